@@ -2,17 +2,14 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torchmuster.engines.local import HEAD, LocalEngine
 from torchmuster.errors import ChannelError
 from torchmuster.files.layout import RunDir
-from torchmuster.model.codec import to_words
-from torchmuster.model.plan import ScriptKind, StartMethod
-from torchmuster.node.door import messages
 from torchmuster.node.door.call import DoorAgent, call_door, send_order, wait_for_door
 from torchmuster.node.door.forked import HasStatus
-from torchmuster.node.environment import share_threads
+from torchmuster.node.door.order import fork_order
 from torchmuster.node.options import AgentOrder
 
 
@@ -85,42 +82,14 @@ class SessionEngine(LocalEngine):
                 raise ended(held.name, error) from error
             return DoorAgent(None, held.name, f"{error.what}: {error.why or error.where}")
         fds = [1, 2, order.lifeline_fd, *([order.listen_fd] if place == HEAD else [])]
-        with_head = order.listen_fd is not None
-        send_order(
-            line, self._order_for(order, has_head=with_head), [f for f in fds if f is not None]
-        )
+        environment = self._environment(order.place) or dict(os.environ)
+        fork = fork_order(self.plan, order, environment)
+        send_order(line, fork, [fd for fd in fds if fd is not None])
         return DoorAgent(line, held.name)
 
     def _words_of(self, child: HasStatus) -> tuple[str, ...]:
         """Return why a door has not started an agent."""
         return child.said if isinstance(child, DoorAgent) else ()
-
-    def _order_for(self, order: AgentOrder, *, has_head: bool) -> messages.ForkAgent:
-        program = self.plan.program
-        environment = self._environment(order.place) or dict(os.environ)
-        added = dict(environment)
-        share_threads(added, self.plan.num_workers(order.place))
-        added = {n: v for n, v in added.items() if environment.get(n) != v}
-        added.update(self.plan.node_setup.environment)
-        umask = os.umask(0o077)
-        os.umask(umask)
-        script = os.path.join(program.cwd, program.target)
-        is_file = program.kind is ScriptKind.FILE
-        return messages.ForkAgent(
-            run_id=self.plan.run_id,
-            arguments=tuple(to_words(replace(order, lifeline_fd=None, listen_fd=None))),
-            has_head=has_head,
-            environment=environment,
-            added=added,
-            cwd=os.getcwd(),
-            umask=umask,
-            kind=program.kind.value,
-            target=program.target,
-            folder=os.path.dirname(os.path.realpath(script)) if is_file else program.cwd,
-            python=program.python,
-            preload=program.preload,
-            is_fresh=program.start is StartMethod.FRESH or program.call is not None,
-        )
 
 
 def ended(name: str, error: ChannelError) -> ChannelError:

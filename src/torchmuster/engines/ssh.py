@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from torchmuster import proc
 from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.engines.ssh_bundle import Bundle, CodeArchive
 from torchmuster.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
@@ -27,6 +26,7 @@ from torchmuster.model.verdict import Result
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.relay import Relay, RelayPort
 from torchmuster.net.secret import read_secret
+from torchmuster.node.door.call import busy
 from torchmuster.node.remote.files import mark_of
 
 _DEAF_S = 6.0
@@ -83,7 +83,7 @@ class SshEngine:
     @property
     def pids(self) -> list[int]:
         """Return the ssh processes at whose other end an agent runs."""
-        return [host.pid for host in self._alive() if host.num_agents]
+        return [host.pid for host in self._alive() if host.num_agents and host.pid]
 
     @property
     def used_names(self) -> tuple[str, ...]:
@@ -146,6 +146,7 @@ class SshEngine:
                 else:
                     bad.append(outcome)
         self._hosts = dict(enumerate(good))
+        self._check_free(good)
         needed = self.plan.min_nodes
         if len(good) < needed:
             raise bad_hosts(bad, needed, self._wishes.where)
@@ -153,6 +154,17 @@ class SshEngine:
             self._say(f"{problem.line()}: the run begins without it ({problem.fix})")
             self._said_bad.add(problem.host)
         self._settle([host.host for host in good])
+
+    def _check_free(self, hosts: Sequence[RemoteHost]) -> None:
+        """Refuse a session in which another run is.
+
+        Raises:
+            UsageError: One is.
+        """
+        told = [host.session.run_id for host in hosts if host.session is not None]
+        other = next((run_id for run_id in told if run_id not in ("", self.plan.run_id)), None)
+        if other is not None and self.plan.session is not None:
+            raise busy(self.plan.session, other)
 
     def _settle(self, hosts: Sequence[SshHost]) -> None:
         """Only now the places have names; agents read them from the plan."""
@@ -350,6 +362,11 @@ class SshEngine:
     # What hosts say.
 
     def _take(self, host: RemoteHost, message: messages.RemoteMessage) -> None:
+        if isinstance(message, messages.RemoteNote):
+            if message.text not in self._said_bad:
+                self._said_bad.add(message.text)
+                self._say(message.text)
+            return
         if isinstance(message, messages.EnvironmentHopFailed) and self._environment is not None:
             self._environment.take_failed_hop(host, message.why)
             return
@@ -386,11 +403,11 @@ class SshEngine:
         with self._lock:
             opening = list(self._opening)
         for host in opening:
-            proc.kill_quietly(host.pid)
+            host.cut_off()
         for host in self._alive():
             host.kill_all()
             if now - host.last_heard > _DEAF_S:
-                proc.kill_quietly(host.pid)
+                host.cut_off()
 
     def cut_lifeline(self) -> None:
         """Let the agents end themselves; the sessions stay."""

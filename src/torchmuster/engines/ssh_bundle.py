@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torchmuster.engines.ssh_command import (
     CONNECT_LIMIT_S,
@@ -18,6 +19,18 @@ from torchmuster.files.code_copy import CodeFolder
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model.plan import Program
 from torchmuster.net.remote_messages import CODE_FILE
+from torchmuster.node.door.forked import HasStatus
+
+
+class Way(Protocol):
+    """Another way to a host than ssh, at whose end a remote end waits already."""
+
+    def open(self, host: str, errors: int) -> tuple[HasStatus, int, int]:
+        """Return what stands for the remote end, and descriptors of its input and output; its errors go to `errors`.
+
+        Raises:
+            MusterError: The host can't be reached.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +38,7 @@ class Bundle:
     """What every host is offered.
 
     Attributes:
+        way: How hosts are reached; None: by ssh.
         root: Where this torchmuster is, for hosts that share the file system; empty for none.
         pythons: Interpreters for muster's own processes that are tried first.
         connect_limit_s: How long a host may take to answer: a pod that replaces another has to be made first.
@@ -36,6 +50,7 @@ class Bundle:
     files: tuple[tuple[str, bytes], ...]
     pythons: tuple[str, ...] = ()
     connect_limit_s: float = CONNECT_LIMIT_S
+    way: Way | None = None
 
     def loader(self) -> bytes:
         """Return the program that is sent first."""

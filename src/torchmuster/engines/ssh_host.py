@@ -27,6 +27,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.remote.files import TOKEN_FILE, send_pieces
 
 _PING_EVERY_S = 4.0
@@ -85,6 +86,7 @@ class RemoteHost:
     Attributes:
         on_message: Gets what no question waits for: pieces of files, requests for agents elsewhere.
         on_lost: Called once when the connection has ended, however, before its agents are said to have ended.
+        session: How the door of its session was; None without one.
         placed: Where the run lives there; None before it was set up.
         place: The node of a run that it is.
     """
@@ -101,7 +103,8 @@ class RemoteHost:
         self.relay = Relay(self, first_id=1)
         self._bundle, self._run_dir = bundle, run_dir
         self._stderr_path = os.path.join(run_dir.path, "logs", "ssh", f"{host.name}.log")
-        self._child: proc.Child | None = None
+        self._child: HasStatus | None = None
+        self.session: messages.SessionTold | None = None
         self._answers: dict[type[messages.RemoteMessage], messages.RemoteMessage] = {}
         self._agents: dict[int, _Agent] = {}
         self._num_agents = 0
@@ -149,16 +152,24 @@ class RemoteHost:
             self.abandon()
             raise
         except MusterError as error:
-            problem = HostProblem(host=self.host.name, words=f"{error.what}: {error.why}", fix="")
+            words = ": ".join(word for word in (error.what, error.why) if word)
+            problem = HostProblem(host=self.host.name, words=words, fix=error.fix or "")
             raise HostError(problem) from error
         args = (reader,)
         threading.Thread(target=self._read, args=args, name=self.host.name, daemon=True).start()
 
     def _start_ssh(self) -> tuple[FrameReader, FrameWriter]:
-        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
-        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
         os.makedirs(os.path.dirname(self._stderr_path), exist_ok=True)
         error = os.open(self._stderr_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        if self._bundle.way is not None:
+            try:
+                self._child, to, out = self._bundle.way.open(self.host.name, error)
+            finally:
+                os.close(error)
+            self._writer = FrameWriter(to)
+            return FrameReader(out), self._writer
+        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
         try:
             argv = self._bundle.argv(self.host)
             self._child = proc.start(argv, stdin=theirs_in, stdout=theirs_out, stderr=error)
@@ -178,9 +189,12 @@ class RemoteHost:
         marker = marker_of(self._bundle.sha).encode()
         limit_s = self._bundle.connect_limit_s
         try:
-            if reader.read_until(marker, _MAX_NOISE_BYTES, limit_s) is None:
+            is_there = self._bundle.way is not None
+            if not is_there and reader.read_until(marker, _MAX_NOISE_BYTES, limit_s) is None:
                 raise HostError(self._why("the connection ended before anything ran"))
             self.facts = self._read_facts(reader)
+            told = reader.read(_FACTS_LIMIT_S) if is_there else None
+            self.session = told if isinstance(told, messages.SessionTold) else None
         except TimeoutError as error:
             raise HostError(self._why(f"no answer for {limit_s:.0f} s")) from error
         except messages.FrameError as error:
@@ -365,6 +379,11 @@ class RemoteHost:
         with self._changed:
             self._agents.pop(agent_id, None)
         self.send(messages.KillAgent(agent_id=agent_id))
+
+    def cut_off(self) -> None:
+        """Kill the connection; the remote end sees the end of its input."""
+        if self._child is not None:
+            self._child.send_signal(9)
 
     def kill_all(self) -> None:
         """SIGKILL all agents and what they started."""

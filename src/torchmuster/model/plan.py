@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from torchmuster.model import contract
 from torchmuster.model.installed import EnvironmentNeeds
 
+DOOR_PROGRAM = (
+    "muster:door"  # the target of a session: its door, wherever torchmuster is on the node
+)
+
 # What holds where nobody says otherwise.
 MAX_RESTARTS = 3
 GRACE_S = 30.0  # from the signal to stop to SIGKILL

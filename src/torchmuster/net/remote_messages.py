@@ -61,6 +61,24 @@ class RemoteFailed(RemoteMessage):
     fix: str | None = None
 
 
+class SessionTold(RemoteMessage):
+    """From the host: how the door of the session that holds it is; `node/door/messages.py` says what each means."""
+
+    run_id: str
+    num_runs: int
+    idle_s: float
+    ends_in_s: float | None
+    why_ends: str
+    memory_bytes: int
+    problem: str
+
+
+class RemoteNote(RemoteMessage):
+    """From the host: a sentence for the user."""
+
+    text: str
+
+
 class RemoteReady(RemoteMessage):
     """From the host: torchmuster is installed and uses this version."""
 

@@ -13,6 +13,7 @@ from torchmuster.node.spawner.keeper import SpawnerKeeper
 from torchmuster.node.workers import NodeAttempt
 
 if TYPE_CHECKING:
+    from torchmuster.node.door.streams import RemoteEnds
     from torchmuster.node.probe import NetworkProbe
     from torchmuster.node.progress import NodeProgress
     from torchmuster.node.task.exec import Execs
@@ -44,6 +45,7 @@ class Inquiries:
         self._folder, self._living = folder, living
         self._probe: NetworkProbe | None = None
         self._execs: Execs | None = None
+        self._remotes: RemoteEnds | None = None
 
     # Before the start.
 
@@ -134,6 +136,11 @@ class Inquiries:
             if isinstance(message, messages.ExecStart):
                 self._link.send(rank_exec.refuse_unproved(message))
             return
+        if isinstance(message, messages.ExecStart) and message.door:
+            self._remote_ends().take(message)
+            return
+        if self._remotes is not None:
+            self._remotes.take(message)  # each takes what is its own
         if self._execs is None:
             self._execs = Execs(self._options.host, self._link.send)
         attempt, target = self._living(), None
@@ -149,7 +156,18 @@ class Inquiries:
                 target = rank_exec.rank_target(pid, rank_exec.node_environment(every, of_rank))
         self._execs.take(message, target)
 
+    def _remote_ends(self) -> "RemoteEnds":
+        if self._remotes is None:
+            from torchmuster.node.door.streams import RemoteEnds
+
+            options = self._options
+            run_dir = options.run_directory(options.plan.run_id)
+            self._remotes = RemoteEnds(run_dir, options.place or 0, options.host, self._link.send)
+        return self._remotes
+
     def end_execs(self) -> None:
         """End the commands beside the ranks: the attempt has ended."""
+        if self._remotes is not None:
+            self._remotes.end_all("the session has lost a node, or ends")
         if self._execs is not None:
             self._execs.end_all("the attempt has ended")

@@ -97,6 +97,13 @@ def _supervise(run_dir: RunDir) -> int:
         from torchmuster.owner.views.sessions import find_session
 
         held = find_session(plan.session)
+        if plan.engine != "local":
+            from torchmuster.owner.held import own_on_nodes
+
+            attempt = next_attempt(run_dir)
+            result = own_on_nodes(plan, run_dir, held, voice, first_attempt=attempt)
+            voice.flush(5.0)
+            return result.exit_code
         engine = SessionEngine(plan, run_dir, engine.gpus, session=held, say=voice.say)
     engine.start_all(first_attempt=next_attempt(run_dir))  # a sweep starts members again
     result = own_run(engine, voice)

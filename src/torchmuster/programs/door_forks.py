@@ -4,9 +4,10 @@ import importlib
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torchmuster import proc
+from torchmuster.files.layout import RunDir
 from torchmuster.model.codec import from_words, to_words
 from torchmuster.node.door import messages
 from torchmuster.node.door.forked import ForkedChild
@@ -27,6 +28,7 @@ _OF_AGENTS = (
     "torchmuster.node.agent",
     "torchmuster.node.setup",
     "torchmuster.node.voice",
+    "torchmuster.node.remote.main",
     "torchmuster.head.training_head",
     "torchmuster.net.listener",
     "torchmuster.net.store_relay",
@@ -64,29 +66,56 @@ def forget_launcher(given: tuple[str, ...], root: str) -> None:
             os.environ["PYTHONPATH"] = others
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOrigin:
+    """What a fork of a door was before.
+
+    Attributes:
+        door: The process that it was forked from.
+        mask: The signals that were blocked before.
+    """
+
+    door: int
+    mask: set[int | signal.Signals]
+
+    def leave(self) -> None:
+        """Be a process of its own."""
+        proc.stand_apart()
+        proc.die_with_parent(self.door)
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+
+def become_remote(fds: list[int], session: RunDir, place: int, origin: ForkOrigin) -> int:
+    """Be a remote end, whose agents the door forks, to its end; `fds` are the file of the order and its three streams."""
+    origin.leave()
+    try:
+        os.close(fds[0])
+        for target, fd in enumerate(fds[1:]):
+            os.dup2(fd, target)
+            os.close(fd)
+        from torchmuster.node.remote.main import serve_beside_door
+
+        serve_beside_door(session, place)
+    except BaseException as error:  # noqa: BLE001 - nothing of it may run on as a door
+        _report(error)
+    os._exit(1)
+
+
 def become_agent(
-    order: messages.ForkAgent,
-    fds: list[int],
-    door: int,
-    mask: set[int | signal.Signals],
-    *,
-    is_warm: bool,
+    order: messages.ForkAgent, fds: list[int], origin: ForkOrigin, *, is_warm: bool
 ) -> int:
     """Be the agent to its end; returns in its spawner only, with the descriptor to the agent.
 
     Args:
         order: What was asked for.
         fds: The file of the order, standard output and errors, the lifeline, the head's socket.
-        door: The process that we were forked from.
-        mask: The signals that were blocked before.
+        origin: What we were forked from.
         is_warm: What is imported serves this run.
     """
-    proc.stand_apart()
-    proc.die_with_parent(door)
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    origin.leave()
     code = 1
     try:
         os.close(fds[0])

@@ -13,27 +13,36 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec, contract
-from torchmuster.model.display.text import in_minutes
 from torchmuster.model.message import encode
 from torchmuster.node.door import messages
-from torchmuster.node.door.call import door_file, peer_uid, read_setup
+from torchmuster.node.door.call import door_file, own_setup, peer_uid
 from torchmuster.node.door.modules import Template, imported_files, read_by_imports, resident_bytes
 from torchmuster.node.leftovers import go_on_holding, keep_holding, make_socket_folder
 from torchmuster.node.spawner.prepare import import_for_workers, reason_not_to_fork
-from torchmuster.programs.door_forks import become_agent, close_all, forget_launcher, import_agents
+from torchmuster.programs.door_forks import (
+    ForkOrigin,
+    become_agent,
+    become_remote,
+    close_all,
+    forget_launcher,
+    import_agents,
+)
+from torchmuster.programs.door_time import SessionTime
+from torchmuster.programs.launch import read_plan_file
 
 _LOOK_S = 1.0
 _MOST_CALLERS = 32
 _ABANDONED_S = 8.0  # an owner that was killed: its agents see the end of their lifeline and leave by themselves
 _GRACE_S = 20.0
-_WARN_S = 300.0
-_END_FILE = "session-end.json"
+_REMOTE_FDS = 4  # the file of the order, and its three streams
 
 
 @dataclass(slots=True)
@@ -52,17 +61,15 @@ class Door:
 
     def __init__(self, run_dir: RunDir, place: int, entry: str, root: str) -> None:
         self.run_dir, self.place, self.entry, self.root = run_dir, place, entry, root
-        self.setup = read_setup(run_dir)
-        self.began_at = self.used_at = time.time()
+        self.setup = own_setup(run_dir)
+        self.time = SessionTime(self.setup, run_dir, place)
         self.num_runs = 0
         self.problem = ""
         self.template: Template
         self.listening: socket.socket
         self.socket_path = ""
         self.callers: list[_Caller] = []
-        self.ends: str | None = None
         self.ends_at = 0.0
-        self.warned = False
         self.renewed_for: _Caller | None = None  # once for each order is enough
         self.wakeup_r, self.wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -97,6 +104,7 @@ class Door:
         self.listening.bind(self.socket_path)
         self.listening.listen(_MOST_CALLERS)
         self.announce()
+        self.time.used_at = time.time()  # whoever holds nodes does not pay for the import
 
     def announce(self) -> None:
         """Write where this door can be called."""
@@ -158,26 +166,31 @@ class Door:
             packet, fds = b"", []
         for fd in fds:
             os.set_inheritable(fd, False)
-        if not packet or not fds or caller.order is not None:
+        if not packet or not fds or caller.order is not None or caller.pid:
             close_all(fds)
             self._lose(caller)
             return
         try:
             order = messages.read_order(fds[0])
         except (codec.CodecError, OSError) as error:
-            self._answer(caller, messages.DoorRefused(why=str(error)))
             close_all(fds)
-            self._lose(caller)
+            self._refuse(caller, str(error))
             return
         match order:
             case messages.ForkAgent():
                 caller.order, caller.fds = order, fds
+            case messages.ForkRemote():
+                caller.fds = fds
+                if self.time.ends is None and len(fds) == _REMOTE_FDS:
+                    self._fork(caller, partial(become_remote, fds, self.run_dir, self.place))
+                else:
+                    self._refuse(caller, f"the session ends: {self.time.ends}")
             case messages.AskDoor():
                 close_all(fds)
                 self._answer(caller, self._state())
             case messages.EndSession(why=why):
                 close_all(fds)
-                self._tell_others(why)
+                self.time.tell_others(why)
                 self._begin_end(why)
                 self._answer(caller, self._state())
 
@@ -191,16 +204,20 @@ class Door:
         else:
             self.callers.remove(caller)
 
+    def _refuse(self, caller: _Caller, why: str) -> None:
+        self._answer(caller, messages.DoorRefused(why=why))
+        self._lose(caller)
+
     def _answer(self, caller: _Caller, answer: messages.DoorAnswer, *fds: int) -> None:
         with contextlib.suppress(OSError):
             socket.send_fds(caller.line, [encode(answer)], fds)
 
     def _state(self) -> messages.DoorState:
-        left_s, why = self._time_left()
+        left_s, why = self.time.left(self._run_id())
         return messages.DoorState(
             run_id=self._run_id(),
             num_runs=self.num_runs,
-            idle_s=time.time() - self.used_at,
+            idle_s=time.time() - self.time.used_at,
             ends_in_s=left_s,
             why_ends=why,
             memory_bytes=resident_bytes(),
@@ -233,9 +250,8 @@ class Door:
         return None
 
     def _begin(self, caller: _Caller, order: messages.ForkAgent) -> int | None:
-        if self.ends is not None:
-            self._answer(caller, messages.DoorRefused(why=f"the session ends: {self.ends}"))
-            self._lose(caller)
+        if self.time.ends is not None:
+            self._refuse(caller, f"the session ends: {self.time.ends}")
             return None
         is_warm = not order.is_fresh and order.kind != "command"
         if is_warm:
@@ -250,22 +266,26 @@ class Door:
                 self._answer(caller, messages.TemplateRenewed(why=stale))
                 self._renew(caller, order, job)
             is_warm = stale is None and not self.problem
-        return self._fork(caller, order, is_warm=is_warm)
-
-    def _fork(self, caller: _Caller, order: messages.ForkAgent, *, is_warm: bool) -> int | None:
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-        door = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._let_go_but(caller)
-            return become_agent(order, caller.fds, door, mask, is_warm=is_warm)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        close_all(caller.fds)
-        caller.pid, caller.fds = pid, []
+        become = partial(become_agent, order, caller.fds, is_warm=is_warm)
+        control = self._fork(caller, become, is_warm=is_warm)
         self.num_runs += not any(
             c.order and c.order.run_id == order.run_id for c in self.callers if c is not caller
         )
-        self.warned = False
+        self.time.warned = False
+        return control
+
+    def _fork(
+        self, caller: _Caller, become: Callable[[ForkOrigin], int], *, is_warm: bool = True
+    ) -> int | None:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        origin = ForkOrigin(door=os.getpid(), mask=mask)
+        pid = os.fork()
+        if pid == 0:
+            self._let_go_but(caller)
+            return become(origin)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        close_all(caller.fds)
+        caller.pid, caller.fds = pid, []
         pidfd = os.pidfd_open(pid)
         self._answer(caller, messages.AgentForked(pid=pid, is_warm=is_warm), pidfd)
         os.close(pidfd)
@@ -302,7 +322,7 @@ class Door:
                 self._answer(caller, messages.ForkedEnded(status=code))
                 caller.line.close()
             self.callers.remove(caller)
-            self.used_at = time.time()
+            self.time.used_at = time.time()
 
     # Renewal.
 
@@ -311,7 +331,8 @@ class Door:
         line = caller.line.detach()
         lock = keep_holding(os.path.dirname(self.socket_path))
         fds = caller.fds
-        others = tuple(c.line.fileno() for c in self.callers if c is not caller and not c.order)
+        waiting = [c for c in self.callers if c is not caller and not c.order and not c.gone_at]
+        others = tuple((c.line.fileno(), c.pid) for c in waiting)
         handed = messages.Handed(
             python=order.python,
             preload=tuple(dict.fromkeys([*self.setup.preload, *order.preload])),
@@ -323,20 +344,20 @@ class Door:
             order=fds[0],
             line=line,
             fds=tuple(fds[1:]),
-            began_at=self.began_at,
-            used_at=self.used_at,
+            began_at=self.time.began_at,
+            used_at=self.time.used_at,
             num_runs=self.num_runs,
             others=others,
         )
         kept = os.memfd_create("muster-door", 0)
         os.write(kept, json.dumps(codec.to_plain(handed)).encode())
-        inherited = [kept, lock, line, *fds, self.listening.fileno(), *others]
+        inherited = [kept, lock, line, *fds, self.listening.fileno(), *(fd for fd, _ in others)]
         for fd in inherited:
             os.set_inheritable(fd, True)
         words = [self.entry, self.run_dir.path, "--handed", str(kept)]
         sys.stdout.flush()
         try:
-            os.execvpe(order.python[0], [*order.python, *words], job)
+            os.execvpe(order.python[0], [*order.python, *words], self._with_setup(job))
         except OSError as error:
             for fd in inherited:
                 os.set_inheritable(fd, False)
@@ -346,17 +367,22 @@ class Door:
             self.problem = f"{order.python[0]} can't be executed: {error.strerror}"
             self.renewed_for = caller
 
+    def _with_setup(self, job: dict[str, str]) -> dict[str, str]:
+        """Return the variables for what this process becomes, which reads its setup again."""
+        return {**job, contract.SESSION_VARIABLE: json.dumps(codec.to_plain(self.setup))}
+
     def take_over(self, handed: messages.Handed) -> None:
         """Go on as the door that this process was."""
         self.listening = socket.socket(fileno=handed.listening)
         self.socket_path = handed.socket_path
-        self.began_at, self.used_at, self.num_runs = (
+        self.time.began_at, self.time.used_at, self.num_runs = (
             handed.began_at,
             handed.used_at,
             handed.num_runs,
         )
         go_on_holding(os.path.dirname(self.socket_path), handed.lock)
-        for fd in (handed.listening, handed.order, handed.line, *handed.fds, *handed.others):
+        others = [fd for fd, _ in handed.others]
+        for fd in (handed.listening, handed.order, handed.line, *handed.fds, *others):
             os.set_inheritable(fd, False)
         order = messages.read_order(handed.order)
         line = socket.socket(fileno=handed.line)
@@ -365,44 +391,18 @@ class Door:
             caller = _Caller(line, order, [handed.order, *handed.fds])
             self.callers.append(caller)
             self.renewed_for = caller
-        for fd in handed.others:
+        for fd, pid in handed.others:
             other = socket.socket(fileno=fd)
             other.setblocking(False)
-            self.callers.append(_Caller(other))
+            self.callers.append(_Caller(other, pid=pid))
 
     # Its end.
 
-    def _time_left(self) -> tuple[float | None, str]:
-        """Return how long the session lives if no run begins, and what ends it then."""
-        now = time.time()
-        ends: list[tuple[float, str]] = []
-        if self.setup.limit_s is not None:
-            limit = in_minutes(self.setup.limit_s)
-            ends.append((self.began_at + self.setup.limit_s - now, f"its time limit of {limit}"))
-        if self.setup.idle_s is not None:
-            since = now if self._run_id() else self.used_at
-            idle = in_minutes(self.setup.idle_s)
-            ends.append((since + self.setup.idle_s - now, f"no run began for {idle}"))
-        return min(ends) if ends else (None, "")
-
     def _look_at_time(self) -> bool:
         """Warn, begin the end and say whether it has come; the first node's door decides for all."""
-        if self.ends is None and self.place == 0:
-            left_s, why = self._time_left()
-            if left_s is not None and left_s <= 0:
-                self._tell_others(why)
-                self._begin_end(why)
-            elif left_s is not None and left_s < self._warn_s() and not self.warned:
-                self.warned = True
-                print(
-                    f"muster: the session {self.setup.name} ends in {in_minutes(left_s)}: {why}",
-                    flush=True,
-                )
-        if self.ends is None and self.place != 0:
-            told = atomic.read_json(os.path.join(self.run_dir.path, _END_FILE))
-            if isinstance(told, dict):
-                self._begin_end(str(told.get("why", "")))
-        if self.ends is None:
+        if self.time.ends is None and (why := self.time.look(self._run_id())) is not None:
+            self._begin_end(why)
+        if self.time.ends is None:
             return False
         living = [c for c in self.callers if c.pid]
         if living and time.monotonic() > self.ends_at:
@@ -410,20 +410,12 @@ class Door:
                 proc.kill_quietly(caller.pid)
         return not living
 
-    def _warn_s(self) -> float:
-        limits = [x for x in (self.setup.idle_s, self.setup.limit_s) if x is not None]
-        return min(_WARN_S, min(limits, default=0.0) / 2)
-
-    def _tell_others(self, why: str) -> None:
-        if self.place == 0:
-            atomic.write_json(os.path.join(self.run_dir.path, _END_FILE), {"why": why})
-
     def _begin_end(self, why: str) -> None:
         """Let the run that is here end as on a node that shuts down."""
-        if self.ends is None:
-            self.ends, self.ends_at = why, time.monotonic() + _GRACE_S
+        if self.time.ends is None:
+            self.time.ends, self.ends_at = why, time.monotonic() + _GRACE_S
             print(f"muster: the session {self.setup.name} ends: {why}", flush=True)
-            for caller in [c for c in self.callers if c.pid]:
+            for caller in [c for c in self.callers if c.order and c.pid]:
                 proc.kill_quietly(caller.pid, signal.SIGTERM)
 
 
@@ -438,13 +430,15 @@ def keep(words: list[str], entry: str, begun_ns: int, root: str) -> int | None:
         os.close(fd)
         place = handed.place
     door = Door(RunDir(words[0]), place, entry, root)
+    os.environ.pop(contract.SESSION_VARIABLE, None)
     if handed is not None:
         door.import_all(begun_ns, handed.python, handed.preload, handed.folder)
         door.take_over(handed)
     else:
-        setup = door.setup
-        forget_launcher(setup.variables, root)
-        door.import_all(begun_ns, setup.python, setup.preload, setup.folder)
+        setup, plan = door.setup, read_plan_file(words[0])
+        # What a supervisor's PYTHONPATH brings is not the user's; a host's that has no torchmuster is.
+        forget_launcher(setup.variables, root if plan.engine == "local" else "")
+        door.import_all(begun_ns, plan.program.python, setup.preload, setup.folder)
         door.listen()
         print(f"muster: the door of node {place} is open", flush=True)
     return door.serve()

@@ -3,14 +3,15 @@
 import json
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from torchmuster import proc
 from torchmuster.files.layout import RunDir
 from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.model import codec
 from torchmuster.model.codec import from_words
 from torchmuster.model.display.terminal import Terminal
-from torchmuster.model.plan import RunPlan
+from torchmuster.model.plan import DOOR_PROGRAM, Program, RunPlan, ScriptKind
 from torchmuster.net.address import split_endpoint
 from torchmuster.net.secret import read_secret
 from torchmuster.node.environment import share_threads, take_environment
@@ -44,8 +45,9 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
     if order.environment is not None:
         take_environment(order.environment)
     run_dir = RunDir(order.run_dir)
-    with open(run_dir.plan) as file:
-        plan = codec.from_plain(RunPlan, json.load(file))
+    plan = read_plan_file(run_dir.path)
+    if plan.program.kind is ScriptKind.COMMAND and plan.program.target == DOOR_PROGRAM:
+        plan = replace(plan, program=_door_program(plan.program, run_dir))
     addresses = tuple(map(split_endpoint, order.head))
     name, num_workers = plan.node_name(order.place), plan.num_workers(order.place)
     listening = head = None
@@ -82,6 +84,19 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
         lifeline_fd=order.lifeline_fd,
         agent_log=run_dir.agent_log(name),
     )
+
+
+def read_plan_file(path: str) -> RunPlan:
+    """Return the plan of a run directory, as this node has it."""
+    with open(RunDir(path).plan) as file:
+        return codec.from_plain(RunPlan, json.load(file))
+
+
+def _door_program(program: Program, run_dir: RunDir) -> Program:
+    """Return the command of a session's door: each node has its own interpreter, torchmuster and run directory."""
+    entry = os.path.join(os.path.dirname(proc.NODE_DOOR), "door.py")
+    first, *flags = program.python
+    return replace(program, target=first, args=(*flags, entry, run_dir.path))
 
 
 def _size_of(path: str) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import threading
 import time
 from dataclasses import replace
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster import proc
 from torchmuster.cli import options
 from torchmuster.cli.completion import complete_sessions
 from torchmuster.cli.transfers import NearMissGroup
@@ -57,9 +57,8 @@ def session() -> None:
     "--nnodes",
     "nodes",
     type=click.IntRange(1, 64),
-    default=1,
     metavar="N",
-    help="Number of nodes; default 1.",
+    help="Number of nodes; default 1, or all that a job or a list of hosts has.",
 )
 @click.option(
     "--nproc-per-node",
@@ -80,6 +79,14 @@ def session() -> None:
 @click.option("--time", "time_limit", metavar="TIME", help="End so long after the start.")
 @options.python
 @options.on
+@options.hosts
+@options.hostfile
+@options.queue
+@options.account
+@options.cpus_per_node
+@options.gpus_per_node
+@click.option("--mem", metavar="SIZE", help="Memory of each node, e.g. 64Gi.")
+@options.here
 def start(**given: Any) -> int:
     """Hold nodes, and import torch on them."""
     from torchmuster.spec.problems import Problems
@@ -91,13 +98,23 @@ def start(**given: Any) -> int:
     view = _view(run_dir)
     if view is not None and view.state is not None and view.state.problem:
         click.echo(f"muster: nothing is imported ahead: {view.state.problem}", err=True)
-    nodes = given["nodes"]
-    words = f"{nodes} node{'s' if nodes != 1 else ''}"
-    click.echo(
-        f"muster: session {name}: {words} of this machine; muster run --session {name} SCRIPT",
-        err=True,
-    )
+    where = view.where if view is not None else "this machine"
+    nodes = view.setup.nodes if view is not None else 1
+    words = f"{nodes} node{'s' if nodes != 1 else ''} of {where}"
+    click.echo(f"muster: session {name}: {words}; muster run --session {name} SCRIPT", err=True)
     return 0
+
+
+@session.command(hidden=True)
+@click.argument("run_dir")
+@options.on
+@options.hosts
+@options.hostfile
+def hold(run_dir: str, **given: Any) -> int:
+    """Own a session on hosts of ssh: what `start` leaves in the background."""
+    from torchmuster.cli.runs.session_places import hold
+
+    return hold(run_dir, given)
 
 
 def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
@@ -106,10 +123,11 @@ def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
     Raises:
         ManyErrors: All that is wrong with the command line.
     """
+    from torchmuster.cli.runs.session_places import find_place
     from torchmuster.files import atomic
-    from torchmuster.files.layout import runs_dir
     from torchmuster.model import codec
     from torchmuster.model.plan import (
+        DOOR_PROGRAM,
         Limits,
         NodeSetup,
         Program,
@@ -122,7 +140,6 @@ def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
     from torchmuster.node.door.messages import SessionSetup
     from torchmuster.node.environment import THREADS
     from torchmuster.owner.create import choose_run_id, create_run_dir
-    from torchmuster.owner.detach import detach_supervisor
     from torchmuster.owner.views.sessions import PREFIX
     from torchmuster.spec.launch import find_python, parse_workers
 
@@ -132,7 +149,14 @@ def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
     limit_s = None
     if given["time_limit"] is not None:
         limit_s = _duration(given["time_limit"], "--time", problems)
-    _check_place(given["engine"], problems)
+    place = find_place(given, problems)
+    num_nodes = given["nodes"] or place.most or 1
+    if place.most is not None and num_nodes > place.most:
+        problems.add(
+            f"{num_nodes} nodes are asked for, there are {place.most}",
+            f"--nodes {num_nodes}",
+            fix=f"--nodes {place.most}",
+        )
     workers: tuple[int, ...] | None = (1,)
     if given["nproc_per_node"] is not None:
         from torchmuster.diagnose.facts.gpus import visible_gpus
@@ -150,7 +174,7 @@ def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
     assert workers is not None
     setup = SessionSetup(
         name=name,
-        nodes=given["nodes"],
+        nodes=num_nodes,
         workers=given["nproc_per_node"],
         python=python,
         preload=given["preload"],
@@ -160,11 +184,10 @@ def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
         variables=tuple(os.environ),
     )
     several = len(set(workers)) == 1 and workers[0] > 1 and THREADS not in os.environ
-    entry = os.path.join(os.path.dirname(proc.NODE_DOOR), "door.py")
     program = Program(
         kind=ScriptKind.COMMAND,
-        target=python[0],
-        args=(*python[1:], entry, os.path.join(runs_dir(), run_id)),
+        target=DOOR_PROGRAM,
+        args=(),
         python=python,
         cwd=os.getcwd(),
         start=StartMethod.FRESH,
@@ -172,18 +195,19 @@ def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
     plan = RunPlan(
         run_id=run_id,
         program=program,
-        min_nodes=given["nodes"],
-        max_nodes=given["nodes"],
+        min_nodes=num_nodes,
+        max_nodes=num_nodes,
         workers_per_node=(1,),
         limits=Limits(max_restarts=_MAX_RESTARTS, hang_s=0.0),
-        node_names=tuple(f"n{place + 1}" for place in range(given["nodes"])),
+        node_names=tuple(f"n{number + 1}" for number in range(num_nodes)),
         tee=Tee.NONE,
         stdin_rank=None,
         node_setup=NodeSetup(environment=((THREADS, "1"),) if several else ()),
     )
+    plan = place.settle(plan, setup)
     run_dir = create_run_dir(plan)
     atomic.write_json(os.path.join(run_dir.path, SESSION_FILE), codec.to_plain(setup), mode=0o600)
-    detach_supervisor(run_dir)
+    place.own(plan, run_dir)
     return run_dir
 
 
@@ -195,16 +219,6 @@ def _duration(text: str, option: str, problems: "Problems") -> float | None:
         fix = duration_fix(option, text, IDLE)
         problems.add(f"`{text}` is not a valid duration", option, fix=fix)
     return seconds
-
-
-def _check_place(engine: str | None, problems: "Problems") -> None:
-    if engine not in (None, "local"):
-        problems.add(
-            f"a session can't be held on `{engine}`",
-            f"--on {engine}",
-            "sessions are for simulated nodes of one machine",
-            "log in to a node, or `salloc` one, and start it there without --on",
-        )
 
 
 def _check_name(name: str) -> None:
@@ -264,6 +278,7 @@ def list_sessions(*, as_json: bool) -> int:
             {
                 "run_id": view.run_id,
                 **codec.to_plain(view.setup),
+                "where": view.where,
                 "door": codec.to_plain(view.state) if view.state is not None else None,
             }
             for view in views
@@ -274,7 +289,7 @@ def list_sessions(*, as_json: bool) -> int:
         click.echo("no session: muster session start", err=True)
         return 0
     rows = [_row(view) for view in views]
-    click.echo(render_table(("NAME", "NODES", "RUNS", "STATE", "ENDS"), rows), nl=False)
+    click.echo(render_table(("NAME", "NODES", "RUNS", "STATE", "ENDS", "ON"), rows), nl=False)
     return 0
 
 
@@ -284,10 +299,11 @@ def _row(view: "SessionView") -> tuple[str, ...]:
 
     state = view.state
     if state is None:
-        return (view.setup.name, str(view.setup.nodes), "", "opening", "")
+        return (view.setup.name, str(view.setup.nodes), "", "opening", "", view.where)
     doing = short_id(state.run_id) if state.run_id else f"idle for {in_minutes(state.idle_s)}"
     ends = f"in {in_minutes(state.ends_in_s)}" if state.ends_in_s is not None else "never"
-    return (view.setup.name, str(view.setup.nodes), str(state.num_runs), doing, ends)
+    num_runs = str(state.num_runs)
+    return (view.setup.name, str(view.setup.nodes), num_runs, doing, ends, view.where)
 
 
 @session.command()
@@ -317,10 +333,13 @@ def end_session(run_dir: "RunDir", name: str) -> None:
     from torchmuster.node.door.call import ask
     from torchmuster.owner.views.control import stop_and_wait
     from torchmuster.owner.views.find import view_run
-    from torchmuster.owner.views.sessions import lives
+    from torchmuster.owner.views.sessions import lives, plan_of
 
     try:
-        ask(run_dir, 0, messages.EndSession(why="`muster session end`"))
+        if plan_of(run_dir).engine != "local":  # its doors end as on nodes that shut down
+            stop_and_wait(view_run(run_dir), at_once=False, timeout_s=_END_S)
+        else:
+            ask(run_dir, 0, messages.EndSession(why="`muster session end`"))
     except ChannelError:
         stop_and_wait(view_run(run_dir), at_once=True, timeout_s=_END_S)
     deadline = time.monotonic() + _END_S
@@ -347,7 +366,7 @@ def run_in_session(request: "RunRequest") -> int:
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.node.door.call import read_setup
     from torchmuster.owner.create import create_run_dir
-    from torchmuster.owner.views.sessions import find_session
+    from torchmuster.owner.views.sessions import find_session, plan_of
     from torchmuster.spec.launch import plan_run
     from torchmuster.spec.problems import Problems
 
@@ -362,8 +381,12 @@ def run_in_session(request: "RunRequest") -> int:
         preload=tuple(dict.fromkeys([*setup.preload, *request.preload])),
     )
     run_id = choose_id(request, problems)
-    gpus = visible_gpus()
-    plan = plan_run(request, run_id, gpus, problems)
+    of_session = plan_of(held.run_dir)
+    is_here = of_session.engine == "local"
+    # Other nodes have their own GPUs and interpreter.
+    gpus = visible_gpus() if is_here or of_session.job_id is not None else []
+    given = request if is_here else replace(request, python=None)
+    plan = plan_run(given, run_id, gpus, problems, simulated=is_here)
     if plan is not None and plan.max_nodes > setup.nodes:
         words = f"{setup.nodes} node{'s' if setup.nodes != 1 else ''}"
         problems.add(
@@ -379,15 +402,25 @@ def run_in_session(request: "RunRequest") -> int:
                 "the session has its nodes and interpreters already",
             )
     plan = problems.checked(plan)
-    if request.python is None:
-        plan = replace(plan, program=replace(plan.program, python=setup.python))
-    # All nodes are of one machine and were compared when the session began.
+    if request.python is None or not is_here:
+        python = setup.python if request.python is None else tuple(shlex.split(request.python))
+        plan = replace(plan, program=replace(plan.program, python=python))
+    # The nodes were compared when the session began.
     plan = replace(plan, session=name, preflight="off")
+    if not is_here:
+        names = of_session.node_names[: plan.max_nodes]
+        where = {"engine": of_session.engine, "job_id": of_session.job_id, "node_names": names}
+        plan = replace(plan, **where)  # type: ignore[arg-type]
     if request.dry_run:
         from torchmuster.cli.runs.dry_run import show_here
 
         return show_here(plan)
-    _say_when_it_ends(held.run_dir, name)
+    if not is_here and not request.detach:
+        from torchmuster.cli.runs.session_places import follow_on_nodes
+
+        return follow_on_nodes(plan, create_run_dir(plan), held)
+    if is_here:
+        _say_when_it_ends(held.run_dir, name)
     return start(plan, create_run_dir(plan), gpus, detach=request.detach, session=held)
 
 

@@ -244,17 +244,18 @@ def _follow(
     run_dir = create_run_dir(plan)
     if snapshots is not None:
         link_snapshots(run_dir, snapshots)
-    follow = partial(_own, plan, run_dir, wishes, bundle)
+    follow = partial(own_on_hosts, plan, run_dir, wishes, bundle)
     return follow_run(plan, run_dir, follow)
 
 
-def _own(
+def own_on_hosts(
     plan: "RunPlan",
     run_dir: "RunDir",
     wishes: "SshWishes",
     bundle: "Bundle",
     voice: "TerminalVoice",
 ) -> "Result":
+    """Start a run on hosts of ssh and follow it to its end."""
     from torchmuster.engines.ssh import SshEngine
     from torchmuster.owner.session import note_on_session
     from torchmuster.owner.supervise import own_run

@@ -20,6 +20,7 @@ class ExecStart(Message):
         tty: The command gets a terminal of this size; otherwise three pipes.
         term: The kind of terminal, for TERM.
         debugger: Not a command: a stream to the rank, which waits for its debugger.
+        door: Not a command: a remote end (`node/remote`), which the door of that node forks.
     """
 
     exec_id: str
@@ -30,6 +31,7 @@ class ExecStart(Message):
     columns: int = 80
     term: str = ""
     debugger: bool = False
+    door: bool = False
 
 
 class ExecInput(Message):

@@ -1,6 +1,7 @@
 """Call the door of a node from this machine: find its socket, see that it is ours, ask for an agent."""
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -8,12 +9,13 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torchmuster import proc
 from torchmuster.errors import ChannelError, MusterError, UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
+from torchmuster.model import codec, contract
 from torchmuster.model.message import decode
 from torchmuster.node.door import messages
 
@@ -43,6 +45,19 @@ def read_setup(run_dir: RunDir) -> messages.SessionSetup:
         raise ChannelError(
             "the session's file can't be read", where=where, why=str(error)
         ) from error
+
+
+def own_setup(run_dir: RunDir) -> messages.SessionSetup:
+    """Return what the session was started with, for its door of this node: not every node sees the client's files.
+
+    Raises:
+        ChannelError: It can't be read.
+    """
+    text = os.environ.get(contract.SESSION_VARIABLE)
+    if text is None:
+        return read_setup(run_dir)
+    setup = codec.from_plain(messages.SessionSetup, json.loads(text))
+    return replace(setup, folder=setup.folder or os.getcwd())
 
 
 def peer_uid(line: socket.socket) -> int:
@@ -193,12 +208,7 @@ class DoorAgent:
             case messages.TemplateRenewed(why=why):
                 self.on_renewal(why)
             case messages.DoorBusy(run_id=run_id):
-                self._refusal = UsageError(
-                    f"the session {self.session} is busy",
-                    where=f"--session {self.session}",
-                    why=f"the run {run_id} is in it, and a session has one run at a time",
-                    fix=f"muster wait {run_id}, or muster cancel {run_id}",
-                )
+                self._refusal = busy(self.session, run_id)
                 self._end(1)
             case messages.DoorRefused(why=why):
                 self._refusal = ChannelError(
@@ -223,6 +233,16 @@ class DoorAgent:
         if self._pidfd is not None and self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signum)
+
+
+def busy(session: str, run_id: str) -> UsageError:
+    """Return the error of a session in which another run is."""
+    return UsageError(
+        f"the session {session} is busy",
+        where=f"--session {session}",
+        why=f"the run {run_id} is in it, and a session has one run at a time",
+        fix=f"muster wait {run_id}, or muster cancel {run_id}",
+    )
 
 
 def wait_for_door(run_dir: RunDir, place: int, lives: Callable[[], bool]) -> socket.socket:

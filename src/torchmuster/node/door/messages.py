@@ -62,6 +62,7 @@ class Handed:
         listening: The socket's descriptor.
         lock: That of its folder, which is held without a gap: else an agent would remove it as what a dead one had left.
         order: The file in memory of the order that waits, with its caller's `line` and descriptors; none for -1.
+        others: The lines of other callers, with the process that was forked for each; 0 for none.
         began_at: Of the session, in seconds since 1970; `used_at`: the end of the last run.
     """
 
@@ -78,7 +79,7 @@ class Handed:
     began_at: float
     used_at: float
     num_runs: int
-    others: tuple[int, ...] = ()
+    others: tuple[tuple[int, int], ...] = ()
 
 
 class DoorOrder(TypedMessage):
@@ -111,6 +112,10 @@ class ForkAgent(DoorOrder):
     python: tuple[str, ...]
     preload: tuple[str, ...]
     is_fresh: bool
+
+
+class ForkRemote(DoorOrder):
+    """Become the remote end (`node/remote`) of a run's owner on another machine; its three streams come with it."""
 
 
 class AskDoor(DoorOrder):

@@ -20,7 +20,10 @@ from torchmuster.net import remote_messages as messages
 from torchmuster.net.address import bind, own_addresses
 from torchmuster.net.broker import AgentBroker, AgentRequest
 from torchmuster.net.relay import Relay, RelayPort, SendsMessages
+from torchmuster.node.door.call import DoorAgent
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.options import AgentOrder
+from torchmuster.node.remote.door import RemoteDoor
 from torchmuster.node.task.options import TaskOrder
 
 _GENTLE_S = 5.0
@@ -34,13 +37,21 @@ class RemoteAgents:
 
     Args:
         ended: Called before the client is told of the end of an agent.
+        door: Forks the agents, where a session holds this host; None: they are started.
 
     Attributes:
         environment: What agents get.
         run_dir: Where the run lives; None before it has come.
     """
 
-    def __init__(self, session: SendsMessages, relay: Relay, ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: SendsMessages,
+        relay: Relay,
+        ended: Callable[[], None],
+        door: RemoteDoor | None = None,
+    ) -> None:
+        self._door = door
         self.environment = dict(os.environ)
         self.run_dir: RunDir | None = None
         self._session = session
@@ -48,7 +59,7 @@ class RemoteAgents:
         self._ended = ended
         self._lifeline: tuple[int, int] | None = None
         self._lock = threading.Lock()  # over starts and ends: what is just starting is no orphan
-        self._agents: dict[int, proc.Child] = {}
+        self._agents: dict[int, HasStatus] = {}
         self._changed = threading.Condition()
         self._ports: dict[int, RelayPort] = {}
         self._broker: AgentBroker | None = None
@@ -62,7 +73,10 @@ class RemoteAgents:
             with self._lock:
                 started, child = self._start(message)
                 self._agents[message.agent_id] = child
+            if isinstance(child, DoorAgent):
+                child.wait_started()
         except (MusterError, OSError, ValueError) as error:
+            self._agents.pop(message.agent_id, None)
             self._tell_end(
                 message.agent_id, messages.GONE, f"an agent can't be started there: {error}"
             )
@@ -72,7 +86,7 @@ class RemoteAgents:
 
     def _start(
         self, message: messages.StartNode | messages.StartTask
-    ) -> tuple[messages.AgentStarted, proc.Child]:
+    ) -> tuple[messages.AgentStarted, HasStatus]:
         if self._is_ending:
             raise MusterError("this node is shutting down")
         started = messages.AgentStarted(agent_id=message.agent_id)
@@ -97,10 +111,12 @@ class RemoteAgents:
 
     def _launch(
         self, program: str, order: AgentOrder | TaskOrder, environment: dict[str, str], *fds: int
-    ) -> proc.Child:
+    ) -> HasStatus:
         if self._lifeline is None:
             self._lifeline = os.pipe2(os.O_CLOEXEC)
         lifeline = self._lifeline[0]
+        if self._door is not None and isinstance(order, AgentOrder):
+            return self._door.fork(order, environment, [lifeline, *fds])
         argv = proc.node_program(program, *to_words(replace(order, lifeline_fd=lifeline)))
         return proc.start(argv, env=environment, pass_fds=[lifeline, *fds])
 
@@ -143,7 +159,7 @@ class RemoteAgents:
             self._ports[head_port] = RelayPort(lambda: (self._relay, head_port))
         return self._ports[head_port].port
 
-    def _watch(self, agent_id: int, child: proc.Child) -> None:
+    def _watch(self, agent_id: int, child: HasStatus) -> None:
         """Wait for an agent's end, end what it left, then tell."""
         status: int | None = None
         while status is None:

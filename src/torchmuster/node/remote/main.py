@@ -22,8 +22,10 @@ from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
+from torchmuster.node.remote.door import RemoteDoor
 from torchmuster.node.remote.environment import EnvironmentPlace
 from torchmuster.node.remote.files import RecordStream, write_piece
+from torchmuster.node.remote.loader import num_gpus
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
 from torchmuster.node.remote.setup import RemotePlace, do_setup_lines, lacking_folders
 from torchmuster.node.shipping.shelf import VARIABLE
@@ -35,15 +37,21 @@ _SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes 
 class RemoteEnd:
     """One host's side of one session."""
 
-    def __init__(self, session: FrameWriter) -> None:
+    def __init__(self, session: FrameWriter, door: RemoteDoor | None = None) -> None:
         self._session = session
         self._relay = Relay(session, first_id=2)
-        self.agents = RemoteAgents(session, self._relay, self._send_record)
+        self.agents = RemoteAgents(session, self._relay, self._send_record, door)
+        if door is not None:
+            door.say = self._say
+        self._door = door
         self._place: RemotePlace | None = None
         self._record: RecordStream | None = None
         self._environment: EnvironmentPlace | None = None
         self._lock = threading.Lock()  # over writing the secret and leaving
         self._is_leaving = False
+
+    def _say(self, text: str) -> None:
+        self._session.send(messages.RemoteNote(text=text))
 
     def serve(self, reader: FrameReader) -> None:
         """Do what the client says until it is gone."""
@@ -79,7 +87,10 @@ class RemoteEnd:
             case messages.CodeSent():
                 self._in_background(self._unpack_code)
             case messages.StartNode() | messages.StartTask():
-                self.agents.start(message)
+                if self._door is None:
+                    self.agents.start(message)
+                else:  # it may have to import first
+                    self._in_background(lambda: self.agents.start(message))
             case messages.AgentEnded():
                 self.agents.answer(message)
             case messages.KillAgent(agent_id=agent_id):
@@ -214,24 +225,51 @@ class RemoteOrder:
 def main(arguments: list[str]) -> None:
     """Serve one session."""
     order = from_words(RemoteOrder, arguments)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    proc.become_subreaper()
-    # Nothing that is started here may write between our messages, or read them.
-    incoming, outgoing = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
+    incoming, outgoing = _take_streams()
     if order.importable:  # by the script: the folder holds only this torchmuster
         before = os.environ.get("PYTHONPATH")
         paths = [before] if before else []
         os.environ["PYTHONPATH"] = os.pathsep.join([*paths, order.root])
-    end = RemoteEnd(FrameWriter(outgoing))
+    try:
+        _serve(RemoteEnd(FrameWriter(outgoing)), incoming)
+    finally:
+        if order.temporary:
+            shutil.rmtree(order.root, ignore_errors=True)
+    os._exit(0)
+
+
+def serve_beside_door(session: RunDir, place: int) -> None:
+    """Serve the owner of a run in a session; the door of this place has forked us, and forks the agents."""
+    incoming, outgoing = _take_streams()
+    writer = FrameWriter(outgoing)
+    facts = messages.RemoteFacts(
+        has_package=True,
+        num_cpus=len(os.sched_getaffinity(0)),
+        num_gpus=num_gpus(),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+    writer.send(facts)
+    door = RemoteDoor(session, place)
+    writer.send(door.state())
+    _serve(RemoteEnd(writer, door), incoming)
+    os._exit(0)
+
+
+def _serve(end: RemoteEnd, incoming: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: end.shut_down())
     try:
         end.serve(FrameReader(incoming))
     finally:
         end.leave()
-        if order.temporary:
-            shutil.rmtree(order.root, ignore_errors=True)
-    os._exit(0)
+
+
+def _take_streams() -> tuple[int, int]:
+    """Return our input and output; nothing that is started here may write between our messages, or read them."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    proc.become_subreaper()
+    incoming, outgoing = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    return incoming, outgoing

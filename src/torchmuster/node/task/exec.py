@@ -19,6 +19,7 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.model.codec import to_words
 from torchmuster.net import messages
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.sandbox.exec_launch import EntryOrder
 
 HANGUP_GRACE_S = 2.0
@@ -55,17 +56,52 @@ class ExecTarget(Protocol):
         """Return its exit status once it has ended."""
 
 
+Launch = Callable[[messages.ExecStart, ExecTarget, tuple[int, int, int]], HasStatus]
+
+
+def launch_beside(
+    order: messages.ExecStart, target: ExecTarget, streams: tuple[int, int, int]
+) -> HasStatus:
+    """Start a command in the view of its target.
+
+    Raises:
+        MusterError: It can't be started.
+    """
+    stdin, stdout, stderr = streams
+    try:
+        return proc.start(
+            launch_words(order, target.pid, target.worker_ticks),
+            env=target.environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            takes_terminal=order.tty,
+        )
+    except ValueError as error:  # a zero byte among the words
+        raise MusterError("the command can't be started", why=str(error)) from error
+
+
 class Execs:
     """The commands inside of one task.
 
     Args:
         task: Its name, for messages.
         send: Takes messages for the head.
+        launch: Starts one.
+        grace_s: How long one may take to end when its client has gone.
     """
 
-    def __init__(self, task: str, send: Send) -> None:
+    def __init__(
+        self,
+        task: str,
+        send: Send,
+        launch: Launch = launch_beside,
+        grace_s: float = HANGUP_GRACE_S,
+    ) -> None:
         self._task = task
         self._send = send
+        self._launch = launch
+        self._grace_s = grace_s
         self._execs: dict[str, Exec] = {}
         self._sessions: set[int] = set()
 
@@ -94,7 +130,7 @@ class Execs:
         if what is not None or target is None:
             self._send(messages.ExecRefused(exec_id=start.exec_id, what=what or ""))
             return
-        one = Exec(start, self._send)
+        one = Exec(start, self._send, self._launch, self._grace_s)
         self._execs[start.exec_id] = one
         one.running = asyncio.create_task(self._conduct(one, target))
 
@@ -148,13 +184,16 @@ async def _wait_for_begin(target: ExecTarget) -> None:
 class Exec:
     """One command: its process, its three streams or its terminal, and both windows."""
 
-    def __init__(self, start: messages.ExecStart, send: Send) -> None:
+    def __init__(
+        self, start: messages.ExecStart, send: Send, launch: Launch, grace_s: float
+    ) -> None:
         self.exec_id = start.exec_id
+        self._launch, self._grace_s = launch, grace_s
         self.is_left = False
         self.running: asyncio.Task[None] | None = None
         self._order = start
         self._send = send
-        self._child: proc.Child | None = None
+        self._child: HasStatus | None = None
         self._outputs: dict[int, int] = {}  # descriptor -> stream
         self._input: int | None = None
         self._waiting: deque[bytes] = deque()
@@ -176,19 +215,9 @@ class Exec:
         Raises:
             MusterError: It can't be started.
         """
-        argv = launch_words(self._order, target.pid, target.worker_ticks)
         theirs = self._open_terminal() if self._order.tty else self._open_pipes()
         try:
-            self._child = proc.start(
-                argv,
-                env=target.environment,
-                stdin=theirs[0],
-                stdout=theirs[1],
-                stderr=theirs[2],
-                takes_terminal=self._order.tty,
-            )
-        except ValueError as error:  # a zero byte among the words
-            raise MusterError("the command can't be started", why=str(error)) from error
+            self._child = self._launch(self._order, target, theirs)
         finally:
             for fd in set(theirs):
                 os.close(fd)
@@ -237,7 +266,7 @@ class Exec:
 
     def kill(self) -> None:
         """SIGKILL to its session and to everything below it."""
-        if self._child is None:
+        if not self.pid:  # a door has still to fork it: its streams have ended
             return
         below = proc.descendants(self.pid)
         proc.kill_session(self.pid)
@@ -283,7 +312,7 @@ class Exec:
     def _leave(self) -> None:
         """The client has gone."""
         self.is_left = True
-        self._kill_at = time.monotonic() + HANGUP_GRACE_S
+        self._kill_at = time.monotonic() + self._grace_s
         self.close()
         if self._child is None:
             if self.running is not None:
@@ -413,5 +442,7 @@ def _resize(fd: int, rows: int, columns: int) -> None:
 
 
 def _signal_group(leader: int, signum: int) -> None:
+    if not leader:  # a door has still to fork it
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signum)

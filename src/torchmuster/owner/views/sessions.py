@@ -2,15 +2,19 @@
 
 import os
 import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from torchmuster.engines.session import HeldSession
-from torchmuster.errors import ChannelError, NotFoundError
+from torchmuster.errors import ChannelError, MusterError, NotFoundError
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model.display.text import did_you_mean
+from torchmuster.model.plan import RunPlan
 from torchmuster.node.door import messages
 from torchmuster.node.door.call import SESSION_FILE, ask, door_file, read_setup
 from torchmuster.owner.create import owner_process_lives
+from torchmuster.owner.views.find import owner_lives, view_run
+from torchmuster.owner.views.record import read_events, read_plan
 
 PREFIX = "session-"
 _STEM = re.compile(r"\d{8}-\d{6}-session-(.+)-[0-9a-f]{4}$")
@@ -23,12 +27,14 @@ class SessionView:
     Attributes:
         state: What the door of its first node says; None when that does not answer.
         is_open: All doors have opened, so runs can begin.
+        where: What its nodes are.
     """
 
     setup: messages.SessionSetup
     run_dir: RunDir
     state: messages.DoorState | None
     is_open: bool
+    where: str = "this machine"
 
     @property
     def run_id(self) -> str:
@@ -92,9 +98,71 @@ def find_session(name: str) -> HeldSession:
     raise NotFoundError(f"there is no session `{name}`", where=runs_dir(), fix=hint)
 
 
+def plan_of(run_dir: RunDir) -> RunPlan:
+    """Return the plan of the run that is a session.
+
+    Raises:
+        ChannelError: It can't be read.
+    """
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise ChannelError("the plan of the session can't be read", where=run_dir.plan)
+    return plan
+
+
+def job_ends_at(run_dir: RunDir) -> float | None:
+    """Return when the job that holds the nodes of a session has to end, seconds since 1970; None where nobody knows."""
+    told = [e.get("ends_at") for e in read_events(run_dir.events) if e.get("event") == "time_limit"]
+    return next((float(at) for at in reversed(told) if isinstance(at, int | float)), None)
+
+
+def why_gone(held: HeldSession, error: ChannelError) -> ChannelError:
+    """Return the error of a session that can't be reached: its own end is the cause, where that is known."""
+    plan = plan_of(held.run_dir)
+    over = None
+    if os.path.exists(held.run_dir.result):
+        over = "its result is recorded"
+    elif plan.engine != "local" and not _job_goes_on(held.run_dir, plan):
+        over = f"the job of its nodes is over ({plan.engine})"
+    if over is None:
+        fix = f"muster session list; muster session end {held.name}, and start it again"
+        return ChannelError(
+            f"the session {held.name} can't be used",
+            where=error.where or held.run_dir.path,
+            why="\n".join(word for word in (error.what, error.why) if word),
+            fix=error.fix or fix,
+        )
+    return ChannelError(
+        f"the session {held.name} has ended",
+        where=held.run_dir.path,
+        why=over,
+        fix=f"muster session start --name {held.name}",
+    )
+
+
+def _job_goes_on(run_dir: RunDir, plan: RunPlan) -> bool:
+    """Ask the scheduler about the job of a session; what can't be asked goes on."""
+    job_id, engine = plan.job_id, plan.engine
+    if os.path.isfile(run_dir.job):
+        return owner_lives(run_dir)
+    if job_id is None:
+        return owner_process_lives(run_dir)
+    from torchmuster.engines.registry import load_dialect
+    from torchmuster.owner.jobs.jobs import view_jobs
+
+    try:
+        view = view_jobs(load_dialect(engine), [job_id]).get(job_id)
+    except MusterError:
+        return True
+    return view is not None and not view.state.is_final
+
+
 def view_session(run_dir: RunDir) -> SessionView:
     """Return what is known of a session."""
     setup = read_setup(run_dir)
+    plan = plan_of(run_dir)
+    if plan.engine != "local":
+        return _view_elsewhere(run_dir, setup, plan)
     is_open = all(os.path.isfile(door_file(run_dir, place)) for place in range(setup.nodes))
     state = None
     if is_open:
@@ -104,3 +172,27 @@ def view_session(run_dir: RunDir) -> SessionView:
             answer = None
         state = answer if isinstance(answer, messages.DoorState) else None
     return SessionView(setup=setup, run_dir=run_dir, state=state, is_open=is_open)
+
+
+def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan) -> SessionView:
+    """Ask the doors of other nodes; all of them have to answer."""
+    from torchmuster.owner.views.session_way import ask_doors
+
+    try:
+        states = ask_doors(view_run(run_dir), plan.node_names)
+    except MusterError:
+        states = []
+    where = f"job {plan.job_id} of {plan.engine}" if plan.job_id is not None else plan.engine
+    ends_at = job_ends_at(run_dir)
+    state = states[0] if states else None
+    if state is not None and ends_at is not None:
+        left_s = ends_at - time.time()
+        if state.ends_in_s is None or left_s < state.ends_in_s:
+            state = replace(state, ends_in_s=left_s, why_ends="the time of its job")
+    return SessionView(
+        setup=setup,
+        run_dir=run_dir,
+        state=state,
+        is_open=bool(states),
+        where=f"{where}: {', '.join(plan.node_names)}",
+    )

@@ -1,0 +1,164 @@
+"""Sessions over the nodes of a real Slurm: inside a job of `salloc`, and as a job of their own."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from kit.command import MUSTER
+from kit.waiting import wait_until
+
+SCRIPT = """
+import os, sys, model, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+host = os.uname().nodename
+os.write(1, f"answer {model.ANSWER} sum {int(ones.item())} rank {dist.get_rank()} on {host}\\n".encode())
+if sys.argv[1:] == ["wait"]:
+    import signal
+    signal.pause()
+dist.destroy_process_group()
+"""
+OTHER = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+os.write(1, f"other {dist.get_world_size()} {os.environ.get('MINE')}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+class Held:
+    """A job of `salloc` whose shell, on the login node, waits until the test ends it."""
+
+    def __init__(self, login, lab):
+        self.login, self.lab = login, lab
+        login.script(SCRIPT)
+        self.write("model.py", "ANSWER = 0\n")
+        self.write("other.py", OTHER)
+        tell = 'env -0 > shell.new && mv shell.new shell && read -r _; echo "shell ends"'
+        words = ["salloc", "-N2", "--ntasks-per-node=1", "bash", "-c", tell]
+        self.shell = lab.popen(words, env=login.env, cwd=str(login.folder), stdin=-1, stdout=-3)
+        told = login.folder / "shell"
+        wait_until(told.exists, "the job")
+        lines = told.read_bytes().decode().split("\0")
+        every = dict(line.partition("=")[::2] for line in lines if line)
+        self.env = {k: v for k, v in every.items() if k.startswith("SLURM_")}
+        self.job = self.env["SLURM_JOB_ID"]
+
+    def write(self, name, text):
+        """Save a file of the project."""
+        (self.login.folder / name).write_text(text)
+
+    def muster(self, *words, **more):
+        """Type a command in the job's shell, to its end."""
+        return self.login(*words, **self.env, MUSTER_PROGRESS="off", **more)
+
+    def begin(self, *words):
+        """Start a command and leave it alone."""
+        env = self.login.env | self.env | {"MUSTER_PROGRESS": "off"}
+        options = {"stdin": -3, "stdout": -1, "stderr": -2, "text": True}
+        return self.lab.popen([*MUSTER, *words], env=env, cwd=str(self.login.folder), **options)
+
+    def end(self):
+        """End the shell, and with it the job."""
+        self.shell.stdin.close()
+        self.shell.wait(30)
+
+    def run_of(self, script):
+        """Return the newest run directory of a script."""
+        return max((self.login.folder / "home/runs").glob(f"*-{script}-*"))
+
+
+@pytest.fixture
+def held(login, slurm_lab):
+    """A job with two nodes."""
+    made = Held(login, slurm_lab)
+    yield made
+    if made.shell.poll() is None:
+        made.end()
+
+
+def _ours(lab, node, word):
+    found = []
+    for pid in lab.processes_on(node):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                found += [pid] if word in file.read() else []
+        except OSError:
+            continue
+    return found
+
+
+def test_two_scripts_and_an_edit_run_on_the_nodes_of_a_job(held, slurm_lab):
+    begun = held.muster("session", "start", "--nproc-per-node", "2")
+    assert begun.returncode == 0, begun.stderr
+    assert f"2 nodes of job {held.job} of slurm: n1, n2" in begun.stderr
+
+    first = held.muster("run", "--session", "main", "--tee", "all", "train.py")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.count("answer 0 sum 4") == 4
+    assert {f"on n{node}" in first.stdout for node in (1, 2)} == {True}
+    held.write("model.py", "ANSWER = 1\n")
+    second = held.muster("run", "--session", "main", "--tee", "all", "train.py")
+    assert second.stdout.count("answer 1 sum 4") == 4, second.stderr
+    other = held.muster("run", "--session", "main", "other.py", MINE="of the shell")
+    assert "other 4 of the shell" in other.stdout, other.stderr
+    assert "variables have changed: MINE" in other.stderr
+
+    run = held.run_of("train")
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["session"], plan["engine"], plan["job_id"]) == ("main", "slurm", held.job)
+    assert plan["node_names"] == ["n1", "n2"]
+    assert "answer 1" in held.muster("logs", run.name).stdout
+    (listed,) = json.loads(held.muster("session", "list", "--json").stdout)
+    assert listed["door"]["num_runs"] == 3
+    assert listed["where"] == f"job {held.job} of slurm: n1, n2"
+
+    wide = held.muster("run", "--session", "main", "--nodes", "3", "train.py")
+    assert wide.returncode == 2
+    assert "the session main has 2 nodes" in wide.stderr
+    assert held.muster("session", "end").returncode == 0
+    for node in ("n1", "n2"):
+        wait_until(
+            lambda node=node: not _ours(slurm_lab, node, b"torchmuster"), f"the end on {node}"
+        )
+    assert held.shell.poll() is None  # the job is the user's
+
+
+def test_a_run_is_cancelled_and_a_killed_client_leaves_the_session(held, slurm_lab):
+    assert held.muster("session", "start").returncode == 0
+    client = held.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")
+    wait_until(lambda: "sum 2" in client.stdout.readline(), "the first line")
+    run = held.run_of("train").name
+    busy = held.muster("run", "--session", "main", "train.py")
+    assert busy.returncode == 2
+    assert "error: the session main is busy" in busy.stderr
+    assert held.muster("cancel", run).returncode == 0
+    client.communicate(timeout=60)
+    assert client.returncode != 0
+
+    killed = held.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")
+    wait_until(lambda: "sum 2" in killed.stdout.readline(), "the first line")
+    os.kill(_client_of(slurm_lab), signal.SIGKILL)
+    killed.communicate(timeout=60)
+    again = held.muster("run", "--session", "main", "train.py")
+    assert again.returncode == 0, again.stderr
+    assert "answer 0 sum 2" in again.stdout
+
+
+def _client_of(lab):
+    words = [sys.executable, "-m", "torchmuster", "run", "--session"]
+    mark = "\0".join(words).encode()
+    return wait_until(lambda: _ours(lab, "login", mark), "the client")[-1]
+
+
+def test_the_end_of_the_job_is_the_end_of_its_session(held):
+    assert held.muster("session", "start").returncode == 0
+    held.end()
+    done = held.muster("run", "--session", "main", "train.py")
+    assert done.returncode in (4, 5), done.stderr
+    assert "error: the session main has ended" in done.stderr
+    assert "muster session start --name main" in done.stderr
