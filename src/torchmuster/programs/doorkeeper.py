@@ -214,8 +214,9 @@ class Door:
 
     def _state(self) -> messages.DoorState:
         left_s, why = self.time.left(self._run_id())
+        living = (c.order.run_id for c in self.callers if c.pid and c.order and not c.gone_at)
         return messages.DoorState(
-            run_id=self._run_id(),
+            run_id=next(living, ""),
             num_runs=self.num_runs,
             idle_s=time.time() - self.time.used_at,
             ends_in_s=left_s,

@@ -222,6 +222,12 @@ class DoorAgent:
             self._line.close()
             self._line = None
 
+    def let_go(self) -> None:
+        """Wait no longer: its owner has gone, and the door sees to its end."""
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)  # whoever waits sees it
+
     def wait(self, timeout_s: float) -> int | None:
         """Wait for an answer or the end; return the exit status or None when the time is up."""
         if self._line is not None and self._status is None:

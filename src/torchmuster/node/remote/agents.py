@@ -238,6 +238,9 @@ class RemoteAgents:
         if self._broker is not None:
             self._broker.close()
         self.cut_lifeline()
+        for child in list(self._agents.values()):
+            if isinstance(child, DoorAgent):
+                child.let_go()
         with self._changed:
             self._changed.wait_for(lambda: not self._agents, _GENTLE_S)
         end_all(proc.end_children)

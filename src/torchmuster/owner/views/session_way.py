@@ -180,7 +180,9 @@ class NodeStreams:
         self._channel.send_nowait(message)
 
     def take(self, message: messages.Message) -> None:
-        """Take what its node says."""
+        """Take what its node says; after the end our descriptors may be somebody else's."""
+        if self._status is not None:
+            return
         match message:
             case messages.ExecOutput(stream=stream, data=data):
                 self.started.set()
