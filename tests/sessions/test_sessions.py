@@ -167,10 +167,10 @@ def test_a_session_that_others_may_enter_is_refused(place):
 
 def test_what_a_session_can_t_do_is_said_at_once(place):
     assert "there is no session `main`" in place.run().stderr
-    slurm = place.muster("session", "start", "--on", "slurm", "--idle", "soon")
-    assert slurm.returncode == 2
-    assert "a session can't be held on `slurm`" in slurm.stderr
-    assert "`soon` is not a valid duration" in slurm.stderr
+    pods = place.muster("session", "start", "--on", "kubernetes", "--idle", "soon")
+    assert pods.returncode == 2
+    assert "a session can't be held on `kubernetes`" in pods.stderr
+    assert "`soon` is not a valid duration" in pods.stderr
     place.start()
     assert "there is a session `main` already" in place.muster("session", "start").stderr
     wide = place.run("--nodes", "3", "--on", "slurm")

@@ -22,7 +22,7 @@ from torchmuster.net.remote_messages import CODE_FILE
 from torchmuster.node.door.forked import HasStatus
 
 
-class Way(Protocol):
+class Route(Protocol):
     """Another way to a host than ssh, at whose end a remote end waits already."""
 
     def open(self, host: str, errors: int) -> tuple[HasStatus, int, int]:
@@ -50,7 +50,7 @@ class Bundle:
     files: tuple[tuple[str, bytes], ...]
     pythons: tuple[str, ...] = ()
     connect_limit_s: float = CONNECT_LIMIT_S
-    way: Way | None = None
+    way: Route | None = None
 
     def loader(self) -> bytes:
         """Return the program that is sent first."""

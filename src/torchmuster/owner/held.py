@@ -18,7 +18,7 @@ from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.parts import RunDisplay
 from torchmuster.owner.supervise import own_run
 from torchmuster.owner.views.find import view_run
-from torchmuster.owner.views.session_way import SessionWay
+from torchmuster.owner.views.session_route import SessionRoute
 from torchmuster.owner.views.sessions import job_ends_at, plan_of, why_gone
 
 _PATIENCE_S = 20.0  # torch is imported before a door opens again
@@ -53,7 +53,7 @@ def own_on_nodes(
         ChannelError: The session, or a node of it, can't be reached.
     """
     of_session = plan_of(held.run_dir)
-    way = SessionWay(view_run(held.run_dir), held.lives, _PATIENCE_S)
+    way = SessionRoute(view_run(held.run_dir), held.lives, _PATIENCE_S)
     wishes = SshWishes(
         hosts=tuple(SshHost(name=name) for name in of_session.node_names[: plan.max_nodes]),
         where=f"--session {held.name}",

@@ -176,7 +176,7 @@ def view_session(run_dir: RunDir) -> SessionView:
 
 def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan) -> SessionView:
     """Ask the doors of other nodes; all of them have to answer."""
-    from torchmuster.owner.views.session_way import ask_doors
+    from torchmuster.owner.views.session_route import ask_doors
 
     try:
         states = ask_doors(view_run(run_dir), plan.node_names)

@@ -30,7 +30,7 @@ _TRY_EVERY_S = 0.1
 _START_S = 30.0
 
 
-class SessionWay:
+class SessionRoute:
     """The connection to a session's head, made when it is first needed, and again when it was lost.
 
     Args:
@@ -254,7 +254,7 @@ def ask_doors(view: RunView, names: Sequence[str]) -> list[DoorState]:
     Raises:
         MusterError: One of them can't be reached.
     """
-    way = SessionWay(view, lambda: False, 0.0)
+    way = SessionRoute(view, lambda: False, 0.0)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
         return [_ask_door(way, name, null) for name in names]
@@ -263,7 +263,7 @@ def ask_doors(view: RunView, names: Sequence[str]) -> list[DoorState]:
         way.close()
 
 
-def _ask_door(way: SessionWay, name: str, null: int) -> DoorState:
+def _ask_door(way: SessionRoute, name: str, null: int) -> DoorState:
     streams, to, out = way.open(name, null)
     try:
         reader = FrameReader(out)
