@@ -85,6 +85,18 @@ def test_a_host_that_has_it_sends_nothing(hosts, three, environment):
     code, _, err = hosts.run("r", command="restart")
     assert code == 2, err
     assert "with --ship-env" in err
+    words = ("--hosts", "a,b", "--older", "0s")
+    code, out, err = hosts.run(*words, "--dry-run", command="prune")
+    assert code == 0, err
+    assert out.count("a: ") == 1
+    assert "nothing was removed" in err
+    assert len(places(three)[0]) == 1
+    code, out, err = hosts.run(*words, command="prune")
+    assert code == 0, err
+    assert "freed" in err
+    assert places(three)[0] == []
+    code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "a", "says.py")
+    assert code == 0, err
     code, out, err = hosts.run(f"--ship-env={environment}", *WORDS, "says.py")
     assert code == 0, err
     assert "has come to 2 hosts" in err

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,19 +30,30 @@ _MAX_ROWS = 40
     help="Keep each run's record and its newest good snapshot.",
 )
 @click.option("--linked", is_flag=True, help="Also runs whose snapshots another run uses.")
+@click.option(
+    "--environments",
+    metavar="SIZE",
+    help="Of environments of --ship-env, also the oldest beyond this size: 20Gi.",
+)
+@click.option(
+    "--hosts",
+    metavar="HOST,...",
+    help="Environments on these hosts of ssh, or of a site; nothing here.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.json("As JSON; implies --yes.")
 def prune(**given: Any) -> int:
-    """Remove old runs that have ended, and cached zipapps; keep what is running or in use.
+    """Remove old runs that have ended, cached zipapps and environments; keep what is running or in use.
 
     \b
     muster prune --dry-run
     muster prune --older 7d --keep-last-snapshot
+    muster prune --hosts a,b --older 7d --environments 20Gi
     """  # noqa: D301 - \b is click's mark
     from torchmuster.errors import UsageError
     from torchmuster.owner.views.prune import plan_prune
-    from torchmuster.spec.units import parse_timeout
+    from torchmuster.spec.units import parse_size, parse_timeout
 
     older_s = parse_timeout(given["older"])
     if older_s is None:
@@ -50,9 +62,21 @@ def prune(**given: Any) -> int:
             where="--older",
             fix="--older 30d, 12h or 0s",
         )
+    most_bytes = None
+    if given["environments"] is not None:
+        most_bytes = parse_size(given["environments"])
+        if most_bytes is None:
+            raise UsageError(
+                f"`{given['environments']}` is not a valid size",
+                where="--environments",
+                fix="--environments 20Gi, or 0 for none",
+            )
+    if given["hosts"] is not None:
+        return _on_hosts(given, older_s, most_bytes)
     plan = plan_prune(
         older_s,
         time.time(),
+        most_bytes=most_bytes,
         keep_last_snapshot=given["keep_last_snapshot"],
         with_linked=given["linked"],
     )
@@ -72,6 +96,30 @@ def prune(**given: Any) -> int:
     _print_problems(problems)
     click.echo(f"freed {_size(freed)}", err=True)
     return 3 if problems else 0
+
+
+def _on_hosts(given: dict[str, Any], older_s: float, most_bytes: int | None) -> int:
+    from torchmuster.cli.runs.prune_hosts import prune_hosts
+
+    asks = not (given["yes"] or given["as_json"] or given["dry_run"]) and sys.stdin.isatty()
+    found = prune_hosts(given["hosts"], older_s, most_bytes, dry_run=given["dry_run"] or asks)
+    if given["as_json"]:
+        click.echo(json.dumps([asdict(one) for one in found], indent=1))
+        return 0
+    size = sum(one.size_bytes for one in found)
+    for one in found:
+        for path in one.paths:
+            click.echo(f"{one.host}: {path}")
+    if asks and size and click.confirm(f"remove them, {_size(size)}?"):
+        found = prune_hosts(given["hosts"], older_s, most_bytes, dry_run=False)
+        size, asks = sum(one.size_bytes for one in found), False
+    if not size:
+        click.echo("nothing to remove", err=True)
+    elif given["dry_run"] or asks:
+        click.echo(f"nothing was removed; {_size(size)} can be", err=True)
+    else:
+        click.echo(f"freed {_size(size)}", err=True)
+    return 0
 
 
 def _remove_all(plan: "PrunePlan") -> tuple[int, list[Any]]:

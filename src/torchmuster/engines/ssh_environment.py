@@ -33,6 +33,8 @@ class Shipping:
 
     def __init__(self, packed: PackedEnvironment, say: Callable[[str], None]) -> None:
         self._packed, self._say = packed, say
+        # Open as long as the run lives: `muster prune` can take only its name away.
+        self._hold = os.open(packed.path, os.O_RDONLY | os.O_CLOEXEC)
         self._secret = secrets.token_hex(32)
         self._after: dict[RemoteHost, RemoteHost] = {}
         self._there: set[RemoteHost] = set()
@@ -93,7 +95,7 @@ class Shipping:
         packed = self._packed
         try:
             with contextlib.closing(
-                ParcelFile(packed.path, packed.needs.sha, packed.needs.num_pieces)
+                ParcelFile(f"/proc/self/fd/{self._hold}", packed.needs.sha, packed.needs.num_pieces)
             ) as parcel:
                 question = messages.BringEnvironment(tries=tries)
                 first = host.ask(question, messages.EnvironmentWants).index

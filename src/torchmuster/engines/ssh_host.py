@@ -307,6 +307,7 @@ class RemoteHost:
                 | messages.EnvironmentPlaced()
                 | messages.EnvironmentWants()
                 | messages.EnvironmentDone()
+                | messages.EnvironmentsPruned()
             ):
                 with self._changed:
                     self._answers[type(message)] = message

@@ -236,6 +236,27 @@ class EnvironmentDone(RemoteMessage):
     why: str | None = None
 
 
+class PruneEnvironments(RemoteMessage):
+    """From the client: remove the environments that nobody uses; `EnvironmentsPruned` follows.
+
+    Attributes:
+        older_s: Those that were not used for so long.
+        most_bytes: And the oldest beyond so many bytes.
+        dry_run: Only say which.
+    """
+
+    older_s: float
+    most_bytes: int | None = None
+    dry_run: bool = False
+
+
+class EnvironmentsPruned(RemoteMessage):
+    """From the host: what was removed, or would be."""
+
+    paths: tuple[str, ...] = ()
+    size_bytes: int = 0
+
+
 # Files: the code on its way there, the record and the outputs on their way back.
 
 

@@ -9,10 +9,13 @@ from torchmuster.net.remote_messages import (
     EnvironmentHopFailed,
     EnvironmentPiece,
     EnvironmentPlaced,
+    EnvironmentsPruned,
     EnvironmentWants,
     OfferEnvironment,
     PassEnvironment,
+    PruneEnvironments,
 )
+from torchmuster.node.shipping import shelf as shelves
 from torchmuster.node.shipping.arrival import ComingEnvironment
 from torchmuster.node.shipping.shelf import Shelf, check_fit, try_torch
 
@@ -85,3 +88,13 @@ class EnvironmentPlace:
         """Remove what has not come whole."""
         if self._arrival is not None:
             self._arrival.close(_REMOVE_S)
+
+
+def prune(wanted: PruneEnvironments) -> EnvironmentsPruned:
+    """Remove old environments of this host, or say which they are; those that a run uses stay."""
+    folder = shelves.find_folder()
+    found = shelves.old_ones(folder, wanted.older_s, wanted.most_bytes)
+    if not wanted.dry_run:
+        found = [one for one in found if shelves.forget(one[0].path)]
+    paths = tuple(kept.path for kept, _ in found)
+    return EnvironmentsPruned(paths=paths, size_bytes=sum(size for _, size in found))

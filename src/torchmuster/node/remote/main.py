@@ -23,7 +23,7 @@ from torchmuster.net.relay import Relay
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
 from torchmuster.node.remote.door import RemoteDoor
-from torchmuster.node.remote.environment import EnvironmentPlace
+from torchmuster.node.remote.environment import EnvironmentPlace, prune
 from torchmuster.node.remote.files import RecordStream, write_piece
 from torchmuster.node.remote.loader import num_gpus
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
@@ -84,6 +84,8 @@ class RemoteEnd:
             ):
                 if self._environment is not None:
                     self._environment.take(message)
+            case messages.PruneEnvironments():
+                self._in_background(lambda: self._prune(message))
             case messages.CodeSent():
                 self._in_background(self._unpack_code)
             case messages.StartNode() | messages.StartTask():
@@ -131,6 +133,9 @@ class RemoteEnd:
         place = self._environment = EnvironmentPlace(offer, self._session)
         self.agents.environment[VARIABLE] = place.path
         place.answer()
+
+    def _prune(self, message: messages.PruneEnvironments) -> None:
+        self._session.send(prune(message))
 
     def _unpack_code(self) -> None:
         if self._place is not None and self._place.code is not None:

@@ -102,6 +102,11 @@ def shelf_folder(parent: str | None = None) -> str:
     return make_scratch(parent or parent_folder(dict(os.environ)), folder_name())
 
 
+def find_folder() -> str:
+    """Return the folder of all environments of this user on this node, which need not exist."""
+    return os.path.join(os.path.realpath(parent_folder(dict(os.environ))), folder_name())
+
+
 def folder_name() -> str:
     """Return how the folder is called in the node's scratch."""
     return f"muster-environments-{os.getuid()}"
@@ -211,6 +216,48 @@ def kept_in(folder: str) -> list[Kept]:
                 age_s = now - entry.stat(follow_symlinks=False).st_mtime
                 found.append(Kept(entry.path, age_s))
     return sorted(found, key=lambda kept: kept.age_s)
+
+
+def old_ones(folder: str, older_s: float, most_bytes: int | None) -> list[tuple[Kept, int]]:
+    """Return the environments that were not used for so long, and the oldest beyond so many bytes, each with its size.
+
+    Those that somebody uses are left out, but counted.
+    """
+    found, total = [], 0
+    for kept in kept_in(folder):
+        size = _size_of(kept.path)
+        total += size
+        too_much = most_bytes is not None and total > most_bytes
+        if (too_much or kept.age_s > older_s) and not is_used(kept.path):
+            found.append((kept, size))
+            total -= size
+    return found
+
+
+def _size_of(path: str) -> int:
+    size, waiting = 0, [path]
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+    return size
+
+
+def is_used(path: str) -> bool:
+    """Say whether somebody holds an environment."""
+    try:
+        hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(hold)
+    return False
 
 
 def forget_old(folder: str, keep: int) -> None:

@@ -13,11 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchmuster.errors import RunDirectoryError
+from torchmuster.files.environment import kept_archives
 from torchmuster.files.layout import RunDir, muster_home, runs_dir
 from torchmuster.model.states import RunState
+from torchmuster.node.shipping import shelf
 from torchmuster.owner.views.find import RunView, all_runs, owner_lives, view_run
 
 DOOMED = ".pruned-"
+ENVIRONMENTS = "environments"
 _STEP = re.compile(r"step-(\d{9,})")
 _LEFT_OVER = re.compile(r"\.step-\d+\.(?:\d+\.tmp|deleted)|bad-step-.*|\.pruned-.*")
 _MANIFEST = "manifest.json"
@@ -59,7 +62,12 @@ class PrunePlan:
 
 
 def plan_prune(
-    older_s: float, now: float, *, keep_last_snapshot: bool = False, with_linked: bool = False
+    older_s: float,
+    now: float,
+    *,
+    keep_last_snapshot: bool = False,
+    with_linked: bool = False,
+    most_bytes: int | None = None,
 ) -> PrunePlan:
     """Return what can be removed.
 
@@ -68,6 +76,7 @@ def plan_prune(
         now: Seconds since 1970.
         keep_last_snapshot: Keep the record and the newest good snapshot of each run.
         with_linked: Also runs whose snapshots or outputs another run uses that has ended.
+        most_bytes: Of environments, here and their archives, also the oldest beyond so many bytes.
     """
     kept: list[str] = []
     old: list[tuple[RunView, float]] = []
@@ -86,7 +95,9 @@ def plan_prune(
     old = _without_linked(old, users, kept, users_go=not keep_last_snapshot)
     removals = [_removal(view, age_s, kept, keep_last_snapshot) for view, age_s in old]
     found = [r for r in removals if r is not None and r.paths]
-    return PrunePlan(removals=(*found, *_leftovers(), *_cache(older_s, now)), kept=tuple(kept))
+    cached = (*_cache(older_s, now), *_archives(older_s, now, most_bytes))
+    going = (*found, *_leftovers(), *cached, *_environments(older_s, most_bytes))
+    return PrunePlan(removals=going, kept=tuple(kept))
 
 
 def why_not(view: RunView) -> str | None:
@@ -112,6 +123,11 @@ def remove(removal: Removal) -> None:
     Raises:
         RunDirectoryError: The run lives again, or something can't be removed.
     """
+    if removal.name == ENVIRONMENTS:
+        for path in removal.paths:
+            if not shelf.forget(path):
+                raise RunDirectoryError("an environment stays: a run uses it now", where=path)
+        return
     folder = os.path.join(os.path.realpath(runs_dir()), removal.name)
     if not removal.name.startswith(DOOMED) and os.path.isdir(folder):
         why = why_not(view_run(RunDir(folder)))
@@ -308,6 +324,37 @@ def _cache(older_s: float, now: float) -> Iterator[Removal]:
         size_bytes = sum(size for _, size in found)
         yield Removal(
             name="cache", paths=paths, size_bytes=size_bytes, age_s=older_s, is_whole=False
+        )
+
+
+def _archives(older_s: float, now: float, most_bytes: int | None) -> Iterator[Removal]:
+    """Yield archives of environments; a run that sends one has it open, a job has a second name of it."""
+    cache = os.path.join(os.path.realpath(muster_home()), "cache")
+    found, total = [], 0
+    for path in kept_archives(cache):
+        facts = os.lstat(path)
+        total += facts.st_size
+        if now - facts.st_mtime > older_s or (most_bytes is not None and total > most_bytes):
+            found.append((path, facts.st_blocks * 512))
+            total -= facts.st_size
+    if found:
+        paths = tuple(path for path, _ in found)
+        size_bytes = sum(size for _, size in found)
+        yield Removal(
+            name="archives", paths=paths, size_bytes=size_bytes, age_s=0.0, is_whole=False
+        )
+
+
+def _environments(older_s: float, most_bytes: int | None) -> Iterator[Removal]:
+    """Yield environments that were sent to this machine and that nobody uses."""
+    found = shelf.old_ones(shelf.find_folder(), older_s, most_bytes)
+    if found:
+        yield Removal(
+            name=ENVIRONMENTS,
+            paths=tuple(kept.path for kept, _ in found),
+            size_bytes=sum(size for _, size in found),
+            age_s=min(kept.age_s for kept, _ in found),
+            is_whole=False,
         )
 
 

@@ -1,8 +1,11 @@
 """What `muster prune` removes, and above all what it leaves."""
 
+import fcntl
 import json
 import os
+import time
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +35,9 @@ PLAN = RunPlan(
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # where environments lie
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
     (tmp_path / "home/runs").mkdir(parents=True)
     return tmp_path / "home"
 
@@ -287,3 +293,51 @@ def test_what_a_run_takes_is_counted_without_following_links(tmp_path):
     (tmp_path / "run").mkdir()
     os.symlink(tmp_path / "big", tmp_path / "run/link")
     assert measure(str(tmp_path / "run")) < 50_000
+
+
+def environments(home, *days):
+    folder = home.parent / "tmp" / f"muster-environments-{os.getuid()}"
+    folder.mkdir(0o700)
+    for number in days:
+        one = folder / f"sha{number}"
+        one.mkdir()
+        (one / "file").write_bytes(bytes(100_000))
+        at = time.time() - number * DAY_S
+        os.utime(one, (at, at))
+    return folder
+
+
+def pruned(plan, name):
+    return [os.path.basename(p) for r in plan.removals if r.name == name for p in r.paths]
+
+
+def test_environments_go_by_age_and_by_size_but_not_one_that_is_used(home):
+    folder = environments(home, 1, 2, 40, 50)
+    assert pruned(plan_prune(30 * DAY_S, NOW), "environments") == ["sha40", "sha50"]
+    most = plan_prune(90 * DAY_S, NOW, most_bytes=250_000)
+    assert pruned(most, "environments") == ["sha40", "sha50"]
+    hold = os.open(folder / "sha50", os.O_RDONLY)
+    fcntl.flock(hold, fcntl.LOCK_SH)
+    plan = plan_prune(30 * DAY_S, NOW)
+    assert pruned(plan, "environments") == ["sha40"]
+    (removal,) = [r for r in plan.removals if r.name == "environments"]
+    assert removal.size_bytes >= 100_000
+    remove(removal)
+    assert sorted(os.listdir(folder)) == ["sha1", "sha2", "sha50"]
+    with pytest.raises(RunDirectoryError, match="a run uses it"):
+        remove(replace(removal, paths=(str(folder / "sha50"),)))
+    os.close(hold)
+
+
+def test_archives_of_environments_go_by_age_and_by_size(home):
+    (home / "cache").mkdir()
+    for number in (1, 40):
+        path = home / "cache" / f"environment-sha{number}.parcel"
+        path.write_bytes(bytes(100_000))
+        os.utime(path, (NOW - number * DAY_S,) * 2)
+    assert pruned(plan_prune(30 * DAY_S, NOW), "archives") == ["environment-sha40.parcel"]
+    plan = plan_prune(90 * DAY_S, NOW, most_bytes=0)
+    assert len(pruned(plan, "archives")) == 2
+    (removal,) = plan.removals
+    remove(removal)
+    assert os.listdir(home / "cache") == []
