@@ -162,3 +162,19 @@ def test_the_end_of_the_job_is_the_end_of_its_session(held):
     assert done.returncode in (4, 5), done.stderr
     assert "error: the session main has ended" in done.stderr
     assert "muster session start --name main" in done.stderr
+
+
+def test_a_session_is_a_job_of_its_own(login, slurm_lab):
+    login.script(SCRIPT)
+    (login.folder / "model.py").write_text("ANSWER = 0\n")
+    words = ("--on", "slurm", "--nodes", "2", "--nproc-per-node", "2", "--time", "20m")
+    begun = login("session", "start", *words, MUSTER_PROGRESS="off")
+    assert begun.returncode == 0, begun.stderr
+    assert "is running on n1, n2" in begun.stderr
+
+    done = login("run", "--session", "main", "--tee", "all", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("answer 0 sum 4") == 4
+    ended = login("session", "end")
+    assert ended.returncode == 0, ended.stderr
+    wait_until(lambda: not slurm_lab.run(["squeue", "-h"]).stdout, "the end of the job")

@@ -60,7 +60,8 @@ def own_on_nodes(
         by_slots=False,
         may_share=os.environ.get("MUSTER_SSH_SHARED", "") != "no",
     )
-    if of_session.job_id is not None:  # its nodes see our files: they get our variables too
+    of_job = of_session.job_id is not None or os.path.isfile(held.run_dir.job)
+    if of_job:  # its nodes see our files: they get our variables too
         leave_environment(run_dir.environment, set_by_schedulers())
     bundle = Bundle(ssh=(), sha="", root="", files=(), way=way)
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)

@@ -82,7 +82,7 @@ class ForkOrigin:
         """Be a process of its own."""
         proc.stand_apart()
         proc.die_with_parent(self.door)
-        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1):
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)

@@ -56,6 +56,12 @@ class SessionTime:
             print(f"muster: the session {name} ends in {in_minutes(left_s)}: {why}", flush=True)
         return None
 
+    def hear_warning(self, signum: int, frame: object) -> None:
+        """Say that the time of the job is nearly over."""
+        del signum, frame
+        if self._place == 0:
+            print(f"muster: the session {self._setup.name} ends soon, with its job", flush=True)
+
     def _warn_s(self) -> float:
         limits = [x for x in (self._setup.idle_s, self._setup.limit_s) if x is not None]
         return min(_WARN_S, min(limits, default=0.0) / 2)

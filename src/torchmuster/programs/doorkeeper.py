@@ -123,6 +123,7 @@ class Door:
         """Serve to the end of the session; returns a descriptor in each forked spawner."""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(signum, self._hear_signal)
+        signal.signal(signal.SIGUSR1, self.time.hear_warning)  # of the job; its runs get their own
         signal.set_wakeup_fd(self.wakeup_w, warn_on_full_buffer=False)
         while True:
             poll = select.poll()
@@ -323,7 +324,8 @@ class Door:
                 self._answer(caller, messages.ForkedEnded(status=code))
                 caller.line.close()
             self.callers.remove(caller)
-            self.time.used_at = time.time()
+            if caller.order is not None:
+                self.time.used_at = time.time()
 
     # Renewal.
 

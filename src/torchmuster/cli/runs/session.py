@@ -239,13 +239,17 @@ def _wait_until_open(run_dir: "RunDir", name: str) -> None:
     Raises:
         MusterError: The session has ended before.
     """
+    from torchmuster.cli.runs.session_places import JobWait
     from torchmuster.files.layout import short_id
     from torchmuster.owner.views.sessions import lives
 
+    wait = JobWait(run_dir) if os.path.isfile(run_dir.job) else None
     while True:
         view = _view(run_dir)
         if view is not None and view.state is not None:
             return
+        if wait is not None:
+            wait.look(name)
         if not lives(run_dir):
             raise MusterError(
                 f"the session {name} has ended before it was open",

@@ -2,9 +2,14 @@
 
 import json
 import os
+import signal
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
+
+import click
 
 from torchmuster import proc
 from torchmuster.errors import MusterError, UsageError
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
 
+_DOOR_ENDED = (0, "exit code 0")  # of the first node, by itself
 _END_HINT = "muster session start --on slurm, --hosts a,b, or in a job: muster session start"
 
 
@@ -178,6 +184,39 @@ def _start_owner(argv: list[str], run_dir: "RunDir", *, own_package: bool = Fals
     write_owner(run_dir, child.pid)
 
 
+class JobWait:
+    """Says where the job of a session stands, until it is open."""
+
+    def __init__(self, run_dir: "RunDir") -> None:
+        from torchmuster.owner.jobs.batch import JobNews
+
+        self._run_dir, self._news = run_dir, JobNews()
+
+    def look(self, name: str) -> None:
+        """Ask and say.
+
+        Raises:
+            MusterError: The job has ended.
+        """
+        from torchmuster.files.tail import last_lines
+        from torchmuster.model.job import describe_job
+        from torchmuster.owner.jobs.links import view_newest
+
+        view = view_newest(self._run_dir)
+        if view is None:
+            return
+        text = describe_job(view)
+        if self._news.is_told(text, view, time.monotonic()):
+            click.echo(f"muster: {text}", err=True)
+        if view.state.is_final:
+            raise MusterError(
+                f"the session {name} has ended before it was open",
+                where=self._run_dir.job_log,
+                why="\n".join(last_lines(self._run_dir.job_log, 12)) or view.reason,
+                fix=f"muster session start --name {name}",
+            )
+
+
 def find_place(given: dict[str, Any], problems: "Problems") -> Place:
     """Return where a session is to be held.
 
@@ -223,7 +262,15 @@ def hold(path: str, given: dict[str, Any]) -> int:
     site = find_ssh_site(given["engine"], given["hosts"], given["hostfile"])
     if plan is None or site is None:
         raise UsageError("this is no session on hosts", where=path)
-    voice = TerminalVoice()
+
+    class Voice(TerminalVoice):
+        def tell(self, event: str, fields: "Mapping[str, Any]") -> None:
+            if event == "worker_ended" and (fields.get("rank"), fields.get("what")) == _DOOR_ENDED:
+                # The first door decides when the session ends; the others share no file with it.
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().tell(event, fields)
+
+    voice = Voice()
     voice.start()
     wishes = make_wishes(site, by_slots=False)
     bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)

@@ -57,7 +57,9 @@ def own_setup(run_dir: RunDir) -> messages.SessionSetup:
     if text is None:
         return read_setup(run_dir)
     setup = codec.from_plain(messages.SessionSetup, json.loads(text))
-    return replace(setup, folder=setup.folder or os.getcwd())
+    # The user's own modules have come with the session only where it is to import them.
+    own = os.getcwd() if setup.preload else run_dir.path
+    return replace(setup, folder=setup.folder or own)
 
 
 def peer_uid(line: socket.socket) -> int:

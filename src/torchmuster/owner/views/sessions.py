@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torchmuster.engines.session import HeldSession
 from torchmuster.errors import ChannelError, MusterError, NotFoundError
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.plan import RunPlan
@@ -43,8 +44,10 @@ class SessionView:
 
 
 def lives(run_dir: RunDir) -> bool:
-    """Say whether the run that is a session has an owner and no end."""
-    return owner_process_lives(run_dir) and not os.path.exists(run_dir.result)
+    """Say whether the run that is a session has an owner and no end; of an owner on another machine that is assumed."""
+    if os.path.exists(run_dir.result):
+        return False
+    return owner_process_lives(run_dir) or (os.path.isfile(run_dir.job) and owner_lives(run_dir))
 
 
 def session_dirs(name: str | None = None) -> list[RunDir]:
@@ -65,7 +68,12 @@ def session_dirs(name: str | None = None) -> list[RunDir]:
 
 def living_sessions() -> list[RunDir]:
     """Return the run directories of the sessions that live, the newest first."""
-    return [run_dir for run_dir in session_dirs() if lives(run_dir)]
+    return [one for one in session_dirs() if lives(one) and _is_held(one)]
+
+
+def _is_held(run_dir: RunDir) -> bool:
+    plan = read_plan(run_dir)
+    return plan is not None and (plan.engine == "local" or _job_goes_on(run_dir, plan))
 
 
 def name_of_session(run_dir: RunDir) -> str:
@@ -182,7 +190,9 @@ def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan
         states = ask_doors(view_run(run_dir), plan.node_names)
     except MusterError:
         states = []
-    where = f"job {plan.job_id} of {plan.engine}" if plan.job_id is not None else plan.engine
+    noted = atomic.read_json(run_dir.job)
+    job_id = plan.job_id or (noted.get("job_id") if isinstance(noted, dict) else None)
+    where = f"job {job_id} of {plan.engine}" if job_id is not None else plan.engine
     ends_at = job_ends_at(run_dir)
     state = states[0] if states else None
     if state is not None and ends_at is not None:
