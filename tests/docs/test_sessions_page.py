@@ -10,7 +10,7 @@ from kit.command import muster_env, run_muster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
 FILES = dict(re.findall(r'```python title="(.+?)"\n(.*?)```', PAGE, re.DOTALL))
-(BLOCK,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+BLOCK, *_ = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.short
