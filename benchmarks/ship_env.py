@@ -125,8 +125,8 @@ def median(readings: list[dict[str, float]], key: str) -> float:
     return statistics.median(reading[key] for reading in readings)
 
 
-def table(found: dict[str, list[dict[str, float]]], num_hosts: int) -> str:
-    """Return the table."""
+def table(found: dict[str, list[dict[str, float]]], num_hosts: int, floor_s: float) -> str:
+    """Return the table; `floor_s` is what the bytes alone take on one link."""
     one, every = median(found["one"], "way"), median(found["all"], "way")
     more_s = median(found["again"], "whole") - median(found["without"], "whole")
     rows = [
@@ -135,6 +135,9 @@ def table(found: dict[str, list[dict[str, float]]], num_hosts: int) -> str:
         f"| to one host | {one:.1f} s |",
         f"| to {num_hosts} hosts | {every:.1f} s |",
         f"| {num_hosts} hosts, for one | {every / one:.2f} |",
+        f"| the bytes alone on one link (the floor) | {floor_s:.1f} s |",
+        f"| one host, for the floor | {one / floor_s:.2f} |",
+        f"| {num_hosts} hosts, for the floor | {every / floor_s:.2f} |",
         f"| again, more than without `--ship-env` | {more_s:.2f} s |",
     ]
     return "\n".join(rows)
@@ -158,7 +161,8 @@ def main() -> None:
     with stage("ship_env", options.limit) as running:
         found = measure(options, running)
     how = f"{options.megabytes} MB in {options.files} files, links of {options.rate}, {options.repeats} of each"
-    text = f"{headline(machine, how)}\n\n{table(found, options.hosts)}\n"
+    floor_s = options.megabytes * 8 / float(options.rate.removesuffix("mbit"))
+    text = f"{headline(machine, how)}\n\n{table(found, options.hosts, floor_s)}\n"
     save(options.json, {"machine": machine, "how": how, "samples": found}, text)
 
 

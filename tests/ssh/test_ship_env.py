@@ -103,6 +103,21 @@ def test_a_host_that_has_it_sends_nothing(hosts, three, environment):
     assert out.count("shipped edited in") == 3
 
 
+def test_two_runs_that_send_the_same_at_once_both_have_it_and_nothing_is_left(
+    hosts, three, environment
+):
+    words = (f"--ship-env={environment}", "--hosts", "a,b", "--tee", "all", "says.py")
+    runs = [hosts.start("--run-id", name, *words) for name in ("r1", "r2")]
+    for run in runs:
+        out, err = run.communicate(timeout=300)
+        assert run.returncode == 0, err
+        assert out.count("shipped edited in") == 2
+    for home in three[:2]:
+        (folder,) = home.glob("tmp/muster-environments-*")
+        (name,) = [path.name for path in folder.iterdir()]
+        assert not name.startswith(".")
+
+
 def test_a_damaged_copy_of_it_is_never_used(hosts, three, environment):
     code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "a", "says.py")
     assert code == 0, err

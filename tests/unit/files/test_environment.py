@@ -1,6 +1,7 @@
 """A virtual environment as an archive."""
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -177,3 +178,53 @@ def test_an_interpreter_of_the_user_s_own_travels_too(monkeypatch, prefix, cache
         [python, "-I", "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True
     )
     assert done.stdout.split() == [f"{there}/base"], done.stderr
+
+
+@pytest.fixture
+def conda(tmp_path, monkeypatch):
+    """Make what conda makes, as far as it matters: its records, a text and a binary with the prefix, an interpreter in it."""
+    monkeypatch.undo()  # its interpreter lies in the environment
+    made = tmp_path / "conda" / "envs" / "train"
+    (made / "bin").mkdir(parents=True)
+    facts = {"prefix": str(made), "base": str(made), "python": [3, 11], "executable": "python3.11"}
+    python = made / "bin" / "python3.11"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps({**facts, 'machine': 'x86_64'})}'\n")
+    python.chmod(0o755)
+    (made / "bin" / "python").symlink_to("python3.11")
+    (made / "lib").mkdir()
+    (made / "lib" / "settings.txt").write_text(f"prefix={made}\n")
+    room = 255
+    string = os.fsencode(made) + b"/lib"
+    (made / "lib" / "library.so").write_bytes(
+        b"\x7fELF\0" + string + bytes(room - len(os.fsencode(made))) + b"\0after"
+    )
+    paths = [
+        {"_path": "lib/settings.txt", "prefix_placeholder": "p" * room, "file_mode": "text"},
+        {"_path": "lib/library.so", "prefix_placeholder": "p" * room, "file_mode": "binary"},
+        {"_path": "bin/python3.11"},
+    ]
+    meta = made / "conda-meta"
+    meta.mkdir()
+    (meta / "x-1-0.json").write_text(json.dumps({"paths_data": {"paths": paths}}))
+    for name in ("pkgs", "envs"):  # as conda's own environment has them
+        (made / name).mkdir()
+        (made / name / "large").write_text("x")
+    return made
+
+
+def test_an_environment_of_conda_travels_with_its_interpreter_and_its_prefixes(
+    conda, cache, tmp_path
+):
+    packed = environment.pack(str(conda), cache)
+    assert packed.needs.base == ""
+    there = unpacked(
+        packed, tmp_path / "there", "/scratch/muster-environments-1000/0123456789abcdef"
+    )
+    place = b"/scratch/muster-environments-1000/0123456789abcdef/env"
+    assert (there / "env/lib/settings.txt").read_bytes() == b"prefix=" + place + b"\n"
+    library = (there / "env/lib/library.so").read_bytes()
+    assert len(library) == (conda / "lib/library.so").stat().st_size
+    assert library.startswith(b"\x7fELF\0" + place + b"/lib\0\0")
+    assert library.endswith(b"\0after")
+    assert os.readlink(there / "env/bin/python") == "python3.11"
+    assert sorted(os.listdir(there / "env")) == ["bin", "conda-meta", "lib"]
