@@ -1,9 +1,12 @@
 """`--ship-env`: the client's virtual environment on hosts that have none of it."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from kit.waiting import wait_until
 
 SAYS = """\
 import os, sys, here_alone, being_edited
@@ -116,6 +119,42 @@ def test_two_runs_that_send_the_same_at_once_both_have_it_and_nothing_is_left(
         (folder,) = home.glob("tmp/muster-environments-*")
         (name,) = [path.name for path in folder.iterdir()]
         assert not name.startswith(".")
+
+
+@pytest.fixture
+def large(environment):
+    """Let it take a while."""
+    (site,) = environment.glob("lib/python3*/site-packages")
+    for number in range(6):
+        (site / f"large{number}.bin").write_bytes(os.urandom(25_000_000))
+    return environment
+
+
+def is_coming_to(home):
+    return any(home.glob("tmp/muster-environments-*/.unpacking-*/env/lib"))
+
+
+def test_a_host_that_dies_while_it_forwards_is_passed_by(hosts, three, large):
+    words = (f"--ship-env={large}", "--hosts", "a,b,c", "--nodes", "2:3", "--tee", "all")
+    run = hosts.start(*words, "says.py")
+    wait_until(lambda: is_coming_to(three[2]), "the third host gets it", 120.0)
+    hosts.cut("b", for_good=True)
+    out, err = run.communicate(timeout=300)
+    assert "c gets the environment from here: not from b" in err, err
+    assert run.returncode == 0, err
+    assert out.count("shipped edited in") == 2
+
+
+def test_a_client_that_is_killed_in_the_middle_leaves_nothing_that_is_used(hosts, three, large):
+    run = hosts.start(f"--ship-env={large}", "--hosts", "a,b", "says.py")
+    wait_until(lambda: is_coming_to(three[1]), "the second host gets it", 120.0)
+    run.kill()
+    run.communicate()
+    wait_until(lambda: not is_coming_to(three[0]), "the first host gives it up", 60.0)
+    code, out, err = hosts.run(f"--ship-env={large}", "--hosts", "a,b", "--tee", "all", "says.py")
+    assert code == 0, err
+    assert out.count("shipped edited in") == 2
+    assert [len(found) for found in places(three)] == [1, 1, 0], places(three)
 
 
 def test_a_damaged_copy_of_it_is_never_used(hosts, three, environment):
