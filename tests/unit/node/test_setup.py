@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,20 @@ import pytest
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
-from torchmuster.model.plan import NodeSetup, Program, RunPlan, ScriptKind, Stage
+from torchmuster.model.plan import (
+    NodeSetup,
+    Program,
+    RunPlan,
+    ScriptKind,
+    ShippedEnvironment,
+    Stage,
+)
 from torchmuster.node.options import AgentOptions, HeadPlace
 from torchmuster.node.scratch import remove_scratch
 from torchmuster.node.setup import NodeWork, other_interpreter, refusal_of
 from torchmuster.node.shell import NodeShell, SetupError
+from torchmuster.node.shipping import shelf
+from unit.node.shipping.parcels import Packed
 
 
 class Host:
@@ -263,3 +273,28 @@ def test_a_binary_of_another_processor_has_a_stand_in(tmp_path):
     stand_in = other_interpreter(program_in(tmp_path, (str(alien),)), os.environ)
 
     assert stand_in.python[0] != str(alien)
+
+
+def test_an_environment_that_was_sent_is_unpacked_behind_the_lines_and_runs_the_job(node, tmp_path):
+    packed = Packed(tmp_path / "environment.parcel", megabytes=1)
+    shipped = ShippedEnvironment(archive=packed.path, needs=packed.needs)
+    (tmp_path / "local").mkdir()
+    host, _ = node(
+        lines=(f"export LOCAL={tmp_path}/local PYTHONHOME=/wrong",),
+        scratch="$LOCAL",
+        shipped=shipped,
+    )
+    ((program, environment),) = host.started
+    (place,) = (tmp_path / "local").glob("muster-environments-*/[0-9a-f]*")
+    assert program.python == (f"{place}/env/bin/python",)
+    assert environment["VIRTUAL_ENV"] == f"{place}/env"
+    assert environment["PATH"].startswith(f"{place}/env/bin:")
+    assert "PYTHONHOME" not in environment
+    assert shelf.is_used(str(place))
+
+
+def test_an_environment_that_a_node_can_t_have_is_said_with_the_node(node, tmp_path):
+    packed = Packed(tmp_path / "environment.parcel", megabytes=1)
+    needs = replace(packed.needs, machine="vax")
+    with pytest.raises(SetupError, match=r"another processor \(n2\)"):
+        node(shipped=ShippedEnvironment(archive=packed.path, needs=needs))

@@ -10,6 +10,7 @@ import pytest
 from torchmuster.errors import MusterError
 from torchmuster.node.shipping import shelf as shelves
 from torchmuster.node.shipping.shelf import Shelf, Unpacking, check_fit, forget_old, try_torch
+from torchmuster.ui.messages import print_errors
 from unit.node.shipping.parcels import Packed
 
 
@@ -129,3 +130,41 @@ def test_a_program_that_does_not_run_there_is_said_with_its_last_line(packed, tm
     with pytest.raises(MusterError, match="`import torch` fails") as refused:
         try_torch(str(tmp_path), dataclasses.replace(packed.needs, has_torch=True))
     assert refused.value.why == "no libcudart"
+
+
+def test_what_users_read_where_it_can_t_live(packed, tmp_path, golden, capsys, monkeypatch):
+    monkeypatch.setattr(shelves, "_own_glibc", lambda: 28)
+    monkeypatch.setattr(shelves, "show_size", lambda size: "SIZE")
+    for path, text in (
+        ("python3", "echo 3.9"),
+        ("t/env/bin/python", "echo no libcudart >&2; exit 1"),
+    ):
+        script = tmp_path / path
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+    needs = dataclasses.replace(packed.needs, machine="riscv64", python="3.11", has_torch=True)
+    here = dataclasses.replace(needs, machine=os.uname().machine)
+    monkeypatch.setattr(
+        shelves.os, "uname", lambda: os.uname_result(("", "", "", "", here.machine))
+    )
+    tries = {
+        "another_processor": lambda: check_fit(needs),
+        "an_older_c_library": lambda: check_fit(dataclasses.replace(here, glibc=35)),
+        "another_minor_of_python": lambda: check_fit(
+            dataclasses.replace(here, base=str(tmp_path / "python3"))
+        ),
+        "no_room": lambda: Shelf(
+            dataclasses.replace(here, unpacked_bytes=1 << 60), str(tmp_path)
+        ).check_room(),
+        "no_torch_there": lambda: try_torch(str(tmp_path / "t"), here),
+    }
+    for case, attempt in tries.items():
+        with pytest.raises(MusterError) as refused:
+            attempt()
+        print_errors([refused.value])
+        text = capsys.readouterr().err.replace(str(tmp_path), "/scratch")
+        text = text.replace(here.machine, "MACHINE").replace(
+            shelves.folder_name(), "muster-environments-UID"
+        )
+        golden("environments.txt", case, text)
