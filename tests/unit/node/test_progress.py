@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.model import heartbeat
 from torchmuster.node.progress import NodeProgress, last_step
@@ -129,14 +131,19 @@ def test_memory_and_data_of_what_a_rank_has_started_count_for_it(process, tmp_pa
 
 
 def test_a_child_that_has_ended_takes_nothing_away(process, tmp_path):
+    stop = tmp_path / "stop"
+    burn = f"import os\nwhile not os.path.exists({str(stop)!r}): sum(range(1000))"
     pid = process(
         "import subprocess, sys, signal\n"
         "print('up', flush=True)\n"
-        "subprocess.run([sys.executable, '-S', '-c', 'sum(range(10**7))'])\n"
+        f"subprocess.run([sys.executable, '-S', '-c', {burn!r}])\n"
         "signal.pause()"
     )
+    children = Path(f"/proc/{pid}/task/{pid}/children")
     reader = NodeProgress(str(tmp_path), 0)
     seen = [until(reader, pid, lambda found: found.active_s > 0.1)]
+    stop.touch()
+    wait_until(lambda: not children.read_text(), "the child is gone")
     for _ in range(50):
         seen += reader.read([(0, pid)])
     spent = [(one.active_s, one.io_bytes) for one in seen]
