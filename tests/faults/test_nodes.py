@@ -341,3 +341,35 @@ def test_a_node_of_an_elastic_job_that_is_called_back_leaves_alone(job, port):
     head.stop_workers()
     assert head.wait() == 0
     assert head.result()["restarts_spent"] == 0
+
+
+@pytest.mark.short
+def test_a_spare_node_takes_the_place_of_a_lost_one_at_once(job):
+    run = job("--nodes", "2", "--spares", "1", "--nproc-per-node", "2").start()
+    run.wait_up(0)
+    agent = run.agent_pid("n2")
+    # Nothing else can bring a node: what would start another agent stands still.
+    os.kill(run.process.pid, signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    try:
+        second = run.wait_up(1)
+    finally:
+        os.kill(run.process.pid, signal.SIGCONT)
+    assert set(second) == {0, 1, 2, 3}
+    assert run.wait_event("spare_taken")["node"] == "n3"
+    run.wait_event("spare_joined")
+    assert run.finish() == 0
+    assert "the spare n3 takes the place of n2" in run.stderr
+    assert "n2 has joined as a spare node" in run.stderr
+
+
+def test_the_loss_of_a_spare_node_is_only_said(job):
+    run = job("--nodes", "1", "--spares", "1", "--nproc-per-node", "2").start()
+    run.wait_up(0, num=2)
+    run.wait_event("attempt_started")
+    os.kill(run.agent_pid("n2"), signal.SIGKILL)
+    run.wait_event("spare_lost")
+    run.wait_event("spare_joined")
+    assert run.finish() == 0
+    assert run.result()["attempts"] == 1
+    assert run.result()["restarts_spent"] == 0

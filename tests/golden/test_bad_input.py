@@ -36,6 +36,9 @@ TOPICS = {
     },
     "numbers": {
         "no_workers": "run --nproc-per-node 0 train.py",
+        "spare_nodes_of_a_range": "run --nodes 2:4 --spares 1 train.py",
+        "spare_nodes_below_zero": "run --spares -1 train.py",
+        "more_spare_nodes_than_hosts": "run --hosts a,b --nodes 2 --spares 1 train.py",
         "negative_workers": "run --nproc-per-node -2 train.py",
         "no_number_of_workers": "run --nproc-per-node gpus train.py",
         "workers_for_other_nodes": "run --nodes 3 --nproc-per-node 4,2 train.py",

@@ -142,6 +142,7 @@ def print_status(run: str, *, as_json: bool) -> int:
         plain = {
             **_plain(view, account),
             "attempts": view.attempts,
+            "spares": view.spares,
             "job": codec.to_plain(job) if job else None,
             "training": codec.to_plain(training) if training else None,
             "result": codec.to_plain(view.result) if view.result else None,
@@ -161,6 +162,8 @@ def print_status(run: str, *, as_json: bool) -> int:
         echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
     print_account(account, has_job_line=job is not None)
     _print_attempts(view)
+    if not view.state.is_final and view.plan is not None and view.plan.spares:
+        echo(f"spare    {few_of(view.spares, 8) or 'none at the moment'}")
     if not view.state.is_final and (waits := narrate_wait(view.events, datetime.now(UTC))):
         click.echo(waits)
     if training is not None:

@@ -46,7 +46,7 @@ class AllocationEngine(AgentProcesses):
         self._start_head(first_attempt, restarts_spent)
         # pbsdsh brings no variable of the job's script, nor what `module load` has set there.
         self.job.leave_environment(self.run_dir.environment)
-        for place in range(1, min(self.plan.max_nodes, len(self.job.nodes))):
+        for place in range(1, min(self.plan.num_places, len(self.job.nodes))):
             self.start_place(place)
 
     def start_place(self, place: int) -> None:

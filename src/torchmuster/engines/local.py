@@ -164,7 +164,7 @@ class LocalEngine(AgentProcesses):
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent on every place, the head first."""
         self._start_head(first_attempt, restarts_spent)
-        for place in range(1, self.plan.max_nodes):
+        for place in range(1, self.plan.num_places):
             self.start_place(place)
 
     def start_place(self, place: int) -> None:
@@ -173,7 +173,7 @@ class LocalEngine(AgentProcesses):
 
     def _environment(self, place: int) -> dict[str, str] | None:
         """Give each simulated node GPUs of its own."""
-        if self.plan.max_nodes == 1 or not self.gpus:
+        if self.plan.num_places == 1 or not self.gpus:
             return None
         first = sum(self.plan.num_workers(p) for p in range(place))
         mine = self.gpus[first : first + self.plan.num_workers(place)]

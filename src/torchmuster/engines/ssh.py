@@ -50,7 +50,7 @@ class SshEngine:
         self._say = say
         self._token = share_token(run_dir)
         self._code = CodeArchive(plan.program, run_dir, wishes.code_root)
-        self._places = Places(wishes.hosts, plan.max_nodes, spares_first=wishes.spares_first)
+        self._places = Places(wishes.hosts, plan.num_places, spares_first=wishes.spares_first)
         self._hosts: dict[int, RemoteHost] = {}
         self._coming: set[int] = set()
         self._opening: set[RemoteHost] = set()
@@ -131,7 +131,7 @@ class SshEngine:
         """Connect to as many hosts as the run has places; spare hosts stand in for those that don't answer."""
         good: list[RemoteHost] = []
         bad: list[HostProblem] = []
-        wanted = self.plan.max_nodes
+        wanted = self.plan.num_places
         waiting = list(self._wishes.hosts)
         while waiting and len(good) < wanted:
             wave, waiting = waiting[: wanted - len(good)], waiting[wanted - len(good) :]

@@ -33,6 +33,13 @@ class Gathering:
         """Wait from now on."""
         self.since, self.enough_since = now, None
 
+    def end(self) -> None:
+        """Wait no longer: an attempt starts, and only spare nodes may still come."""
+        if self.plan.spares:
+            self.asked_for.intersection_update(self.members.missing_places())
+        else:
+            self.asked_for.clear()
+
     @property
     def due(self) -> float | None:
         """Return when the last call for more nodes ends."""
@@ -53,7 +60,7 @@ class Gathering:
             shrinking: An attempt has run before: nobody is given time to come.
         """
         if len(here) >= self.plan.max_nodes:
-            return True
+            return self._has_its_own(here, now, shrinking=shrinking)
         if not self.plan.is_elastic or len(here) < self.plan.min_nodes:
             self.enough_since = None
             return False
@@ -64,6 +71,20 @@ class Gathering:
         limits = self.plan.limits
         is_late = now - self.since >= limits.join_timeout_s  # a longer last call ends too
         return shrinking or is_late or now - self.enough_since >= limits.last_call_s
+
+    def _has_its_own(self, here: Sequence[Member], now: float, *, shrinking: bool) -> bool:
+        """Say whether the nodes that were to get the ranks are here, or have had their time: else spare ones get them."""
+        if not self.plan.spares:
+            return True
+        if not any(member.hello.wants_place_0 for member in here):
+            return False
+        if shrinking or all(
+            place >= self.plan.max_nodes for place in self.members.missing_places()
+        ):
+            return True
+        if self.enough_since is None:
+            self.enough_since = now
+        return now - self.enough_since >= self.plan.limits.last_call_s
 
     def lacks(self) -> list[int]:
         """Return the places for which agents have to be started before the next attempt."""
@@ -83,10 +104,9 @@ class Gathering:
 
     def wait(self, num_here: int, now: float, hint: str) -> dict[str, Any]:
         """Return the event that names the nodes that are missing."""
-        missing = [self.missing(place) for place in self.members.missing_places()]
-        wanted = self.plan.max_nodes
-        if self.plan.is_elastic:
-            missing, wanted = missing[: self.plan.min_nodes - num_here], self.plan.min_nodes
+        wanted = self.plan.min_nodes  # of a fixed number that is all of them
+        places = self.members.missing_places()[: wanted - num_here]
+        missing = [self.missing(place) for place in places]
         return {
             "missing": missing[:MAX_LISTED],
             "num_missing": len(missing),

@@ -2,6 +2,9 @@
 
 Values and rules only; the head communicates. A member that is gone remains in the membership until it
 is certain that none of its workers lives: by proof, or because its lease has ended.
+
+An engine starts an agent at a place, and there it starts its replacement, too. In a run with spare nodes a spare one takes the
+place of a lost one, so what is started again is spare from then on: the place of its start and the place of its ranks differ.
 """
 
 import time
@@ -17,6 +20,7 @@ from torchmuster.net.channel import Channel
 from torchmuster.net.messages import Hello, SpawnerReady
 
 MAX_LISTED = 256  # nodes in one event
+_MOST_LOSSES = 2  # of a node that gets a place while another one is there
 
 
 @dataclass(slots=True)
@@ -40,6 +44,16 @@ class Member:
         """Say whether the agent is connected."""
         return self.channel is not None and self.lost_why is None
 
+    @property
+    def started_at(self) -> int | None:
+        """Return the place at which its engine has started it, and starts it again."""
+        return self.place if self.hello.place is None else self.hello.place
+
+    @property
+    def machine(self) -> str:
+        """Return the machine that it is on, whichever place it holds there."""
+        return self.hello.machine or self.hello.host
+
 
 @dataclass(slots=True)
 class Membership:
@@ -55,6 +69,8 @@ class Membership:
     members: list[Member] = field(default_factory=list)
     _by_incarnation: dict[str, Member] = field(default_factory=dict)
     _holders: dict[int, Member] = field(default_factory=dict)
+    _started: dict[int, Member] = field(default_factory=dict)  # by the place of their start
+    _losses: dict[str, int] = field(default_factory=dict)  # by machine, where there are spare nodes
     _any_lost: bool = False
 
     def present(self) -> list[Member]:
@@ -67,8 +83,9 @@ class Membership:
 
     def name_alone(self, member: Member) -> str:
         """Return that without the machine, which may be another one the next time."""
-        if member.place is not None and member.place < len(self.plan.node_names):
-            return self.plan.node_names[member.place]
+        place = member.started_at
+        if place is not None and place < len(self.plan.node_names):
+            return self.plan.node_names[place]
         return member.hello.host
 
     def at_place(self, place: int) -> Member | None:
@@ -92,20 +109,27 @@ class Membership:
                 " give each job a port of its own (or both the same --rdzv-id, to train one model)"
             )
         if hello.place is not None:
-            holder = self.at_place(hello.place)
+            holder = self._holder_of_start(hello.place)
             if holder is not None and holder.hello.incarnation != hello.incarnation:
                 name = self.plan.node_name(hello.place)
                 return (
                     f"the place of {name} is held by another agent"
                     f" (pid {holder.hello.pid} on {holder.hello.host})"
                 )
-            if not 0 <= hello.place < self.plan.max_nodes:
-                return f"place {hello.place} is outside this run of {self.plan.max_nodes} nodes"
-        if len(self.members) < self.plan.max_nodes:
+            if not 0 <= hello.place < self.plan.num_places:
+                return f"place {hello.place} is outside this run of {self.plan.num_places} nodes"
+        if len(self.members) < self.plan.num_places:
             return None
-        if sum(m.lost_why is None for m in self.members) >= self.plan.max_nodes:
-            return f"the run has all its {self.plan.max_nodes} nodes"
+        if sum(m.lost_why is None for m in self.members) >= self.plan.num_places:
+            return f"the run has all its {self.plan.num_places} nodes"
         return None
+
+    def _holder_of_start(self, place: int) -> Member | None:
+        """Return the agent that was started at a place, or holds it, and is not lost."""
+        if not self.plan.spares:
+            return self.at_place(place)
+        started = self._started.get(place)
+        return started if started is not None and started.lost_why is None else None
 
     def admit(self, hello: Hello, channel: Channel) -> Member:
         """Take an agent in."""
@@ -118,6 +142,8 @@ class Membership:
         )
         self.members.append(member)
         self._by_incarnation[hello.incarnation] = member
+        if hello.place is not None:
+            self._started[hello.place] = member
         if member.place is not None:
             self._holders[member.place] = member
         return member
@@ -125,7 +151,9 @@ class Membership:
     def _place_of(self, hello: Hello) -> int | None:
         """Return the place that an agent names, else the free one that has its host's name."""
         if hello.place is not None:
-            return hello.place
+            is_spare = hello.place >= self.plan.max_nodes
+            is_taken = self.plan.spares and self.at_place(hello.place) is not None
+            return None if is_spare or is_taken else hello.place
         host = hello.host.partition(".")[0]
         for place, name in enumerate(self.plan.node_names):
             if place and name.partition(".")[0] == host and self.at_place(place) is None:
@@ -136,29 +164,63 @@ class Membership:
         """Strike a member off at once: it has called anew."""
         self.members.remove(member)
         del self._by_incarnation[member.hello.incarnation]
+        start = member.hello.place
+        if start is not None and self._started.get(start) is member:
+            del self._started[start]
         if member.place is not None and self._holders.get(member.place) is member:
             del self._holders[member.place]
 
-    def number_places(self) -> None:
-        """Give a place to every member without one: natural order of host names, head first."""
+    def number_places(self) -> list[Member]:
+        """Give the free places to members without one, and return these members.
+
+        Head first, then in natural order of host names; of spare nodes those that have torch loaded come first, those that
+        were lost twice in this run last.
+        """
         taken = [m.place for m in self.members if m.place is not None and m.lost_why is None]
         reserved = [] if any(m.place == 0 for m in self.members) else [0]
         free = free_places([*taken, *reserved], self.plan.max_nodes)
         homeless = [m for m in self.members if m.place is None and m.lost_why is None]
-        homeless.sort(key=lambda m: natural_key(m.hello.host))
-        for member, place in zip(homeless, free, strict=False):
+        homeless.sort(key=self._spare_key if self.plan.spares else _host_key)
+        placed = list(zip(homeless, free, strict=False))
+        for member, place in placed:
             member.place = place
             self._holders[place] = member
+        return [member for member, _ in placed]
+
+    def _spare_key(self, member: Member) -> tuple[bool, bool, int]:
+        return (self.is_worn(member), member.ready is None, member.started_at or 0)
+
+    def is_worn(self, member: Member) -> bool:
+        """Say whether a node was lost so often in this run that another one is preferred."""
+        return self._losses.get(member.machine, 0) >= _MOST_LOSSES
+
+    @property
+    def worn_machines(self) -> dict[str, int]:
+        """Return the machines that were lost repeatedly, and how often."""
+        return {name: count for name, count in self._losses.items() if count >= _MOST_LOSSES}
+
+    def spares(self) -> list[Member]:
+        """Return the nodes that wait for another's loss."""
+        return [m for m in self.present() if m.place is None] if self.plan.spares else []
 
     def missing_places(self) -> list[int]:
-        """Return the places that nobody holds, for a run of fixed size."""
-        self_numbered = [m for m in self.present() if m.place is None]
-        taken = {m.place for m in self.present() if m.place is not None}
-        free = [p for p in range(self.plan.max_nodes) if p not in taken]
+        """Return the places at which no agent is, for a run of fixed size."""
+        starts = [m.started_at for m in self.present()]
+        self_numbered = [start for start in starts if start is None]
+        taken = set(starts)
+        free = [p for p in range(self.plan.num_places) if p not in taken]
         return free[len(self_numbered) :] if self_numbered else free
 
-    def lose(self, member: Member, why: str) -> None:
-        """Strike a member off; it stays listed while its workers may live."""
+    def lose(self, member: Member, why: str, *, by_itself: bool = True) -> None:
+        """Strike a member off; it stays listed while its workers may live.
+
+        Args:
+            member: Who is gone.
+            why: How that is known.
+            by_itself: Nobody asked it to leave.
+        """
+        if by_itself and self.plan.spares:
+            self._losses[member.machine] = self._losses.get(member.machine, 0) + 1
         member.lost_why = why
         member.channel = None
         self._any_lost = True
@@ -202,6 +264,10 @@ class Membership:
         if member.spawner_pid is not None:
             pids.add(member.spawner_pid)
         return not any(self.is_running(pid) for pid in pids)
+
+
+def _host_key(member: Member) -> tuple[tuple[int, int, str], ...]:
+    return natural_key(member.hello.host)
 
 
 def other_job(jobs: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:

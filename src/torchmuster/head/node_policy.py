@@ -10,7 +10,7 @@ from typing import Any
 from torchmuster.head.attempt import Attempt, AttemptPhase
 from torchmuster.head.gathering import Gathering
 from torchmuster.head.leavers import Leavers, StopRequest
-from torchmuster.head.membership import Member, Membership
+from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.restarts import RestartBook
 from torchmuster.head.start_checks import StartChecks
@@ -136,9 +136,48 @@ class NodePolicy:
         member = self.members.admit(hello, channel)
         member.running_attempt = hello.attempt
         if member.place is None and self.next_attempt > self._options.first_attempt:
-            self.members.number_places()
+            self._number_places()
         self._welcome(member, channel)
         return member
+
+    def _number_places(self) -> None:
+        """Give the free places to nodes without one; write which spare node has taken another's place."""
+        for member in self.members.number_places():
+            if self.plan.spares and member.place is not None and member.place != member.started_at:
+                name, before = self.members.name(member), self.plan.node_name(member.place)
+                self.tell("spare_taken", node=name, place=member.place, before=before)
+
+    def _to_check(self, here: Sequence[Member]) -> list[Member]:
+        """Return the nodes that are looked at before an attempt: spare ones before the first, later those that take part."""
+        if not self.plan.spares:
+            return list(here)
+        self._number_places()
+        is_first = self.next_attempt == self._options.first_attempt
+        return [member for member in here if is_first or member.place is not None]
+
+    def _num_workers(self, place: int, member: Member) -> int:
+        """Return how many workers a node has: a spare one as many as the node that it replaces."""
+        if self.plan.spares and place != member.started_at:
+            return self.plan.num_workers(place)
+        return member.hello.num_workers
+
+    def _is_spare(self, member: Member) -> bool:
+        return self.plan.spares > 0 and member.place is None
+
+    def _told_spares(self) -> dict[str, list[str]]:
+        """Return what the event on an attempt's start says of spare nodes."""
+        names = [self.members.name(member) for member in self.members.spares()]
+        return {"spares": names[:MAX_LISTED]} if self.plan.spares else {}
+
+    def _notes_on_losses(self) -> list[str]:
+        """Return, and write, which machines were lost repeatedly."""
+        notes = [
+            f"{name} was lost {count} times: look at it before you use it again (`muster doctor`)"
+            for name, count in self.members.worn_machines.items()
+        ]
+        for note in notes:
+            self.tell("notice", text=note)
+        return notes
 
     def _welcome(self, member: Member, channel: Channel) -> None:
         name, hello = self.members.name(member), member.hello
@@ -160,7 +199,10 @@ class NodePolicy:
         if channel.is_open:
             text = f"{name} has no common key with the head: its channel is not authenticated"
             self.tell("notice", node=name, text=text)
-        if self.phase is not AttemptPhase.GATHERING:
+        if self._is_spare(member):
+            if self.next_attempt > self._options.first_attempt:
+                self.tell("spare_joined", node=name)
+        elif self.phase is not AttemptPhase.GATHERING:
             self.tell("newcomer", node=name)
             if self.plan.grow and self.running is not None:
                 self._why_next = f"{name} has come"
@@ -192,13 +234,16 @@ class NodePolicy:
         if self.phase is AttemptPhase.OVER:
             return
         name = self.members.name(member)
-        self._lost[self.members.name_alone(member)] = why
-        self.tell("node_lost", node=name, why=why)
+        is_spare = self._is_spare(member)
+        if not is_spare:  # nobody misses one
+            self._lost[self.members.name_alone(member)] = why
+        self.tell("spare_lost" if is_spare else "node_lost", node=name, why=why)
         attempt = self.running
         if attempt is not None and member in attempt.members.values():
             attempt.take_loss(member, name, why, now)
-        if member.place is not None and not self.plan.is_elastic and self._may_go_on:
-            self._ask_for([member.place])
+        place = member.started_at
+        if place is not None and not self.plan.is_elastic and self._may_go_on:
+            self._ask_for([place])
 
     @property
     def _may_go_on(self) -> bool:
@@ -250,6 +295,9 @@ class NodePolicy:
         if not self._leavers.may_leave(member, signum, self.members.present()):
             return False
         name, word = self.members.name(member), contract.signal_name(signum)
+        if self._is_spare(member):
+            self._release_spare(member, f"was asked to end ({word})")
+            return True
         goes_on = "with its replacement" if self.plan.nodes_return else "without it"
         text = f"{name} was asked to end ({word}): the job continues {goes_on}"
         self.tell("notice", node=name, text=text)
@@ -260,6 +308,15 @@ class NodePolicy:
             self.send(member, messages.SignalWorkers(signum=signum, asks_to_stop=True))
         return True
 
+    def _release_spare(self, member: Member, why: str) -> None:
+        """Let a node go that has no ranks."""
+        name = self.members.name(member)
+        text = f"the spare {name} {why}"
+        self.tell("notice", node=name, text=text)
+        goodbye = messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=text)
+        self.send(member, goodbye)
+        self.members.lose(member, "it has left", by_itself=False)
+
     def _dismiss_leavers(self) -> list[str]:
         """Let those go who leave; return their names."""
         names = []
@@ -268,7 +325,7 @@ class NodePolicy:
             sentence = "this node was asked to end; the job continues without it"
             goodbye = messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=sentence)
             self.send(member, goodbye)
-            self.members.lose(member, "it has left")
+            self.members.lose(member, "it has left", by_itself=False)
         return names
 
     def dismiss_all(self) -> None:

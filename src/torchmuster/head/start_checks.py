@@ -19,7 +19,7 @@ def preflight_form(plan: RunPlan, environment: Mapping[str, str]) -> str:
     """Return how the nodes are examined: `short`, `long`, `only`, or `off`, as for a run on one node."""
     wanted = environment.get("MUSTER_PREFLIGHT") if plan.preflight == "short" else None
     form = "off" if wanted in ("off", "no", "0") else plan.preflight
-    return "off" if form == "short" and plan.max_nodes == 1 else form
+    return "off" if form == "short" and plan.num_places == 1 else form
 
 
 @dataclass(frozen=True, slots=True)

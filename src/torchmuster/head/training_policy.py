@@ -95,11 +95,11 @@ class TrainingPolicy(NodePolicy):
         match message:
             case messages.SpawnerReady():
                 self._take_ready(member, message)
-            case messages.SpawnerRefused(why=why):
+            case messages.SpawnerRefused(why=why) if self._is_spare(member):
+                self._release_spare(member, f"can't be used: {why}")
+            case messages.SpawnerRefused(what=what, where=where, why=why, hint=hint):
                 member.refused_why = why
-                report = explain_refused_start(
-                    self.members.name(member), message.what, message.where, why, message.hint
-                )
+                report = explain_refused_start(self.members.name(member), what, where, why, hint)
                 self._finish(EndRun(RunState.FAILED, 1, report))
             case messages.WorkersStarted(attempt=number) if attempt and number == attempt.number:
                 member.worker_pids, member.spawner_pid = message.pids, message.spawner_pid
@@ -247,7 +247,7 @@ class TrainingPolicy(NodePolicy):
     # Starting.
 
     def _start_or_fail(self, here: Sequence[Member]) -> None:
-        if self._checks.settle(here):
+        if self._checks.settle(self._to_check(here)):
             self._start_attempt(here)
         elif self._checks.end is not None:
             end = self._checks.end
@@ -255,13 +255,13 @@ class TrainingPolicy(NodePolicy):
             self._finish(EndRun(state, end.exit_code, end.report))
 
     def _start_attempt(self, here: Sequence[Member]) -> None:
-        self.members.number_places()
+        self._number_places()
         members = {m.place: m for m in here if m.place is not None}
-        ranks = assign_ranks({p: m.hello.num_workers for p, m in members.items()})
+        ranks = assign_ranks({p: self._num_workers(p, m) for p, m in members.items()})
         number, self.next_attempt = self.next_attempt, self.next_attempt + 1
         self.attempt = Attempt(number, self.now, members, ranks)
         self.phase = AttemptPhase.RUNNING
-        self._gathering.asked_for.clear()
+        self._gathering.end()
         # The end of an earlier attempt is not this one's.
         self._known.trained_step = self._known.saved_step = None
         if self.plan.is_elastic and len(members) < self.plan.max_nodes and number:
@@ -278,7 +278,7 @@ class TrainingPolicy(NodePolicy):
         interface_of, name_of = self._checks.interface_of, self.members.name
         for member, start in attempt.orders(budget, self.plan.stdin_rank, interface_of, name_of):
             self.send(member, start)
-        self.tell("attempt_started", **attempt.told(self._why_next, name_of))
+        self.tell("attempt_started", **attempt.told(self._why_next, name_of), **self._told_spares())
 
     # Running.
 
@@ -294,7 +294,7 @@ class TrainingPolicy(NodePolicy):
             self._failed_at = self.now
             self._begin_ending()
         elif attempt.has_ended or (preempted and self.now - preempted > PREEMPTION_GRACE_S):
-            self._begin_ending()  # a worker was preempted, and the others did not follow
+            self._begin_ending()  # others did not follow one that was preempted
         elif early and self.now - early > EARLY_END_SAY_S:
             self._say_early_end(attempt)
 
@@ -434,7 +434,7 @@ class TrainingPolicy(NodePolicy):
             report=end.report,
             cause=end.cause,
             lost_s=round(self.lost_s, 3),
-            notes=end.notes,
+            notes=(*end.notes, *self._notes_on_losses()),
             node_was_lost=self._stop is not None and bool(self._lost),
             trained_step=self._known.trained_step,
             saved_step=self._known.saved_step,
@@ -444,6 +444,6 @@ class TrainingPolicy(NodePolicy):
     def more_may_come(self) -> bool:
         """Say whether nodes that have not called yet would wait in vain for a head that has gone."""
         before_all = self.next_attempt == self._options.first_attempt
-        missing = len(self.members.members) < self.plan.max_nodes
+        missing = len(self.members.members) < self.plan.num_places
         failed = self.result is not None and self.result.state is RunState.FAILED
         return failed and before_all and missing

@@ -195,6 +195,7 @@ class RunPlan:
         nodes_return: A node that is asked to end is replaced by the system that asks, as pods are: only it ends, and the run
             waits for its replacement.
         session: The session whose doors fork its agents; None: they are started.
+        spares: Nodes beyond `max_nodes` that join and load torch, but get no ranks until one of the others is lost.
     """
 
     run_id: str
@@ -221,6 +222,12 @@ class RunPlan:
     metrics_port: int | None = None
     nodes_return: bool = False
     session: str | None = None
+    spares: int = 0
+
+    @property
+    def num_places(self) -> int:
+        """Return on how many nodes an agent is started: those with ranks, then the spare ones."""
+        return self.max_nodes + self.spares
 
     def num_workers(self, place: int) -> int:
         """Return the number of workers on `place`."""

@@ -32,6 +32,8 @@ _WORTH_KNOWING = {
     "network",
     "newcomer",
     "node_lost",
+    "spare_lost",
+    "spare_taken",
     "notice",
     "preflight",
     "shrunk",

@@ -137,7 +137,14 @@ def plan_run(
         simulated: All nodes are on this machine.
     """
     nodes = parse_nodes(options.nodes or "1", "--nodes", problems)
-    workers = count_workers(options.nproc_per_node, nodes, gpus, problems, simulated=simulated)
+    workers = count_workers(
+        options.nproc_per_node, nodes, gpus, problems, simulated=simulated, spares=options.spares
+    )
+    if options.spares and nodes is not None and nodes[0] < nodes[1]:
+        what = "--spares needs a fixed number of nodes"
+        why = "a run with a range takes every node that comes"
+        fix = f"--nodes {nodes[0]} --spares {nodes[1] - nodes[0]}"
+        problems.add(what, f"--nodes {options.nodes}", why, fix)
     program = _program(options, problems)
     limits = _limits(options, problems)
     setup = _node_setup(options, problems)
@@ -157,7 +164,7 @@ def plan_run(
         max_nodes=maximum,
         workers_per_node=workers,
         limits=limits,
-        node_names=tuple(f"n{place + 1}" for place in range(maximum)),
+        node_names=tuple(f"n{place + 1}" for place in range(maximum + options.spares)),
         grow=options.grow,
         tee=Tee(options.tee),
         stdin_rank=options.stdin_rank,
@@ -166,6 +173,7 @@ def plan_run(
         preflight_script=options.preflight_script,
         restart_policy=RestartPolicy(options.restart_policy),
         metrics_port=options.metrics_port,
+        spares=options.spares,
     )
 
 
@@ -267,11 +275,12 @@ def count_workers(
     problems: Problems,
     *,
     simulated: bool,
+    spares: int = 0,
 ) -> tuple[int, ...] | None:
     """Return the workers of each node, one for each of its GPUs where nothing is said; `plan_run` has the arguments."""
     least, num_nodes = nodes or (1, 1)
     if text is None:
-        return (max(1, len(gpus) // (num_nodes if simulated else 1)),)
+        return (max(1, len(gpus) // (num_nodes + spares if simulated else 1)),)
     workers = parse_workers(text, gpus, problems)
     if workers is None or nodes is None:
         return workers
@@ -284,7 +293,8 @@ def count_workers(
         )
         return None
     total = sum(workers) if len(workers) > 1 else workers[0] * num_nodes
-    if simulated and num_nodes > 1 and gpus and total > len(gpus):
+    total += spares * workers[-1]
+    if simulated and num_nodes + spares > 1 and gpus and total > len(gpus):
         asked = str(num_nodes) if least == num_nodes else f"{least}:{num_nodes}"
         problems.add(
             f"{num_nodes} simulated nodes ask for {total} GPUs, this machine has {len(gpus)}",

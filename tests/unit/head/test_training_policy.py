@@ -88,7 +88,7 @@ class World:
     def __init__(self, draw, plan, *, local):
         self.draw, self.plan = draw, plan
         self.now = 1000.0
-        self.nodes = [Node(place, local or place == 0) for place in range(plan.max_nodes)]
+        self.nodes = [Node(place, local or place == 0) for place in range(plan.num_places)]
         self.pids = itertools.count(10_000)
         self.incarnations = itertools.count()
         self.alive_pids = set()
@@ -144,7 +144,7 @@ class World:
                     if node.line is line:
                         node.line = None
             case AskForNodes(places=places):
-                assert all(0 <= place < self.plan.max_nodes for place in places)
+                assert all(0 <= place < self.plan.num_places for place in places)
                 gathering = self.policy.phase is AttemptPhase.GATHERING
                 assert gathering or not self.policy.book.is_spent, "nobody would need them"
 
@@ -213,6 +213,8 @@ class World:
         assert ranks == list(range(attempt.world_size))
         assert self.plan.min_nodes <= len(attempt.members) <= self.plan.max_nodes
         assert 0 in attempt.members, "the head's own node takes part"
+        starts = [member.hello.place for member in attempt.members.values()]
+        assert len(set(starts)) == len(starts), "a node has one place"
         self.starts.append(attempt)
 
     def check(self):
@@ -395,14 +397,15 @@ class World:
         self.wait(5)
 
 
-def make_plan(num_nodes, *, min_nodes=None, max_restarts=3, grow=True):
+def make_plan(num_nodes, *, min_nodes=None, max_restarts=3, grow=True, spares=0):
     return RunPlan(
         run_id="r",
         program=Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/"),
         min_nodes=min_nodes or num_nodes,
         max_nodes=num_nodes,
         workers_per_node=(WORKERS_PER_NODE,),
-        node_names=tuple(f"n{place + 1}" for place in range(num_nodes)),
+        node_names=tuple(f"n{place + 1}" for place in range(num_nodes + spares)),
+        spares=spares,
         limits=Limits(max_restarts=max_restarts, join_timeout_s=60.0, grace_s=5.0),
         grow=grow,
     )
@@ -444,6 +447,7 @@ def check_end(world, stopped):
 @given(
     st.data(),
     st.integers(1, 3),
+    st.integers(0, 2),
     st.booleans(),
     st.booleans(),
     st.integers(0, 3),
@@ -453,9 +457,10 @@ def check_end(world, stopped):
     st.booleans(),
 )
 def test_every_life_of_a_run_ends_and_keeps_its_promises(
-    data, num_nodes, elastic, local, max_restarts, harm_steps, stop, comes_back, stubborn
+    data, num_nodes, spares, elastic, local, max_restarts, harm_steps, stop, comes_back, stubborn
 ):
-    plan = make_plan(num_nodes, min_nodes=1 if elastic else None, max_restarts=max_restarts)
+    min_nodes, spares = (1, 0) if elastic else (None, spares)
+    plan = make_plan(num_nodes, min_nodes=min_nodes, max_restarts=max_restarts, spares=spares)
     world = World(data.draw, plan, local=local)
     stop_at = data.draw(st.integers(0, 60)) if stop else None
     for step in range(MAX_STEPS):

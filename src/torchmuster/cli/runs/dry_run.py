@@ -60,10 +60,11 @@ def show_here(plan: "RunPlan") -> int:
     from torchmuster.node.options import AgentOrder
 
     run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
-    for place in range(plan.max_nodes):
+    for place in range(plan.num_places):
         # The port is the one that is free then.
         order = AgentOrder(run_dir=run_dir.path, place=place, head=("127.0.0.1:0",))
-        click.echo(f"$ {shlex.join(agent_argv(order))}")
+        spare = "  # spare" if place >= plan.max_nodes else ""
+        click.echo(f"$ {shlex.join(agent_argv(order))}{spare}")
     words = shlex.join([*plan.program.python, *plan.program.display()])
     num_workers = sum(plan.num_workers(place) for place in range(plan.max_nodes))
     click.echo(f"\n# {num_workers} worker{'s' if num_workers != 1 else ''}: {words}")

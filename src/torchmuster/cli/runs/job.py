@@ -80,12 +80,12 @@ def find_hosts(name: str) -> "Site | None":
     return site if site is not None and site.kind == "ssh" else None
 
 
-def nodes_of_site(site: "Site") -> str | None:
-    """Return what the site says of nodes, as `--nodes` has it: all hosts of ssh, None when it says nothing."""
+def nodes_of_site(site: "Site", *, spares: int = 0) -> str | None:
+    """Return what the site says of nodes, as `--nodes` has it: all hosts of ssh but the spare ones, None when it says nothing."""
     if site.nodes is None:
         from torchmuster.spec.sites.site import site_hosts
 
-        return str(len(site_hosts(site))) if site.kind == "ssh" else None
+        return str(max(len(site_hosts(site)) - spares, 1)) if site.kind == "ssh" else None
     least, most = site.nodes
     return str(most) if least == most else f"{least}:{most}"
 
@@ -292,13 +292,15 @@ def run_in_allocation(
     if job is None:
         return _run_on_first_node(inside)
     job_id, engine_name, num_nodes = job.allocation.job_id, job.dialect.name, len(job.nodes)
-    if num_nodes < plan.min_nodes:
+    if num_nodes < plan.min_nodes + plan.spares:
+        asked = f"{plan.min_nodes} nodes" + (f" and {plan.spares} spare" if plan.spares else "")
+        fix = f"--nodes {max(num_nodes - plan.spares, 1)}"
         raise UsageError(
-            f"{plan.min_nodes} nodes are asked for, the job has {num_nodes}",
+            f"{asked} are asked for, the job has {num_nodes}",
             where=f"job {job_id} of {engine_name}",
-            fix=f"--nodes {num_nodes}, or --here for simulated nodes on this one",
+            fix=f"{fix}, or --here for simulated nodes on this one",
         )
-    job = job.with_nodes(job.nodes[: plan.max_nodes]).with_launcher()
+    job = job.with_nodes(job.nodes[: plan.num_places]).with_launcher()
     plan = replace(plan, node_names=job.node_names, engine=engine_name, job_id=job_id)
     plan, packed = with_shipped(plan, ship_env)
     run_dir = create_run_dir(plan)

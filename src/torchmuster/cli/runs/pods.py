@@ -42,7 +42,6 @@ def submit_to_pods(
     plan = _fit(problems.checked(plan_for_job(request, run_id, gpus, problems)), request, site)
     check_code(plan)
     job = make_job(plan, RunDir(os.path.join(runs_dir(), plan.run_id)), site, request, limits)
-    job = _with_spares(job, request.spares)
     job = replace(job, python=python_of(site), run_id=plan.run_id)
     job = settle_place(job, job.num_nodes)
     if request.dry_run:
@@ -69,13 +68,6 @@ def _fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
     if request.python is None and not site.python:
         plan = replace(plan, program=replace(plan.program, python=(PYTHON,)))
     return replace(plan, engine=site.name, nodes_return=True)
-
-
-def _with_spares(job: "JobRequest", spares: int) -> "JobRequest":
-    node = job.chunks[0]
-    total = job.num_nodes + spares
-    most = None if job.max_nodes is None else total
-    return replace(job, chunks=(replace(node, num_nodes=total),), max_nodes=most)
 
 
 def _show(job: "JobRequest", dialect: "ObjectDialect") -> int:

@@ -92,7 +92,7 @@ class _RunCommand(click.Command):
     "--spares",
     type=click.IntRange(0, 1000),
     metavar="K",
-    help="Pods more than nodes, which replace lost ones at once; default 0.",
+    help="Nodes more than --nodes, which hold torch loaded and replace lost ones at once; default 0.",
 )
 @click.option(
     "--nproc-per-node",
@@ -289,9 +289,11 @@ def launch(request: "RunRequest") -> int:
         _say_ignored(request, on_hosts=hosts is not None, in_job=inside is not None)
     if request.nodes is None:
         if inside is not None:
-            num_nodes: str | None = str(len(inside.nodes))
+            num_nodes: str | None = str(max(len(inside.nodes) - request.spares, 1))
+        elif hosts:
+            num_nodes = job.nodes_of_site(hosts, spares=request.spares)
         else:
-            num_nodes = job.nodes_of_site(hosts) if hosts else job.nodes_of_engine(engine)
+            num_nodes = job.nodes_of_engine(engine)
         request = replace(request, nodes=num_nodes or "1")
     problems = Problems()
     run_id = choose_id(request, problems)
@@ -309,9 +311,6 @@ def launch(request: "RunRequest") -> int:
         from torchmuster.cli.runs.pods import submit_to_pods
 
         return submit_to_pods(request, run_id, limits, problems, *objects)
-    if request.spares:
-        fix = "hosts beyond --nodes are spare over ssh" if hosts is not None else "leave it out"
-        problems.add("`--spares` is for pods", "--spares", fix=fix)
     if engine != "local":
         return job.submit_run(request, run_id, limits, problems)
     if inside is not None:

@@ -200,12 +200,14 @@ def plan_for_hosts(
     plan = plan_run(replace(request, python=None, nproc_per_node=workers), run_id, (), problems)
     if plan is None:
         return None
-    if plan.min_nodes > len(wishes.hosts):
-        what = f"{plan.min_nodes} nodes are asked for, there are {len(wishes.hosts)} hosts"
-        problems.add(what, f"--nodes {request.nodes}", fix=f"--nodes {len(wishes.hosts)}")
+    if plan.min_nodes + plan.spares > len(wishes.hosts):
+        asked = f"{plan.min_nodes} nodes" + (f" and {plan.spares} spare" if plan.spares else "")
+        what = f"{asked} are asked for, there are {len(wishes.hosts)} hosts"
+        fix = f"--nodes {max(len(wishes.hosts) - plan.spares, 1)}"
+        problems.add(what, f"--nodes {request.nodes}", fix=fix)
         return None
     most = min(plan.max_nodes, len(wishes.hosts))
-    names = tuple(host.name for host in wishes.hosts[:most])
+    names = tuple(host.name for host in wishes.hosts[: most + plan.spares])
     plan = replace(plan, max_nodes=most, node_names=names, engine=site.name)
     plan = with_node_setup(plan, site, python_given=request.python is not None)
     if python:
@@ -229,6 +231,7 @@ def _show(plan: "RunPlan", wishes: "SshWishes", bundle: "Bundle") -> None:
 
     for place, host in enumerate(wishes.hosts):
         spare = "" if place < plan.max_nodes else "  # spare"
+        spare += ", with torch loaded" if plan.max_nodes <= place < plan.num_places else ""
         click.echo(f"$ {shlex.join(bundle.argv(host))}{spare}")
     code = find_code(plan.program.cwd)
     click.echo(f"\n# on hosts that don't share this file system: a copy of {code.describe()}")

@@ -67,4 +67,5 @@ def _size(plan: Any) -> str:
     total = sum(plan.num_workers(place) for place in range(plan.max_nodes))
     most = "up to " if plan.is_elastic else ""
     workers = f"{most}{total} worker{'s' if total != 1 else ''}"
-    return f"{workers} on {nodes} node{'s' if plan.max_nodes != 1 else ''}"
+    spares = f", {plan.spares} spare" if plan.spares else ""
+    return f"{workers} on {nodes} node{'s' if plan.max_nodes != 1 else ''}{spares}"

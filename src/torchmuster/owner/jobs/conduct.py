@@ -55,7 +55,7 @@ def _conduct(options: argparse.Namespace) -> int:
     job = own_job(options.engine, run_dir.path)
     job = job.from_here() or job  # the agent with the head is a process of this node
     if plan.job_id is not None:  # a session that was started in the job may hold some of its nodes
-        job = job.with_nodes(job.nodes[: plan.max_nodes])
+        job = job.with_nodes(job.nodes[: plan.num_places])
     job_id = job.allocation.job_id
     chain = Chain(run_dir, job.dialect, job_id, options.resubmit)
     chain.way = parse_method(options.resubmit_with)

@@ -59,7 +59,7 @@ def make_job(
         head += ["--resubmit-with", site.resubmit_with] if site.resubmit_with else []
     node = replace(
         node,
-        num_nodes=plan.max_nodes,
+        num_nodes=plan.num_places,
         cpus=request.cpus_per_node or node.cpus,
         workers=max(plan.num_workers(place) for place in range(plan.max_nodes)),
         gpus=request.gpus_per_node or node.gpus,

@@ -121,7 +121,7 @@ class _PodOwner:
             order=self.order,
             secret=secret,
             least=plan.min_nodes,
-            most=plan.max_nodes,
+            most=plan.num_places,
             last_call_s=plan.limits.last_call_s,
             say=self.voice.say,
         )
@@ -178,7 +178,7 @@ class _PodOwner:
         order = self.order
         others = [index for index in range(order.num_pods) if index not in answer]
         names = tuple(order.host(index) for index in (*answer, *others))
-        plan = replace(plan, node_names=names[: plan.max_nodes])
+        plan = replace(plan, node_names=names[: plan.num_places])
         code = CodeOutputs(self.run_dir).root
         return pods_engine(plan, self.run_dir, order, self.key, names, code, self.voice.say)
 

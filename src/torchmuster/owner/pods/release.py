@@ -51,7 +51,7 @@ class PlaceRelease:
         lost: set[str] = set()
         for event in read_events(self.run_dir.events):
             name = name_alone(str(event.get("node")))
-            if event.get("event") == "node_lost":
+            if event.get("event") in ("node_lost", "spare_lost"):
                 lost.add(name)
             elif event.get("event") == "agent_joined":
                 lost.discard(name)

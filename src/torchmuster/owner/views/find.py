@@ -70,6 +70,20 @@ class RunView:
         return [e for e in self.events if e.get("event") == "attempt_started"]
 
     @property
+    def spares(self) -> list[str]:
+        """The nodes that wait for the loss of another one, as far as the record says."""
+        names: list[str] = []
+        for event in self.events:
+            match event:
+                case {"event": "attempt_started", "spares": [*told]}:
+                    names = [str(name) for name in told]
+                case {"event": "spare_joined", "node": node}:
+                    names.append(str(node))
+                case {"event": "spare_lost" | "spare_taken", "node": node} if str(node) in names:
+                    names.remove(str(node))
+        return names
+
+    @property
     def started(self) -> str:
         """When it began, as the record says."""
         return str(self.events[0].get("time", "")) if self.events else ""

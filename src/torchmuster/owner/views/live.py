@@ -32,7 +32,17 @@ _MOST_SAID = 4
 _MOST_ENDED = 5
 _LOG_BYTES = 8192
 _FRESH_S = 15.0
-_SAID = ("hang", "start_wait", "node_lost", "newcomer", "stopping", "shrunk", "notice")
+_SAID = (
+    "hang",
+    "start_wait",
+    "node_lost",
+    "spare_lost",
+    "spare_taken",
+    "newcomer",
+    "stopping",
+    "shrunk",
+    "notice",
+)
 _OLD_VERSION = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 AskBoard = Callable[[], tuple[RankSample | None, str]]
