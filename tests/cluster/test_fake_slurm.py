@@ -22,6 +22,9 @@ attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 os.write(1, f"sum {int(ones.item())} rank {dist.get_rank()} attempt {attempt}\\n".encode())
 if sys.argv[1:] == ["kill"] and attempt == "0" and dist.get_rank() == 1:
     os.kill(os.getpid(), 9)
+if sys.argv[1:] == ["lose"] and attempt == "0" and dist.get_rank() == 1:
+    with open(f"/proc/{os.getppid()}/stat") as stat:  # of the spawner, whose parent is the agent
+        os.kill(int(stat.read().rpartition(")")[2].split()[1]), 9)
 if sys.argv[1:] == ["fail"]:
     raise ValueError("no luck")
 if sys.argv[1:] == ["wait"]:
@@ -108,6 +111,16 @@ def test_a_killed_worker_is_restarted_inside_of_the_job(cluster, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "attempt 0 ended: SIGKILL in rank 1 on node1" in done.stderr
     assert "sum 4 rank 0 attempt 1" in done.stdout
+
+
+def test_a_spare_node_of_the_job_takes_the_place_of_a_lost_one(cluster, tmp_path):
+    words = ("run", "--on", "slurm", "--nodes", "2", "--spares", "1", "--nproc-per-node", "1")
+    done = muster(cluster, tmp_path, *words, "--tee", "all", "train.py", "lose")
+
+    assert done.returncode == 0, done.stderr
+    assert "job 1 is running on node1, node2, node3" in done.stderr
+    assert "the spare node3 takes the place of node2" in done.stderr
+    assert "sum 2 rank 1 attempt 1" in done.stdout
 
 
 def test_a_failure_has_its_verdict_on_the_login_node(cluster, tmp_path):
@@ -239,6 +252,15 @@ def test_inside_a_job_its_nodes_are_used(cluster, tmp_path):
     done = muster(inside, tmp_path, "run", "--nodes", "3", "train.py")
     assert done.returncode == 2
     assert "3 nodes are asked for, the job has 2" in done.stderr
+
+    words = ("run", "--spares", "1", "--nproc-per-node", "1", "--tee", "all", "train.py")
+    done = muster(inside, tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert "sum 1 rank 0" in done.stdout, "one of the job's two nodes is spare"
+
+    done = muster(inside, tmp_path, "run", "--nodes", "2", "--spares", "1", "train.py")
+    assert done.returncode == 2
+    assert "2 nodes and 1 spare are asked for, the job has 2" in done.stderr
 
     done = muster(inside, tmp_path, "run", "--here", "--nproc-per-node", "1", "train.py")
     assert "sum 1 rank 0" in done.stdout

@@ -195,11 +195,11 @@ def _start_waiting(hosts, end):
     return left
 
 
-def train_and_lose(hosts, lost):
+def train_and_lose(hosts, lost, *more):
     """Train on two hosts of three and cut one of the two for good; return what the client said."""
     for name in ("a", "b", "spare"):
         hosts.add(name)
-    words = ("--hosts", "a,b,spare", "--nodes", "2", "--tee", "all")
+    words = ("--hosts", "a,b,spare", "--nodes", "2", *more, "--tee", "all")
     process = hosts.start(*words, script(hosts, WAIT))
     try:
         wait_until((hosts.home / "runs").exists, what="a run directory")
@@ -216,6 +216,13 @@ def train_and_lose(hosts, lost):
 def test_spare_host_takes_the_place_of_one_that_is_lost(hosts):
     out, err = train_and_lose(hosts, "b")
     assert "the spare host spare takes place 1" in err
+    assert "attempt 1 rank 1" in out
+
+
+@pytest.mark.lab
+def test_a_spare_host_that_has_joined_takes_the_place_of_one_that_is_lost(hosts):
+    out, err = train_and_lose(hosts, "b", "--spares", "1")
+    assert "the spare spare takes the place of b" in err
     assert "attempt 1 rank 1" in out
 
 
