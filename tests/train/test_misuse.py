@@ -188,3 +188,15 @@ def test_a_folder_that_is_a_file_is_one_message(world, tmp_path):
         begin(world, folder="taken")
     assert "the folder of the snapshots can't be" in message(error)
     assert str(tmp_path / "taken") in message(error)
+
+
+def test_epochs_without_a_loader_count_only_what_was_counted(world):
+    model = world.wrap(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = world.resume(model=model, optimizer=optimizer)
+    for _ in run.epochs(2):
+        for _step in range(3):
+            model(torch.ones(1, 3)).mean().backward()
+            optimizer.step()
+            run.step()
+    assert run.steps_done == 6

@@ -18,6 +18,7 @@ from torchmuster.train import needs as _needs  # noqa: F401 - before what needs 
 from torchmuster.train.batches.keyed import DatasetError
 from torchmuster.train.batches.loader import Loader
 from torchmuster.train.evaluation import Evaluation
+from torchmuster.train.finite import NotFiniteError
 from torchmuster.train.group import WorldError
 from torchmuster.train.once import OnceError
 from torchmuster.train.precision import Precision
@@ -43,6 +44,7 @@ __all__ = [
     "Loader",
     "MLflow",
     "MetricSink",
+    "NotFiniteError",
     "OnceError",
     "Precision",
     "Run",

@@ -119,7 +119,7 @@ class Run:
             clock.epoch += 1
             if data is not None:
                 data.begin_epoch(clock.epoch)
-            clock.boundary_position = (clock.epoch, 0)
+            clock.boundary_position = clock.position
             clock.is_due = clock.is_due or self._settings.every_epoch
             self.between_steps()
         self._finish()

@@ -32,6 +32,7 @@ from torchmuster.train.batches.loader import Loader, LoaderSettings
 from torchmuster.train.batches.stream import open_loader
 from torchmuster.train.evaluation import Evaluation, EvaluationWatch
 from torchmuster.train.exchange import broadcast_bytes, gather_ints
+from torchmuster.train.finite import watch_gradients
 from torchmuster.train.heartbeat import StepState
 from torchmuster.train.launch import Launcher
 from torchmuster.train.meter import RunMetrics
@@ -330,6 +331,7 @@ class World:
         asynchronous: bool = True,
         when_busy: str = "wait",
         on_save_error: str = "raise",
+        on_nan: str = "ignore",
         save_timeout_s: float = 600.0,
         log_every: int = 50,
         time_limit_s: float | None = None,
@@ -350,6 +352,7 @@ class World:
             asynchronous: Write in the background; the loop waits for the copy only.
             when_busy: `wait` for a save that is still running, or `skip` the new one.
             on_save_error: `raise` when a save failed, or `warn` and continue training.
+            on_nan: When a step's gradients are not finite: `ignore` it, `stop` before the optimizer uses them, or `skip` the step.
             save_timeout_s: How long rank 0 waits for the other ranks' parts.
             log_every: Steps between two reductions of the metrics.
             time_limit_s: Save and stop before this many seconds have passed. Under Slurm the
@@ -374,13 +377,8 @@ class World:
             raise UsageError("resume() was called twice", fix="put all objects into one call")
         things = Objects(objects)
         things.check()
-        crew = find_crew(
-            self,
-            folder or default_folder(),
-            keep=keep,
-            timeout_s=save_timeout_s,
-            is_sharded=things.is_sharded,
-        )
+        where, sharded = folder or default_folder(), things.is_sharded
+        crew = find_crew(self, where, keep=keep, timeout_s=save_timeout_s, is_sharded=sharded)
         record = MetricsRecord(record_path(crew.folder))
         chosen = open_sinks(sinks, tensorboard) if self.is_first else []
         metrics = RunMetrics(self.device, record, chosen, is_first=self.is_first)
@@ -389,8 +387,8 @@ class World:
             metrics.end_line()
             self.say(f'{text}; training goes on (on_save_error="warn")')
 
-        told = warn if on_save_error == "warn" else None
-        saves = Saves(things, crew, record, warn=told, skips=when_busy == "skip")
+        warns = warn if on_save_error == "warn" else None
+        saves = Saves(things, crew, record, warn=warns, skips=when_busy == "skip")
         settings = RunSettings(
             every_steps=every_steps,
             every_s=every_s,
@@ -400,6 +398,7 @@ class World:
             time_limit_s=time_limit_s,
         )
         run = Run(self, things, data, settings, saves, metrics)
+        watch_gradients(on_nan, run, things, data, self, record)
         run.begin(self.seed)
         self._run = run
         return run
