@@ -5,6 +5,9 @@ from torchmuster.api.launch import launch as launch
 from torchmuster.api.launch import runs as runs
 from torchmuster.api.run import RunHandle as Run
 from torchmuster.api.run import RunStatus as RunStatus
+from torchmuster.api.session import SessionHandle as Session
+from torchmuster.api.session import session as session
+from torchmuster.api.session import sessions as sessions
 from torchmuster.api.values import ResultError as ResultError
 
 __version__: str
@@ -14,10 +17,13 @@ __all__ = [
     "Run",
     "RunFailed",
     "RunStatus",
+    "Session",
     "barrier",
     "find_run",
     "launch",
     "runs",
+    "session",
+    "sessions",
 ]
 
 def barrier(

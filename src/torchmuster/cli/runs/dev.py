@@ -5,7 +5,6 @@ ends with this process, and a run with its client.
 """
 
 import contextlib
-import importlib
 import os
 import select
 import signal
@@ -15,16 +14,18 @@ import time
 import tty
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from torchmuster import proc
 from torchmuster.cli import ending
 from torchmuster.cli.runs.dev_loop import Act, DevLoop, LastRun, name_for, status_of
+from torchmuster.cli.runs.forks import be_a_client, import_for_runs
 from torchmuster.cli.runs.run import RunCommand, request_of
 from torchmuster.cli.runs.run import run as run_command
-from torchmuster.errors import ManyErrors, MusterError
+from torchmuster.errors import MusterError
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
@@ -44,26 +45,6 @@ _NOT_HERE = frozenset(
 _OF_SESSION = (
     *("engine", "hosts", "hostfile", "queue", "account", "cpus_per_node", "gpus_per_node", "mem"),
     *("time_limit", "here"),
-)
-# What the client of a run in a session imports when it runs.
-_OF_A_RUN = (
-    "asyncio",
-    "torchmuster.cli.runs.session",
-    "torchmuster.cli.runs.start",
-    "torchmuster.cli.status_line",
-    "torchmuster.diagnose.facts.gpus",
-    "torchmuster.engines.session",
-    "torchmuster.files.terminal",
-    "torchmuster.owner.create",
-    "torchmuster.owner.session",
-    "torchmuster.owner.supervise",
-    "torchmuster.owner.views.account",
-    "torchmuster.owner.views.control",
-    "torchmuster.owner.views.debugger",
-    "torchmuster.owner.views.sessions",
-    "torchmuster.report.at_end",
-    "torchmuster.spec.launch",
-    "torchmuster.ui.messages",
 )
 
 
@@ -89,8 +70,7 @@ def dev(*, until_error: bool, **given: Any) -> int:
     with _Session(asked, given) as held:
         watch = SavedFiles(_folders(asked))
         held.open()
-        for name in _OF_A_RUN:
-            importlib.import_module(name)
+        import_for_runs()
         return _Runner(asked, held, watch, DevLoop(until_error)).run()
 
 
@@ -264,7 +244,7 @@ class _Runner:
             self._pid = os.fork()
             if self._pid == 0:
                 proc.die_with_parent(parent)
-                _be_a_run(request, has_terminal=self._asked.pdb)
+                be_a_client(partial(_run, request), 0 if self._asked.pdb else None)
         self._pidfd = os.pidfd_open(self._pid)
 
     def _cancel(self) -> None:
@@ -295,38 +275,11 @@ class _Runner:
         return act
 
 
-def _be_a_run(request: "RunRequest", *, has_terminal: bool) -> NoReturn:
-    """Be the client of one run, in a fork, to its end."""
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for signum in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_DFL)
-        if not has_terminal:
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-        ending.is_brief = True
-        from torchmuster.cli.runs.session import run_in_session
+def _run(request: "RunRequest") -> int:
+    from torchmuster.cli.runs.session import run_in_session
 
-        code = run_in_session(request)
-    except (MusterError, ManyErrors) as error:
-        from torchmuster.ui.messages import print_errors
-
-        errors = error.errors if isinstance(error, ManyErrors) else [error]
-        print_errors(errors)
-        code = errors[0].exit_code
-    except KeyboardInterrupt:
-        code = 130
-    except BaseException:  # noqa: BLE001 - nothing of a run may go on as this command
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+    ending.is_brief = True
+    return run_in_session(request)
 
 
 class _Keys:

@@ -115,6 +115,17 @@ def hold(run_dir: str, **given: Any) -> int:
     return hold(run_dir, given)
 
 
+@session.command(hidden=True)
+@click.argument("line", type=int)
+def clients(line: int) -> int:
+    """Fork clients of runs for `torchmuster.session`, at the other end of a socket."""
+    import socket
+
+    from torchmuster.cli.runs.forks import serve
+
+    return serve(socket.socket(fileno=line))
+
+
 def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     """Start the run that is the session, and return its directory.
 
