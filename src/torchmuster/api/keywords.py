@@ -21,6 +21,13 @@ _OF_A_TERMINAL = {
     "tee": "`run.follow()` shows rank 0, and `run.logs(rank)` each",
     "stdin": "nobody types into a run in the background",
 }
+# What a session has decided for the runs in it (`cli/runs/session.py`), as keywords.
+OF_A_SESSION = frozenset(
+    {
+        *("on", "hosts", "hostfile", "session", "here", "spares", "time", "queue", "partition"),
+        *("account", "cpus_per_node", "gpus_per_node", "mem", "warn", "resubmit", "ship_env"),
+    }
+)
 
 
 @functools.cache
