@@ -170,7 +170,8 @@ def _say_end_of_run(
     from torchmuster.owner.views.record import keep_result
     from torchmuster.ui.messages import last_report, paint_report, uses_colour
 
-    report = last_report(result, run_dir, voice.shown) if not is_read else None
+    is_wanted = not is_read and not (is_brief and result.state is RunState.CANCELLED)
+    report = last_report(result, run_dir, voice.shown) if is_wanted else None
     if report is not None:
         voice.print(paint_report(report, colour=uses_colour()))
     if not is_read:

@@ -190,10 +190,15 @@ class TerminalVoice:
 
 
 class BriefVoice(TerminalVoice):
-    """Leaves out what is said of every run: its id, its logs, how it went."""
+    """Leaves out what is said of every run, and of a stop: who reads it has just asked for that."""
 
     def say(self, sentence: str) -> None:
         """Say nothing."""
+
+    def tell(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Print the sentence for an event, unless it is a stop."""
+        if event != "stopping":
+            super().tell(event, fields)
 
 
 def _is_in_foreground() -> bool:

@@ -28,7 +28,6 @@ from torchmuster.cli.runs.run import run as run_command
 from torchmuster.errors import MusterError
 
 if TYPE_CHECKING:
-    from torchmuster.files.layout import RunDir
     from torchmuster.files.watched import SavedFiles
     from torchmuster.spec.launch import RunRequest
 
@@ -116,7 +115,7 @@ class _Session:
 
     def __init__(self, request: "RunRequest", given: dict[str, Any]) -> None:
         self._request, self._given = request, given
-        self._own: RunDir | None = None
+        self._is_own = False
         self.name = request.session or ""
 
     def __enter__(self) -> Self:
@@ -131,40 +130,47 @@ class _Session:
         """Start it unless it lives.
 
         Raises:
-            MusterError: It can't be started.
+            NotFoundError: The user has named one that does not live.
+            click.exceptions.Exit: It can't be started, which has been said.
         """
-        from torchmuster.cli.runs import session
         from torchmuster.node.door.call import read_setup
-        from torchmuster.owner.views.sessions import find_session, lives, living_sessions
-        from torchmuster.spec.problems import Problems
+        from torchmuster.owner.views.sessions import find_session, living_sessions
 
         if self._request.session is not None:
             find_session(self._request.session)
             return
-        if self._own is not None and lives(self._own):
+        setups = map(read_setup, living_sessions())
+        taken = {setup.name: setup.folder for setup in setups}
+        self.name = name_for(os.getcwd(), taken)
+        if self.name in taken:
             return
-        setups = [(one, read_setup(one)) for one in living_sessions()]
-        folder = os.getcwd()
-        self.name = name_for(folder, {setup.name: setup.folder for _, setup in setups})
-        if any(setup.name == self.name for _, setup in setups):
-            return
-        given = {name: self._given[name] for name in _OF_SESSION}
-        nodes = int(self._request.nodes) if self._request.nodes else None
-        more = {name: self._given[name] for name in ("nproc_per_node", "preload", "python")}
         say("importing torch on the session's nodes")
-        own = session.start_session(
-            {**given, **more, "nodes": nodes, "name": self.name, "idle": _IDLE}, Problems()
-        )
-        self._own = own
-        session.wait_until_open(own, self.name)
+        self._is_own = True
+        pid = os.fork()  # who starts an owner would have to reap it
+        if pid == 0:
+            be_a_client(self._start)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise click.exceptions.Exit(abs(os.waitstatus_to_exitcode(status)))
+
+    def _start(self) -> int:
+        from torchmuster.cli.runs import session
+        from torchmuster.spec.problems import Problems
+
+        names = (*_OF_SESSION, "nproc_per_node", "preload", "python")
+        given = {name: self._given[name] for name in names}
+        nodes = int(self._request.nodes) if self._request.nodes else None
+        own = {"nodes": nodes, "name": self.name, "idle": _IDLE}
+        session.wait_until_open(session.start_session({**given, **own}, Problems()), self.name)
+        return 0
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         from torchmuster.cli.runs.session import end_session
-        from torchmuster.owner.views.sessions import lives
+        from torchmuster.owner.views.sessions import find_session
 
-        if self._own is not None and lives(self._own):
+        if self._is_own:
             with contextlib.suppress(MusterError):  # it has ended meanwhile
-                end_session(self._own, self.name)
+                end_session(find_session(self.name).run_dir, self.name)
 
 
 class _Runner:
@@ -177,7 +183,7 @@ class _Runner:
         self._keys = _Keys(sys.stdin.fileno() if not asked.pdb else 0)
         self._pid = 0
         self._pidfd = -1
-        self._number, self._code = 0, 0
+        self._code = 0
         self._saved: tuple[str, ...] = ()
         self._saved_at = ""
         self._told = 0
@@ -237,7 +243,6 @@ class _Runner:
         sys.stdout.flush()
         sys.stderr.flush()
         request = self._held.without_place(self._asked)
-        self._number += 1
         self._began_at = time.monotonic()
         with self._keys.lent(to_child=self._asked.pdb):
             parent = os.getpid()
@@ -267,7 +272,6 @@ class _Runner:
             last = LastRun(
                 code=self._code,
                 took_s=time.monotonic() - self._began_at,
-                number=self._number,
                 saved=self._saved,
                 saved_at=self._saved_at,
             )

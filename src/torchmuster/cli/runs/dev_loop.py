@@ -76,13 +76,11 @@ class LastRun:
     Attributes:
         code: Its exit code.
         took_s: From its start to its end.
-        number: How many there have been.
         saved: What was saved before it, relative to the folder; `saved_at` is the time of the day.
     """
 
     code: int
     took_s: float
-    number: int
     saved: tuple[str, ...] = ()
     saved_at: str = ""
 
