@@ -10,15 +10,15 @@ import pytest
 from kit.command import MUSTER
 from kit.screen import TerminalOf
 from kit.waiting import wait_until
-from sessions.conftest import processes_of
 from torchmuster import proc
 
 LIMIT_S = 120.0
 WAITS = "waiting for a change"
 ENDLESS = """\
-import pathlib, time
+import os, pathlib, time
 import model
 print("begun", flush=True)
+pathlib.Path("pid").write_text(str(os.getpid()))
 pathlib.Path("begun").touch()
 while True:
     time.sleep(1)
@@ -178,20 +178,11 @@ def test_the_death_of_the_command_ends_its_run(place):
     place.write("train.py", ENDLESS)
     with Dev(place) as dev:
         wait_until((place.project / "begun").exists, "the first run", LIMIT_S)
-        workers = [pid for pid in processes_of(place) if b"RANK=0" in _environment(pid)]
-        assert workers
+        worker = int((place.project / "pid").read_text())
         dev.process.kill()
-        wait_until(lambda: not any(map(proc.is_running, workers)), "the end of the workers")
+        wait_until(lambda: not proc.is_running(worker), "the end of the worker")
 
     assert living_session(place) == ["dev-project"]  # until it has been idle for so long
-
-
-def _environment(pid):
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 def test_keys_of_a_terminal_run_again_and_leave(place, monkeypatch):
