@@ -1,5 +1,7 @@
 """Measure a run in a session: from the command to its first all-reduce, beside torchrun and a run without a session.
 
+Of `muster dev` it is from the saved file to the first all-reduce of the run that follows.
+
     python benchmarks/sessions.py [--rounds 100] [--memory-runs 300] [--quick] [--json FILE] [--limit SECONDS]
 
 Two nodes with two workers each, on this machine. Every round measures every side once; torchrun, which has no simulated nodes here, has four
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Self
 
 from launching import processes
 from running.results import FOLDER, headline, machine_facts, save
@@ -41,6 +44,9 @@ SIDES = {
         *("--standalone", "--nproc-per-node", "4", "train.py"),
     ],
 }
+DEV = "muster dev, from the save"
+_LIMIT_S = 120.0
+_LOOK_S = 0.002
 
 
 def main() -> None:
@@ -58,11 +64,13 @@ def main() -> None:
         _run([*MUSTER, "session", "start", "--name", "bench", *SHAPE], folder, environment)
         try:
             _first_all_reduce(SIDES["muster run --session"], folder, environment)
-            samples: dict[str, list[float]] = {side: [] for side in SIDES}
-            for number in range(num_rounds):
-                running.step(f"round {number + 1} of {num_rounds}")
-                for side, command in SIDES.items():
-                    samples[side].append(_first_all_reduce(command, folder, environment))
+            samples: dict[str, list[float]] = {side: [] for side in (DEV, *SIDES)}
+            with _Dev(folder, environment) as dev:
+                for number in range(num_rounds):
+                    running.step(f"round {number + 1} of {num_rounds}")
+                    samples[DEV].append(dev.save(number))
+                    for side, command in SIDES.items():
+                        samples[side].append(_first_all_reduce(command, folder, environment))
             memory = _memory(num_runs, folder, environment)
             _run([*MUSTER, "session", "end", "bench"], folder, environment)
         finally:
@@ -95,6 +103,47 @@ def _first_all_reduce(command: list[str], folder: Path, environment: dict[str, s
     began_at = time.time()
     _run(command, folder, environment)
     return float((folder / "out").read_text()) - began_at
+
+
+class _Dev:
+    """`muster dev` on the session, in a folder of its own: other sides' scripts are not saved there."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self._script, self._out = folder / "dev" / "train.py", folder / "dev-out"
+        self._script.parent.mkdir()
+        self._script.write_text(SCRIPT)
+        self._said = folder / "dev-said"
+        self._environment = {**environment, "BENCH_OUT": str(self._out)}
+
+    def __enter__(self) -> Self:
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(
+                [*MUSTER, "dev", "--session", "bench", "train.py"],
+                cwd=self._script.parent,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+            )
+        self._wait_for_status(1)
+        return self
+
+    def save(self, number: int) -> float:
+        """Save the script; return the seconds until the first all-reduce of the run that follows."""
+        began_at = time.time()
+        self._script.write_text(f"{SCRIPT}# {number}\n")
+        self._wait_for_status(number + 2)
+        return float(self._out.read_text()) - began_at
+
+    def _wait_for_status(self, number: int) -> None:
+        until = time.monotonic() + _LIMIT_S
+        while self._said.read_text().count("waiting for a change") < number:
+            if time.monotonic() > until or self._process.poll() is not None:
+                sys.exit(f"muster dev: {self._said.read_text()}")
+            time.sleep(_LOOK_S)
+
+    def __exit__(self, *reason: object) -> None:
+        self._process.communicate(b"q")
 
 
 def _memory(num_runs: int, folder: Path, environment: dict[str, str]) -> dict[str, list[int]]:

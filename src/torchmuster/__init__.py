@@ -9,6 +9,9 @@ _API = {
     "launch": "launch",
     "runs": "launch",
     "find_run": "launch",
+    "session": "session",
+    "sessions": "session",
+    "SessionHandle": "session",
     "RunHandle": "run",
     "RunStatus": "run",
     "RunFailed": "failures",
@@ -19,7 +22,7 @@ _API = {
 
 def __getattr__(name: str) -> Any:
     """Import the Python API when it is used: nodes import this package too, and have the standard library only."""
-    name = "RunHandle" if name == "Run" else name
+    name = {"Run": "RunHandle", "Session": "SessionHandle"}.get(name, name)
     if name not in _API:
         raise AttributeError(f"module 'torchmuster' has no attribute {name!r}")
     import importlib

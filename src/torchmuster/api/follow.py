@@ -1,11 +1,12 @@
 """Follow a run from Python: the lines of rank 0 and one status line, in a terminal, a notebook's cell, or a file."""
 
+import asyncio
 import contextlib
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from torchmuster.errors import MusterError, NotFoundError
@@ -25,6 +26,19 @@ _COLUMNS = 100  # of a cell
 
 def follow(run_dir: RunDir) -> None:
     """Show a run until it has ended."""
+    for pause_s in _show(run_dir):
+        threading.Event().wait(pause_s)
+
+
+async def follow_async(run_dir: RunDir) -> None:
+    """Show a run until it has ended, without blocking the event loop."""
+    with contextlib.closing(_show(run_dir)) as pauses:
+        for pause_s in pauses:
+            await asyncio.sleep(pause_s)
+
+
+def _show(run_dir: RunDir) -> Generator[float, None, None]:
+    """Show what is new, and yield how long to wait until the next look."""
     cell = _cell()
     shown: _Status = cell if cell is not None else _Terminal() if sys.stdout.isatty() else _Status()
     positions: dict[str, int] = {}
@@ -45,7 +59,7 @@ def follow(run_dir: RunDir) -> None:
                     MusterError, OSError
                 ):  # a scheduler that does not answer now
                     shown.show("".join(status_rows(reader.read(), shown.columns(), 1)))
-            threading.Event().wait(_POLL_S)
+            yield _POLL_S
     finally:
         watch.close()
         shown.show("")

@@ -21,13 +21,33 @@ _OF_A_TERMINAL = {
     "tee": "`run.follow()` shows rank 0, and `run.logs(rank)` each",
     "stdin": "nobody types into a run in the background",
 }
+# What a session has decided for the runs in it (`cli/runs/session.py`), as keywords.
+OF_A_SESSION = frozenset(
+    {
+        *("on", "hosts", "hostfile", "session", "here", "spares", "time", "queue", "partition"),
+        *("account", "cpus_per_node", "gpus_per_node", "mem", "warn", "resubmit", "ship_env"),
+    }
+)
 
 
 @functools.cache
 def options() -> Mapping[str, click.Option]:
     """Return the option that each keyword stands for; several keywords may be the same: `queue`, `partition`."""
-    from torchmuster.cli.runs.run import run as command
+    from torchmuster.cli.runs.run import run
 
+    return options_of(run)
+
+
+@functools.cache
+def session_options() -> Mapping[str, click.Option]:
+    """Return the same for `session`."""
+    from torchmuster.cli.runs.session import start
+
+    return options_of(start)
+
+
+def options_of(command: click.Command) -> Mapping[str, click.Option]:
+    """Return the option of a command that each keyword stands for."""
     return {
         keyword: param
         for param in command.params
@@ -45,6 +65,21 @@ def check(keywords: Mapping[str, object], what: str) -> None:
         NotLaunchedError: All of them.
     """
     _raise([_unknown(name, what) for name in keywords if name not in options()])
+
+
+def check_session(keywords: Mapping[str, object]) -> None:
+    """Refuse keywords that are no options of a session.
+
+    Raises:
+        NotLaunchedError: All of them.
+    """
+    known = session_options()
+    _raise([_unknown_of_session(name, known) for name in keywords if name not in known])
+
+
+def _unknown_of_session(name: str, known: Mapping[str, click.Option]) -> NotLaunchedError:
+    near = did_you_mean(name, known, f"session takes {', '.join(sorted(known))}")
+    return NotLaunchedError(f"session has no parameter `{name}`", fix=near)
 
 
 def _unknown(name: str, what: str, more: Sequence[str] = ()) -> NotLaunchedError:
@@ -108,16 +143,23 @@ def _raise(errors: Sequence[NotLaunchedError]) -> None:
         )
 
 
-def words(keywords: Mapping[str, Any]) -> list[str]:
+def words(
+    keywords: Mapping[str, Any], known: Mapping[str, click.Option] | None = None
+) -> list[str]:
     """Return the words of the command line; `env` is not among them.
+
+    Args:
+        keywords: All of them options.
+        known: The options; None for those of `launch`.
 
     Raises:
         NotLaunchedError: Values that an option can't have.
     """
     found: list[str] = []
     errors: list[NotLaunchedError] = []
+    known = options() if known is None else known
     for name, value in keywords.items():
-        option = options()[name]
+        option = known[name]
         if value is None or option.name == "set_env":
             continue
         if value is True and _has_default_value(option):

@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torchmuster import proc
 from torchmuster.api import call, keywords
@@ -20,6 +20,8 @@ from torchmuster.files.layout import RunDir, runs_dir, short_id
 from torchmuster.model import codec
 from torchmuster.model.calls.call_file import LaunchOrder
 from torchmuster.model.plan import FunctionCall
+from torchmuster.node.door.call import SESSION_FILE
+from torchmuster.owner.views.find import RunView
 
 # The very torchmuster that runs here, in a process of its own; workers inherit none of this.
 _PROGRAM = """\
@@ -30,9 +32,23 @@ del sys.path[0]
 from torchmuster.__main__ import main
 sys.exit(main())
 """
-_owners: list[
-    proc.Child
-] = []  # of runs that this process has launched: who is a parent has to reap
+
+
+class Client(Protocol):
+    """The process that owns a run."""
+
+    def poll(self) -> int | None:
+        """Return its exit status; None while it runs, or where another process is its parent."""
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end."""
+
+    def send_signal(self, signum: int) -> None:
+        """Send it a signal."""
+
+
+# Of runs that this process has launched: who is a parent has to reap.
+_owners: list[Client] = []
 
 
 def launch(
@@ -61,6 +77,26 @@ def launch(
     Raises:
         NotLaunchedError: A keyword, a value or the function can't be used. Nothing was started.
     """
+    return launch_by(_begin, function, args, options)
+
+
+def launch_by(
+    begin: Callable[[list[str], int, int], Client],
+    function: Callable[..., Any] | str | os.PathLike[str],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+) -> RunHandle:
+    """Launch as `launch` does.
+
+    Args:
+        begin: Starts `muster` with words, standard output and standard errors.
+        function: Or a script.
+        args: For it.
+        options: Of `muster run`, and the function's own.
+
+    Raises:
+        NotLaunchedError: As of `launch`.
+    """
     cwd = os.getcwd()
     folder = tempfile.mkdtemp(prefix="muster-launch-")
     try:
@@ -70,7 +106,9 @@ def launch(
             words, order = _of_script(os.fspath(function), args, options)
         path = os.path.join(folder, "order")
         atomic.replace_file(path, json.dumps(codec.to_plain(order)).encode(), mode=0o600)
-        return RunHandle(RunDir(os.path.join(runs_dir(), _start(["--launched", path, *words]))))
+        return RunHandle(
+            RunDir(os.path.join(runs_dir(), _start(begin, ["run", "--launched", path, *words])))
+        )
     except NotLaunchedError:
         raise
     except MusterError as error:
@@ -118,19 +156,27 @@ def _of_script(
     return words, LaunchOrder(args=tuple(str(arg) for arg in args), environment=environment)
 
 
-def _start(words: Sequence[str]) -> str:
+def command(*words: str) -> list[str]:
+    """Return the command line of the very torchmuster that runs here."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [sys.executable, "-P", "-c", _PROGRAM.format(folder=package), *words]
+
+
+def _begin(words: list[str], stdout: int, stderr: int) -> Client:
+    return proc.start(command(*words), stdout=stdout, stderr=stderr)
+
+
+def _start(begin: Callable[[list[str], int, int], Client], words: list[str]) -> str:
     """Start the command; return the run's id when it has said it.
 
     Raises:
         NotLaunchedError: It has ended with errors.
     """
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    argv = [sys.executable, "-P", "-c", _PROGRAM.format(folder=package), "run", *words]
     _owners[:] = [owner for owner in _owners if owner.poll() is None]
     said, theirs = os.pipe2(os.O_CLOEXEC)
     with tempfile.TemporaryFile() as errors, open(said) as answer:
         try:
-            child = proc.start(argv, stdout=theirs, stderr=errors.fileno())
+            child = begin(words, theirs, errors.fileno())
         finally:
             os.close(theirs)
         try:
@@ -144,7 +190,7 @@ def _start(words: Sequence[str]) -> str:
         errors.seek(0)
         text = errors.read().decode(errors="replace")
     if not run_id:
-        raise _as_error(text, child.poll())
+        raise as_error(text, child.poll())
     _owners.append(child)
     if text:
         with contextlib.suppress(OSError, ValueError):
@@ -152,11 +198,12 @@ def _start(words: Sequence[str]) -> str:
     return run_id
 
 
-def _as_error(text: str, status: int | None) -> NotLaunchedError:
+def as_error(text: str, status: int | None, command: str = "muster run") -> NotLaunchedError:
+    """Return the errors that a command has printed as one."""
     found = read_errors(text)
     if not found:
         return NotLaunchedError(
-            f"`muster run` ended with {status} and started nothing", why=text.strip() or None
+            f"`{command}` ended with {status} and started nothing", why=text.strip() or None
         )
     first, *others = found
     first.others = tuple(others)
@@ -166,12 +213,19 @@ def _as_error(text: str, status: int | None) -> NotLaunchedError:
 def runs() -> list[RunHandle]:
     """Return all runs of this user, those of other processes and of the command line too, the newest first.
 
+    Workflows, sweeps and sessions are none; `torchmuster.sessions()` has the sessions that live.
+
     Raises:
         torchmuster.errors.NotFoundError: The folder of all runs can't be read.
     """
     from torchmuster.owner.views.find import all_runs
 
-    return [RunHandle(view.run_dir) for view in reversed(all_runs()) if not view.is_workflow]
+    return [RunHandle(view.run_dir) for view in reversed(all_runs()) if _is_run(view)]
+
+
+def _is_run(view: RunView) -> bool:
+    is_session = os.path.isfile(os.path.join(view.run_dir.path, SESSION_FILE))
+    return not (view.is_workflow or view.is_sweep or is_session)
 
 
 def find_run(word: str) -> RunHandle:

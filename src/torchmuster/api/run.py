@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,6 +52,9 @@ class RunHandle:
 
     It has no state of its own: two objects of one run show the same, in any process of this user.
 
+    What waits has a twin for event loops, whose name ends in `_async`; `await run` is `await run.wait_async()`. A task that is cancelled
+    while it waits leaves the run alone.
+
     Attributes:
         run_id: Its name, which every command takes.
         path: Its directory.
@@ -73,6 +76,10 @@ class RunHandle:
     def __hash__(self) -> int:
         """Return the hash of its path."""
         return hash(self.path)
+
+    def __await__(self) -> Generator[Any, None, "RunHandle"]:
+        """Wait as `wait_async` does: `await run`, or `asyncio.gather(*runs)`."""
+        return self.wait_async().__await__()
 
     # How it stands.
 
@@ -183,6 +190,20 @@ class RunHandle:
             raise
         return self.wait()
 
+    async def follow_async(self) -> "RunHandle":
+        """Show the same as `follow`, without blocking the event loop.
+
+        A task that is cancelled stops to show, and the run goes on.
+
+        Raises:
+            RunFailed: It has not succeeded.
+        """
+        from torchmuster.api.follow import follow_async
+
+        with _copied(self._dir):
+            await follow_async(self._dir)
+        return await self.wait_async()
+
     def cancel(self, *, at_once: bool = False, timeout_s: float = 60.0) -> None:
         """Stop the run and wait for its end; one that has ended stays as it is.
 
@@ -205,6 +226,10 @@ class RunHandle:
             raise TimeoutError(
                 f"{short_id(self.run_id)} was told to stop {timeout_s:g} s ago and has not ended"
             )
+
+    async def cancel_async(self, *, at_once: bool = False, timeout_s: float = 60.0) -> None:
+        """Stop the run as `cancel` does, without blocking the event loop."""
+        await asyncio.to_thread(self.cancel, at_once=at_once, timeout_s=timeout_s)
 
     # How it is looked at.
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 GOES_ON = 130
 # This process owns the run in the background, and its caller waits for the run's id.
 is_launched = False
+# `muster dev` shows what the ranks print and why they failed, and says the rest in a line of its own.
+is_brief = False
 
 
 def follow_run(
@@ -34,11 +36,10 @@ def follow_run(
     `follow` returns None where the run continues without this process, and has said how to see it again.
     """
     from torchmuster.cli.status_line import StatusLine, wanted
-    from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model import codec
 
     go_to_the_background(plan.run_id, run_dir)
-    voice = TerminalVoice(prefix_always=_shows_several(plan))
+    voice = _voice_for(plan)
     voice.start()
     debugger = getattr(plan, "debugger", None)
     is_quiet = _is_read_by_doctor(plan) or debugger == "pdb"
@@ -61,6 +62,13 @@ def follow_run(
     return code
 
 
+def _voice_for(plan: "RunPlan | WorkflowPlan") -> "TerminalVoice":
+    from torchmuster.files.terminal import BriefVoice, TerminalVoice
+
+    kind = BriefVoice if is_brief else TerminalVoice
+    return kind(prefix_always=_shows_several(plan))
+
+
 def _open_to_debuggers(
     plan: "RunPlan | WorkflowPlan", run_dir: "RunDir", voice: "TerminalVoice"
 ) -> "DebuggerDoor":
@@ -69,7 +77,7 @@ def _open_to_debuggers(
     from torchmuster.owner.views.debugger import DebuggerDoor
 
     folder = plan.program.cwd if isinstance(plan, RunPlan) else os.getcwd()
-    door = DebuggerDoor(run_dir, folder, voice.say, voice.print)
+    door = DebuggerDoor(run_dir, folder, voice.explain, voice.print)
     door.start()
     return door
 
@@ -162,7 +170,8 @@ def _say_end_of_run(
     from torchmuster.owner.views.record import keep_result
     from torchmuster.ui.messages import last_report, paint_report, uses_colour
 
-    report = last_report(result, run_dir, voice.shown) if not is_read else None
+    is_wanted = not is_read and not (is_brief and result.state is RunState.CANCELLED)
+    report = last_report(result, run_dir, voice.shown) if is_wanted else None
     if report is not None:
         voice.print(paint_report(report, colour=uses_colour()))
     if not is_read:

@@ -27,6 +27,7 @@ SECTIONS = {
             "Start a run again; it continues where it stopped.",
         ),
         "session": ("torchmuster.cli.runs.session", "Hold nodes on which runs start at once."),
+        "dev": ("torchmuster.cli.runs.dev", "Run a script again when a file of it is saved."),
     },
     "Watch": {
         "ps": ("torchmuster.cli.views", "List the runs."),
@@ -116,7 +117,7 @@ class _LazyGroup(click.Group):
             if name.endswith((".yaml", ".yml")):
                 fix = f"muster submit {shlex.join(args)}"
             raise UsageError(f"muster has no command `{name}`", fix=fix)
-        if name in ("run", "submit", "sweep", "torchrun", "restart", "session"):
+        if name in ("run", "submit", "sweep", "torchrun", "restart", "session", "dev"):
             _check_working_directory()
         return super().resolve_command(ctx, args)
 

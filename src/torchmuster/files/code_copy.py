@@ -48,7 +48,7 @@ class CodeFolder:
 
 def root_of(cwd: str) -> str:
     """Return the git work tree that a folder is in, else the folder itself."""
-    top = _git(cwd, "rev-parse", "--show-toplevel")
+    top = ask_git(cwd, "rev-parse", "--show-toplevel")
     return os.path.realpath(cwd) if top is None else os.fsdecode(top.rstrip(b"\n"))
 
 
@@ -59,12 +59,12 @@ def find_code(cwd: str) -> CodeFolder:
         UsageError: It is larger than 512 MiB; the largest entries are named.
     """
     root = root_of(cwd)
-    listed = _git(root, "ls-files", "-co", "--exclude-standard", "-z")
+    listed = ask_git(root, "ls-files", "-co", "--exclude-standard", "-z")
     if listed is not None:
         words = dict.fromkeys(os.fsdecode(word) for word in listed.split(b"\0") if word)
         names = list(_with_submodules(root, words))
     else:
-        names = list(_walk(root))
+        names = list(walk_code(root))
     names = list(_without_own(root, names))
     sizes = {name: size for name in names if (size := _size(root, name)) is not None}
     total = sum(sizes.values())
@@ -84,7 +84,8 @@ def _without_own(root: str, names: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-def _git(cwd: str, *words: str) -> bytes | None:
+def ask_git(cwd: str, *words: str) -> bytes | None:
+    """Return what git says; None where it fails or is missing."""
     from torchmuster.errors import MusterError
 
     try:
@@ -98,12 +99,13 @@ def _with_submodules(root: str, words: Iterable[str]) -> Iterator[str]:
     for name in words:
         path = os.path.join(root, name)
         if os.path.isdir(path) and not os.path.islink(path):  # a submodule
-            yield from (os.path.join(name, inner) for inner in _walk(path))
+            yield from (os.path.join(name, inner) for inner in walk_code(path))
         else:
             yield name
 
 
-def _walk(root: str) -> Iterator[str]:
+def walk_code(root: str) -> Iterator[str]:
+    """Yield the files below a folder, relative to it, without caches, virtual environments and what git keeps."""
     for folder, names, files in os.walk(root):
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]
         names[:] = sorted(
@@ -291,7 +293,7 @@ def moved(program: Program, old_root: str, new_root: str) -> Program:
 def stamps(root: str) -> dict[str, tuple[int, int]]:
     """Return size and time of every file below a root."""
     found: dict[str, tuple[int, int]] = {}
-    for name in _walk(root):
+    for name in walk_code(root):
         try:
             status = os.lstat(os.path.join(root, name))
         except OSError:

@@ -73,6 +73,10 @@ class TerminalVoice:
         """Print a sentence on standard error, on a line of its own."""
         self.print("".join(f"muster: {line}\n" for line in printable(sentence).splitlines()))
 
+    def explain(self, sentence: str) -> None:
+        """Print a sentence that a user should see even where other sentences are left out: why something takes longer."""
+        TerminalVoice.say(self, sentence)
+
     def tell(self, event: str, fields: Mapping[str, Any]) -> None:
         """Print the sentence for an event of the run, if it has one."""
         with self._changed:
@@ -80,7 +84,7 @@ class TerminalVoice:
                 self.shown.begin_attempt()
             sentence = narrate(event, fields, self.shown)
         if sentence is not None:
-            self.say(sentence)
+            self.explain(sentence)
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         """Print output of a rank on the same stream."""
@@ -183,6 +187,18 @@ class TerminalVoice:
 
     def _draw_status(self) -> str:
         return self._status.draw(may_draw=_is_in_foreground())
+
+
+class BriefVoice(TerminalVoice):
+    """Leaves out what is said of every run, and of a stop: who reads it has just asked for that."""
+
+    def say(self, sentence: str) -> None:
+        """Say nothing."""
+
+    def tell(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Print the sentence for an event, unless it is a stop."""
+        if event != "stopping":
+            super().tell(event, fields)
 
 
 def _is_in_foreground() -> bool:

@@ -80,7 +80,7 @@ class Door:
     ) -> None:
         """Import what agents and workers need, and note what it depended on."""
         environment = read_by_imports(os.environ)
-        _, problem = import_for_workers(folder, preload)
+        _, problem = import_for_workers(folder, preload, for_calls=True)
         import_agents(self.root)
         sys.dont_write_bytecode = (
             True  # of code that changes twice in a second: see docs/sessions.md

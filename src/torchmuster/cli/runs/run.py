@@ -44,7 +44,7 @@ _OF_A_JOB = {
 }
 
 
-class _RunCommand(click.Command):
+class RunCommand(click.Command):
     """Shows its options in sections: thirty in one list are read by nobody. One that stands in none is listed last."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -62,6 +62,7 @@ class _RunCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write them in their sections."""
         records = {
             str(param.name): record
             for param in self.get_params(ctx)
@@ -70,14 +71,14 @@ class _RunCommand(click.Command):
         }
         for title, names in _SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([records.pop(name) for name in names])
+                formatter.write_dl([records.pop(name) for name in names if name in records])
         if records:
             with formatter.section("Other"):
                 formatter.write_dl(list(records.values()))
 
 
 @click.command(
-    cls=_RunCommand,
+    cls=RunCommand,
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
@@ -298,7 +299,7 @@ def launch(request: "RunRequest") -> int:
     problems = Problems()
     run_id = choose_id(request, problems)
     limits = read_job_limits(request, problems)
-    _check_debugger(request, problems)
+    check_debugger(request, problems)
     pods = engine != "local" and hosts is None and job.find_objects(engine) is not None
     travels = hosts is not None or inside is not None or (engine != "local" and not pods)
     _check_ship_env(request, problems, travels=travels)
@@ -318,7 +319,7 @@ def launch(request: "RunRequest") -> int:
     return _run_here(request, run_id, problems)
 
 
-def _check_debugger(request: "RunRequest", problems: "Problems") -> None:
+def check_debugger(request: "RunRequest", problems: "Problems") -> None:
     """Refuse a debugger that could not be reached from here."""
     for option in ("debugpy", "pdb"):
         value = getattr(request, option)

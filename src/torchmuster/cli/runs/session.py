@@ -41,8 +41,6 @@ _REFUSED = {
     "warn": "--warn",
     "resubmit": "--resubmit",
     "ship_env": "--ship-env",
-    "debugpy": "--debugpy",
-    "pdb": "--pdb",
 }
 
 
@@ -92,9 +90,9 @@ def start(**given: Any) -> int:
     from torchmuster.spec.problems import Problems
 
     problems = Problems()
-    run_dir = _start(given, problems)
+    run_dir = start_session(given, problems)
     name = given["name"]
-    _wait_until_open(run_dir, name)
+    wait_until_open(run_dir, name)
     view = _view(run_dir)
     if view is not None and view.state is not None and view.state.problem:
         click.echo(f"muster: nothing is imported ahead: {view.state.problem}", err=True)
@@ -117,7 +115,18 @@ def hold(run_dir: str, **given: Any) -> int:
     return hold(run_dir, given)
 
 
-def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
+@session.command(hidden=True)
+@click.argument("line", type=int)
+def clients(line: int) -> int:
+    """Fork clients of runs for `torchmuster.session`, at the other end of a socket."""
+    import socket
+
+    from torchmuster.cli.runs.forks import serve
+
+    return serve(socket.socket(fileno=line))
+
+
+def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     """Start the run that is the session, and return its directory.
 
     Raises:
@@ -233,7 +242,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _wait_until_open(run_dir: "RunDir", name: str) -> None:
+def wait_until_open(run_dir: "RunDir", name: str) -> None:
     """Wait for all doors.
 
     Raises:
@@ -366,6 +375,7 @@ def run_in_session(request: "RunRequest") -> int:
         NotFoundError: There is no such session.
         ManyErrors: All that is wrong with the options.
     """
+    from torchmuster.cli.runs.run import check_debugger
     from torchmuster.cli.runs.start import choose_id, start
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.node.door.call import read_setup
@@ -398,6 +408,7 @@ def run_in_session(request: "RunRequest") -> int:
             f"--nodes {request.nodes}",
             fix=f"--nodes {setup.nodes}",
         )
+    check_debugger(request, problems)
     for field, word in _REFUSED.items():
         if getattr(request, field) not in (None, 0, False):
             problems.add(

@@ -43,7 +43,7 @@ def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool, session: Any = No
 
 
 def _follow_in_session(engine: Any, voice: Any) -> Any:
-    engine.say = voice.say
+    engine.say = voice.explain
     engine.start_all()
     return _follow(engine, voice)
 

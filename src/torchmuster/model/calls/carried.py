@@ -31,6 +31,38 @@ _WORDS = {
     "_io.TextIOWrapper": "an open file",
 }
 
+# Classes that some pickle takes, or refuses in words about their inside: what they hold belongs to this process. By the first
+# part of their module, since packages move classes about. Data of the same packages (tables, answers, file systems of fsspec) travel.
+_CLIENTS: dict[str, tuple[frozenset[str], str]] = {
+    "aiohttp": (frozenset({"ClientSession"}), "an HTTP session"),
+    "azure": (frozenset({"BlobServiceClient", "ContainerClient", "BlobClient"}), "a client"),
+    "boto3": (frozenset({"Session", "ServiceResource"}), "a client"),
+    "botocore": (frozenset({"BaseClient", "Session"}), "a client"),
+    "clickhouse_connect": (frozenset({"Client"}), "a client"),
+    "duckdb": (frozenset({"DuckDBPyConnection"}), "a connection to a database"),
+    "google": (frozenset({"Client"}), "a client"),
+    "grpc": (frozenset({"Channel"}), "a connection"),
+    "h5py": (frozenset({"File"}), "an open file"),
+    "httpx": (frozenset({"Client", "AsyncClient"}), "an HTTP session"),
+    "kafka": (frozenset({"KafkaProducer", "KafkaConsumer"}), "a client"),
+    "lmdb": (frozenset({"Environment"}), "an open file"),
+    "mlflow": (frozenset({"MlflowClient"}), "a client"),
+    "paramiko": (frozenset({"SSHClient", "Transport"}), "a connection"),
+    "psycopg": (frozenset({"Connection", "AsyncConnection"}), "a connection to a database"),
+    "psycopg2": (frozenset({"connection"}), "a connection to a database"),
+    "pymongo": (frozenset({"MongoClient"}), "a connection to a database"),
+    "pymysql": (frozenset({"Connection"}), "a connection to a database"),
+    "redis": (frozenset({"Redis", "ConnectionPool"}), "a connection to a database"),
+    "requests": (frozenset({"Session"}), "an HTTP session"),
+    "sqlalchemy": (
+        frozenset({"Engine", "Connection", "Session", "AsyncEngine"}),
+        "a connection to a database",
+    ),
+    "urllib3": (frozenset({"PoolManager", "HTTPConnectionPool"}), "an HTTP session"),
+    "wandb": (frozenset({"Run"}), "a client"),
+    "zmq": (frozenset({"Context", "Socket"}), "a socket"),
+}
+
 
 class CarryError(UsageError):
     """What was to travel can't; another attempt would end in the same way."""
@@ -39,7 +71,11 @@ class CarryError(UsageError):
 
 
 class _RefusedError(Exception):
-    """The pickler has met what may not travel; the words say what it is."""
+    """The pickler has met what may not travel; the words say what it is, and why that matters."""
+
+    def __init__(self, what: str, why: str = "") -> None:
+        super().__init__(what)
+        self.why = why or "the other side has another memory, other devices and other open files"
 
 
 class _TooLargeError(Exception):
@@ -139,6 +175,22 @@ def _check(value: Any) -> None:
             raise _RefusedError(f"a tensor on {device}")
     if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
         raise _RefusedError("an open file")
+    kind: Any = type(value)
+    client = _client(kind)
+    if client is not None:
+        why = "its connections and its login are this process's, and could not be told from new ones there"
+        raise _RefusedError(client, why)
+
+
+@functools.cache
+def _client(kind: type) -> str | None:
+    """Return what a class of clients is, in words; None of all other classes."""
+    for base in kind.__mro__:
+        root = base.__module__.partition(".")[0]
+        names, words = _CLIENTS.get(root, (frozenset(), ""))
+        if base.__qualname__ in names:
+            return f"{words} of `{root}`"
+    return None
 
 
 def _is_tensor(value: Any) -> bool:
@@ -220,7 +272,7 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _in_words(error: Exception) -> str:
     if isinstance(error, _RefusedError):
-        return "the other side has another memory, other devices and other open files"
+        return error.why
     return f"pickle says: {error}" if str(error) else f"pickle raised {type(error).__name__}"
 
 

@@ -41,5 +41,5 @@ def fork_order(plan: RunPlan, order: AgentOrder, environment: Mapping[str, str])
         folder=os.path.dirname(os.path.realpath(script)) if is_file else program.cwd,
         python=program.python,
         preload=program.preload,
-        is_fresh=program.start is StartMethod.FRESH or program.call is not None,
+        is_fresh=program.start is StartMethod.FRESH,
     )

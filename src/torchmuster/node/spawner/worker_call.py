@@ -92,13 +92,21 @@ def _check_interpreter(head: CallHead) -> None:
     if not head.cloudpickle:
         return
     try:
-        import cloudpickle  # noqa: F401 - before the pickle, whose own error would say less
+        import cloudpickle  # before the pickle, whose own error would say less
     except ImportError:
         raise CarryError(
             f"`{head.name}` travels by value, and the job's interpreter has no cloudpickle",
             where=sys.executable,
             fix=f"{sys.executable} -m pip install cloudpickle=={head.cloudpickle}, or move the function into a module",
         ) from None
+    own = str(getattr(cloudpickle, "__version__", ""))
+    if own.partition(".")[0] != head.cloudpickle.partition(".")[0]:
+        raise CarryError(
+            f"`{head.name}` was pickled by cloudpickle {head.cloudpickle}, the job's interpreter has {own}",
+            where=sys.executable,
+            why="what it pickles names its own functions, which other major versions call otherwise",
+            fix=f"{sys.executable} -m pip install cloudpickle=={head.cloudpickle}, or move the function into a module",
+        )
 
 
 def _missing(head: CallHead, module: str) -> CarryError:
