@@ -1,9 +1,9 @@
 """What pods pay for muster: from the start of the last one to the first all-reduce, and what a client asks and costs meanwhile.
 
-    python benchmarks/pods.py [--repeats 5] [--only together,late] [--quick] [--json FILE] [--limit SECONDS]
+    python benchmarks/pods.py [--repeats 5] [--only together,late,client] [--quick] [--json FILE] [--limit SECONDS]
 
 The pods are process trees of this machine with networks, host names and disks of their own (`tests/places/pods.py`, root): no
-Kubernetes, so that what its kubelets take is left out.
+Kubernetes, so that what its kubelets take is left out. The client follows such a run with the tests' kubectl, which counts its calls.
 """
 
 import argparse
@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from running.results import FOLDER, headline, machine_facts, save
-from running.stage import Stage, stage
+from running.stage import REPOSITORY, Stage, stage
 
 from cluster.netns import Nodes  # type: ignore[import-not-found]  # isort: skip
 from kit.namespaces import why_no_networks  # type: ignore[import-not-found]  # isort: skip
 from kit.waiting import wait_until  # type: ignore[import-not-found]  # isort: skip
-from places.pods import PodWorld  # type: ignore[import-not-found]  # isort: skip
+from places.pods import PORT, PodWorld  # type: ignore[import-not-found]  # isort: skip
+from torchmuster.proc import descendants  # isort: skip
 from torchmuster.spec.launch import RunRequest, plan_run  # isort: skip
 from torchmuster.spec.problems import Problems  # isort: skip
 
@@ -44,7 +45,22 @@ times.append(time.time())
 with open(f"{FOLDER}/rank-{os.environ['RANK']}.new", "w") as file:
     file.write(" ".join(map(str, times)))
 os.rename(file.name, file.name[:-4])
+while os.path.exists(f"{FOLDER}/hold"):
+    time.sleep(0.1)
 """
+FOLLOW = """\
+import asyncio, sys
+from torchmuster.files.layout import RunDir
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.owner.jobs.batch import JobFollower
+from torchmuster.owner.jobs.jobs import read_job
+from torchmuster.owner.views.record import read_plan
+run_dir, voice = RunDir(sys.argv[1]), TerminalVoice()
+voice.start()
+follower = JobFollower(read_plan(run_dir), run_dir, *read_job(run_dir), voice)
+asyncio.run(follower.follow())
+"""
+FOLLOWED_S = 60.0
 IMPORT = "import time; t = time.time(); import torch, torch.distributed; print(time.time() - t)"
 Readings = dict[str, float]
 
@@ -73,6 +89,8 @@ ROWS = (
     Row(name=f"import torch, {PODS} processes at once"),
     *_rows("together"),
     *_rows("late"),
+    Row(name="client: processor, of one core", unit="%", aim=1.0),
+    Row(name=f"client: questions in {FOLLOWED_S:.0f} s", unit="calls", aim=FOLLOWED_S / 10),
 )
 
 
@@ -131,14 +149,72 @@ def _measured(nodes: Nodes, case: str, before_last: Callable[[PodWorld], None]) 
     return {f"{case}: {what}": mark for what, mark in zip(names, marks, strict=True)}
 
 
+def measure_client(nodes: Nodes) -> Readings:
+    """Measure a client that follows a run in which nothing happens: it, and the processes that it keeps."""
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
+        folder = Path(name)
+        (folder / "hold").touch()
+        world = _world(nodes, folder)
+        try:
+            for index in range(PODS):
+                world.start(index)
+            world.know(**{f"p{index}": index + 1 for index in range(PODS)})
+            wait_until(lambda: len(list(folder.glob("rank-*"))) == PODS, "the training", LIMIT_S)
+            return _followed(nodes, world, folder)
+        finally:
+            world.close()
+
+
+def _followed(nodes: Nodes, world: PodWorld, folder: Path) -> Readings:
+    case = folder / "case.json"
+    case.write_text(json.dumps({"pods": "job-pods-running", "forward": PORT}))
+    case.with_suffix(".made").write_text(world.job)
+    job = {"engine": "kubernetes", "job_id": f"lab/research/{world.job}"}
+    Path(world.client.job).write_text(json.dumps(job))
+    fakes = REPOSITORY / "tests" / "fakes" / "kubernetes"
+    environment = os.environ | {
+        "PATH": f"{fakes}:{os.environ['PATH']}",
+        "FAKE_KUBECTL": str(case),
+        "PYTHONPATH": str(REPOSITORY / "src"),
+    }
+    argv = nodes.argv(1, [sys.executable, "-c", FOLLOW, world.client.path])
+    with open(folder / "client.log", "wb") as log:
+        client = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
+    try:
+        copied = Path(world.client.events)
+        wait_until(
+            lambda: copied.exists() and "attempt_started" in copied.read_text(), "the copy", LIMIT_S
+        )
+        time.sleep(5.0)
+        asked = Path(f"{case}.log")
+        num, used, began = len(asked.read_text().splitlines()), _used_s(client.pid), time.time()
+        time.sleep(FOLLOWED_S)
+        share = (_used_s(client.pid) - used) / (time.time() - began)
+        questions = len(asked.read_text().splitlines()) - num
+    finally:
+        client.kill()
+        client.wait(LIMIT_S)
+    return {
+        "client: processor, of one core": 100 * share,
+        f"client: questions in {FOLLOWED_S:.0f} s": float(questions),
+    }
+
+
+def _used_s(root: int) -> float:
+    """Return the seconds of processor time of a process and those below it; who has asked and ended is the cluster's."""
+    ticks = 0
+    for pid in (root, *descendants(root)):
+        with open(f"/proc/{pid}/stat") as file:
+            ticks += sum(map(int, file.read().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _world(nodes: Nodes, folder: Path) -> PodWorld:
     code = folder / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT.replace("{FOLDER}", str(folder)))
     os.environ["MUSTER_HOME"] = str(folder / "home")
-    request = RunRequest(
-        script="train.py", nodes=str(PODS), nproc_per_node="1", cwd=str(code)
-    )
+    request = RunRequest(script="train.py", nodes=str(PODS), nproc_per_node="1", cwd=str(code))
     problems = Problems()
     plan = problems.checked(plan_run(request, "r", (), problems))
     world = PodWorld(nodes, folder, plan, num_pods=PODS)
@@ -149,21 +225,24 @@ def _world(nodes: Nodes, folder: Path) -> PodWorld:
 CASES: dict[str, Callable[[Nodes], Readings]] = {
     "together": measure_together,
     "late": measure_late,
+    "client": measure_client,
 }
 
 
 def measure_round(nodes: Nodes, running: Stage, names: Sequence[str]) -> Readings:
     """Return the readings of all cases once."""
-    running.step("import torch")
-    found = measure_import()
+    found: Readings = {}
+    if {*names} & {"together", "late"}:
+        running.step("import torch")
+        found |= measure_import()
     for name in names:
         running.step(name)
         found |= CASES[name](nodes)
-        # Pods that start together import together.
-        beside = f"import torch, {PODS} processes at once" if name == "together" else "import torch, one process"
-        found[f"{name}: beyond the import of torch"] = (
-            found[f"{name}: first all-reduce"] - found[beside]
-        )
+        if (all_reduce := found.get(f"{name}: first all-reduce")) is not None:
+            # Pods that start together import together.
+            num = f"{PODS} processes at once" if name == "together" else "one process"
+            beyond = all_reduce - found[f"import torch, {num}"]
+            found[f"{name}: beyond the import of torch"] = beyond
     return found
 
 
