@@ -60,7 +60,7 @@ voice.start()
 follower = JobFollower(read_plan(run_dir), run_dir, *read_job(run_dir), voice)
 asyncio.run(follower.follow())
 """
-FOLLOWED_S = 60.0
+FOLLOWED_S, EVENTS = 60.0, 5000
 IMPORT = "import time; t = time.time(); import torch, torch.distributed; print(time.time() - t)"
 Readings = dict[str, float]
 
@@ -150,7 +150,7 @@ def _measured(nodes: Nodes, case: str, before_last: Callable[[PodWorld], None]) 
 
 
 def measure_client(nodes: Nodes) -> Readings:
-    """Measure a client that follows a run in which nothing happens: it, and the processes that it keeps."""
+    """Measure a client that follows a run with a long record in which nothing happens: it, and the processes that it keeps."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
         folder = Path(name)
         (folder / "hold").touch()
@@ -160,6 +160,9 @@ def measure_client(nodes: Nodes) -> Readings:
                 world.start(index)
             world.know(**{f"p{index}": index + 1 for index in range(PODS)})
             wait_until(lambda: len(list(folder.glob("rank-*"))) == PODS, "the training", LIMIT_S)
+            line = Path(world.run_dir(0).events).read_text().splitlines()[0]
+            with open(world.run_dir(0).events, "a") as record:
+                record.write(f"{line}\n" * EVENTS)
             return _followed(nodes, world, folder)
         finally:
             world.close()

@@ -68,8 +68,9 @@ def has_use(plan: RunPlan) -> bool:
     program = plan.program
     is_fresh = program.start is StartMethod.FRESH or program.kind is ScriptKind.COMMAND
     asks_more = bool(program.preload or program.call is not None or plan.debugger)
-    has_lines = bool(plan.node_setup.lines) or plan.preflight == "only"
-    return program.has_torch and not (is_fresh or asks_more or has_lines)
+    setup = plan.node_setup
+    is_other = bool(setup.lines) or setup.shipped is not None or plan.preflight == "only"
+    return program.has_torch and not (is_fresh or asks_more or is_other)
 
 
 def variables_of_workers(
