@@ -81,6 +81,14 @@ def is_copied(world, word):
     return any(word in copy.read_text() for copy in copies)
 
 
+def commands(world, index):
+    """Return the command lines of the processes of a pod."""
+    lines = world.in_pod(
+        index, "for one in /proc/[0-9]*; do tr '\\0' ' ' <$one/cmdline; echo; done"
+    )
+    return lines.decode().splitlines()
+
+
 def stop(world):
     (world.folder / "stop").touch()
 
@@ -214,3 +222,33 @@ def test_a_failure_that_is_final_ends_the_job(world):
     report = read_result(pods.run_dir(0)).report
     assert "ValueError: the same each time" in report.error
     assert json.loads((pods.secret / "order.json").read_text())["num_pods"] == 2
+
+
+def test_agents_are_forks_of_what_has_imported_torch_since_the_pods_start(world):
+    pods = world()
+    pods.know(p0=1)
+    pods.start(0)
+    pods.start(1)
+    wait_until(lambda: "waiting for pods" in pods.log(0), "the wait")
+    pods.know(p1=2)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    for index in range(2):
+        told = commands(pods, index)
+        assert not [line for line in told if "__main__.py agent" in line]
+        assert [line for line in told if "programs/door.py" in line]
+    stop(pods)
+    assert pods.wait(0) == 0
+
+
+def test_a_pod_whose_import_was_killed_starts_its_agent_as_ever(world):
+    pods = world()
+    pods.know(p0=1)
+    pods.start(0)
+    pods.start(1)
+    wait_until(lambda: "sessions are served" in pods.log(1), "the door")
+    pods.in_pod(1, "kill -9 ${MUSTER_WARM%% *}")
+    pods.know(p1=2)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    assert [line for line in commands(pods, 1) if "__main__.py agent" in line]
+    stop(pods)
+    assert pods.wait(0) == 0

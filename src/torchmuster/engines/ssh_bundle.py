@@ -3,10 +3,11 @@
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torchmuster import proc
 from torchmuster.engines.ssh_command import (
     CONNECT_LIMIT_S,
     SshHost,
@@ -33,6 +34,14 @@ class Route(Protocol):
         """
 
 
+Starts = Callable[[Sequence[str], int, int, int], HasStatus]
+
+
+def start_process(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> HasStatus:
+    """Start ssh itself."""
+    return proc.start(argv, stdin=stdin, stdout=stdout, stderr=stderr)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
     """What every host is offered.
@@ -41,6 +50,7 @@ class Bundle:
         way: How hosts are reached; None: by ssh.
         root: Where this torchmuster is, for hosts that share the file system; empty for none.
         pythons: Interpreters for muster's own processes that are tried first.
+        start: Opens a session by the words of ssh, on these descriptors.
         connect_limit_s: How long a host may take to answer: a pod that replaces another has to be made first.
     """
 
@@ -51,6 +61,7 @@ class Bundle:
     pythons: tuple[str, ...] = ()
     connect_limit_s: float = CONNECT_LIMIT_S
     way: Route | None = None
+    start: Starts = start_process
 
     def loader(self) -> bytes:
         """Return the program that is sent first."""

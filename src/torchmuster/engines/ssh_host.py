@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from torchmuster import proc
 from torchmuster.engines.ssh_bundle import Bundle
 from torchmuster.engines.ssh_command import (
     HostProblem,
@@ -172,7 +171,7 @@ class RemoteHost:
         ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
         try:
             argv = self._bundle.argv(self.host)
-            self._child = proc.start(argv, stdin=theirs_in, stdout=theirs_out, stderr=error)
+            self._child = self._bundle.start(argv, theirs_in, theirs_out, error)
         except BaseException:
             os.close(ours_in)
             os.close(ours_out)

@@ -23,6 +23,7 @@ MAX_CODE_BYTES = 512 << 20
 MAX_OUTPUT_BYTES = 256 << 20
 _GIT_LIMIT_S = 20.0
 _SHOWN = 5
+_NO_TIME = 315532800  # 1980-01-01, the first that zip files know: no tool takes it for a mistake
 _LEFT_OUT = frozenset({".git", "__pycache__", ".hg", ".svn", ".mypy_cache", ".ruff_cache"})
 
 
@@ -153,8 +154,13 @@ def _too_large(root: str, sizes: dict[str, int], total: int) -> UsageError:
     )
 
 
-def write_archive(root: str, names: Iterable[str], target: IO[bytes]) -> None:
-    """Write a tar.gz of files below a root, without owners and without files that have vanished."""
+def write_archive(
+    root: str, names: Iterable[str], target: IO[bytes], *, has_times: bool = True
+) -> None:
+    """Write a tar.gz of files below a root, without owners and without files that have vanished.
+
+    Without times the same names and contents are the same bytes; of the mode only what `read_archive` keeps goes along.
+    """
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=target, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w|") as archive,
@@ -166,6 +172,9 @@ def write_archive(root: str, names: Iterable[str], target: IO[bytes]) -> None:
                 info = archive.gettarinfo(os.path.realpath(path) if follow else path, name)
                 info.uid = info.gid = 0
                 info.uname = info.gname = ""
+                if not has_times:
+                    info.mtime = _NO_TIME
+                    info.mode = 0o700 if info.mode & 0o100 else 0o600
                 if info.islnk():  # a second name of one file: it goes as a file of its own
                     info.type = tarfile.REGTYPE
                     info.size = os.stat(path).st_size

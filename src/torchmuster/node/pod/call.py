@@ -12,7 +12,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 
 from torchmuster import proc
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
@@ -52,19 +51,30 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     secret = read_secret(options.key)
     host = f"{options.host}.{options.domain}" if options.domain else options.host
-    return asyncio.run(_call(host, options.port, secret, options.command, options.wait))
+    return asyncio.run(call_pod(host, options.port, secret, options.command, options.wait))
 
 
-async def _call(host: str, port: int, secret: bytes, command: str, wait_s: float) -> int:
+async def call_pod(
+    host: str,
+    port: int,
+    secret: bytes,
+    command: str,
+    wait_s: float,
+    streams: tuple[int, int, int] = (0, 1, 2),
+) -> int:
+    """Run a command in a pod with these as its standard input, output and errors; return its exit code.
+
+    It is 255 where there was no session, tried for so long, with one line on standard error.
+    """
     try:
         channel = await call_patiently(host, port, secret, wait_s)
     except (OSError, HandshakeError) as error:
-        sys.stderr.write(f"{host} port {port}: {words_of(error)}\n")
+        os.write(streams[2], f"{host} port {port}: {words_of(error)}\n".encode())
         return _NO_SESSION
     try:
-        code = await call_session(channel, command)
+        code = await call_session(channel, command, streams)
     except (ChannelClosedError, OSError) as error:
-        sys.stderr.write(f"{host}: the connection ended: {words_of(error)}\n")
+        os.write(streams[2], f"{host}: the connection ended: {words_of(error)}\n".encode())
         return _NO_SESSION
     finally:
         channel.abort()

@@ -19,6 +19,7 @@ PROGRAMS_VARIABLE = "MUSTER_PROGRAMS"  # of sessions: how our programs are start
 KEY_VARIABLE = "MUSTER_KEY"  # of sessions: the path of the pod's key
 ORDER_VARIABLE = "MUSTER_ORDER"  # of sessions: the path of the pod's order
 NODES_FILE = "nodes.json"  # of a group: which pods each task has
+WORKFLOW_FILE = "workflow.json"  # of a group, as its run directory calls it
 CREDENTIALS_FILE = "credentials.toml"
 STAMPS_FILE = "code.stamps.json"  # beside what was unpacked: it is whole
 _INDEX_VARIABLES = ("MUSTER_POD_INDEX", "JOB_COMPLETION_INDEX")

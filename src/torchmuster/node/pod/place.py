@@ -12,7 +12,7 @@ import shutil
 import sys
 
 from torchmuster.files import atomic, code_copy
-from torchmuster.node.pod.order import KEY_FILE, NODES_FILE, PodOrder, read_order
+from torchmuster.node.pod.order import KEY_FILE, NODES_FILE, WORKFLOW_FILE, PodOrder, read_order
 from torchmuster.node.pod.outputs import TASKS_FOLDER, take_outputs
 from torchmuster.node.remote.files import make_mark, mark_of
 
@@ -69,6 +69,9 @@ def place(order: PodOrder, brought: str, head: str | None = None) -> None:
         code_copy.read_archive(file, came, _LIMIT_BYTES)
     take_outputs(run_dir, came)
     shutil.rmtree(os.path.join(came, TASKS_FOLDER), ignore_errors=True)
+    for name in (WORKFLOW_FILE, NODES_FILE):  # in the Secret, where they have room there
+        if not os.path.exists(os.path.join(came, name)):
+            shutil.copyfile(os.path.join(brought, name), os.path.join(came, name))
     os.replace(os.path.join(came, NODES_FILE), run_dir.group(order.group or "").nodes)
     # The plan and the code: on a volume an earlier group's may be there.
     for name in os.listdir(came):

@@ -143,21 +143,23 @@ async def _tell(channel: Channel, kind: bytes, stream: asyncio.StreamReader) -> 
             await channel.send_bytes(kind + data)
 
 
-async def call_session(channel: Channel, command: str) -> int:
-    """Run a command at the other end with our own standard input, output and errors; return its exit code.
+async def call_session(
+    channel: Channel, command: str, streams: tuple[int, int, int] = (0, 1, 2)
+) -> int:
+    """Run a command at the other end with these as its standard input, output and errors; return its exit code.
 
     Raises:
         ChannelClosedError: The connection has ended before the command.
     """
     await channel.send_bytes(COMMAND + os.fsencode(command))
-    sending = asyncio.create_task(_send_input(channel))
+    sending = asyncio.create_task(_send_input(channel, streams[0]))
     try:
         while True:
             frame = await channel.receive_bytes()
             if frame[:1] == END:
                 (code,) = _CODE.unpack(frame[1:])
                 return int(code)
-            fd = 1 if frame[:1] == OUTPUT else 2
+            fd = streams[1 if frame[:1] == OUTPUT else 2]
             await asyncio.to_thread(write_all, fd, frame[1:])
     except struct.error as error:
         raise ChannelClosedError("the end of the command can't be read") from error
@@ -165,21 +167,44 @@ async def call_session(channel: Channel, command: str) -> int:
         sending.cancel()
 
 
-async def _send_input(channel: Channel) -> None:
+async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tuple[int, bytes]:
+    """Run a command at the other end with this input; return its exit code and its output.
+
+    Raises:
+        ChannelClosedError: The connection has ended before the command.
+        OSError: The same.
+    """
+    await channel.send_bytes(COMMAND + os.fsencode(command))
+    for begin in range(0, len(data), PIECE_BYTES):
+        await channel.send_bytes(INPUT + data[begin : begin + PIECE_BYTES])
+    await channel.send_bytes(INPUT)
+    said = bytearray()
+    while (frame := await channel.receive_bytes())[:1] != END:
+        said += frame[1:] if frame[:1] == OUTPUT else b""
+    (code,) = _CODE.unpack(frame[1:].ljust(_CODE.size, b"\xff")[: _CODE.size])
+    return int(code), bytes(said)
+
+
+async def _send_input(channel: Channel, fd: int) -> None:
     with contextlib.suppress(OSError):
-        async for data in _own_input():
+        async for data in _input(fd):
             await channel.send_bytes(INPUT + data)
         await channel.send_bytes(INPUT)
 
 
-async def _own_input() -> AsyncIterator[bytes]:
-    """Yield our standard input: a pipe, a socket, or a plain file, which can't be waited for."""
-    if stat.S_ISREG(os.fstat(0).st_mode):
-        while data := await asyncio.to_thread(os.read, 0, PIECE_BYTES):
+async def _input(fd: int) -> AsyncIterator[bytes]:
+    """Yield what can be read: of a pipe, a socket, or a plain file, which can't be waited for."""
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        while data := await asyncio.to_thread(os.read, fd, PIECE_BYTES):
             yield data
         return
     reader = asyncio.StreamReader(limit=PIECE_BYTES)
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb"))
-    while data := await reader.read(PIECE_BYTES):
-        yield data
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(fd))
+    )
+    try:
+        while data := await reader.read(PIECE_BYTES):
+            yield data
+    finally:
+        transport.close()

@@ -67,6 +67,14 @@ def own_key() -> str:
     return path
 
 
+def warm(program: "list[str]", order: str) -> None:
+    """Begin to import torch: it takes longer than all else here, and whoever calls this pod has use for it."""
+    folder = os.path.join(OWN_DISK, "torchmuster", f"warm-{os.getpid()}")
+    words = [*program, "pod-warm", "--order", order, "--folder", folder]
+    pid = os.posix_spawn(sys.executable, words, os.environ)
+    os.environ["MUSTER_WARM"] = f"{pid} {folder}"
+
+
 def main() -> None:
     """Become the door."""
     if sys.version_info < (3, 11):  # noqa: UP036  # it is the image that decides
@@ -90,10 +98,16 @@ def main() -> None:
             str(error),
             f"room on {OWN_DISK}, and an interpreter with lzma, are needed",
         )
-    entry = os.path.join(root, "torchmuster", "programs", "__main__.py")
-    words = ["pod", "--key", key, "--order", os.path.join(FOLDER, "order.json")]
+    order = os.path.join(FOLDER, "order.json")
+    program = [
+        sys.executable,
+        "-I",
+        "-S",
+        os.path.join(root, "torchmuster", "programs", "__main__.py"),
+    ]
     try:
-        os.execv(sys.executable, [sys.executable, "-I", "-S", entry, *words])
+        warm(program, order)
+        os.execv(sys.executable, [*program, "pod", "--key", key, "--order", order])
     except OSError as error:
         give_up(
             "the image's Python can't be started again",

@@ -37,7 +37,7 @@ class RemoteAgents:
 
     Args:
         ended: Called before the client is told of the end of an agent.
-        door: Forks the agents, where a session holds this host; None: they are started.
+        door: Forks the agents, where a session holds this host, or a pod has imported torch; None: they are started.
 
     Attributes:
         environment: What agents get.
@@ -69,6 +69,8 @@ class RemoteAgents:
 
     def start(self, message: messages.StartNode | messages.StartTask) -> None:
         """Start an agent; its end is told, also where it can't be started."""
+        if self._door is not None and not self._door.wait_open():
+            self._door = None
         try:
             with self._lock:
                 started, child = self._start(message)

@@ -1,18 +1,32 @@
-"""How a remote end has its agents forked by the door of its node: the host is held by a session."""
+"""How a remote end has its agents forked by the door of its node: a session holds the host, or a pod has begun to import.
 
+A pod's door opens when torch is imported there (`node/pod/warm.py`). It is a help only: where it is not, agents are started.
+"""
+
+import contextlib
 import json
 import os
+import select
+import time
 from collections.abc import Callable, Mapping, Sequence
 
+from torchmuster import proc
 from torchmuster.errors import ChannelError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.net import remote_messages as messages
 from torchmuster.node.door.call import DoorAgent, ask, call_door, send_order
-from torchmuster.node.door.messages import AskDoor, DoorState
+from torchmuster.node.door.messages import AskDoor, DoorState, EndSession
 from torchmuster.node.door.order import fork_order
 from torchmuster.node.options import AgentOrder
+
+WARM_VARIABLE = (
+    "MUSTER_WARM"  # of the calls to a pod: the process that imports there, and its folder
+)
+WARM_PLACE = 0
+_WARM_S = 120.0  # torch from a slow disk
+_LOOK_S = 0.02
 
 
 class RemoteDoor:
@@ -20,11 +34,18 @@ class RemoteDoor:
 
     Attributes:
         say: Tells the user why a start takes longer.
+        renewal: What is said then, before the reason.
     """
+
+    renewal = "the session imports its modules again"
 
     def __init__(self, session: RunDir, place: int) -> None:
         self.say: Callable[[str], None] = lambda _: None
         self._session, self._place = session, place
+
+    def wait_open(self) -> bool:
+        """Wait until agents can be asked for; say whether they can."""
+        return True
 
     def state(self) -> messages.SessionTold:
         """Return how it is.
@@ -52,7 +73,7 @@ class RemoteDoor:
         line = call_door(self._session, self._place)
         send_order(line, fork_order(plan, order, variables), [1, 2, *fds])
         agent = DoorAgent(line, plan.session or "")
-        agent.on_renewal = lambda why: self.say(f"the session imports its modules again: {why}")
+        agent.on_renewal = lambda why: self.say(f"{self.renewal}: {why}")
         return agent
 
 
@@ -62,3 +83,35 @@ def _of_the_client(run_dir: RunDir) -> dict[str, str]:
         return {}
     with open(run_dir.environment) as file:
         return dict(json.load(file))
+
+
+class WarmDoor(RemoteDoor):
+    """The door of a pod of a run, which may be importing still, and may have gone."""
+
+    renewal = "torch is imported again in this pod"
+
+    def __init__(self, told: str) -> None:
+        pid, _, folder = told.partition(" ")
+        super().__init__(RunDir(folder), WARM_PLACE)
+        self._pid = int(pid)
+
+    def wait_open(self) -> bool:
+        """Wait until torch is imported; say whether agents may be forked from that process."""
+        deadline = time.monotonic() + _WARM_S
+        while proc.is_running(self._pid) and time.monotonic() < deadline:
+            with contextlib.suppress(ChannelError):
+                if not self.state().problem:
+                    return True
+                self._end()  # it would take memory for nothing
+                return False
+            select.select([], [], [], _LOOK_S)
+        return False
+
+    def _end(self) -> None:
+        with contextlib.suppress(ChannelError):
+            ask(self._session, self._place, EndSession(why="it is of no use"))
+
+
+def importable(path: str | None, root: str) -> str:
+    """Return a PYTHONPATH by which scripts can import torchmuster from a folder that has nothing else."""
+    return os.pathsep.join([*([path] if path else []), root])

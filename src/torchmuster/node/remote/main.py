@@ -22,7 +22,7 @@ from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
-from torchmuster.node.remote.door import RemoteDoor
+from torchmuster.node.remote.door import WARM_VARIABLE, RemoteDoor, WarmDoor, importable
 from torchmuster.node.remote.environment import EnvironmentPlace, prune
 from torchmuster.node.remote.files import RecordStream, write_piece
 from torchmuster.node.remote.loader import num_gpus
@@ -232,11 +232,11 @@ def main(arguments: list[str]) -> None:
     order = from_words(RemoteOrder, arguments)
     incoming, outgoing = _take_streams()
     if order.importable:  # by the script: the folder holds only this torchmuster
-        before = os.environ.get("PYTHONPATH")
-        paths = [before] if before else []
-        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, order.root])
+        os.environ["PYTHONPATH"] = importable(os.environ.get("PYTHONPATH"), order.root)
+    warm = os.environ.get(WARM_VARIABLE)
+    door = WarmDoor(warm) if warm is not None else None
     try:
-        _serve(RemoteEnd(FrameWriter(outgoing)), incoming)
+        _serve(RemoteEnd(FrameWriter(outgoing), door), incoming)
     finally:
         if order.temporary:
             shutil.rmtree(order.root, ignore_errors=True)

@@ -18,7 +18,7 @@ from torchmuster.model.plan import RunPlan, Tee
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.links import cancel_jobs, describe_link, settled_result, view_newest
 from torchmuster.owner.jobs.never import NeverWatch
-from torchmuster.owner.views.record import read_events, read_new
+from torchmuster.owner.views.record import RecordTail, read_new
 
 if TYPE_CHECKING:
     from torchmuster.owner.pods.copy import RunCopy
@@ -106,13 +106,15 @@ class JobFollower:
     voice: TerminalVoice
     _view: JobView | None = None
     _news: JobNews = field(default_factory=JobNews)
-    _num_events: int = 0
+    _tail: RecordTail = field(init=False)
+    _attempts: set[int] = field(default_factory=set)
     _positions: dict[str, int] = field(default_factory=dict)
     _never: NeverWatch = field(default_factory=NeverWatch)
     _copy: "RunCopy | None" = None
 
     def __post_init__(self) -> None:
         """Copy the record of a run whose nodes don't see our files."""
+        self._tail = RecordTail(self.run_dir.events)
         if object_dialect(self.dialect) is not None:
             from torchmuster.owner.pods.copy import RunCopy
 
@@ -175,19 +177,19 @@ class JobFollower:
             self.voice.say(text)
 
     def _show_news(self) -> None:
-        events = list(read_events(self.run_dir.events))
-        if len(events) < self._num_events:  # a copy that begins again, see `owner/pods/mirror.py`
-            self._num_events = 0
+        events, began_anew = self._tail.read()
+        if began_anew:  # a copy that begins again, see `owner/pods/mirror.py`
+            self._attempts.clear()
             self._positions.clear()
-        for event in events[self._num_events :]:
+        for event in events:
             fields = {k: v for k, v in event.items() if k not in ("event", "time")}
             with contextlib.suppress(KeyError, TypeError):  # of another version of muster
+                if event.get("event") == "attempt_started":
+                    self._attempts.add(int(event["attempt"]))
                 self.voice.tell(str(event.get("event")), fields)
-        self._num_events = len(events)
         if self.plan.tee is Tee.NONE:
             return
-        attempts = [int(e["attempt"]) for e in events if e.get("event") == "attempt_started"]
-        for attempt in sorted(set(attempts)):
+        for attempt in sorted(self._attempts):
             self._show_logs(attempt)
 
     def _show_logs(self, attempt: int) -> None:

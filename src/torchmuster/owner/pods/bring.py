@@ -162,7 +162,7 @@ def bring_run(
     code_copy.check_inside(plan.program, code.root)
     archive = os.path.join(folder, orders.CODE_FILE)
     with open(archive, "wb") as file:
-        code_copy.write_archive(code.root, code.names, file)
+        code_copy.write_archive(code.root, code.names, file, has_times=False)
     order = PodOrder(
         run_id=plan.run_id,
         job=job.name,
@@ -183,17 +183,20 @@ def bring_run(
     return replace(job, brings=tuple(brings.items()))
 
 
-def pack_order(order: PodOrder, folder: str, run_dir: RunDir) -> tuple[PodOrder, dict[str, str]]:
+def pack_order(
+    order: PodOrder, folder: str, run_dir: RunDir, more_bytes: int = 0
+) -> tuple[PodOrder, dict[str, str]]:
     """Return the order with how its archive travels, and what goes into its Secret: name there, path here.
 
-    The archive is in the folder already; the order is written beside it.
+    The archive is in the folder already; the order is written beside it. `more_bytes` go into the Secret, too.
     """
     archive = os.path.join(folder, orders.CODE_FILE)
     package = _package(os.path.join(muster_home(), "cache"))
     size = os.path.getsize(archive)
     call_bytes = os.path.getsize(run_dir.call) if os.path.exists(run_dir.call) else 0
     _check_call(call_bytes, _SECRET_BYTES - _SPARE_BYTES - os.path.getsize(package))
-    has_room = os.path.getsize(package) + call_bytes + size + _SPARE_BYTES <= _SECRET_BYTES
+    more_bytes += call_bytes + size + _SPARE_BYTES
+    has_room = os.path.getsize(package) + more_bytes <= _SECRET_BYTES
     with open(archive, "rb") as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()
     order = replace(order, code_sha=sha, code_bytes=None if has_room else size)

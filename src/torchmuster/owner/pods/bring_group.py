@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 
 _MORE_IN_SET = "-a-0-abcde"
+_PLAN_BYTES = 64 << 10  # of a Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +215,9 @@ def bring_group(
     """
     folder = os.path.join(run_dir.group(group.name).path, "pods")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    _pack(plan, group, run_dir, pods, os.path.join(folder, orders.CODE_FILE))
-    order, brings = pack_order(pods.order, folder, run_dir)
+    plans = _pack(plan, group, run_dir, pods, folder)
+    order, brings = pack_order(pods.order, folder, run_dir, sum(map(os.path.getsize, plans)))
+    brings |= {os.path.basename(path): path for path in plans}
     if order.code_bytes is not None:
         what = "what the pods of the group need, the code and outputs that they read,"
         check_way(pods.jobs[0], what, f"group {group.name}")
@@ -239,12 +241,16 @@ def _credentials(group: GroupPlan) -> str:
 
 
 def _pack(
-    plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, pods: GroupPods, archive: str
-) -> None:
-    """Write the archive: the plan as the pods see it, code where something trains, outputs that are read."""
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(archive)) as stage:
+    plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, pods: GroupPods, folder: str
+) -> list[str]:
+    """Write the archive: code where something trains, outputs that are read; return what goes into the Secret beside it.
+
+    That is the plan as the pods see it, which no other run has: so the archive is what an earlier run left on a volume. One that
+    is too large for a Secret goes into the archive.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as stage:
         moved = plan
-        names = ["workflow.json", orders.NODES_FILE]
+        names: list[str] = []
         if any(task.training is not None for task in group.tasks):
             code = code_copy.find_code(plan.cwd)
             for script in _scripts(group):
@@ -260,8 +266,9 @@ def _pack(
         moved = replace(moved, reused=reused)
         if keeps_datasets_here(pods.order):
             moved = _without_datasets(moved)
-        atomic.write_json(os.path.join(stage, "workflow.json"), codec.to_plain(moved))
-        atomic.write_json(os.path.join(stage, orders.NODES_FILE), codec.to_plain(pods.nodes))
+        facts = {orders.WORKFLOW_FILE: moved, orders.NODES_FILE: pods.nodes}
+        for name, value in facts.items():
+            atomic.write_json(os.path.join(stage, name), codec.to_plain(value))
         for source in _sources(group) if not pods.order.has_volume else ():
             target = os.path.join(stage, "tasks", source)
             os.makedirs(target)
@@ -269,8 +276,16 @@ def _pack(
                 os.path.realpath(run_dir.task_output(source)), os.path.join(target, "output")
             )
             names += output_names(RunDir(stage), source)
-        with open(archive, "wb") as file:
-            code_copy.write_archive(stage, names, file)
+        plans = [os.path.join(stage, name) for name in facts]
+        if is_large := sum(map(os.path.getsize, plans)) > _PLAN_BYTES:
+            names = [*facts, *names]
+        with open(os.path.join(folder, orders.CODE_FILE), "wb") as file:
+            code_copy.write_archive(stage, names, file, has_times=False)
+        if is_large:
+            return []
+        for name in facts:
+            os.replace(os.path.join(stage, name), os.path.join(folder, name))
+    return [os.path.join(folder, name) for name in facts]
 
 
 def _in(runs: str, folder: str) -> str:

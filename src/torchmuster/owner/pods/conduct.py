@@ -35,7 +35,7 @@ from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod import order as orders
-from torchmuster.node.pod.call import call_argv
+from torchmuster.node.pod.lines import PodLines
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.node.remote.files import CodeOutputs, make_mark
 from torchmuster.owner.create import write_owner
@@ -220,9 +220,14 @@ def pods_engine(
 ) -> SshEngine:
     """Return the engine that starts the agents of a run through the doors of these pods, of which this is the first."""
     limit_s = plan.limits.join_timeout_s
-    domain = "" if order.hosts else order.job
-    words = call_argv(key, order.port, domain=domain, wait_s=limit_s)
-    bundle = replace(make_bundle(words, [sys.executable], may_share=True), connect_limit_s=limit_s)
+    lines = PodLines(
+        secret=read_secret(key),
+        port=order.port,
+        domain="" if order.hosts else order.job,
+        wait_s=limit_s,
+    )
+    bundle = make_bundle(("ssh",), [sys.executable], may_share=True)
+    bundle = replace(bundle, connect_limit_s=limit_s, start=lines.start)
     wishes = SshWishes(
         hosts=tuple(SshHost(name=name) for name in names),
         where=f"pods of {order.job}",

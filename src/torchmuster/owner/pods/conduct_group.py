@@ -29,9 +29,9 @@ from torchmuster.model.workflow import GroupNodes, GroupStart
 from torchmuster.net.address import bind
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.lines import ask_pod
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.node.pod.place import is_placed, place
-from torchmuster.node.pod.task import pod_words
 from torchmuster.node.task.options import TaskOrder
 from torchmuster.owner.pods.archive import wait_for_archive
 from torchmuster.owner.pods.conduct import MOST_MESSAGE_BYTES, leave_message
@@ -212,9 +212,8 @@ class _GroupOwner:
         own_service = self.order.address(0).partition(".")[2]
         for index, host in enumerate(self.order.hosts):
             if host.partition(".")[2] != own_service:
-                words = [*pod_words(self.key, self.order, index), "kill -USR1 $PPID"]
-                with contextlib.suppress(MusterError):
-                    proc.ask(words, b"", _END_S)
+                name, secret = self.order.address(index), read_secret(self.key)
+                ask_pod(name, self.order.port, secret, "kill -USR1 $PPID", _END_S)
 
 
 def last_words(outcome: GroupOutcome) -> str:

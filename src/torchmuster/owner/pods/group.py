@@ -35,7 +35,7 @@ from torchmuster.owner.pods.end import remove_jobs, tell_owner
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, find_pod
 from torchmuster.owner.pods.starts import PodStarts
-from torchmuster.owner.views.record import read_events, read_new, read_outcome
+from torchmuster.owner.views.record import RecordTail, read_new, read_outcome
 
 if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
@@ -69,9 +69,13 @@ class PodGroup:
     _never: NeverWatch = field(default_factory=NeverWatch)
     _told: dict[str, str] = field(default_factory=dict)
     _waiting: dict[str, JobView] = field(default_factory=dict)
-    _num_events: int = 0
+    _tail: RecordTail = field(init=False)
     _positions: dict[str, int] = field(default_factory=dict)
     _num_stops: int = 0
+
+    def __post_init__(self) -> None:
+        """Read its record from the beginning."""
+        self._tail = RecordTail(self.run_dir.group(self.group.name).events)
 
     async def start(self, start: GroupStart) -> tuple[str, int]:
         """Make the Jobs; what the head is told stands in what they bring along.
@@ -231,16 +235,14 @@ class PodGroup:
 
     def _pass_on(self) -> None:
         """Give on what has come of the record since the last look."""
-        events = list(read_events(self.run_dir.group(self.group.name).events))
-        if len(events) < self._num_events:  # a first pod that was made again
-            self._num_events = 0
+        events, began_anew = self._tail.read()
+        if began_anew:  # a first pod that was made again
             self._positions.clear()
-        for event in events[self._num_events :]:
+        for event in events:
             fields: dict[str, Any] = {k: v for k, v in event.items() if k not in ("event", "time")}
             with contextlib.suppress(KeyError, ValueError):
                 name, when = str(event.get("event")), str(event.get("time"))
                 self.hear(messages.Event(name=name, time=when, fields=fields))
-        self._num_events = len(events)
         for task, path in self._logs():
             for text in read_new(path, self._positions):
                 self.hear(messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))

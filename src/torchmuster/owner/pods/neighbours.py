@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
+from torchmuster.net.secret import read_secret
+from torchmuster.node.pod.lines import ask_pod
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.node.pod.task import pod_words
 from torchmuster.node.remote.files import MARK_FILE, mark_of
 
 _COPIES = 2
@@ -28,10 +29,15 @@ _EVENTS, _TRAINING = "events.jsonl", "training.jsonl"
 
 @dataclass(slots=True)
 class RecordNeighbours:
-    """Keeps copies of the record on other pods."""
+    """Keeps copies of the record on other pods.
+
+    Attributes:
+        ask: Runs a command in a pod: its number, the command, its input, the limit.
+    """
 
     order: PodOrder
     key: str
+    ask: Callable[[int, str, bytes, float], proc.Answered] | None = None
     _sent: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -90,9 +96,10 @@ class RecordNeighbours:
     def _ask(
         self, index: int, command: str, data: bytes = b"", limit_s: float = _ASK_S
     ) -> proc.Answered:
-        # The head of a group ends all its other children.
-        words = [*pod_words(self.key, self.order, index), command]
-        return proc.ask_beside(words, limit_s, data)
+        if self.ask is not None:
+            return self.ask(index, command, data, limit_s)
+        host, secret = self.order.address(index), read_secret(self.key)
+        return ask_pod(host, self.order.port, secret, command, limit_s, data)
 
     def find(self, say: Callable[[str], None]) -> None:
         """Take the record over from other pods, where this one has none: the longest that they have."""

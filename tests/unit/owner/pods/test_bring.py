@@ -79,6 +79,18 @@ def test_small_code_travels_in_the_secret(code, tmp_path):
     assert sum(os.path.getsize(path) for path in brings.values()) < 1 << 20
 
 
+def test_the_same_code_is_the_same_archive_whatever_its_times_and_the_umask(code, tmp_path):
+    shas = []
+    for number in range(2):
+        (code / "train.py").chmod(0o644 if number else 0o664)
+        os.utime(code / "train.py", (1e9 + number, 1e9 + number))
+        _, run_dir = bring(code, tmp_path / f"runs-{number}")
+        shas.append(pod_order(run_dir).code_sha)
+    (code / "train.py").chmod(0o755)
+    _, run_dir = bring(code, tmp_path / "executable")
+    assert shas[0] == shas[1] != pod_order(run_dir).code_sha
+
+
 def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_needs(code, tmp_path):
     import tarfile
 

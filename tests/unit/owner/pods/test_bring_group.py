@@ -51,6 +51,11 @@ def archive_of(pods):
     return tarfile.open(dict(pods.jobs[0].brings)["code.tar.gz"])
 
 
+def plan_in(pods):
+    """Return the text of the plan as it goes into the Secret."""
+    return pathlib.Path(dict(pods.jobs[0].brings)["workflow.json"]).read_bytes()
+
+
 def files_below(folder):
     return [path for path in pathlib.Path(folder).rglob("*") if path.is_file()]
 
@@ -150,16 +155,40 @@ def test_pods_get_the_code_where_something_trains_and_the_outputs_that_are_read(
     (code.parent / "made" / "n").write_text("41")
     os.makedirs(os.path.dirname(output))
     os.symlink(code.parent / "made", output)
-    job = bring_group(plan, plan.groups[0], run_dir, pods).jobs[0]
+    brought = bring_group(plan, plan.groups[0], run_dir, pods)
+    (job,) = brought.jobs
     assert job.num_nodes == 2
     with tarfile.open(dict(job.brings)["code.tar.gz"]) as archive:
         names = archive.getnames()
-        text = archive.extractfile("workflow.json").read()
-    assert {"tasks/made/output/n", "nodes.json"} <= set(names)
+    assert "tasks/made/output/n" in names
+    assert "nodes.json" in dict(job.brings)
+    text = plan_in(brought)
     assert [name for name in names if name.endswith("train.py")] == ["code/train.py"]
     there = f"{pods.order.run_dir.path}/code"
     assert f'"cwd": "{there}"'.encode() in text
     assert f'"script": "{there}/train.py"'.encode() in text
+
+
+def test_another_run_of_the_same_code_has_the_same_archive(code):
+    training = TrainingPlan(nodes="1", nproc_per_node="1", script=str(code / "inner" / "train.py"))
+    found = []
+    for number in range(2):
+        plan = replace(plan_of(code, task("fit", training=training)), run_id=f"run-{number}")
+        os.utime(code / "inner" / "train.py", (1e9 + number, 1e9 + number))
+        run_dir = create_workflow_dir(plan, "", "")
+        pods = plan_group(plan, plan.groups[0], ON_A_VOLUME)
+        found.append(bring_group(plan, plan.groups[0], run_dir, pods).order)
+    assert found[0].code_sha == found[1].code_sha
+    assert found[0].kept == found[1].kept
+
+
+def test_a_plan_that_is_too_large_for_a_secret_goes_into_the_archive(code):
+    told = InputPlan(kind=InputKind.URL, source="s3://" + "b" * (64 << 10))
+    plan, run_dir, pods = planned(code, task("a", inputs=(told,)))
+    job = bring_group(plan, plan.groups[0], run_dir, pods).jobs[0]
+    with tarfile.open(dict(job.brings)["code.tar.gz"]) as archive:
+        assert {"workflow.json", "nodes.json"} <= set(archive.getnames())
+    assert "workflow.json" not in dict(job.brings)
 
 
 def test_only_the_credentials_that_the_group_names_go_along(code):
@@ -237,8 +266,7 @@ def test_what_an_earlier_run_has_finished_is_looked_for_on_the_volume_once_for_a
     plan = replace(plan_of(code, task("a")), reused={"work": "/here/home/runs/earlier"})
     run_dir = create_workflow_dir(plan, "", "")
     pods = plan_group(plan, plan.groups[0], ON_A_VOLUME)
-    with archive_of(bring_group(plan, plan.groups[0], run_dir, pods)) as archive:
-        there = json.loads(archive.extractfile("workflow.json").read())["reused"]
+    there = json.loads(plan_in(bring_group(plan, plan.groups[0], run_dir, pods)))["reused"]
     assert there == {"work": "/team/home/runs/earlier"}
 
     earlier = RunDir(str(code.parent / "home" / "runs" / "earlier"))
@@ -252,12 +280,8 @@ def test_what_an_earlier_run_has_finished_is_looked_for_on_the_volume_once_for_a
 def test_versions_of_datasets_are_made_here_where_pods_can_not_reach_them(code, monkeypatch):
     out = OutputPlan(kind=OutputKind.DATASET, target="model")
     plan, run_dir, pods = planned(code, task("a", outputs=(out,)))
-    job = bring_group(plan, plan.groups[0], run_dir, pods).jobs[0]
-    with tarfile.open(dict(job.brings)["code.tar.gz"]) as archive:
-        assert b'"model"' not in archive.extractfile("workflow.json").read()
+    assert b'"model"' not in plan_in(bring_group(plan, plan.groups[0], run_dir, pods))
     monkeypatch.setenv("MUSTER_DATASETS", "s3://bucket/sets")
     pods = plan_group(plan, plan.groups[0], SITE)
     assert pods.order.environment == {"MUSTER_DATASETS": "s3://bucket/sets"}
-    job = bring_group(plan, plan.groups[0], run_dir, pods).jobs[0]
-    with tarfile.open(dict(job.brings)["code.tar.gz"]) as archive:
-        assert b'"model"' in archive.extractfile("workflow.json").read()
+    assert b'"model"' in plan_in(bring_group(plan, plan.groups[0], run_dir, pods))

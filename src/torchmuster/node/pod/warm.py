@@ -1,0 +1,107 @@
+"""The first thing that a pod of a run does, beside its door: it imports torch before anybody has called.
+
+    pod-warm --order FILE --folder FOLDER
+
+It becomes a door as sessions have them (`programs/door.py`), in the job's interpreter. While the pods find each other and the run is
+put into them, torch is imported; then agent and spawner are forks. What a run needs fresh is left to its agents, as is everything where
+this process has gone. Only a run has one: what the tasks of a group import, their commands decide.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torchmuster import proc
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.files.travel import package_folder
+from torchmuster.model import codec, contract
+from torchmuster.model.plan import Program, RunPlan, ScriptKind, StartMethod
+from torchmuster.node.door.messages import SessionSetup
+from torchmuster.node.environment import share_threads
+from torchmuster.node.pod.order import PLAN_FILE, read_order
+from torchmuster.node.remote.door import WARM_PLACE, importable
+
+_LOG_FILE = "log"
+
+
+def main(arguments: list[str]) -> int:
+    """Become what imports torch, where the run has a use for it."""
+    parser = argparse.ArgumentParser(prog="pod-warm")
+    parser.add_argument("--order", required=True)
+    parser.add_argument("--folder", required=True)
+    options = parser.parse_args(arguments)
+    proc.die_with_parent(os.getppid())
+    order = read_order(options.order)
+    plain = atomic.read_json(os.path.join(os.path.dirname(options.order), PLAN_FILE))
+    if order.group is not None or plain is None:
+        return 0
+    plan = codec.from_plain(RunPlan, plain)
+    program = _program_here(plan.program)
+    folder = options.folder
+    if program is None or not has_use(plan):
+        return 0
+    os.makedirs(folder, mode=0o700)
+    atomic.write_json(RunDir(folder).plan, codec.to_plain(replace(plan, program=program)))
+    setup = SessionSetup(
+        name=order.run_id,
+        nodes=1,
+        workers=None,
+        python=program.python,
+        preload=(),
+        idle_s=None,
+        limit_s=None,
+        folder="",
+        variables=tuple(os.environ),
+    )
+    root = os.path.dirname(package_folder())
+    environment = variables_of_workers(plan, {**os.environ, **order.environment}, root)
+    environment[contract.SESSION_VARIABLE] = json.dumps(codec.to_plain(setup))
+    return _become(program, folder, environment)
+
+
+def has_use(plan: RunPlan) -> bool:
+    """Say whether workers of this run may be forks of a process that has imported torch, and nothing else, before."""
+    program = plan.program
+    is_fresh = program.start is StartMethod.FRESH or program.kind is ScriptKind.COMMAND
+    asks_more = bool(program.preload or program.call is not None or plan.debugger)
+    setup = plan.node_setup
+    is_other = bool(setup.lines) or setup.shipped is not None or plan.preflight == "only"
+    return program.has_torch and not (is_fresh or asks_more or is_other)
+
+
+def variables_of_workers(
+    plan: RunPlan, environment: Mapping[str, str], root: str
+) -> dict[str, str]:
+    """Return the variables with which a run's workers will be asked for: those of calls to the pod, and what agents add.
+
+    Args:
+        plan: Of the run.
+        environment: Of the pod's door.
+        root: The folder that holds torchmuster.
+    """
+    found = {**environment, "PYTHONPATH": importable(environment.get("PYTHONPATH"), root)}
+    share_threads(found, plan.num_workers(WARM_PLACE))
+    return found | dict(plan.node_setup.environment)
+
+
+def _program_here(program: Program) -> Program | None:
+    """Return the program with an interpreter that this pod has, as `node/remote/setup.py` chooses it."""
+    if shutil.which(program.python[0]) is not None:
+        return program
+    found = shutil.which("python3") or shutil.which("python")
+    return replace(program, python=(found, *program.python[1:])) if found is not None else None
+
+
+def _become(program: Program, folder: str, environment: Mapping[str, str]) -> int:
+    """Become the interpreter that imports."""
+    log = os.open(os.path.join(folder, _LOG_FILE), os.O_WRONLY | os.O_CREAT, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for target, fd in enumerate((null, log, log)):
+        os.dup2(fd, target)
+    entry = os.path.join(package_folder(), "programs", "door.py")
+    os.chdir(folder)
+    os.execvpe(program.python[0], [*program.python, entry, folder], dict(environment))
