@@ -5,6 +5,10 @@ from torchmuster.api.launch import launch as launch
 from torchmuster.api.launch import runs as runs
 from torchmuster.api.run import RunHandle as Run
 from torchmuster.api.run import RunStatus as RunStatus
+from torchmuster.api.sweep import find_sweep as find_sweep
+from torchmuster.api.sweep import sweep as sweep
+from torchmuster.api.sweep_handle import SweepHandle as SweepHandle
+from torchmuster.api.sweep_handle import SweepMember as SweepMember
 from torchmuster.api.values import ResultError as ResultError
 
 __version__: str
@@ -14,10 +18,14 @@ __all__ = [
     "Run",
     "RunFailed",
     "RunStatus",
+    "SweepHandle",
+    "SweepMember",
     "barrier",
     "find_run",
+    "find_sweep",
     "launch",
     "runs",
+    "sweep",
 ]
 
 def barrier(

@@ -4,13 +4,13 @@ import enum
 import re
 from dataclasses import dataclass, replace
 
+from torchmuster.model.contract import MEMBER_VARIABLE, METRIC_VARIABLE
 from torchmuster.model.plan import Program, RunPlan
 
 MAX_MEMBERS = 10_000
 
 # In the environment of every member: the sweep, the member's number, and each value by its name in capitals.
 SWEEP_VARIABLE = "MUSTER_SWEEP"
-MEMBER_VARIABLE = "MUSTER_SWEEP_MEMBER"
 VALUE_PREFIX = "MUSTER_SWEEP_"
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
@@ -99,6 +99,8 @@ class SweepPlan:
             *self.run.node_setup.environment,
             *member_environment(self.run_id, number, values).items(),
         )
+        if program.call is not None and self.metric is not None:
+            environment = (*environment, (METRIC_VARIABLE, self.metric.name))
         setup = replace(self.run.node_setup, environment=environment)
         return replace(self.run, run_id=self.member_id(number), program=program, node_setup=setup)
 

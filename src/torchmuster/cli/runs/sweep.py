@@ -104,6 +104,8 @@ class _SweepCommand(SetCommand):
 @click.option("--run-id", metavar="NAME", help="The whole id of the sweep, and its folder's name.")
 @status_line.option
 @options.detach
+# Of `torchmuster.sweep` alone: a file says what varies, and what stands in no command line.
+@click.option("--launched", hidden=True)
 @click.option("--dry-run", is_flag=True, help="Show the members' commands, start nothing.")
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
@@ -119,6 +121,8 @@ def sweep(**given: Any) -> int:
     from torchmuster.owner.create import create_sweep_dir
     from torchmuster.spec.problems import Problems
 
+    if given["launched"] is not None:
+        given |= _ordered(given)
     engine = choose_engine(given["engine"], here=given["here"])
     if engine != "local":
         from torchmuster.cli.runs.sweep_jobs import submit_sweep
@@ -133,6 +137,20 @@ def sweep(**given: Any) -> int:
         load_rule(plan.stop, plan.metric)  # before anything is made
     run_dir = create_sweep_dir(plan)
     return start_sweep(plan, run_dir, detach=given["detach"])
+
+
+def _ordered(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a client in Python says in its file, not on the command line."""
+    from torchmuster.cli.runs.run import read_order
+
+    order = read_order(given["launched"])
+    variables = tuple(f"{name}={value}" for name, value in order.environment.items())
+    return {
+        "order": order,
+        "args": order.args,
+        "call": order.call,
+        "set_env": (*given["set_env"], *variables),
+    }
 
 
 def _show(plan: "SweepPlan") -> int:
