@@ -32,7 +32,7 @@ from torchmuster.owner.sweep.members import (
 from torchmuster.owner.sweep.metric import MetricReader
 from torchmuster.owner.sweep.policy import MemberStart, SweepPolicy
 from torchmuster.owner.sweep.runs import RunSlots
-from torchmuster.owner.sweep.slots import MemberEnd, Slots
+from torchmuster.owner.sweep.slots import MemberEnd, Slots, gpus_of_slots
 from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
 from torchmuster.owner.views.record import read_result
 from torchmuster.owner.views.sweep_view import read_sweep, view_sweep
@@ -121,16 +121,18 @@ class SweepOwner:
 
     def _make_slots(self) -> Slots:
         gpus = visible_gpus()
-        if self.plan.is_of_single_workers:
-            of_slot = [
-                gpus[number // self.plan.per_gpu % len(gpus)] if gpus else None
-                for number in range(self.plan.slots)
-            ]
-            log = self.run_dir.agent_log("slots")
-            return ForkSlots(self.plan, of_slot, log, self._disk, self._take_end, self.display.say)
-        share = len(gpus) // self.plan.slots
-        shares = [gpus[n * share : (n + 1) * share] for n in range(self.plan.slots)]
-        return RunSlots(shares, self._take_end)
+        num_workers = self.plan.run.num_workers(0)
+        of_slot = gpus_of_slots(gpus, self.plan.slots, num_workers)
+        most = -(-self.plan.slots * num_workers // len(gpus)) if gpus else 0
+        if most > self.plan.per_gpu:
+            self.display.say(
+                f"{self.plan.slots} slots are more than --per-gpu {self.plan.per_gpu} makes: up to {most} workers share a GPU"
+            )
+        if not self.plan.is_of_single_workers:
+            return RunSlots(of_slot, self._take_end)
+        ids = [found[0] if found else None for found in of_slot]
+        log = self.run_dir.agent_log("slots")
+        return ForkSlots(self.plan, ids, log, self._disk, self._take_end, self.display.say)
 
     async def _conduct(self) -> Result:
         self._stops.listen(self._take_stop)
