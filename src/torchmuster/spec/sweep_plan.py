@@ -52,6 +52,19 @@ class MetricChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlace:
+    """A slot on a host of ssh.
+
+    Attributes:
+        gpus: What its members see; empty: what the host shows.
+    """
+
+    site: str
+    host: str
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
     """A sweep.
 
@@ -62,6 +75,7 @@ class SweepPlan:
         slots: How many members run at a time.
         per_gpu: How many of them share a GPU.
         stop: The rule that ends the worst early; None: all run to their end.
+        places: Where each slot is; none: all are on this machine, or in the session that `run` names.
     """
 
     run: RunPlan
@@ -72,6 +86,7 @@ class SweepPlan:
     per_gpu: int = 1
     metric: MetricChoice | None = None
     stop: str | None = None
+    places: tuple[SweepPlace, ...] = ()
 
     @property
     def run_id(self) -> str:
@@ -82,6 +97,11 @@ class SweepPlan:
     def is_of_single_workers(self) -> bool:
         """Say whether each member is one process."""
         return self.run.max_nodes == 1 and self.run.num_workers(0) == 1
+
+    @property
+    def is_forked(self) -> bool:
+        """Say whether members are forked by the owner of the sweep itself, and have no head."""
+        return self.is_of_single_workers and not self.places and self.run.session is None
 
     def member_id(self, number: int) -> str:
         """Return the run id of a member: `NAME.7`."""

@@ -18,11 +18,13 @@ class MemberEnd:
         state: By its own end, whoever asked for it.
         worker: How its only process ended, whose record is still to be written; None: it has a head that wrote it.
         is_lost: It ended by no fault of its own: what it ran in has died.
+        has_lost_slot: Nothing can run in its slot any more.
     """
 
     state: RunState
     worker: WorkerEnd | None = None
     is_lost: bool = False
+    has_lost_slot: bool = False
 
 
 TakeEnd = Callable[[int, MemberEnd], None]
