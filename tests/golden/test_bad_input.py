@@ -127,7 +127,6 @@ TOPICS = {
         "sweep_on_hosts": "sweep train.py --grid lr=1,2 --on ssh",
         "sweep_stops_jobs_early": "sweep train.py --grid lr=1,2 --on slurm --metric loss --stop asha --detach",
         "sweep_on_hosts_for_a_time": "sweep train.py --grid lr=1,2 --hosts a,b --time 2h",
-        "sweep_in_no_session": "sweep train.py --grid lr=1,2 --session main",
         "sweep_in_no_slot": "sweep train.py --grid lr=1,2 --slots 0",
     },
     "torchrun": {

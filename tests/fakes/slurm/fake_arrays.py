@@ -61,7 +61,7 @@ def submit(queue, known, number, words, directives, environment):
 def serve(queue, number, script):
     """Run the elements of an array, some at a time; end those that are cancelled."""
     folder, pause = queue / f"{number}.elements", threading.Event()
-    while not (queue / f"{number}.json").read_text().count('"pid": 0') == 0:
+    while '"pid": 0,' in (queue / f"{number}.json").read_text():
         pause.wait(0.02)
     job = json.loads((queue / f"{number}.json").read_text())
     while job["after"] and any(
