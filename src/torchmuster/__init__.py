@@ -17,6 +17,10 @@ _API = {
     "RunFailed": "failures",
     "NotLaunchedError": "failures",
     "ResultError": "values",
+    "sweep": "sweep",
+    "find_sweep": "sweep",
+    "SweepHandle": "sweep_handle",
+    "SweepMember": "sweep_handle",
 }
 
 

@@ -11,6 +11,10 @@ from torchmuster.api.run import RunHandle as Run
 from torchmuster.api.run import RunStatus as RunStatus
 from torchmuster.api.session import SessionHandle
 from torchmuster.api.session import sessions as sessions
+from torchmuster.api.sweep import find_sweep as find_sweep
+from torchmuster.api.sweep import sweep as sweep
+from torchmuster.api.sweep_handle import SweepHandle as SweepHandle
+from torchmuster.api.sweep_handle import SweepMember as SweepMember
 from torchmuster.api.values import ResultError as ResultError
 
 __version__: str
@@ -21,12 +25,16 @@ __all__ = [
     "RunFailed",
     "RunStatus",
     "Session",
+    "SweepHandle",
+    "SweepMember",
     "barrier",
     "find_run",
+    "find_sweep",
     "launch",
     "runs",
     "session",
     "sessions",
+    "sweep",
 ]
 
 def barrier(

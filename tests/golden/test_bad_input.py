@@ -128,7 +128,8 @@ TOPICS = {
         "sweep_with_several_mistakes": "sweep trian.py --grid lr seed=1:0 --grace soon --name 'a b'",
         "sweep_on_an_engine_without_arrays": "sweep train.py --grid lr=1,2 --on kubernetes",
         "sweep_on_hosts": "sweep train.py --grid lr=1,2 --on ssh",
-        "sweep_stops_jobs_early": "sweep train.py --grid lr=1,2 --on slurm --metric loss --stop asha",
+        "sweep_stops_jobs_early": "sweep train.py --grid lr=1,2 --on slurm --metric loss --stop asha --detach",
+        "sweep_on_hosts_for_a_time": "sweep train.py --grid lr=1,2 --hosts a,b --time 2h",
         "sweep_in_no_slot": "sweep train.py --grid lr=1,2 --slots 0",
     },
     "torchrun": {

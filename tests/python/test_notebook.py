@@ -87,13 +87,16 @@ def test_a_closure_fails_on_two_nodes_is_fixed_and_runs_again(notebook):
 def test_the_examples_of_the_page_do_what_it_says(notebook):
     said = [text_of(outputs) for outputs in notebook(CELLS)]
 
-    assert not any("Error:" in text or "RunFailed:" in text for text in (said[0], *said[2:5]))
+    assert not any("Error:" in text or "RunFailed:" in text for text in (said[0], *said[2:6]))
     assert "5 steps with lr 0.01, result 10.0\n" in said[0]
     assert said[0].count("'lr': 0.01") == 4
     assert "ranks 0-1 raised ZeroDivisionError: division by zero" in said[1] or "rank" in said[1]
     assert 'return batch["label"] / 0' in said[1]
     assert said[2].startswith("failed ")
     assert said[3] == "['hello Ada']"
-    assert said[4] == "hello --lr 0.1\n\n"
-    assert "`lock` is a lock" in said[5]
-    assert len(said) == 6
+    assert "member 2, lr=0.3 seed=0" in said[4]
+    assert "{'lr': 0.3, 'seed': 0}" in said[4]
+    assert said[4].count("succeeded") >= 4
+    assert said[5] == "hello --lr 0.1\n\n"
+    assert "`lock` is a lock" in said[6]
+    assert len(said) == 7

@@ -257,3 +257,27 @@ def is_waiting(pid):
             return b"signal.pause" in words.read()
     except OSError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("words", "of_slot"),
+    [
+        (("--per-gpu", "2"), ["0", "1", "0", "1"]),
+        (("--slots", "3"), ["0", "1", "0"]),
+        (("--per-gpu", "2", "--nproc-per-node", "2"), ["0,1", "0,1"]),
+    ],
+)
+def test_members_see_the_gpus_of_their_slot(tmp_path, words, of_slot):
+    env = muster_env(tmp_path / "home", CUDA_VISIBLE_DEVICES="0,1")
+    script = write(tmp_path, "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))")
+    told = ("--grid", "x=0:4", "--style", "env", "--run-id", "g", *words)
+    done = run_muster("sweep", script, *told, env=env)
+
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "home/runs/g/events.jsonl").read_text().splitlines()
+    starts = [e for line in lines if (e := json.loads(line))["event"] == "member_started"]
+    for start in starts:
+        log = run_muster("logs", f"g.{start['member']}", "--rank", "0", env=env).stdout
+        assert log == of_slot[start["slot"]] + "\n"
+    assert len(starts) == 4
+    assert ("3 slots are more than --per-gpu 1 makes" in done.stderr) == ("--slots" in words)

@@ -40,8 +40,18 @@ def name_of(function: Callable[..., Any]) -> str:
     return whole.rpartition("<locals>.")[2]
 
 
+def run_name(target: str) -> str:
+    """Return the start of a run's id: the name of the function."""
+    name = "".join(c if c.isalnum() and c.isascii() else "-" for c in target.partition(":")[2])
+    return name.strip("-")[:24].strip("-") or "function"
+
+
 def pack(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], cwd: str
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    cwd: str,
+    members: Sequence[Mapping[str, Any]] = (),
 ) -> PackedCall:
     """Return the call of a function.
 
@@ -50,13 +60,17 @@ def pack(
         args: Its positional arguments.
         kwargs: The others.
         cwd: The working directory, to which paths are relative.
+        members: Of a sweep, what each member is called with beside the others.
 
     Raises:
         CarryError: It can't travel; the sentence names the variable.
     """
     name = name_of(function)
     given = {f"args[{number}]": value for number, value in enumerate(args)}
-    whole = Named((function, tuple(args), dict(kwargs)), {"": function, **given, **kwargs})
+    varied = {key: [member[key] for member in members] for key in (members[0] if members else ())}
+    parts = {"": function, **given, **kwargs, **varied}
+    call = (function, tuple(args), dict(kwargs))
+    whole = Named((*call, [dict(member) for member in members]) if members else call, parts)
     pickled = pack_value(whole, f"the call of `{name}`", "", MAX_CALL_BYTES)
     by_value = b"cloudpickle" in pickled
     inner = _inner(function)

@@ -21,6 +21,7 @@ from torchmuster.ui.status_line import status_rows
 
 _POLL_S = 0.1
 _STATUS_EVERY_S = 2.0  # agents report as often
+_SWEEP_POLL_S = 1.0
 _COLUMNS = 100  # of a cell
 
 
@@ -63,6 +64,30 @@ def _show(run_dir: RunDir) -> Generator[float, None, None]:
     finally:
         watch.close()
         shown.show("")
+
+
+def follow_sweep(run_dir: RunDir) -> None:
+    """Show where the members of a sweep stand until it has ended, and then their table."""
+    from torchmuster.cli.sweep_views import counted, describe_best, members_table, sweep_of
+
+    cell = _cell()
+    shown: _Status = cell if cell is not None else _Terminal() if sys.stdout.isatty() else _Status()
+    best = ""
+    try:
+        while True:
+            over = any_result(run_dir) is not None or not owner_lives(run_dir)
+            view = sweep_of(view_run(run_dir))
+            found = describe_best(view)
+            if found is not None and found != best:
+                best = found
+                shown.write(f"best so far: {found}\n")
+            shown.show(counted(view)[: shown.columns()])
+            if over:
+                break
+            threading.Event().wait(_SWEEP_POLL_S)
+    finally:
+        shown.show("")
+    shown.write(members_table(view))
 
 
 def _new_lines(run_dir: RunDir, positions: dict[str, int]) -> Iterator[str]:

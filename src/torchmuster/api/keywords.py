@@ -1,4 +1,4 @@
-"""The keywords of `launch`: the long options of `muster run`, read from the command itself, and the words that they become."""
+"""The keywords of `launch` and `sweep`: the long options of `muster run` and `muster sweep`, read from the commands themselves, and the words that they become."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -30,24 +30,17 @@ OF_A_SESSION = frozenset(
 )
 
 
+_OF_VALUES = ("grid", "zip")  # `sweep` takes them as Python's values
+
+
 @functools.cache
-def options() -> Mapping[str, click.Option]:
-    """Return the option that each keyword stands for; several keywords may be the same: `queue`, `partition`."""
+def options(of: str = "launch") -> Mapping[str, click.Option]:
+    """Return the option that each keyword of `launch`, `sweep` or `session` stands for; several may be the same: `queue`, `partition`."""
     from torchmuster.cli.runs.run import run
-
-    return options_of(run)
-
-
-@functools.cache
-def session_options() -> Mapping[str, click.Option]:
-    """Return the same for `session`."""
     from torchmuster.cli.runs.session import start
+    from torchmuster.cli.runs.sweep import sweep
 
-    return options_of(start)
-
-
-def options_of(command: click.Command) -> Mapping[str, click.Option]:
-    """Return the option of a command that each keyword stands for."""
+    command = {"launch": run, "sweep": sweep, "session": start}[of]
     return {
         keyword: param
         for param in command.params
@@ -55,16 +48,17 @@ def options_of(command: click.Command) -> Mapping[str, click.Option]:
         for word in param.opts
         if word.startswith("--")
         if (keyword := word[2:].replace("-", "_")) not in _OF_A_TERMINAL
+        if keyword not in _OF_VALUES
     }
 
 
-def check(keywords: Mapping[str, object], what: str) -> None:
+def check(keywords: Mapping[str, object], what: str, of: str = "launch") -> None:
     """Refuse keywords that are no options; `what` is what they can't be passed to.
 
     Raises:
         NotLaunchedError: All of them.
     """
-    _raise([_unknown(name, what) for name in keywords if name not in options()])
+    _raise([_unknown(name, what, of) for name in keywords if name not in options(of)])
 
 
 def check_session(keywords: Mapping[str, object]) -> None:
@@ -73,7 +67,7 @@ def check_session(keywords: Mapping[str, object]) -> None:
     Raises:
         NotLaunchedError: All of them.
     """
-    known = session_options()
+    known = options("session")
     _raise([_unknown_of_session(name, known) for name in keywords if name not in known])
 
 
@@ -82,29 +76,39 @@ def _unknown_of_session(name: str, known: Mapping[str, click.Option]) -> NotLaun
     return NotLaunchedError(f"session has no parameter `{name}`", fix=near)
 
 
-def _unknown(name: str, what: str, more: Sequence[str] = ()) -> NotLaunchedError:
+def _unknown(name: str, what: str, of: str, more: Sequence[str] = ()) -> NotLaunchedError:
     if name in _OF_A_TERMINAL:
-        return NotLaunchedError(f"`{name}` is no keyword of launch", fix=_OF_A_TERMINAL[name])
-    near = did_you_mean(name, [*more, *options()], f"launch takes {', '.join(sorted(options()))}")
-    return NotLaunchedError(f"neither launch nor {what} has a parameter `{name}`", fix=near)
+        return NotLaunchedError(f"`{name}` is no keyword of {of}", fix=_OF_A_TERMINAL[name])
+    known = options(of)
+    near = did_you_mean(name, [*more, *known], f"{of} takes {', '.join(sorted(known))}")
+    return NotLaunchedError(f"neither {of} nor {what} has a parameter `{name}`", fix=near)
 
 
 def split(
-    keywords: Mapping[str, Any], function: Callable[..., Any], args: Sequence[Any], name: str
+    keywords: Mapping[str, Any],
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    name: str,
+    *,
+    of: str = "launch",
+    member: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords of launch, and those of the function.
+    """Return the keywords of launch (or sweep), and those of the function.
 
     Args:
         keywords: All.
         function: Will be called with the others.
         args: And with these.
         name: What messages call it.
+        of: `launch` or `sweep`.
+        member: What the function gets beside them as a member of a sweep.
 
     Raises:
         NotLaunchedError: It has a parameter that launch takes, or can't be called so.
     """
-    ours = {key: value for key, value in keywords.items() if key in options()}
-    theirs = {key: value for key, value in keywords.items() if key not in options()}
+    ours = {key: value for key, value in keywords.items() if key in options(of)}
+    theirs = {key: value for key, value in keywords.items() if key not in options(of)}
+    varied = member or {}
     try:
         signature = Signature.from_callable(function)
     except (TypeError, ValueError):  # of C code
@@ -112,13 +116,14 @@ def split(
     parameters = signature.parameters.values()
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
-    both = [key for key in ours if key in named]
-    errors = [_meant_twice(key, name) for key in both]
+    errors = [_meant_twice(key, name, of) for key in ours if key in named and key not in varied]
+    errors += [_given_twice(key) for key in varied if key in theirs]
     if not takes_any:
-        errors += [_unknown(key, f"`{name}`", named) for key in theirs if key not in named]
+        errors += [_unknown(key, f"`{name}`", of, named) for key in theirs if key not in named]
+        errors += [_no_parameter(key, name, named) for key in varied if key not in named]
     _raise(errors)
     try:
-        signature.bind(*args, **theirs)
+        signature.bind(*args, **theirs, **varied)
     except TypeError as error:
         raise NotLaunchedError(
             f"`{name}` can't be called so: {error}", where=f"{name}{signature}"
@@ -126,13 +131,24 @@ def split(
     return ours, theirs
 
 
-def _meant_twice(key: str, name: str) -> NotLaunchedError:
+def _meant_twice(key: str, name: str, of: str) -> NotLaunchedError:
     return NotLaunchedError(
-        f"`{key}` is a keyword of launch, and `{name}` has a parameter of this name",
+        f"`{key}` is a keyword of {of}, and `{name}` has a parameter of this name",
         where=f"{key}=",
-        why=f"launch would take it for `{options()[key].opts[0]}`",
-        fix=f"launch(functools.partial({name}, {key}=...), ...) passes it to the function",
+        why=f"{of} would take it for `{options(of)[key].opts[0]}`",
+        fix=f"{of}(functools.partial({name}, {key}=...), ...) passes it to the function",
     )
+
+
+def _given_twice(key: str) -> NotLaunchedError:
+    what = f"`{key}` varies, and is given as a keyword too"
+    return NotLaunchedError(what, where=f"{key}=", fix="leave one of them out")
+
+
+def _no_parameter(key: str, name: str, named: Sequence[str]) -> NotLaunchedError:
+    fix = did_you_mean(key, named, f"its parameters: {', '.join(named) or 'none'}")
+    what = f"`{name}` has no parameter `{key}`, which is to vary"
+    return NotLaunchedError(what, where=f"{key}", fix=fix)
 
 
 def _raise(errors: Sequence[NotLaunchedError]) -> None:
@@ -143,21 +159,19 @@ def _raise(errors: Sequence[NotLaunchedError]) -> None:
         )
 
 
-def words(
-    keywords: Mapping[str, Any], known: Mapping[str, click.Option] | None = None
-) -> list[str]:
+def words(keywords: Mapping[str, Any], of: str = "launch") -> list[str]:
     """Return the words of the command line; `env` is not among them.
 
     Args:
         keywords: All of them options.
-        known: The options; None for those of `launch`.
+        of: Whose: `launch`, `sweep` or `session`.
 
     Raises:
         NotLaunchedError: Values that an option can't have.
     """
     found: list[str] = []
     errors: list[NotLaunchedError] = []
-    known = options() if known is None else known
+    known = options(of)
     for name, value in keywords.items():
         option = known[name]
         if value is None or option.name == "set_env":
@@ -196,7 +210,7 @@ def _texts(value: Any, *, several: bool) -> list[str]:
     return [str(value)]
 
 
-def environment(keywords: Mapping[str, Any]) -> dict[str, str]:
+def environment(keywords: Mapping[str, Any], of: str = "launch") -> dict[str, str]:
     """Return what `env` (also spelled `set_env`) sets in every worker.
 
     Raises:
@@ -204,7 +218,7 @@ def environment(keywords: Mapping[str, Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name, value in keywords.items():
-        if options()[name].name != "set_env" or value is None:
+        if options(of)[name].name != "set_env" or value is None:
             continue
         if not isinstance(value, Mapping):
             fix = f'{name}={{"NCCL_DEBUG": "INFO"}}'

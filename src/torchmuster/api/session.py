@@ -129,7 +129,7 @@ def session(**options: Any) -> SessionHandle:
 
     keywords.check_session(options)
     name = options.setdefault("name", f"python-{os.getpid()}-{next(_numbers)}")
-    words = keywords.words(options, keywords.session_options())
+    words = keywords.words(options, "session")
     clients = _Clients()  # it imports what it needs while the nodes import torch
     try:
         _muster("session", "start", *words)

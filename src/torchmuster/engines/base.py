@@ -173,6 +173,15 @@ class ArrayDialect(Dialect, Protocol):
 
     array_variable: str
 
+    def element_id(self, job_id: str, position: int) -> str:
+        """Return the id of one element, as `cancel_argv` takes it."""
+
+    def array_limit_argv(self) -> list[str]:
+        """Return a command that tells how many elements an array may have."""
+
+    def array_limit(self, stdout: str) -> int | None:
+        """Return that number from what it printed; None where it is not told."""
+
     def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
         """Return commands that tell the state of every element of these arrays, the best first."""
 

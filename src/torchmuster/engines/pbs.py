@@ -186,6 +186,19 @@ class PbsDialect:
         """Return what the fields of one job mean; ValueError for a number that is none."""
         return _view(job_id, fields)
 
+    def element_id(self, job_id: str, position: int) -> str:
+        """Return `12[3].server`."""
+        return job_id.replace("[]", f"[{position}]", 1)
+
+    def array_limit_argv(self) -> list[str]:
+        """Return the qstat command that shows the server."""
+        return ["qstat", "-B", "-f"]
+
+    def array_limit(self, stdout: str) -> int | None:
+        """Return the server's max_array_size, which it shows only where somebody has set it."""
+        found = re.search(r"^\s*max_array_size\s*=\s*(\d{1,9})\s*$", stdout, re.MULTILINE)
+        return int(found[1]) if found is not None else None
+
     def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
         """Return qstat with every element, also of finished arrays, and without."""
         return [["qstat", "-t", *way[1:]] for way in self.status_argv(job_ids)]

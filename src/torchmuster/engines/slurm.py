@@ -171,6 +171,19 @@ class SlurmDialect:
                 found[view.job_id] = view if known is None else _joined(known, view)
         return found
 
+    def element_id(self, job_id: str, position: int) -> str:
+        """Return `12_3`."""
+        return f"{job_id}_{position}"
+
+    def array_limit_argv(self) -> list[str]:
+        """Return the scontrol command that shows the configuration."""
+        return ["scontrol", "show", "config"]
+
+    def array_limit(self, stdout: str) -> int | None:
+        """Return MaxArraySize: the highest number of an element is one less."""
+        found = re.search(r"^MaxArraySize\s*=\s*(\d{1,9})\s*$", stdout, re.MULTILINE)
+        return int(found[1]) if found is not None else None
+
     def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
         """Return squeue and sacct with a line for each element, or for several that wait."""
         ids = ",".join(job_ids)

@@ -23,6 +23,9 @@ SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 # For the doors of a session: what it was started with.
 SESSION_VARIABLE = "TORCHMUSTER_SESSION"
+# The number of a sweep's member, and the name of the metric that the value of its function may be.
+MEMBER_VARIABLE = "MUSTER_SWEEP_MEMBER"
+METRIC_VARIABLE = "TORCHMUSTER_METRIC"
 
 # `muster run --debug`: NCCL's words go into a file for each rank.
 DEBUG_VARIABLE = "TORCHMUSTER_DEBUG"

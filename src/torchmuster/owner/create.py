@@ -107,7 +107,8 @@ def create_sweep_dir(plan: "SweepPlan") -> RunDir:
     """
 
     def fill(run_dir: RunDir) -> None:
-        atomic.write_json(run_dir.sweep, codec.to_plain(plan))
+        with_call = replace(plan, run=_with_call(plan.run, run_dir))
+        atomic.write_json(run_dir.sweep, codec.to_plain(with_call))
         os.mkdir(run_dir.members, 0o700)
 
     run_dir = _create(os.path.join(runs_dir(), plan.run_id), fill)
@@ -126,6 +127,8 @@ def create_member_dir(plan: RunPlan, sweep: RunDir) -> RunDir:
     def fill(run_dir: RunDir) -> None:
         atomic.write_json(run_dir.plan, codec.to_plain(plan))
         os.makedirs(run_dir.logs, exist_ok=True)
+        if plan.program.call is not None:
+            _share_call(sweep.call, run_dir.call)
         os.symlink(os.path.join("..", "..", os.path.basename(sweep.origin)), run_dir.origin)
 
     return _create(os.path.join(sweep.members, plan.run_id), fill)
@@ -147,6 +150,15 @@ def _with_call(plan: RunPlan, run_dir: RunDir) -> RunPlan:
     atomic.replace_file(run_dir.call, data, mode=0o600)
     here = replace(call, source=run_dir.call)
     return replace(plan, program=replace(plan.program, call=here))
+
+
+def _share_call(source: str, path: str) -> None:
+    """Give a member the call file of its sweep; all of them share one, which may take 64 MiB."""
+    try:
+        os.link(source, path)
+    except OSError:  # a file system without links to files
+        with open_own(source) as file:
+            atomic.replace_file(path, file.read(), mode=0o600)
 
 
 def create_workflow_dir(plan: "WorkflowPlan", source: str, rendered: str) -> RunDir:

@@ -6,14 +6,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchmuster.model.contract import MEMBER_VARIABLE
 from torchmuster.spec.problems import Problems
-from torchmuster.spec.sweep_plan import MAX_MEMBERS, MEMBER_VARIABLE, variable_of
+from torchmuster.spec.sweep_plan import MAX_MEMBERS, variable_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _RANGE = re.compile(r"(-?\d{1,18}):(-?\d{1,18})(?::(-?\d{1,18}))?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHAPE = "NAME=VALUE,VALUE,... or NAME=FIRST:END"
 _SHOWN = 60
+_NAMES = "a letter or `_`, then up to 63 letters, digits, `_`, `.` and `-`"
+_HAS_CONTROL = "a value of `{}` has a newline or a control character"
+_NO_CONTROL = "it goes into a command line, a variable and a table"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,23 @@ def plan_members(
     return names, tuple((*values[:-1], *values[-1]) for values in combined)
 
 
+def check_members(
+    names: Sequence[str], members: Sequence[Sequence[str]], problems: Problems
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return what varies, and the values of each member, as a client in Python has put them together."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            problems.add(f"`{_shown(name)}` can't be the name of a value", name, _NAMES)
+    _check_names(names, problems)
+    for name, values in zip(names, zip(*members, strict=True), strict=True):
+        if any(_CONTROL.search(value) for value in values):
+            problems.add(_HAS_CONTROL.format(name), name, _NO_CONTROL)
+    if len(members) > MAX_MEMBERS:
+        what = f"a sweep has at most {MAX_MEMBERS:,} members, these values make {len(members):,}"
+        problems.add(what, "--grid", fix="fewer values, or several sweeps")
+    return tuple(names), tuple(tuple(values) for values in members)
+
+
 def _axis(word: str, option: str, problems: Problems) -> Axis | None:
     name, equals, text = word.partition("=")
     where = f"{option} {_shown(word)}"
@@ -77,12 +98,10 @@ def _axis(word: str, option: str, problems: Problems) -> Axis | None:
         problems.add(f"`{_shown(word)}` has no values", where, fix=_SHAPE)
         return None
     if not _NAME.fullmatch(name):
-        why = "a letter or `_`, then up to 63 letters, digits, `_`, `.` and `-`"
-        problems.add(f"`{_shown(name)}` can't be the name of a value", where, why)
+        problems.add(f"`{_shown(name)}` can't be the name of a value", where, _NAMES)
         return None
     if _CONTROL.search(text):
-        why = "it goes into a command line, a variable and a table"
-        problems.add(f"a value of `{name}` has a newline or a control character", where, why)
+        problems.add(_HAS_CONTROL.format(name), where, _NO_CONTROL)
         return None
     words = _split(text)
     if words is None:

@@ -4,13 +4,13 @@ import enum
 import re
 from dataclasses import dataclass, replace
 
+from torchmuster.model.contract import MEMBER_VARIABLE, METRIC_VARIABLE
 from torchmuster.model.plan import Program, RunPlan
 
 MAX_MEMBERS = 10_000
 
 # In the environment of every member: the sweep, the member's number, and each value by its name in capitals.
 SWEEP_VARIABLE = "MUSTER_SWEEP"
-MEMBER_VARIABLE = "MUSTER_SWEEP_MEMBER"
 VALUE_PREFIX = "MUSTER_SWEEP_"
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
@@ -52,6 +52,19 @@ class MetricChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlace:
+    """A slot on a host of ssh.
+
+    Attributes:
+        gpus: What its members see; empty: what the host shows.
+    """
+
+    site: str
+    host: str
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
     """A sweep.
 
@@ -62,6 +75,7 @@ class SweepPlan:
         slots: How many members run at a time.
         per_gpu: How many of them share a GPU.
         stop: The rule that ends the worst early; None: all run to their end.
+        places: Where each slot is; none: all are on this machine, or in the session that `run` names.
     """
 
     run: RunPlan
@@ -72,6 +86,7 @@ class SweepPlan:
     per_gpu: int = 1
     metric: MetricChoice | None = None
     stop: str | None = None
+    places: tuple[SweepPlace, ...] = ()
 
     @property
     def run_id(self) -> str:
@@ -82,6 +97,11 @@ class SweepPlan:
     def is_of_single_workers(self) -> bool:
         """Say whether each member is one process."""
         return self.run.max_nodes == 1 and self.run.num_workers(0) == 1
+
+    @property
+    def is_forked(self) -> bool:
+        """Say whether members are forked by the owner of the sweep itself, and have no head."""
+        return self.is_of_single_workers and not self.places and self.run.session is None
 
     def member_id(self, number: int) -> str:
         """Return the run id of a member: `NAME.7`."""
@@ -99,6 +119,8 @@ class SweepPlan:
             *self.run.node_setup.environment,
             *member_environment(self.run_id, number, values).items(),
         )
+        if program.call is not None and self.metric is not None:
+            environment = (*environment, (METRIC_VARIABLE, self.metric.name))
         setup = replace(self.run.node_setup, environment=environment)
         return replace(self.run, run_id=self.member_id(number), program=program, node_setup=setup)
 

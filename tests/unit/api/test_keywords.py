@@ -8,6 +8,7 @@ import pytest
 from torchmuster.api import keywords
 from torchmuster.api.failures import NotLaunchedError
 from torchmuster.cli.runs.run import run as command
+from torchmuster.cli.runs.sweep import sweep as sweep_command
 
 
 def test_every_long_option_of_the_command_is_a_keyword_unless_it_is_of_a_terminal():
@@ -18,6 +19,42 @@ def test_every_long_option_of_the_command_is_a_keyword_unless_it_is_of_a_termina
 
     assert long == keywords.options().keys() | keywords._OF_A_TERMINAL.keys()
     assert {"nodes", "nnodes", "nproc_per_node", "on", "hosts", "partition", "queue"} <= long
+
+
+def test_those_of_sweep_are_the_options_of_its_command():
+    words = {
+        word
+        for param in sweep_command.params
+        for word in param.opts
+        if not getattr(param, "hidden", 0)
+    }
+    long = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    of_a_terminal = long & keywords._OF_A_TERMINAL.keys()
+
+    assert long - of_a_terminal - {"grid", "zip"} == keywords.options("sweep").keys()
+    assert {"slots", "metric", "stop", "on", "per_gpu"} <= keywords.options("sweep").keys()
+
+
+@pytest.mark.parametrize(
+    ("member", "given", "said"),
+    [
+        (
+            {"lrr": 1},
+            {},
+            "`train` has no parameter `lrr`, which is to vary\n.*\n.*did you mean `lr`",
+        ),
+        ({"lr": 1}, {"lr": 2}, "`lr` varies, and is given as a keyword too"),
+        ({"lr": 1}, {"slotz": 2}, "neither sweep nor `train` has a parameter `slotz`"),
+        ({"lr": 1}, {"metric": "x"}, "`metric` is a keyword of sweep, and `train` has"),
+        ({}, {}, "`train` can't be called so: missing a required argument: 'lr'"),
+    ],
+)
+def test_what_varies_fits_the_function(member, given, said):
+    def train(lr, metric=None):
+        del lr, metric
+
+    with pytest.raises(NotLaunchedError, match=said):
+        keywords.split(given, train, (), "train", of="sweep", member=member)
 
 
 def test_values_become_the_words_of_the_command_line():

@@ -56,3 +56,32 @@ def test_any_text_has_elements_or_is_an_error_of_the_scheduler(text):
     with contextlib.suppress(EngineError):
         views = load_dialect("slurm").array_views(f"squeue|7_{text}|RUNNING|None|x|n1")
         assert all(view.state is JobState.RUNNING for view in views.values())
+
+
+@pytest.mark.parametrize(
+    ("engine", "argv", "said", "limit"),
+    [
+        (
+            "slurm",
+            ["scontrol", "show", "config"],
+            "MaxArraySize            = 1001\nMaxBatchRequeue = 5\n",
+            1001,
+        ),
+        ("slurm", ["scontrol", "show", "config"], "", None),
+        ("pbs", ["qstat", "-B", "-f"], "Server: ctl\n    max_array_size = 500\n", 500),
+        ("pbs", ["qstat", "-B", "-f"], "Server: ctl\n    server_state = Active\n", None),
+    ],
+)
+def test_a_scheduler_says_how_large_an_array_may_be(engine, argv, said, limit):
+    dialect = load_dialect(engine)
+    assert dialect.array_limit_argv() == argv
+    assert dialect.array_limit(said) == limit
+
+
+@pytest.mark.parametrize(
+    ("engine", "job_id", "element"), [("slurm", "12", "12_3"), ("pbs", "12[].ctl", "12[3].ctl")]
+)
+def test_one_element_can_be_cancelled(engine, job_id, element):
+    dialect = load_dialect(engine)
+    assert dialect.element_id(job_id, 3) == element
+    assert element in dialect.cancel_argv(element)

@@ -236,14 +236,15 @@ def request_of(given: dict[str, Any]) -> "RunRequest":
     if given["pdb"]:
         said.setdefault("max_restarts", 0)  # nobody wants to look at the same failure again
     if "launched" in said:
-        order = _read_order(said["launched"])
+        order = read_order(said["launched"])
         variables = (f"{name}={value}" for name, value in order.environment.items())
         said |= {"launched": True, "call": order.call, "args": order.args}
         said["set_env"] = (*said.get("set_env", ()), *variables)
     return RunRequest(**said, preflight="off" if off else "short")
 
 
-def _read_order(path: str) -> "LaunchOrder":
+def read_order(path: str) -> "LaunchOrder":
+    """Return what a client in Python has left in a file."""
     import json
 
     from torchmuster.model import codec

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.cli import options, status_line
-from torchmuster.cli.completion import complete_files
+from torchmuster.cli.completion import complete_files, complete_sessions
 from torchmuster.cli.sets import SetCommand
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
@@ -76,6 +76,14 @@ class _SweepCommand(SetCommand):
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
 @options.on
+@options.hosts
+@options.hostfile
+@click.option(
+    "--session",
+    metavar="NAME",
+    help="One member after the other on the nodes that a session holds.",
+    shell_complete=complete_sessions,
+)
 @options.here
 @options.python
 @click.option(
@@ -104,6 +112,8 @@ class _SweepCommand(SetCommand):
 @click.option("--run-id", metavar="NAME", help="The whole id of the sweep, and its folder's name.")
 @status_line.option
 @options.detach
+# Of `torchmuster.sweep` alone: a file says what varies, and what stands in no command line.
+@click.option("--launched", hidden=True)
 @click.option("--dry-run", is_flag=True, help="Show the members' commands, start nothing.")
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
@@ -116,15 +126,31 @@ def sweep(**given: Any) -> int:
     from torchmuster.cli.runs.job import choose_engine
     from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
     from torchmuster.diagnose.facts.gpus import visible_gpus
-    from torchmuster.owner.create import create_sweep_dir
     from torchmuster.spec.problems import Problems
 
-    engine = choose_engine(given["engine"], here=given["here"])
-    if engine != "local":
-        from torchmuster.cli.runs.sweep_jobs import submit_sweep
+    if given["launched"] is not None:
+        given |= _ordered(given)
+    if given["session"] is not None:
+        from torchmuster.cli.runs.sweep_places import plan_in_session
 
-        return submit_sweep(given, engine)
-    plan = plan_sweep(given, sweep_request(given), visible_gpus(), Problems())
+        return _start(given, plan_in_session(given, Problems()))
+    named = given["engine"] or ("ssh" if given["hosts"] or given["hostfile"] else None)
+    engine = choose_engine(named, here=given["here"])
+    if engine == "local":
+        plan = plan_sweep(given, sweep_request(given), visible_gpus(), Problems())
+        return _start(given, plan)
+    from torchmuster.cli.runs.sweep_places import find_hosts, plan_on_hosts
+
+    if (site := find_hosts(given, engine)) is not None:
+        return _start(given, plan_on_hosts(given, site, Problems()))
+    from torchmuster.cli.runs.sweep_jobs import submit_sweep
+
+    return submit_sweep(given, engine)
+
+
+def _start(given: dict[str, Any], plan: "SweepPlan") -> int:
+    from torchmuster.owner.create import create_sweep_dir
+
     if given["dry_run"]:
         return _show(plan)
     if plan.stop is not None and plan.metric is not None:
@@ -133,6 +159,20 @@ def sweep(**given: Any) -> int:
         load_rule(plan.stop, plan.metric)  # before anything is made
     run_dir = create_sweep_dir(plan)
     return start_sweep(plan, run_dir, detach=given["detach"])
+
+
+def _ordered(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a client in Python says in its file, not on the command line."""
+    from torchmuster.cli.runs.run import read_order
+
+    order = read_order(given["launched"])
+    variables = tuple(f"{name}={value}" for name, value in order.environment.items())
+    return {
+        "order": order,
+        "args": order.args,
+        "call": order.call,
+        "set_env": (*given["set_env"], *variables),
+    }
 
 
 def _show(plan: "SweepPlan") -> int:

@@ -15,6 +15,7 @@ from torchmuster.files.layout import short_id
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.owner.sweep.array_stops import ArrayStops
     from torchmuster.owner.views.sweep_view import SweepView
     from torchmuster.spec.sweep_plan import SweepPlan
 
@@ -28,6 +29,7 @@ def submit_sweep(given: dict[str, Any], engine: str) -> int:
     from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.owner.create import create_sweep_dir
     from torchmuster.owner.jobs.jobs import make_job, note_refusal
+    from torchmuster.owner.sweep.array_stops import stops_of
     from torchmuster.owner.sweep.arrays import (
         array_request,
         find_arrays,
@@ -41,10 +43,10 @@ def submit_sweep(given: dict[str, Any], engine: str) -> int:
     request = sweep_request(given)
     limits = read_job_limits(request, problems)
     site = check_engine(engine, problems)
-    if given["stop"] is not None:
-        why = "members of a job array have no owner that compares them while they run"
-        fix = "on this machine, or in a job of your own: muster sweep --here --stop ..."
-        problems.add("`--stop` is for sweeps that run on one machine", "--stop", why, fix)
+    if given["stop"] is not None and given["detach"]:
+        why = "members of a job array have no owner: the command that follows them compares them"
+        fix = "leave out --detach, or in a job of your own: muster sweep --here --stop ..."
+        problems.add("`--stop` can't end members that nobody follows", "--stop", why, fix)
     if site is None:
         raise ManyErrors(problems.found)
     try:
@@ -60,18 +62,19 @@ def submit_sweep(given: dict[str, Any], engine: str) -> int:
     if given["dry_run"]:
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
         one = request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
-        job = array_request(one, plan, members, 0)
+        job = array_request(one, members, 0, plan.slots)
         click.echo(f"$ {shlex.join(dialect.submit_argv(job, run_dir.job_script))}\n")
         click.echo(dialect.script(job), nl=False)
         click.echo("nothing was submitted (--dry-run)", err=True)
         return 0
+    stops_of(plan, RunDir(""))  # before anything is made
     run_dir = create_sweep_dir(plan)
     with note_refusal(run_dir):
         one = request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
         for sentence in dialect.unmapped(one):
             click.echo(f"muster: {sentence}", err=True)
-        job_id = submit_members(plan, run_dir, dialect, one, members)
-    return _follow_unless(plan, run_dir, job_id, dialect.name, detach=given["detach"])
+        job_ids = submit_members(plan, run_dir, dialect, one, members)
+    return _follow_unless(plan, run_dir, job_ids, dialect.name, detach=given["detach"])
 
 
 def submit_again(
@@ -87,8 +90,8 @@ def submit_again(
     for number in members:
         _set_aside(member_dir(run_dir, plan, number))
     dialect, noted = loaded
-    job_id = submit_members(plan, run_dir, dialect, noted.request, members)
-    return _follow_unless(plan, run_dir, job_id, dialect.name, detach=detach)
+    job_ids = submit_members(plan, run_dir, dialect, noted.request, members)
+    return _follow_unless(plan, run_dir, job_ids, dialect.name, detach=detach)
 
 
 def _set_aside(member: "RunDir") -> None:
@@ -98,7 +101,7 @@ def _set_aside(member: "RunDir") -> None:
 
 
 def _follow_unless(
-    plan: "SweepPlan", run_dir: "RunDir", job_id: str, engine: str, *, detach: bool
+    plan: "SweepPlan", run_dir: "RunDir", job_ids: Sequence[str], engine: str, *, detach: bool
 ) -> int:
     from torchmuster.cli.ending import print_id
     from torchmuster.files.terminal import TerminalVoice
@@ -109,7 +112,8 @@ def _follow_unless(
     voice.start()
     try:
         name = short_id(plan.run_id)
-        voice.say(f"sweep {name} is job {job_id} of {engine}; muster status {name}")
+        jobs = f"job{'s' if len(job_ids) > 1 else ''} {', '.join(job_ids)}"
+        voice.say(f"sweep {name} is {jobs} of {engine}; muster status {name}")
         return _follow(plan, run_dir, voice)
     finally:
         voice.flush(5.0)
@@ -120,8 +124,9 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> int
 
     from torchmuster.cli.ending import GOES_ON
     from torchmuster.cli.runs.sweep_words import say_end
+    from torchmuster.owner.sweep.array_stops import stops_of
 
-    view = asyncio.run(_watch(run_dir, voice))
+    view = asyncio.run(_watch(run_dir, voice, stops_of(plan, run_dir)))
     if view is None or view.result is None:
         voice.say(f"the sweep continues: muster wait {short_id(plan.run_id)}")
         return GOES_ON
@@ -129,8 +134,10 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> int
     return view.result.exit_code
 
 
-async def _watch(run_dir: "RunDir", voice: "TerminalVoice") -> "SweepView | None":
-    """Say where the members stand, whenever that has changed, until all have ended."""
+async def _watch(
+    run_dir: "RunDir", voice: "TerminalVoice", stops: "ArrayStops | None"
+) -> "SweepView | None":
+    """Say where the members stand, whenever that has changed, until all have ended; a terminal has the table."""
     import asyncio
 
     from torchmuster.cli.sweep_views import counted
@@ -153,12 +160,35 @@ async def _watch(run_dir: "RunDir", voice: "TerminalVoice") -> "SweepView | None
             waited_s = 0.0
             view = await asyncio.to_thread(view_arrays, run_dir)
             text = counted(view) if view is not None else "its plan can't be read"
-            pause_s = FIRST_POLL_S if text != said else min(1.5 * pause_s, LAST_POLL_S)
+            if view is not None and stops is not None:
+                await asyncio.to_thread(stops.look, view)
+            most_s = FIRST_POLL_S if stops is not None else LAST_POLL_S
+            pause_s = FIRST_POLL_S if text != said else min(1.5 * pause_s, most_s)
             if text != said:
                 voice.say(text)
             said = text
+            if view is not None:
+                voice.show_status(_live_table(view))
             if view is None or view.result is not None:
+                voice.show_status(())
                 return view
         await asyncio.sleep(0.2)
         waited_s += 0.2
+    voice.show_status(())
     return None
+
+
+def _live_table(view: "SweepView") -> list[str]:
+    """Return the rows that a terminal shows while the members run; none where there is none, or nobody wants them."""
+    import shutil
+
+    from torchmuster.cli.status_line import is_drawable, wanted
+    from torchmuster.cli.sweep_views import members_table
+
+    if wanted() == "off" or not is_drawable():
+        return []
+    columns, lines = shutil.get_terminal_size()
+    rows = [row[: columns - 1] for row in members_table(view).splitlines()]
+    most = max(1, lines // 2)
+    left = len(rows) - most
+    return rows if left <= 0 else [*rows[: most - 1], f"and {left + 1} more: muster status"]

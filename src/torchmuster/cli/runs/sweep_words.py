@@ -24,6 +24,7 @@ def sweep_request(given: dict[str, Any]) -> "RunRequest":
     return RunRequest(
         script=given["script"],
         args=given["args"],
+        call=given.get("call"),
         module=given["module"],
         nproc_per_node=given["nproc_per_node"] or "1",
         python=given["python"],
@@ -65,7 +66,7 @@ def plan_sweep(
     from torchmuster.owner.create import choose_run_id
     from torchmuster.owner.sweep.imports import needs_only_the_standard_library
     from torchmuster.spec.launch import plan_run
-    from torchmuster.spec.sweep import plan_members
+    from torchmuster.spec.sweep import check_members, plan_members
     from torchmuster.spec.sweep_plan import MetricChoice, MetricGoal, SweepPlan, ValueStyle
 
     run_id = ""
@@ -73,14 +74,19 @@ def plan_sweep(
         run_id = choose_run_id(given["script"], given["run_id"], given["name"])
     except UsageError as error:
         problems.found.append(error)
-    names, members = plan_members(given["grid"], given["zipped"], problems)
+    if (order := given.get("order")) is not None:
+        names, members = check_members(order.names, order.members, problems)
+    else:
+        names, members = plan_members(given["grid"], given["zipped"], problems)
     if given["stop"] is not None and given["metric"] is None:
         fix = "--metric loss, or another that the script records or prints"
         problems.add("`--stop` compares members by a metric", "--stop", fix=fix)
     run = problems.checked(plan_run(request, run_id, gpus, problems, simulated=not is_job))
-    script = os.path.join(run.program.cwd, run.program.target)
-    is_alone = run.program.kind is ScriptKind.FILE and run.num_workers(0) == 1 and not is_job
-    if is_alone and needs_only_the_standard_library(script):
+    script: str | None = os.path.join(run.program.cwd, run.program.target)
+    if run.program.kind is not ScriptKind.FILE:
+        script = run.program.call.module_file if run.program.call is not None else None
+    is_alone = script is not None and run.num_workers(0) == 1 and not is_job
+    if is_alone and needs_only_the_standard_library(str(script)):
         run = replace(run, program=replace(run.program, has_torch=False))
     metric = None
     if given["metric"] is not None:

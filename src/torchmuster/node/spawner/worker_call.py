@@ -13,6 +13,8 @@ import linecache
 import os
 import sys
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
@@ -42,10 +44,24 @@ def run(sha256: str, socket_path: str) -> None:
     sys.path[1:1] = [path for one in head.paths if (path := os.path.abspath(one)) not in sys.path]
     for name, text in head.sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    function, args, kwargs = unpack(pickled, lambda module: _missing(head, module))
+    function, args, kwargs, *members = unpack(pickled, lambda module: _missing(head, module))
+    if members:
+        kwargs = {**kwargs, **members[0][int(os.environ[contract.MEMBER_VARIABLE])]}
     value = function(*args, **kwargs)
+    _print_metric(value)
     data = pack_value(value, f"what `{head.name}` returned", "value", MAX_VALUE_BYTES)
     _keep(data, socket_path)
+
+
+def _print_metric(value: Any) -> None:
+    """Print the metric of a sweep where the function has returned it: the number itself, or one of this name in a mapping."""
+    name = os.environ.get(contract.METRIC_VARIABLE)
+    if name is None or os.environ["RANK"] != "0":
+        return
+    found: Any = value.get(name) if isinstance(value, Mapping) else value
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # it is no number
+        if not isinstance(found, str | bytes):
+            print(f"{name}={float(found)!r}", flush=True)
 
 
 def leave() -> None:

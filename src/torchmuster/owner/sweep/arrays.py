@@ -13,7 +13,8 @@ from torchmuster.errors import MusterError, UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.job import JobArray, JobRequest
+from torchmuster.model.job import AfterKind, JobArray, JobDependency, JobRequest
+from torchmuster.owner.jobs.answers import ask_scheduler
 from torchmuster.owner.jobs.jobs import cancel_job, submit_script
 from torchmuster.spec.sweep_plan import SweepPlan
 
@@ -75,38 +76,108 @@ def request_of(job: JobRequest, run_dir: RunDir, engine: str) -> JobRequest:
 
 
 def array_request(
-    request: JobRequest, plan: SweepPlan, members: Sequence[int], number: int
+    request: JobRequest,
+    members: Sequence[int],
+    number: int,
+    parallel: int | None = None,
+    after: Sequence[str] = (),
 ) -> JobRequest:
-    """Return the request for some members; the head finds them by the number of the submission."""
+    """Return the request for some members; the head finds them by the number of the submission.
+
+    Args:
+        request: Of one member.
+        members: Of this array.
+        number: Of the submission.
+        parallel: How many run at a time; None: the scheduler decides.
+        after: Arrays that have to end before.
+    """
     array = None
     if len(members) > 1:
-        parallel = plan.slots if plan.slots < len(members) else None
-        array = JobArray(size=len(members), parallel=parallel)
-    return replace(request, head=(*request.head, "--array", str(number)), array=array)
+        limit = parallel if parallel is not None and parallel < len(members) else None
+        array = JobArray(size=len(members), parallel=limit)
+    waits = tuple(JobDependency(kind=AfterKind.ANY, job_id=job_id) for job_id in after)
+    return replace(request, head=(*request.head, "--array", str(number)), array=array, after=waits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayPart:
+    """One of the arrays of a submission.
+
+    Attributes:
+        parallel: How many of its members run at a time; None: the scheduler decides.
+        is_chained: It begins when the array before has ended.
+    """
+
+    members: tuple[int, ...]
+    parallel: int | None = None
+    is_chained: bool = False
+
+
+def split_members(members: Sequence[int], slots: int, limit: int | None) -> list[ArrayPart]:
+    """Return the arrays for members: one, or as many as the scheduler's limit of elements makes.
+
+    Several share the slots. With fewer slots than arrays, they run one after the other.
+    """
+    most = max(1, limit) if limit is not None else len(members)
+    chunks = [tuple(members[at : at + most]) for at in range(0, len(members), most)]
+    if slots >= len(members):
+        return [ArrayPart(members=chunk) for chunk in chunks]
+    if slots < len(chunks):
+        return [
+            ArrayPart(members=chunk, parallel=slots, is_chained=place > 0)
+            for place, chunk in enumerate(chunks)
+        ]
+    share, more = divmod(slots, len(chunks))
+    return [
+        ArrayPart(members=chunk, parallel=share + (place < more))
+        for place, chunk in enumerate(chunks)
+    ]
 
 
 def submit_members(
-    plan: SweepPlan, run_dir: RunDir, dialect: Dialect, request: JobRequest, members: Sequence[int]
-) -> str:
-    """Submit members of a sweep as one array; record and return the job's id.
+    plan: SweepPlan,
+    run_dir: RunDir,
+    dialect: ArrayDialect,
+    request: JobRequest,
+    members: Sequence[int],
+) -> tuple[str, ...]:
+    """Submit members of a sweep as one array, or as several where the scheduler's limit is lower; return the jobs' ids.
 
     Raises:
-        JobRefusedError: The scheduler refused it.
+        JobRefusedError: The scheduler refused one; those before it are cancelled.
         EngineError: Its answer can't be understood.
     """
-    noted = read_arrays(run_dir) or SweepArrays(engine=dialect.name, request=request)
-    number = len(noted.arrays)
-    # Before the submission: an element may start at once.
-    planned = MemberArray(job_id="", members=tuple(members))
-    _write(run_dir, replace(noted, arrays=(*noted.arrays, planned)))
-    try:
-        asked = array_request(noted.request, plan, members, number)
-        job_id = submit_script(asked, run_dir.job_script, dialect)
-    except BaseException:
+    before = read_arrays(run_dir)
+    noted = before or SweepArrays(engine=dialect.name, request=request)
+    job_ids: list[str] = []
+    for part in split_members(members, plan.slots, _limit_of(dialect, len(members))):
+        number = len(noted.arrays)
+        # Before the submission: an element may start at once.
+        planned = MemberArray(job_id="", members=part.members)
+        _write(run_dir, replace(noted, arrays=(*noted.arrays, planned)))
+        after = job_ids[-1:] if part.is_chained else ()
+        asked = array_request(noted.request, part.members, number, part.parallel, after)
+        try:
+            job_ids.append(submit_script(asked, run_dir.job_script, dialect))
+        except BaseException:
+            for job_id in job_ids:
+                with contextlib.suppress(MusterError):
+                    cancel_job(dialect, job_id)
+            _write(run_dir, before or replace(noted, arrays=()))
+            raise
+        noted = replace(noted, arrays=(*noted.arrays, replace(planned, job_id=job_ids[-1])))
         _write(run_dir, noted)
-        raise
-    _write(run_dir, replace(noted, arrays=(*noted.arrays, replace(planned, job_id=job_id))))
-    return job_id
+    return tuple(job_ids)
+
+
+def _limit_of(dialect: ArrayDialect, num_members: int) -> int | None:
+    """Ask the scheduler how many elements an array may have; None where it does not say."""
+    if num_members <= 1:
+        return None
+    with contextlib.suppress(MusterError):
+        said = ask_scheduler(dialect.array_limit_argv())
+        return dialect.array_limit(said.stdout.decode(errors="replace"))
+    return None
 
 
 def _write(run_dir: RunDir, noted: SweepArrays) -> None:
@@ -126,6 +197,17 @@ def load_arrays(run_dir: RunDir) -> tuple[ArrayDialect, SweepArrays] | None:
     noted = read_arrays(run_dir)
     dialect = array_dialect(load_dialect(noted.engine)) if noted is not None else None
     return (dialect, noted) if noted is not None and dialect is not None else None
+
+
+def element_of(loaded: tuple[ArrayDialect, SweepArrays], number: int) -> str | None:
+    """Return the scheduler's id of a member's element, or of its plain job; None while it has none."""
+    dialect, noted = loaded
+    for array in reversed(noted.arrays):
+        if number in array.members and array.job_id:
+            if len(array.members) == 1:
+                return array.job_id
+            return dialect.element_id(array.job_id, array.members.index(number))
+    return None
 
 
 def cancel_arrays(run_dir: RunDir) -> bool:

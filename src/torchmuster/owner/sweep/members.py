@@ -139,6 +139,7 @@ class MemberRecords:
 
     def end(self, run_dir: RunDir, end: WorkerEnd, result: Result) -> None:
         """Note how a member has ended."""
+        value = {"value": codec.to_plain(end.value)} if end.value is not None else {}
         self._event(
             run_dir,
             "worker_ended",
@@ -147,6 +148,7 @@ class MemberRecords:
             attempt=end.attempt,
             rank=0,
             node=end.node,
+            **value,
         )
         if result.state is RunState.FAILED:
             self._event(run_dir, "attempt_failed", attempt=end.attempt, what=describe(end))

@@ -22,6 +22,7 @@ from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.stops import Stops
 from torchmuster.owner.sweep.forks import ForkSlots
+from torchmuster.owner.sweep.hosts import HostSlots
 from torchmuster.owner.sweep.members import (
     MemberRecords,
     member_dir,
@@ -32,7 +33,7 @@ from torchmuster.owner.sweep.members import (
 from torchmuster.owner.sweep.metric import MetricReader
 from torchmuster.owner.sweep.policy import MemberStart, SweepPolicy
 from torchmuster.owner.sweep.runs import RunSlots
-from torchmuster.owner.sweep.slots import MemberEnd, Slots
+from torchmuster.owner.sweep.slots import MemberEnd, Slots, gpus_of_slots
 from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
 from torchmuster.owner.views.record import read_result
 from torchmuster.owner.views.sweep_view import read_sweep, view_sweep
@@ -120,17 +121,21 @@ class SweepOwner:
                 await asyncio.to_thread(self._disk.flush, _FLUSH_S)
 
     def _make_slots(self) -> Slots:
-        gpus = visible_gpus()
-        if self.plan.is_of_single_workers:
-            of_slot = [
-                gpus[number // self.plan.per_gpu % len(gpus)] if gpus else None
-                for number in range(self.plan.slots)
-            ]
-            log = self.run_dir.agent_log("slots")
-            return ForkSlots(self.plan, of_slot, log, self._disk, self._take_end, self.display.say)
-        share = len(gpus) // self.plan.slots
-        shares = [gpus[n * share : (n + 1) * share] for n in range(self.plan.slots)]
-        return RunSlots(shares, self._take_end)
+        if self.plan.places:
+            return HostSlots(self.plan, self.run_dir, self._take_end, self.display.say)
+        gpus = visible_gpus() if self.plan.run.session is None else []
+        num_workers = self.plan.run.num_workers(0)
+        of_slot = gpus_of_slots(gpus, self.plan.slots, num_workers)
+        most = -(-self.plan.slots * num_workers // len(gpus)) if gpus else 0
+        if most > self.plan.per_gpu:
+            self.display.say(
+                f"{self.plan.slots} slots are more than --per-gpu {self.plan.per_gpu} makes: up to {most} workers share a GPU"
+            )
+        if not self.plan.is_forked:
+            return RunSlots(of_slot, self._take_end)
+        ids = [found[0] if found else None for found in of_slot]
+        log = self.run_dir.agent_log("slots")
+        return ForkSlots(self.plan, ids, log, self._disk, self._take_end, self.display.say)
 
     async def _conduct(self) -> Result:
         self._stops.listen(self._take_stop)
@@ -173,6 +178,9 @@ class SweepOwner:
 
     async def _fill(self) -> None:
         while not self._policy.is_over:
+            if self._policy.is_stuck:
+                self._refusal = Report(error="no slot of the sweep is left", at=self.run_dir.path)
+                self._policy.cancel()
             if (refusal := self._slots.refusal) is not None:
                 self._refusal = refusal
                 for number in self._policy.cancel():
@@ -208,7 +216,7 @@ class SweepOwner:
         self._members[number] = _Member(run_dir, attempt, time.monotonic(), reader)
         self._num_started += 1
         self._record.event("member_started", member=number, slot=start.slot, attempt=attempt)
-        if self.plan.is_of_single_workers:
+        if self.plan.is_forked:
             self._records.begin(number, run_dir, attempt)
         self._slots.start(number, run_dir, attempt, start.slot)
 
@@ -216,10 +224,10 @@ class SweepOwner:
         member = self._members.pop(number)
         self._losses[number] = self._losses.get(number, 0) + end.is_lost
         if end.is_lost and self._losses[number] < _MAX_LOSSES and not self._stops.count:
-            self._policy.again(number)
+            self._policy.again(number, retire=end.has_lost_slot)
             self._record.event("member_lost", member=number, attempt=member.attempt)
         else:
-            state = self._policy.ended(number, end.state)
+            state = self._policy.ended(number, end.state, retire=end.has_lost_slot)
             task = asyncio.create_task(self._settle(number, member, end, state))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -58,6 +58,11 @@ class SweepPolicy:
         return bool(self._waiting and self._free)
 
     @property
+    def is_stuck(self) -> bool:
+        """Say whether members wait, and all slots are lost."""
+        return bool(self._waiting) and not self.running and not self._free
+
+    @property
     def num_waiting(self) -> int:
         """Return how many have not begun."""
         return len(self._waiting)
@@ -95,22 +100,27 @@ class SweepPolicy:
         self.running[start.member] = start.slot
         return start
 
-    def ended(self, member: int, state: RunState) -> RunState:
-        """Take the end of a member; return its state, which who asked for it decides unless it ended well."""
-        slot = self.running.pop(member)
-        self._free.append(slot)
-        self._free.sort()
+    def ended(self, member: int, state: RunState, *, retire: bool = False) -> RunState:
+        """Take the end of a member; return its state, which who asked for it decides unless it ended well.
+
+        With `retire` its slot is lost: nothing starts there any more.
+        """
+        self._free_slot(member, retire=retire)
         asked = self.asked.pop(member, None)
         if asked is not None and state is not RunState.SUCCEEDED:
             state = asked
         self.states[member] = state
         return state
 
-    def again(self, member: int) -> None:
-        """Let a member that ended by no fault of its own start once more, before all others."""
+    def _free_slot(self, member: int, *, retire: bool) -> None:
         slot = self.running.pop(member)
-        self._free.append(slot)
-        self._free.sort()
+        if not retire:
+            self._free.append(slot)
+            self._free.sort()
+
+    def again(self, member: int, *, retire: bool = False) -> None:
+        """Let a member that ended by no fault of its own start once more, before all others."""
+        self._free_slot(member, retire=retire)
         asked = self.asked.pop(member, None)
         if asked is None:
             self._waiting.appendleft(member)

@@ -72,12 +72,17 @@ class RunSlots:
             child = self._running[number][0]
             child.send_signal(signal.SIGTERM if signum == signal.SIGKILL else signum)
 
+    def end_of(self, number: int, run_dir: RunDir) -> MemberEnd:
+        """Return how a member has ended, from what its owner has left."""
+        del number
+        result = read_result(run_dir)
+        state = result.state if result is not None else RunState.LOST
+        return MemberEnd(state=state, is_lost=result is None)
+
     async def _watch(self) -> None:
         while True:
             for number, (child, run_dir) in list(self._running.items()):
                 if child.poll() is not None:
                     del self._running[number]
-                    result = read_result(run_dir)
-                    state = result.state if result is not None else RunState.LOST
-                    self._take_end(number, MemberEnd(state=state, is_lost=result is None))
+                    self._take_end(number, self.end_of(number, run_dir))
             await asyncio.sleep(_POLL_S)

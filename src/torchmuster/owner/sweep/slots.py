@@ -1,6 +1,6 @@
 """What the owner of a sweep needs of its slots, whatever fills them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,14 +18,33 @@ class MemberEnd:
         state: By its own end, whoever asked for it.
         worker: How its only process ended, whose record is still to be written; None: it has a head that wrote it.
         is_lost: It ended by no fault of its own: what it ran in has died.
+        has_lost_slot: Nothing can run in its slot any more.
     """
 
     state: RunState
     worker: WorkerEnd | None = None
     is_lost: bool = False
+    has_lost_slot: bool = False
 
 
 TakeEnd = Callable[[int, MemberEnd], None]
+
+
+def gpus_of_slots(
+    gpus: Sequence[str], num_slots: int, num_workers: int
+) -> tuple[tuple[str, ...], ...]:
+    """Return the GPUs that each slot's members see: one for each worker, in turn, so that all GPUs get the same number.
+
+    Args:
+        gpus: Of the machine; none where it has none.
+        num_slots: How many there are.
+        num_workers: Of each member. Where that is more than there are GPUs, a member sees all of them.
+    """
+    if not gpus:
+        return ((),) * num_slots
+    count = min(num_workers, len(gpus))
+    firsts = (slot * num_workers for slot in range(num_slots))
+    return tuple(tuple(gpus[(f + w) % len(gpus)] for w in range(count)) for f in firsts)
 
 
 class Slots(Protocol):

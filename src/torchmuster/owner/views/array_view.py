@@ -1,7 +1,9 @@
 """A sweep that is job arrays: what the members have left, and one question to the scheduler for the others."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from torchmuster import proc
@@ -12,21 +14,36 @@ from torchmuster.model.contract import EX_TEMPFAIL
 from torchmuster.model.job import JobView
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
-from torchmuster.owner.jobs.answers import ask_scheduler
+from torchmuster.owner.jobs.answers import FIRST_POLL_S, ask_scheduler
 from torchmuster.owner.sweep.arrays import SweepArrays, load_arrays
 from torchmuster.owner.sweep.members import member_dir, why_of
 from torchmuster.owner.sweep.metric import MetricReader
 from torchmuster.owner.sweep.policy import state_of_sweep
-from torchmuster.owner.views.record import next_attempt, read_result
+from torchmuster.owner.views.record import DAMAGED, next_attempt, read_events, read_result
 from torchmuster.owner.views.sweep_view import MemberView, SweepView, read_sweep
 from torchmuster.spec.sweep_plan import SweepPlan
 
 Ask = Callable[[Sequence[str]], proc.Answered]
 _CODES = {RunState.FAILED: 1, RunState.PREEMPTED: EX_TEMPFAIL, RunState.CANCELLED: 143}
 _MAX_EVIDENCE = 5
+_lately: dict[tuple[str, ...], tuple[float, proc.Answered]] = {}
 
 
-def view_arrays(run_dir: RunDir, ask: Ask = ask_scheduler) -> SweepView | None:
+def ask_lately(argv: Sequence[str]) -> proc.Answered:
+    """Ask the scheduler, unless the same question was answered in the last 2 s: a scheduler is everybody's.
+
+    Raises:
+        MusterError: The command can't be executed.
+    """
+    key, now = tuple(argv), time.monotonic()
+    known = _lately.get(key)
+    if known is None or now - known[0] >= FIRST_POLL_S:
+        _lately.clear()  # of the elements that were open then
+        known = _lately[key] = (now, ask_scheduler(argv))
+    return known[1]
+
+
+def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
     """Return where a sweep of job arrays stands; None when its plan can't be read.
 
     A member that has left no result has the state that the scheduler tells of its element.
@@ -43,10 +60,31 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_scheduler) -> SweepView | None:
         if found is not None and found.state.is_final:
             members[number] = _left_by(run_dir, plan, number)  # it may have ended just now
         members[number] = _with_word(members[number], found, problem)
+    stopped = _stopped(run_dir)
+    members = [
+        _as_stopped(member, plan) if member.number in stopped else member for member in members
+    ]
     is_open = any(not member.state.is_final for member in members)
     result = None if is_open else _result_of(plan, run_dir, members)
     state = result.state if result is not None else _open_state(members)
     return SweepView(plan=plan, state=state, members=tuple(members), result=result)
+
+
+def _stopped(run_dir: RunDir) -> set[int]:
+    """Return the members that a rule has ended: who followed the sweep has noted them."""
+    found: set[int] = set()
+    for event in read_events(run_dir.events):
+        with suppress(*DAMAGED):
+            if event["event"] == "member_stopped":
+                found.add(int(event["member"]))
+    return found
+
+
+def _as_stopped(member: MemberView, plan: SweepPlan) -> MemberView:
+    if member.state is RunState.SUCCEEDED or not member.state.is_final:
+        return member
+    why = f"the rule `{plan.stop}` has ended it early"
+    return replace(member, state=RunState.STOPPED, why=why)
 
 
 def _left_by(run_dir: RunDir, plan: SweepPlan, number: int) -> MemberView:

@@ -109,3 +109,15 @@ def test_a_sweep_has_the_state_of_its_worst_member():
     assert over(RunState.SUCCEEDED, RunState.STOPPED) is RunState.SUCCEEDED
     assert over(RunState.SUCCEEDED, RunState.PREEMPTED) is RunState.PREEMPTED
     assert over(RunState.PREEMPTED, RunState.LOST) is RunState.FAILED
+
+
+def test_a_lost_slot_gets_no_member_and_a_sweep_without_slots_is_stuck():
+    policy = begun(3, 2)
+    assert [start.slot for start in start_all(policy)] == [0, 1]
+    policy.again(0, retire=True)
+    assert not policy.has_room
+    assert not policy.is_stuck
+    policy.ended(1, RunState.SUCCEEDED)
+    assert (policy.start().slot, policy.has_room) == (1, False)
+    policy.again(0, retire=True)
+    assert policy.is_stuck

@@ -1,0 +1,78 @@
+"""The early end of the worst members of job arrays: by the command that follows the sweep, as long as it does."""
+
+import contextlib
+from dataclasses import dataclass, field
+
+from torchmuster.engines.base import ArrayDialect
+from torchmuster.errors import MusterError
+from torchmuster.files.layout import RunDir
+from torchmuster.model.event import event_line, utc_now
+from torchmuster.model.states import RunState
+from torchmuster.owner.jobs.jobs import cancel_job
+from torchmuster.owner.sweep.arrays import element_of, load_arrays
+from torchmuster.owner.sweep.members import member_dir
+from torchmuster.owner.sweep.metric import MetricReader
+from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
+from torchmuster.owner.views.sweep_view import SweepView
+from torchmuster.spec.sweep_plan import SweepPlan
+
+
+@dataclass(slots=True)
+class ArrayStops:
+    """Feeds a rule with the members' metric, and cancels the elements that it wants to end.
+
+    Attributes:
+        stopped: Members that were told to end, here or by an earlier follower.
+    """
+
+    plan: SweepPlan
+    run_dir: RunDir
+    rule: StopRule
+    stopped: set[int] = field(default_factory=set)
+    _readers: dict[int, MetricReader] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+
+    def look(self, view: SweepView) -> None:
+        """Read what members have reached since the last look; may wait for a disk and for the scheduler."""
+        loaded = load_arrays(self.run_dir)
+        for member in view.members:
+            if member.number in self._ended or member.attempt is None or self.plan.metric is None:
+                continue
+            reader = self._readers.get(member.number)
+            if reader is None:
+                folder = member_dir(self.run_dir, self.plan, member.number)
+                reader = MetricReader(folder, self.plan.metric.name)
+                self._readers[member.number] = reader
+            wants = [self.rule.report(member.number, p.step, p.value) for p in reader.read()]
+            if member.state.is_final:
+                self._ended.add(member.number)
+                self.rule.ended(member.number, member.state is RunState.SUCCEEDED)
+            elif any(wants) and member.number not in self.stopped and loaded is not None:
+                self._stop(member.number, reader, loaded[0], element_of(loaded, member.number))
+
+    def _stop(
+        self, number: int, reader: MetricReader, dialect: ArrayDialect, element: str | None
+    ) -> None:
+        if element is None:
+            return
+        step = reader.newest.step if reader.newest is not None else None
+        line = event_line(
+            utc_now(), "member_stopped", {"member": number, "step": step, "rule": self.plan.stop}
+        )
+        # Before the order: the member may end at once, and why stands nowhere else.
+        with open(self.run_dir.events, "ab") as events:
+            events.write(line.encode())
+        self.stopped.add(number)
+        with contextlib.suppress(MusterError):  # it may have ended
+            cancel_job(dialect, element)
+
+
+def stops_of(plan: SweepPlan, run_dir: RunDir) -> ArrayStops | None:
+    """Return what ends members of a sweep early; None for a sweep without a rule.
+
+    Raises:
+        UsageError: The rule is not there, or needs what is not installed.
+    """
+    if plan.stop is None or plan.metric is None:
+        return None
+    return ArrayStops(plan, run_dir, load_rule(plan.stop, plan.metric))

@@ -1,0 +1,118 @@
+"""Sweeps on real hosts of ssh: one login for each slot, values and metrics back, a host that dies, a session of the user's."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from kit.waiting import wait_until
+from ssh.hosts import processes_with
+
+SCRIPT = """\
+import os, sys
+x = int(os.environ["MUSTER_SWEEP_X"])
+print("in", os.getcwd(), "gpus", os.environ.get("CUDA_VISIBLE_DEVICES"), f"loss={x * 10}", flush=True)
+if x == 1 and not os.path.exists("mended"):
+    raise ValueError("x is 1")
+if sys.argv[1:2] == ["wait"]:
+    import signal
+    signal.pause()
+"""
+WORDS = ("--style", "env", "--run-id", "s", "--python", sys.executable)
+
+
+@pytest.fixture
+def two(hosts):
+    """Two hosts; nothing of a sweep is left on them when the test ends."""
+    for name in ("a", "b"):
+        hosts.add(name)
+    (hosts.code / "train.py").write_text(SCRIPT)
+    yield hosts
+    for name in ("a", "b"):
+        mine = str(hosts.folder / f"host-{name}/home/.muster")
+        wait_until(lambda mine=mine: not processes_with(mine), f"the end on {name}", limit_s=90)
+
+
+def told(hosts, name="s"):
+    code, out, said = hosts.run(name, "--json", command="status")
+    assert code == 0, said
+    return json.loads(out)["members"]
+
+
+def logins(hosts):
+    """Return the sessions that the slots of all sweeps have had: each is a run of its own, with one login on its host."""
+    return sorted(run.name for run in (hosts.home / "runs").glob("*-session-sweep-*"))
+
+
+def test_members_run_in_one_session_on_each_host(two):
+    words = ("--hosts", "a,b", "--grid", "x=0:5", "--metric", "loss", "--gpus-per-node", "1")
+    code, _, said = two.run(*words, *WORDS, "train.py", command="sweep", MUSTER_PROGRESS="off")
+
+    assert code == 1, said
+    assert "s.1 (x=1): rank 0 raised ValueError: x is 1" in said
+    members = told(two)
+    assert [m["state"] for m in members] == ["succeeded", "failed", *["succeeded"] * 3]
+    assert [m["value"] for m in members] == [0.0, 10.0, 20.0, 30.0, 40.0]
+    assert len(logins(two)) == 2
+    logs = [two.run(f"s.{number}", command="logs")[1] for number in range(5)]
+    assert all("gpus 0 " in log for log in logs)
+    assert {name for log in logs for name in "ab" if f"host-{name}/home" in log} == {"a", "b"}
+
+    (two.code / "mended").touch()
+    code, _, said = two.run("s", command="restart", MUSTER_PROGRESS="off")
+    assert code == 0, said
+    assert [m["state"] for m in told(two)] == ["succeeded"] * 5
+    assert [m["attempt"] > 0 for m in told(two)] == [False, True, False, False, False]
+    assert len(logins(two)) == 4
+
+
+def test_a_host_that_dies_costs_its_slot_and_not_its_members(two):
+    client = two.start(
+        *("--hosts", "a,b", "--grid", "x=2:5", "--grace", "1s", *WORDS, "train.py", "--", "wait"),
+        command="sweep",
+        MUSTER_PROGRESS="off",
+    )
+    wait_until((two.home / "runs/s/sweep.json").exists, "the sweep", limit_s=90)
+    wait_until(
+        lambda: all("loss" in log for log in logs_of(two, 2)),
+        "the first lines of two members",
+        limit_s=90,
+    )
+    owner = json.loads((two.home / "runs" / logins(two)[0] / "owner.json").read_text())
+    os.kill(owner["pid"], signal.SIGKILL)  # with it the connection to its host
+    wait_until(lambda: "is lost" in client.stderr.readline(), "the word on the slot", limit_s=90)
+    assert [m["state"] for m in told(two)].count("running") == 1
+    two.run("s", command="cancel")
+    client.communicate(timeout=90)
+    assert {m["state"] for m in told(two)} == {"cancelled"}
+
+
+def logs_of(hosts, most):
+    logs = (hosts.home / "runs/s/members").glob("*/logs/main/train/attempt-0/rank-0.log")
+    return ([log.read_text() for log in logs] + [""] * most)[:most]
+
+
+def test_a_session_of_the_user_runs_one_member_after_the_other(two):
+    start = ("start", "--hosts", "a,b", "--python", sys.executable)
+    code, _, said = two.run(*start, command="session", MUSTER_PROGRESS="off")
+    assert code == 0, said
+    words = ("--session", "main", "--grid", "x=2:5", "--style", "env", "--run-id", "s", "train.py")
+    code, _, said = two.run(*words, command="sweep", MUSTER_PROGRESS="off")
+    assert code == 0, said
+    assert [m["state"] for m in told(two)] == ["succeeded"] * 3
+    assert "host-b/home" in two.run("s.0", "--rank", "1", command="logs")[1]
+    assert logins(two) == []
+    refused = two.run(*words, "--slots", "2", command="sweep")
+    assert refused[0] == 2
+    two.run("end", command="session")
+
+
+def test_a_host_that_can_not_be_reached_is_said_before_any_member_starts(two):
+    code, _, said = two.run(
+        *("--hosts", "a,nowhere", "--grid", "x=2:5", *WORDS, "train.py"), command="sweep"
+    )
+    assert code == 1
+    assert "nowhere" in said
+    assert {m["state"] for m in told(two)} == {"waiting"}
