@@ -89,6 +89,15 @@ def test_a_second_run_at_the_same_time_is_refused(place):
     refused = place.muster("session", "end")
     assert refused.returncode == 2
     assert "is in the session main" in refused.stderr
+    behind = place.run("--detach")
+    assert behind.returncode == 0, behind.stderr
+    refused_run = max((place.home / "runs").glob("*-train-*"))
+    wait_until((refused_run / "result.json").exists, "the result of a run that could not begin")
+    result = json.loads((refused_run / "result.json").read_text())
+    assert (result["state"], result["attempts"]) == ("failed", 0)
+    assert result["report"]["error"] == "the session main is busy"
+    assert "muster wait" in result["report"]["hint"]
+    assert place.muster("wait", refused_run.name).returncode == 2
     (place.project / "go").touch()
     assert first.communicate(timeout=60)
     assert first.returncode == 0

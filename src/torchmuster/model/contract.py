@@ -23,6 +23,8 @@ SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 # For the doors of a session: what it was started with.
 SESSION_VARIABLE = "TORCHMUSTER_SESSION"
+# The names of the variables that its site has set on this node: they hold for runs in it, too.
+SITE_NAMES_VARIABLE = "TORCHMUSTER_SITE_NAMES"
 
 # `muster run --debug`: NCCL's words go into a file for each rank.
 DEBUG_VARIABLE = "TORCHMUSTER_DEBUG"

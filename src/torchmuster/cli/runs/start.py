@@ -36,15 +36,20 @@ def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool, session: Any = No
         held = SessionEngine(plan, run_dir, tuple(gpus), terminal=terminal, session=session)
         return follow_run(plan, run_dir, partial(_follow_in_session, held))
     from torchmuster.engines.local import LocalEngine
+    from torchmuster.owner.create import note_failed_start
 
     engine = LocalEngine(plan, run_dir, tuple(gpus), terminal=terminal)
-    engine.start_all()
+    with note_failed_start(run_dir):
+        engine.start_all()
     return follow_run(plan, run_dir, partial(_follow, engine))
 
 
 def _follow_in_session(engine: Any, voice: Any) -> Any:
+    from torchmuster.owner.create import note_failed_start
+
     engine.say = voice.say
-    engine.start_all()
+    with note_failed_start(engine.run_dir):
+        engine.start_all()
     return _follow(engine, voice)
 
 

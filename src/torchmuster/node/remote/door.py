@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from torchmuster.errors import ChannelError
 from torchmuster.files.layout import RunDir
@@ -10,7 +11,7 @@ from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.net import remote_messages as messages
 from torchmuster.node.door.call import DoorAgent, ask, call_door, send_order
-from torchmuster.node.door.messages import AskDoor, DoorState
+from torchmuster.node.door.messages import AskDoor, DoorNode, DoorState
 from torchmuster.node.door.order import fork_order
 from torchmuster.node.options import AgentOrder
 
@@ -19,10 +20,12 @@ class RemoteDoor:
     """The door of this node.
 
     Attributes:
+        node: What the node gave to it.
         say: Tells the user why a start takes longer.
     """
 
-    def __init__(self, session: RunDir, place: int) -> None:
+    def __init__(self, session: RunDir, place: int, node: DoorNode) -> None:
+        self.node = node
         self.say: Callable[[str], None] = lambda _: None
         self._session, self._place = session, place
 
@@ -48,7 +51,9 @@ class RemoteDoor:
         run_dir = RunDir(order.run_dir)
         with open(run_dir.plan) as file:
             plan = codec.from_plain(RunPlan, json.load(file))
-        variables = {**environment, **_of_the_client(run_dir)}
+        if plan.node_setup.python_follows or plan.program.python == self.node.asked:
+            plan = replace(plan, program=replace(plan.program, python=self.node.python))
+        variables = {**environment, **self.node.variables(_of_the_client(run_dir))}
         line = call_door(self._session, self._place)
         send_order(line, fork_order(plan, order, variables), [1, 2, *fds])
         agent = DoorAgent(line, plan.session or "")
