@@ -1,5 +1,6 @@
 """Sessions on this machine: what they start is an ordinary run, of the code that was saved last."""
 
+import hashlib
 import json
 import os
 import signal
@@ -39,12 +40,24 @@ def test_a_run_in_a_session_is_an_ordinary_run_of_the_code_saved_last(place):
     assert not processes_of(place)
 
 
+def code_of(run):
+    """Return what rank 0 of a run has recorded of its code."""
+    lines = (run / "events.jsonl").read_text().splitlines()
+    ends = [event for event in map(json.loads, lines) if event["event"] == "worker_ended"]
+    return next(end["code"] for end in ends if end["rank"] == 0)
+
+
 def test_two_hundred_edits_within_the_same_second_and_size_each_run(place):
     place.start()
     for edit in range(int(os.environ.get("MUSTER_CHAOS", "0")) * 2 or 20):
-        answer = 100 + edit % 900
-        place.write("model.py", f"ANSWER = {answer}\n")
-        assert f"answer {answer} of 1" in place.run().stdout
+        text = f"ANSWER = {100 + edit % 900}\n"
+        place.write("model.py", text)
+        assert f"answer {100 + edit % 900} of 1" in place.run().stdout
+        run = max((place.home / "runs").glob("*-train-*"), key=lambda one: one.stat().st_ctime_ns)
+        ran = {file["path"]: file for file in code_of(run)["files"]}
+        assert set(ran) == {"train.py", "model.py"}
+        assert ran["model.py"]["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+        assert not ran["model.py"]["changed"]
 
 
 def test_an_edited_preloaded_module_is_imported_again(place):
