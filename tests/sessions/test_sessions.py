@@ -52,7 +52,10 @@ def test_two_hundred_edits_within_the_same_second_and_size_each_run(place):
     for edit in range(int(os.environ.get("MUSTER_CHAOS", "0")) * 2 or 20):
         text = f"ANSWER = {100 + edit % 900}\n"
         place.write("model.py", text)
-        assert f"answer {100 + edit % 900} of 1" in place.run().stdout
+        done = place.run()
+        assert (done.returncode, f"answer {100 + edit % 900} of 1" in done.stdout) == (0, True), (
+            done.stderr
+        )
         run = max((place.home / "runs").glob("*-train-*"), key=lambda one: one.stat().st_ctime_ns)
         ran = {file["path"]: file for file in code_of(run)["files"]}
         assert set(ran) == {"train.py", "model.py"}
