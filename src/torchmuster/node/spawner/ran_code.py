@@ -72,7 +72,7 @@ class CodeNote:
         found: dict[str, None] = {}
         for module in list(sys.modules.values()):
             name: Any = getattr(module, "__file__", None)
-            if not isinstance(name, str):
+            if not isinstance(name, str) or not os.path.isabs(name):  # as of some compiled modules
                 continue
             path = os.path.realpath(name)
             is_own = path.startswith(self._roots) and not path.startswith(_OURS)
