@@ -179,6 +179,19 @@ def test_the_end_of_the_job_is_the_end_of_its_session(held):
     assert "muster session start --name main" in done.stderr
 
 
+def test_a_node_that_dies_with_a_run_ends_the_job_and_its_session(held, slurm_lab):
+    assert held.muster("session", "start").returncode == 0
+    client = held.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")
+    wait_until(lambda: "sum 2" in client.stdout.readline(), "the first line")
+    slurm_lab.kill_node("n2")
+    client.communicate(timeout=120)
+    assert client.returncode != 0
+    wait_until(lambda: not _ours(slurm_lab, "n1", b"torchmuster"), "the end on n1", 90)
+    done = held.muster("run", "--session", "main", "train.py")
+    assert done.returncode in (4, 5), done.stderr
+    assert "error: the session main has ended" in done.stderr
+
+
 def test_a_session_is_a_job_of_its_own(login, slurm_lab):
     login.script(SCRIPT)
     (login.folder / "model.py").write_text("ANSWER = 0\n")

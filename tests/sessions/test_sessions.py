@@ -179,6 +179,23 @@ def test_an_idle_session_says_so_and_ends(place):
     assert json.loads((folder / "result.json").read_text())["state"] == "succeeded"
 
 
+def test_the_time_limit_of_a_session_is_said_before_and_ends_the_run_in_it(place):
+    folder = place.start("--nodes", "2", "--time", "25s", "--idle", "off")
+    place.write("train.py", WAITING)
+    client = begin(place)
+    said, _ = client.communicate(timeout=120)
+    assert "muster: the session main ends in" in said
+    assert "its time limit of 25 s" in said
+    assert client.returncode != 0
+    wait_until((folder / "result.json").exists, "the session to end")
+    log = (folder / "logs/main/train/attempt-0/rank-0.log").read_text()
+    assert log.index("main ends in ") < log.index("main ends: its time limit of 25 s")
+    assert json.loads((folder / "result.json").read_text())["state"] == "succeeded"
+    run = max((place.home / "runs").glob("*-train-*"))
+    assert json.loads((run / "result.json").read_text())["state"] != "succeeded"
+    wait_until(lambda: not processes_of(place), "all processes to end")
+
+
 def test_a_session_that_others_may_enter_is_refused(place):
     folder = place.start()
     where = json.loads((folder / "doors/0.json").read_text())["socket"]

@@ -129,3 +129,27 @@ def test_the_site_s_interpreter_variables_and_scratch_hold_for_runs_in_its_sessi
     code, out, said = hosts.run(run, command="restart")
     assert code == 0, said
     assert f"prefix {homes[0]}/env LOADED=yes LD_LIBRARY_PATH=/of/site FROM_SITE=theirs" in out
+
+
+@pytest.mark.lab
+def test_a_host_that_dies_with_a_run_ends_the_session_and_leaves_nothing_on_the_other(hosts):
+    for name in ("a", "b"):
+        hosts.add(name)
+    (hosts.code / "train.py").write_text(SCRIPT)
+    (hosts.code / "model.py").write_text("ANSWER = 0\n")
+    words = ("start", "--hosts", "a,b", "--python", sys.executable)
+    code, _, said = hosts.run(*words, command="session", MUSTER_PROGRESS="off")
+    assert code == 0, said
+    (session,) = (hosts.home / "runs").glob("*-session-*")
+    client = hosts.start("--session", "main", "train.py", "wait", MUSTER_PROGRESS="off")
+    wait_until(lambda: "answer" in client.stdout.readline(), "the first line")
+    hosts.cut("b", for_good=True)
+    _, said = client.communicate(timeout=120)
+    assert client.returncode != 0
+    assert "error: " in said
+    wait_until((session / "result.json").exists, "the session to end", 300)
+    mine = str(hosts.folder / "host-a/home/.muster")
+    wait_until(lambda: not processes_with(mine), "the end on the host that lives")
+    code, _, said = hosts.run("--session", "main", "train.py")
+    assert code in (4, 5)
+    assert "error: the session main has ended" in said

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 IDLE = "30m"
 _MAX_RESTARTS = 20  # of its doors, over its whole life
+_JOIN_S = (
+    120.0  # for a node that was lost: without it no run begins, and the others are held for nothing
+)
 _LOOK_S = 0.05
 _END_S = 40.0
 # Options of `muster run` that a session has decided, or that need agents which live longer than the client.
@@ -197,7 +200,7 @@ def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
         min_nodes=num_nodes,
         max_nodes=num_nodes,
         workers_per_node=(1,),
-        limits=Limits(max_restarts=_MAX_RESTARTS, hang_s=0.0),
+        limits=Limits(max_restarts=_MAX_RESTARTS, hang_s=0.0, join_timeout_s=_JOIN_S),
         node_names=tuple(f"n{number + 1}" for number in range(num_nodes)),
         tee=Tee.NONE,
         stdin_rank=None,
@@ -366,8 +369,7 @@ def run_in_session(request: "RunRequest") -> int:
         NotFoundError: There is no such session.
         ManyErrors: All that is wrong with the options.
     """
-    from torchmuster.cli.runs.session_places import for_runs, say_when_it_ends
-    from torchmuster.cli.runs.start import choose_id, start
+    from torchmuster.cli.runs.start import choose_id, say_when_it_ends, start
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.node.door.call import read_setup
     from torchmuster.owner.create import create_run_dir
@@ -418,6 +420,8 @@ def run_in_session(request: "RunRequest") -> int:
         names = of_session.node_names[: plan.max_nodes]
         where = {"engine": of_session.engine, "job_id": of_session.job_id, "node_names": names}
         plan = replace(plan, **where)  # type: ignore[arg-type]
+        from torchmuster.cli.runs.session_places import for_runs
+
         node_setup = for_runs(plan.node_setup, of_session, python_given=request.python is not None)
         plan = replace(plan, node_setup=node_setup)
     if request.dry_run:

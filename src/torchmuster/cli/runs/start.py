@@ -4,8 +4,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchmuster.files.layout import RunDir
     from torchmuster.spec.launch import RunRequest
     from torchmuster.spec.problems import Problems
+
+_SOON_S = 600.0
 
 
 def choose_id(request: "RunRequest", problems: "Problems") -> str:
@@ -73,3 +76,25 @@ def _size(plan: Any) -> str:
     most = "up to " if plan.is_elastic else ""
     workers = f"{most}{total} worker{'s' if total != 1 else ''}"
     return f"{workers} on {nodes} node{'s' if plan.max_nodes != 1 else ''}"
+
+
+def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
+    """Warn of the end of the session's time: its idle time begins anew with the run."""
+    import click
+
+    from torchmuster.errors import ChannelError
+    from torchmuster.model.display.text import in_minutes
+    from torchmuster.node.door import messages
+    from torchmuster.node.door.call import ask
+
+    try:
+        state = ask(run_dir, 0, messages.AskDoor())
+    except ChannelError:
+        return  # the start says it
+    if not isinstance(state, messages.DoorState):
+        return
+    left_s = state.ends_in_s
+    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
+        click.echo(
+            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
+        )
