@@ -50,6 +50,7 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -s -k chaos tests/faults
+	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -q tests/sessions
 
 matrix: $(STAMP) system-packages ## twelve faults on every engine, for README.md and docs/matrix.md (root on Debian)
 	@$(BIN)/python tests/matrix

@@ -2,15 +2,18 @@
 
 Of `muster dev` it is from the saved file to the first all-reduce of the run that follows.
 
-    python benchmarks/sessions.py [--rounds 100] [--memory-runs 300] [--quick] [--json FILE] [--limit SECONDS]
+    python benchmarks/sessions.py [--rounds 100] [--memory-runs 1000] [--quick] [--json FILE] [--limit SECONDS]
 
-Two nodes with two workers each, on this machine. Every round measures every side once; torchrun, which has no simulated nodes here, has four
-workers in one. The last part runs an empty script again and again and reads how much memory the doors have.
+Two nodes with two workers each, on this machine. Every round measures every side once, in random order; torchrun and accelerate, which have no
+simulated nodes here, have four workers in one. Accelerate is left out where it is not installed. The last part runs an empty script again and
+again and reads the doors' proportional share of memory. `--rounds 0` and `--memory-runs 0` leave a part out: the file keeps what it has of it.
 """
 
 import argparse
+import importlib.util
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -18,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from launching import processes
 from running.results import FOLDER, headline, machine_facts, save
@@ -44,6 +47,11 @@ SIDES = {
         *("--standalone", "--nproc-per-node", "4", "train.py"),
     ],
 }
+if importlib.util.find_spec("accelerate") is not None:
+    SIDES["accelerate launch"] = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--multi_gpu"),
+        *("--num_processes", "4", "train.py"),
+    ]
 DEV = "muster dev, from the save"
 _LIMIT_S = 120.0
 _LOOK_S = 0.002
@@ -52,6 +60,7 @@ _LOOK_S = 0.002
 def main() -> None:
     """Measure, print the table and write the file."""
     options = _parser().parse_args()
+    machine = machine_facts()
     num_rounds, num_runs = (3, 10) if options.quick else (options.rounds, options.memory_runs)
     processes.adopt_orphans()
     with (
@@ -65,20 +74,28 @@ def main() -> None:
         try:
             _first_all_reduce(SIDES["muster run --session"], folder, environment)
             samples: dict[str, list[float]] = {side: [] for side in (DEV, *SIDES)}
+            order = random.Random(0)
             with _Dev(folder, environment) as dev:
                 for number in range(num_rounds):
                     running.step(f"round {number + 1} of {num_rounds}")
-                    samples[DEV].append(dev.save(number))
-                    for side, command in SIDES.items():
-                        samples[side].append(_first_all_reduce(command, folder, environment))
-            memory = _memory(num_runs, folder, environment)
+                    for side in order.sample(list(samples), len(samples)):
+                        took_s = (
+                            dev.save(number)
+                            if side == DEV
+                            else _first_all_reduce(SIDES[side], folder, environment)
+                        )
+                        samples[side].append(took_s)
+            running.step(f"{num_runs} runs of an empty script")
+            memory = _memory(num_runs, folder, environment) if num_runs else {}
             _run([*MUSTER, "session", "end", "bench"], folder, environment)
         finally:
             processes.kill_descendants()
-    machine = machine_facts()
-    document = {"machine": machine, "samples": samples, "memory": memory}
-    how = f"seconds from the command to the first all-reduce, {num_rounds} interleaved rounds"
-    save(options.json, document, f"{headline(machine, how)}\n\n{_table(samples, memory)}\n")
+    kept = json.loads(options.json.read_text()) if options.json.exists() else {}
+    parts = {
+        "times": {"machine": machine, "samples": samples} if num_rounds else kept.get("times"),
+        "memory": {"machine": machine, **memory} if num_runs else kept.get("memory"),
+    }
+    save(options.json, parts, "\n\n".join([*_times(parts["times"]), *_share(parts["memory"])]))
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -146,42 +163,59 @@ class _Dev:
         self._process.communicate(b"q")
 
 
-def _memory(num_runs: int, folder: Path, environment: dict[str, str]) -> dict[str, list[int]]:
-    """Return the unique memory of each door before and after so many runs, in bytes."""
+def _memory(num_runs: int, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Return each door's proportional share of memory in bytes: at first, and after each tenth of so many runs."""
     (folder / "empty.py").write_text("")
     doors = [
         json.loads(path.read_text())["pid"]
         for path in sorted(folder.glob("home/runs/*-session-bench-*/doors/*.json"))
     ]
-    before = [processes.rss_bytes(pid) for pid in doors]
     command = [*MUSTER, "run", "--session", "bench", "--nproc-per-node", "1", "empty.py"]
-    for _ in range(num_runs):
+    _run(command, folder, environment)
+    shares = [[processes.pss_bytes(pid) for pid in doors]]
+    for number in range(num_runs):
         _run(command, folder, environment)
-    after = [processes.rss_bytes(pid) for pid in doors]
-    return {"runs": [num_runs], "before": before, "after": after}
+        if (number + 1) % max(1, num_runs // 10) == 0:
+            shares.append([processes.pss_bytes(pid) for pid in doors])
+    return {"runs": num_runs, "shares": shares}
 
 
-def _table(samples: dict[str, list[float]], memory: dict[str, list[int]]) -> str:
+def _times(times: dict[str, Any] | None) -> list[str]:
+    if times is None:
+        return []
+    samples = times["samples"]
     base = statistics.median(samples["muster run --session"])
+    num_rounds = len(samples["muster run --session"])
+    how = f"seconds from the command to the first all-reduce, {num_rounds} rounds, sides in random order"
     lines = ["| | median | p95 | times the session's |", "|---|---|---|---|"]
     for side, values in samples.items():
         ordered = sorted(values)
         p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
         median = statistics.median(values)
         lines.append(f"| {side} | {median:.2f} s | {p95:.2f} s | {median / base:.1f} |")
-    grown = [b - a for a, b in zip(memory["before"], memory["after"], strict=True)]
-    words = ", ".join(f"{one / 2**20:+.1f} MiB" for one in grown)
-    lines.append(f"\nResident memory of the doors after {memory['runs'][0]} more runs: {words}.")
-    return "\n".join(lines)
+    return [headline(times["machine"], how), "\n".join(lines)]
+
+
+def _share(memory: dict[str, Any] | None) -> list[str]:
+    if memory is None:
+        return []
+    how = f"the doors' proportional share of memory (PSS), {memory['runs']} runs of an empty script"
+    rows = zip(*memory["shares"], strict=True)
+    lines = ["| | at first | half way | at the end | grown |", "|---|---|---|---|---|"]
+    for number, row in enumerate(rows):
+        first, half, last = (row[at] / 2**20 for at in (0, len(row) // 2, -1))
+        words = " | ".join(f"{one:.1f} MiB" for one in (first, half, last))
+        lines.append(f"| door {number} | {words} | {last - first:+.1f} MiB |")
+    return [headline(memory["machine"], how), "\n".join(lines)]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--memory-runs", type=int, default=300)
+    parser.add_argument("--memory-runs", type=int, default=1000)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, default=FOLDER / "sessions.json")
-    parser.add_argument("--limit", type=float, default=3000.0)
+    parser.add_argument("--limit", type=float, default=6000.0)
     return parser
 
 

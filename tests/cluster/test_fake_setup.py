@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 
 from cluster.test_fake_pbs_runs import muster as on_pbs
 from cluster.test_fake_slurm import cluster, muster
+from kit.venvs import make_venv
 
 __all__ = ["cluster", "on_pbs"]
 SHOW = """
@@ -26,14 +25,7 @@ os.write(1, (text + chr(10)).encode())
 @pytest.fixture
 def jobs_own(tmp_path):
     """Return an environment with torch but without torchmuster: links to the packages of ours."""
-    folder = tmp_path / "jobs own"
-    venv.create(folder, with_pip=False)
-    theirs = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        hidden = "torchmuster" in entry.name or entry.suffix == ".pth"
-        if not hidden and not (theirs / entry.name).exists():
-            (theirs / entry.name).symlink_to(entry)
-    return folder
+    return make_venv(tmp_path / "jobs own")
 
 
 def site(folder, kind, *lines):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from kit.command import MUSTER
+from kit.venvs import make_venv
 from kit.waiting import wait_until
 
 SCRIPT = """
@@ -27,6 +28,20 @@ import os, torch.distributed as dist
 dist.init_process_group("gloo")
 os.write(1, f"other {dist.get_world_size()} {os.environ.get('MINE')}\\n".encode())
 dist.destroy_process_group()
+"""
+SHOW = """
+import os, sys
+names = ("LOADED", "LD_LIBRARY_PATH", "FROM_SITE", "MINE")
+said = [f"rank {os.environ['RANK']} prefix {sys.prefix}", *(f"{n}={os.environ.get(n)}" for n in names)]
+os.write(1, " ".join([*said, os.environ["MUSTER_SCRATCH"], "\\n"]).encode())
+"""
+SITE = """
+[engines.here]
+kind = "slurm"
+scratch = "{folder}/scratch"
+setup = ["unset PYTHONPATH", "source '{folder}/own/bin/activate'", "export LOADED=yes LD_LIBRARY_PATH=/of/site"]
+[engines.here.environment]
+FROM_SITE = "theirs"
 """
 
 
@@ -164,6 +179,19 @@ def test_the_end_of_the_job_is_the_end_of_its_session(held):
     assert "muster session start --name main" in done.stderr
 
 
+def test_a_node_that_dies_with_a_run_ends_the_job_and_its_session(held, slurm_lab):
+    assert held.muster("session", "start").returncode == 0
+    client = held.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")
+    wait_until(lambda: "sum 2" in client.stdout.readline(), "the first line")
+    slurm_lab.kill_node("n2")
+    client.communicate(timeout=120)
+    assert client.returncode != 0
+    wait_until(lambda: not _ours(slurm_lab, "n1", b"torchmuster"), "the end on n1", 90)
+    done = held.muster("run", "--session", "main", "train.py")
+    assert done.returncode in (4, 5), done.stderr
+    assert "error: the session main has ended" in done.stderr
+
+
 def test_a_session_is_a_job_of_its_own(login, slurm_lab):
     login.script(SCRIPT)
     (login.folder / "model.py").write_text("ANSWER = 0\n")
@@ -177,4 +205,30 @@ def test_a_session_is_a_job_of_its_own(login, slurm_lab):
     assert done.stdout.count("answer 0 sum 4") == 4
     ended = login("session", "end")
     assert ended.returncode == 0, ended.stderr
+    wait_until(lambda: not slurm_lab.run(["squeue", "-h"]).stdout, "the end of the job")
+
+
+def test_the_site_s_setup_holds_for_runs_in_its_session_whatever_the_login_node_has(
+    login, slurm_lab
+):
+    make_venv(login.folder / "own")
+    (login.folder / "scratch").mkdir()
+    (login.folder / "muster.toml").write_text(SITE.format(folder=login.folder))
+    (login.folder / "show.py").write_text(SHOW)
+    begun = login("session", "start", "--on", "here", "--nodes", "2", "--time", "20m")
+    assert begun.returncode == 0, begun.stderr
+    theirs = {"LD_LIBRARY_PATH": "/of/login", "FROM_SITE": "mine"}
+    for mine in ("1", None, None):
+        done = login(
+            *("run", "--session", "main", "--tee", "all", "show.py"),
+            **theirs,
+            **({"MINE": mine} if mine else {}),
+        )
+        assert done.returncode == 0, done.stderr
+        for rank in (0, 1):
+            (line,) = [one for one in done.stdout.splitlines() if f"rank {rank} " in one]
+            assert f"prefix {login.folder}/own LOADED=yes LD_LIBRARY_PATH=/of/site" in line
+            assert f"FROM_SITE=theirs MINE={mine} {login.folder}/scratch/" in line
+    assert "imports its modules again" not in done.stderr
+    assert login("session", "end").returncode == 0
     wait_until(lambda: not slurm_lab.run(["squeue", "-h"]).stdout, "the end of the job")

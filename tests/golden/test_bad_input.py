@@ -169,6 +169,16 @@ TOPICS = {
         "torchrun_open_secret": "torchrun --rdzv_conf secret_file=$TMP/work/open_secret train.py",
         "torchrun_short_secret": "torchrun --rdzv_conf secret_file=$TMP/work/short_secret train.py",
     },
+    "sessions": {
+        "no_session": "run --session main train.py",
+        "end_of_no_session": "session end big",
+        "misspelled_session_command": "session strat",
+        "session_with_bad_durations": "session start --idle soon --time 2x",
+        "session_with_a_bad_name": "session start --name 'my session'",
+        "session_in_pods": "session start --on kubernetes",
+        "session_on_fewer_hosts": "session start --hosts a,b --nodes 3",
+        "session_without_its_interpreter": "session start --python /no/such/python",
+    },
 }
 COMMANDS = {name: (topic, line) for topic, lines in TOPICS.items() for name, line in lines.items()}
 EXIT_CODES = {
@@ -177,6 +187,8 @@ EXIT_CODES = {
     "logs_of_an_unknown_rank": 4,
     "torchrun_missing_secret": 3,
     "wait_for_a_run_whose_owner_has_gone": 1,
+    "no_session": 4,
+    "end_of_no_session": 4,
     **{
         name: 4
         for name in COMMANDS

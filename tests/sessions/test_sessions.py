@@ -1,5 +1,6 @@
 """Sessions on this machine: what they start is an ordinary run, of the code that was saved last."""
 
+import hashlib
 import json
 import os
 import signal
@@ -39,12 +40,27 @@ def test_a_run_in_a_session_is_an_ordinary_run_of_the_code_saved_last(place):
     assert not processes_of(place)
 
 
+def code_of(run):
+    """Return what rank 0 of a run has recorded of its code."""
+    lines = (run / "events.jsonl").read_text().splitlines()
+    ends = [event for event in map(json.loads, lines) if event["event"] == "worker_ended"]
+    return next(end["code"] for end in ends if end["rank"] == 0)
+
+
 def test_two_hundred_edits_within_the_same_second_and_size_each_run(place):
     place.start()
     for edit in range(int(os.environ.get("MUSTER_CHAOS", "0")) * 2 or 20):
-        answer = 100 + edit % 900
-        place.write("model.py", f"ANSWER = {answer}\n")
-        assert f"answer {answer} of 1" in place.run().stdout
+        text = f"ANSWER = {100 + edit % 900}\n"
+        place.write("model.py", text)
+        done = place.run()
+        assert (done.returncode, f"answer {100 + edit % 900} of 1" in done.stdout) == (0, True), (
+            done.stderr
+        )
+        run = max((place.home / "runs").glob("*-train-*"), key=lambda one: one.stat().st_ctime_ns)
+        ran = {file["path"]: file for file in code_of(run)["files"]}
+        assert set(ran) == {"train.py", "model.py"}
+        assert ran["model.py"]["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+        assert not ran["model.py"]["changed"]
 
 
 def test_an_edited_preloaded_module_is_imported_again(place):
@@ -89,6 +105,15 @@ def test_a_second_run_at_the_same_time_is_refused(place):
     refused = place.muster("session", "end")
     assert refused.returncode == 2
     assert "is in the session main" in refused.stderr
+    behind = place.run("--detach")
+    assert behind.returncode == 0, behind.stderr
+    refused_run = max((place.home / "runs").glob("*-train-*"))
+    wait_until((refused_run / "result.json").exists, "the result of a run that could not begin")
+    result = json.loads((refused_run / "result.json").read_text())
+    assert (result["state"], result["attempts"]) == ("failed", 0)
+    assert result["report"]["error"] == "the session main is busy"
+    assert "muster wait" in result["report"]["hint"]
+    assert place.muster("wait", refused_run.name).returncode == 2
     (place.project / "go").touch()
     assert first.communicate(timeout=60)
     assert first.returncode == 0
@@ -152,6 +177,23 @@ def test_an_idle_session_says_so_and_ends(place):
     warned, ended = said.index("ends in "), said.index("main ends: no run began for 4 s")
     assert warned < ended
     assert json.loads((folder / "result.json").read_text())["state"] == "succeeded"
+
+
+def test_the_time_limit_of_a_session_is_said_before_and_ends_the_run_in_it(place):
+    folder = place.start("--nodes", "2", "--time", "25s", "--idle", "off")
+    place.write("train.py", WAITING)
+    client = begin(place)
+    said, _ = client.communicate(timeout=120)
+    assert "muster: the session main ends in" in said
+    assert "its time limit of 25 s" in said
+    assert client.returncode != 0
+    wait_until((folder / "result.json").exists, "the session to end")
+    log = (folder / "logs/main/train/attempt-0/rank-0.log").read_text()
+    assert log.index("main ends in ") < log.index("main ends: its time limit of 25 s")
+    assert json.loads((folder / "result.json").read_text())["state"] == "succeeded"
+    run = max((place.home / "runs").glob("*-train-*"))
+    assert json.loads((run / "result.json").read_text())["state"] != "succeeded"
+    wait_until(lambda: not processes_of(place), "all processes to end")
 
 
 def test_a_session_that_others_may_enter_is_refused(place):

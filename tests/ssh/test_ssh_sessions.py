@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from kit.venvs import make_venv
 from kit.waiting import wait_until
 from ssh.hosts import processes_with
 
@@ -19,6 +20,26 @@ if sys.argv[1:] == ["wait"]:
     import signal
     signal.pause()
 dist.destroy_process_group()
+"""
+SHOW = """\
+import os, sys, torch
+rank, names = os.environ["RANK"], ("LOADED", "LD_LIBRARY_PATH", "FROM_SITE", "GONE")
+said = [f"rank {rank} prefix {sys.prefix}", *(f"{name}={os.environ.get(name)}" for name in names)]
+os.write(1, " ".join([*said, os.environ["MUSTER_SCRATCH"], os.environ["PATH"], "\\n"]).encode())
+"""
+SITE = """\
+[engines.lab]
+kind = "ssh"
+hosts = ["a", "b"]
+scratch = "$HOME/scratch"
+setup = [
+    'source "$HOME/env/bin/activate"',
+    "export LOADED=yes LD_LIBRARY_PATH=/of/site",
+    "unset GONE",
+]
+[engines.lab.environment]
+FROM_SITE = "theirs"
+GONE = "not yet"
 """
 
 
@@ -81,3 +102,54 @@ def test_an_idle_session_frees_all_of_its_hosts(hosts):
     for name in ("a", "b"):
         mine = str(hosts.folder / f"host-{name}/home/.muster")
         wait_until(lambda mine=mine: not processes_with(mine), f"the end on {name}")
+
+
+def test_the_site_s_interpreter_variables_and_scratch_hold_for_runs_in_its_session(hosts):
+    homes = [hosts.add(name) for name in ("a", "b")]
+    for home in homes:
+        make_venv(home / "env")
+        (home / "scratch").mkdir()
+    (hosts.code / "muster.toml").write_text(SITE)
+    (hosts.code / "show.py").write_text(SHOW)
+    code, _, said = hosts.run("start", "--on", "lab", command="session", MUSTER_PROGRESS="off")
+    assert code == 0, said
+    given = ("--env", "FROM_SITE=mine")
+    for more, theirs, again in ((), "theirs", 0), (given, "mine", 1), ((), "theirs", 1):
+        code, out, said = hosts.run("--session", "main", "--tee", "all", *more, "show.py")
+        assert code == 0, said
+        for rank, home in enumerate(homes):
+            (line,) = [one for one in out.splitlines() if f"rank {rank} " in one]
+            assert f"prefix {home}/env LOADED=yes LD_LIBRARY_PATH=/of/site" in line
+            assert f"FROM_SITE={theirs} GONE=None {home}/scratch/" in line
+            assert f" {home}/env/bin:" in line
+        assert "does not exist" not in said
+        assert said.count("imports its modules again") == again
+    run = max((hosts.home / "runs").glob("*-show-*")).name
+    assert hosts.run("end", command="session")[0] == 0
+    code, out, said = hosts.run(run, command="restart")
+    assert code == 0, said
+    assert f"prefix {homes[0]}/env LOADED=yes LD_LIBRARY_PATH=/of/site FROM_SITE=theirs" in out
+
+
+@pytest.mark.lab
+def test_a_host_that_dies_with_a_run_ends_the_session_and_leaves_nothing_on_the_other(hosts):
+    for name in ("a", "b"):
+        hosts.add(name)
+    (hosts.code / "train.py").write_text(SCRIPT)
+    (hosts.code / "model.py").write_text("ANSWER = 0\n")
+    words = ("start", "--hosts", "a,b", "--python", sys.executable)
+    code, _, said = hosts.run(*words, command="session", MUSTER_PROGRESS="off")
+    assert code == 0, said
+    (session,) = (hosts.home / "runs").glob("*-session-*")
+    client = hosts.start("--session", "main", "train.py", "wait", MUSTER_PROGRESS="off")
+    wait_until(lambda: "answer" in client.stdout.readline(), "the first line")
+    hosts.cut("b", for_good=True)
+    _, said = client.communicate(timeout=120)
+    assert client.returncode != 0
+    assert "error: " in said
+    wait_until((session / "result.json").exists, "the session to end", 300)
+    mine = str(hosts.folder / "host-a/home/.muster")
+    wait_until(lambda: not processes_with(mine), "the end on the host that lives")
+    code, _, said = hosts.run("--session", "main", "train.py")
+    assert code in (4, 5)
+    assert "error: the session main has ended" in said

@@ -120,7 +120,7 @@ def print_status(run: str, *, as_json: bool) -> int:
     from torchmuster.model.display.narration import narrate_wait
     from torchmuster.owner.views.account import account_of, how_to_go_on
     from torchmuster.owner.views.find import find_run, view_job
-    from torchmuster.owner.views.record import read_events
+    from torchmuster.owner.views.record import code_that_ran, read_events
     from torchmuster.owner.views.training import view_training
     from torchmuster.ui.messages import last_report, paint_report
 
@@ -143,6 +143,7 @@ def print_status(run: str, *, as_json: bool) -> int:
             **_plain(view, account),
             "attempts": view.attempts,
             "spares": view.spares,
+            "code": code_that_ran(read_events(view.run_dir.events)),
             "job": codec.to_plain(job) if job else None,
             "training": codec.to_plain(training) if training else None,
             "result": codec.to_plain(view.result) if view.result else None,

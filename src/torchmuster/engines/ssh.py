@@ -63,7 +63,8 @@ class SshEngine:
         self._closing = False
         self._port = RelayPort(self._pick_head, wishes.head_port)
         packed = wishes.environment
-        self._environment = Shipping(packed, say) if packed is not None else None
+        scratch = plan.node_setup.scratch
+        self._environment = Shipping(packed, say, scratch) if packed is not None else None
 
     @property
     def address(self) -> tuple[str, int]:

@@ -29,10 +29,13 @@ class Shipping:
     Args:
         packed: What travels.
         say: Prints a sentence for the user.
+        scratch: The site's folder for it on each host; None: the host's own.
     """
 
-    def __init__(self, packed: PackedEnvironment, say: Callable[[str], None]) -> None:
-        self._packed, self._say = packed, say
+    def __init__(
+        self, packed: PackedEnvironment, say: Callable[[str], None], scratch: str | None = None
+    ) -> None:
+        self._packed, self._say, self._scratch = packed, say, scratch
         # Open as long as the run lives: `muster prune` can take only its name away.
         self._hold = os.open(packed.path, os.O_RDONLY | os.O_CLOEXEC)
         self._secret = secrets.token_hex(32)
@@ -81,7 +84,9 @@ class Shipping:
         return problems
 
     def _offer(self, host: RemoteHost) -> messages.EnvironmentPlaced | HostProblem:
-        offer = messages.OfferEnvironment(needs=self._packed.needs, secret=self._secret)
+        offer = messages.OfferEnvironment(
+            needs=self._packed.needs, secret=self._secret, scratch=self._scratch
+        )
         try:
             return host.ask(offer, messages.EnvironmentPlaced)
         except HostError as error:

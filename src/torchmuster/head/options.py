@@ -31,6 +31,10 @@ class Spread(Protocol):
         """End what is left of what was started."""
 
 
+# How long a head stays for its owner: workers of a session may be done before that, on a busy machine, has called.
+OWNER_S = 10.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingHeadOptions:
     """What the head of a training run is told when it is started.
@@ -42,6 +46,7 @@ class TrainingHeadOptions:
         relay_port: The head's own port, where callers of torch's store are passed on; 0: nowhere.
         samples_bytes: How large the record of samples is already.
         spread: Starts the agents of other hosts, where no engine does.
+        has_owner: A process has started it that will call, maybe later than the run ends.
     """
 
     plan: RunPlan
@@ -54,4 +59,5 @@ class TrainingHeadOptions:
     relay_port: int = 0
     samples_bytes: int = 0
     spread: Spread | None = None
+    has_owner: bool = False
     pid: int = field(default_factory=os.getpid)

@@ -15,7 +15,7 @@ from torchmuster.head.board import Board
 from torchmuster.head.head import Head, HeadClient
 from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import NodePolicy
-from torchmuster.head.options import TrainingHeadOptions
+from torchmuster.head.options import OWNER_S, TrainingHeadOptions
 from torchmuster.head.start_checks import StartChecks, preflight_form
 from torchmuster.head.training_actions import (
     AskForNodes,
@@ -373,8 +373,16 @@ class TrainingHead(Head[Member]):
         self.event("run_ended", **plain)
         self.policy.dismiss_all()
         self._carry_out()
-        deadline = time.monotonic() + _GOODBYE_S
-        while self.policy.members.present() or self.policy.more_may_come:
-            if not await self.take_next(deadline - time.monotonic()):
-                break
+        began = time.monotonic()
+        while (limit_s := self._stays_s()) and await self.take_next(
+            began + limit_s - time.monotonic()
+        ):
+            pass
         return result
+
+    def _stays_s(self) -> float:
+        """Return how long after the end of the run there may be somebody to serve: nodes, or an owner that comes late."""
+        if self.options.has_owner and not self._owner_came:
+            return OWNER_S
+        is_expected = self.policy.members.present() or self.policy.more_may_come
+        return _GOODBYE_S if is_expected else 0.0

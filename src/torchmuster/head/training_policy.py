@@ -150,8 +150,8 @@ class TrainingPolicy(NodePolicy):
         attempt.ended_after_stop |= self._stop is not None
         self._known.debugging.discard(end.rank)
         fields = {"attempt": end.attempt, "rank": end.rank, "node": end.node, "asked": end.asked}
-        if end.value is not None:
-            fields["value"] = codec.to_plain(end.value)
+        told = {"value": end.value, "code": end.code}
+        fields |= {name: codec.to_plain(one) for name, one in told.items() if one is not None}
         self.tell("worker_ended", what=describe(end), elapsed_s=end.elapsed_s, **fields)
 
     def hung(self, now: float, end: WorkerEnd) -> None:

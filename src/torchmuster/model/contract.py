@@ -26,6 +26,8 @@ SESSION_VARIABLE = "TORCHMUSTER_SESSION"
 # The number of a sweep's member, and the name of the metric that the value of its function may be.
 MEMBER_VARIABLE = "MUSTER_SWEEP_MEMBER"
 METRIC_VARIABLE = "TORCHMUSTER_METRIC"
+# The names of the variables that its site has set on this node: they hold for runs in it, too.
+SITE_NAMES_VARIABLE = "TORCHMUSTER_SITE_NAMES"
 
 # `muster run --debug`: NCCL's words go into a file for each rank.
 DEBUG_VARIABLE = "TORCHMUSTER_DEBUG"

@@ -91,6 +91,34 @@ class ValueNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanFile:
+    """A file whose code a worker has run.
+
+    Attributes:
+        path: Below the folder of the run's program where it is there, else absolute.
+        sha256: Of its bytes: of a script as they were run, of a module at the end of the worker.
+        changed: It has changed since the worker began, so what was imported may be older.
+    """
+
+    path: str
+    sha256: str
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanCode:
+    """The code of the project that a worker has run.
+
+    Attributes:
+        files: The script first, then the modules.
+        num_left_out: How many more there were: too many, or not readable at the end.
+    """
+
+    files: tuple[RanFile, ...]
+    num_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
     """The end of one worker, with all evidence that its agent found.
 
@@ -102,6 +130,7 @@ class WorkerEnd:
         step: The last step of training that it has done; None where its script does not say.
         largest_group: Size of the largest process group that it was in, 0 for none; None where nobody saw.
         value: What its function has returned.
+        code: What it has run, as rank 0 says at the end of its script; None of other ranks, and where it could not say.
     """
 
     attempt: int
@@ -120,6 +149,7 @@ class WorkerEnd:
     largest_group: int | None = None
     step: int | None = None
     value: ValueNote | None = None
+    code: RanCode | None = None
 
     @property
     def is_failure(self) -> bool:

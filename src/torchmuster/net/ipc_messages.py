@@ -3,6 +3,7 @@
 Imported in the job's interpreter too, so it has to be quick.
 """
 
+from torchmuster.model.failure import RanCode
 from torchmuster.model.message import TypedMessage
 
 
@@ -21,12 +22,14 @@ class WorkerFailed(WorkerReport):
     bases: tuple[str, ...]
     handled: str | None
     own: dict[str, str] | None
+    code: RanCode | None = None
 
 
 class WorkerEndedWell(WorkerReport):
     """The script has ended; `largest_group` is None where the size of its world can't be told."""
 
     largest_group: int | None
+    code: RanCode | None = None
 
 
 class ValueKept(WorkerReport):

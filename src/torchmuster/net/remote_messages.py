@@ -177,10 +177,12 @@ class OfferEnvironment(RemoteMessage):
 
     Attributes:
         secret: By which hosts know each other when one brings it to the next.
+        scratch: The site's folder for it, where variables of the host are filled in; None: the host's own.
     """
 
     needs: EnvironmentNeeds
     secret: str
+    scratch: str | None = None
 
     def __repr__(self) -> str:
         return f"OfferEnvironment({self.needs.sha})"
@@ -243,11 +245,13 @@ class PruneEnvironments(RemoteMessage):
         older_s: Those that were not used for so long.
         most_bytes: And the oldest beyond so many bytes.
         dry_run: Only say which.
+        scratch: As of `OfferEnvironment`.
     """
 
     older_s: float
     most_bytes: int | None = None
     dry_run: bool = False
+    scratch: str | None = None
 
 
 class EnvironmentsPruned(RemoteMessage):

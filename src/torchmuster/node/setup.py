@@ -25,6 +25,7 @@ from torchmuster.node.shell import NodeShell, SetupError
 from torchmuster.node.task.transfer import Transfer
 
 _MAX_TAKES = 10
+_DOOR = os.path.join(os.path.dirname(proc.NODE_DOOR), "door.py")
 
 
 class SetupHost(Protocol):
@@ -96,7 +97,7 @@ class NodeWork:
             shelled = await shell.run_lines(setup.lines, environment, own, setup.origin)
             if setup.python_follows:
                 program = _follow(program, environment, shelled.path_before, shelled.environment)
-            environment = shelled.environment
+            environment = _with_names(environment, shelled.environment)
         if setup.shipped is not None:
             path = await self._unpack(shell, setup.shipped, environment)
             program, environment = _inside(path, program, environment)
@@ -182,6 +183,21 @@ def _inside(
     return replace(program, python=python), after
 
 
+def _with_names(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables after the lines; a door also learns which ones the lines have changed."""
+    names = before.get(contract.SITE_NAMES_VARIABLE)
+    if names is None:
+        return dict(after)
+    changed = {n for n in {*before, *after} if before.get(n) != after.get(n)}
+    return {**after, contract.SITE_NAMES_VARIABLE: " ".join(sorted({*names.split(), *changed}))}
+
+
+def _with_python(program: Program, python: str, *flags: str) -> Program:
+    """Return the program with another interpreter; a door is a command that begins with its own."""
+    target = python if _DOOR in program.args else program.target
+    return replace(program, target=target, python=(python, *flags))
+
+
 def _follow(
     program: Program, before: Mapping[str, str], path_before: str, after: Mapping[str, str]
 ) -> Program:
@@ -196,7 +212,7 @@ def _follow(
     ):
         return program
     found = shutil.which("python", path=path) or shutil.which("python3", path=path)
-    return replace(program, python=(found, *program.python[1:])) if found else program
+    return _with_python(program, found, *program.python[1:]) if found else program
 
 
 def other_interpreter(program: Program, environment: Mapping[str, str]) -> Program | None:
@@ -208,7 +224,7 @@ def other_interpreter(program: Program, environment: Mapping[str, str]) -> Progr
         return None
     if shutil.which(word, path=path) is not None and not _of_another_processor(word):
         return None
-    return replace(program, python=(found,))
+    return _with_python(program, found)
 
 
 def _of_another_processor(path: str) -> bool:

@@ -18,6 +18,7 @@ from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.failure import (
     EndKind,
     PythonError,
+    RanCode,
     ValueNote,
     WorkerEnd,
     error_of_report,
@@ -51,6 +52,7 @@ class _Worker:
     ended_well: bool = False  # its script has; its interpreter may still be leaving
     largest_group: int | None = None
     value: ValueNote | None = None
+    code: RanCode | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,11 +240,12 @@ class NodeAttempt:
         if worker is None:
             return None
         if isinstance(report, WorkerFailed):
-            worker.error = error_of_report(vars(report))
+            worker.error, worker.code = error_of_report(vars(report)), report.code
             if is_echo(worker.error):
                 worker.output.mute()  # its traceback would hide the cause
         elif isinstance(report, WorkerEndedWell):
             worker.ended_well, worker.largest_group = True, report.largest_group
+            worker.code = report.code
         elif isinstance(report, ValueKept):
             worker.value = ValueNote(**vars(report))
         return worker.rank
@@ -301,6 +304,7 @@ class NodeAttempt:
             step=last_step(self._folder, self.attempt, worker.rank),
             largest_group=worker.largest_group,
             value=worker.value,
+            code=worker.code,
         )
 
     def _error_file(self, rank: int) -> str:

@@ -1,17 +1,18 @@
 """Make a run directory: the only thing that exists of a run before its engine starts it."""
 
+import contextlib
 import hashlib
 import os
 import re
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
-from torchmuster.errors import RunDirectoryError, UsageError
+from torchmuster.errors import MusterError, RunDirectoryError, UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model import codec
@@ -30,6 +31,21 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@contextlib.contextmanager
+def note_failed_start(run_dir: RunDir) -> Iterator[None]:
+    """Leave the error of a start as the run's result, for whoever has only its id: it has ended, and nobody has lost it."""
+    try:
+        yield
+    except MusterError as error:
+        from torchmuster.model.display.text import report_of_error
+        from torchmuster.owner.jobs.jobs import failed_before_start
+
+        if not os.path.exists(run_dir.result):
+            failed = failed_before_start(run_dir, error.exit_code, report_of_error(error))
+            atomic.write_json(run_dir.result, codec.to_plain(failed))
+        raise
 
 
 def new_run_id(target: str, name: str | None = None) -> str:

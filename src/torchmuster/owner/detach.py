@@ -83,6 +83,7 @@ def _cluster_of(run_dir: RunDir, voice: "TerminalVoice") -> "PodPlaces | None":
 def _supervise(run_dir: RunDir) -> int:
     from torchmuster.engines.local import LocalEngine
     from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.owner.create import note_failed_start
     from torchmuster.owner.supervise import own_run
     from torchmuster.owner.views.record import next_attempt, read_plan
 
@@ -96,7 +97,8 @@ def _supervise(run_dir: RunDir) -> int:
         from torchmuster.engines.session import SessionEngine
         from torchmuster.owner.views.sessions import find_session
 
-        held = find_session(plan.session)
+        with note_failed_start(run_dir):
+            held = find_session(plan.session)
         if plan.engine != "local":
             from torchmuster.owner.held import own_on_nodes
 
@@ -105,7 +107,8 @@ def _supervise(run_dir: RunDir) -> int:
             voice.flush(5.0)
             return result.exit_code
         engine = SessionEngine(plan, run_dir, engine.gpus, session=held, say=voice.say)
-    engine.start_all(first_attempt=next_attempt(run_dir))  # a sweep starts members again
+    with note_failed_start(run_dir):  # a sweep starts members again
+        engine.start_all(first_attempt=next_attempt(run_dir))
     result = own_run(engine, voice)
     voice.flush(5.0)
     return result.exit_code

@@ -14,6 +14,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import WARN_S, RunPlan
 from torchmuster.model.verdict import Result
 from torchmuster.node.environment import leave_environment
+from torchmuster.owner.create import note_failed_start
 from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.parts import RunDisplay
 from torchmuster.owner.supervise import own_run
@@ -68,10 +69,11 @@ def own_on_nodes(
     ends_at = job_ends_at(held.run_dir)
     deadline = Deadline(WARN_S, ends_at=ends_at) if ends_at is not None else None
     try:
-        try:
-            engine.start_all(first_attempt=first_attempt)
-        except ChannelError as error:
-            raise why_gone(held, error) from error
+        with note_failed_start(run_dir):
+            try:
+                engine.start_all(first_attempt=first_attempt)
+            except ChannelError as error:
+                raise why_gone(held, error) from error
         begun(engine.plan)
         result = own_run(
             engine, voice, deadline=deadline, forward_stdin=plan.stdin_rank is not None

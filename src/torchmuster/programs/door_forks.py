@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 from torchmuster import proc
 from torchmuster.files.layout import RunDir
+from torchmuster.model import contract
 from torchmuster.model.codec import from_words, to_words
+from torchmuster.model.plan import RunPlan
 from torchmuster.node.door import messages
 from torchmuster.node.door.forked import ForkedChild
-from torchmuster.node.options import AgentOrder
+from torchmuster.node.options import AgentOptions, AgentOrder
 from torchmuster.node.spawner.start import control_pair
 
 _OF_THE_LAUNCHER = (
@@ -54,16 +56,42 @@ def import_agents(root: str) -> None:
     sys.path.remove(root)
 
 
-def forget_launcher(given: tuple[str, ...], root: str) -> None:
-    """Remove what the run that is the session has given to its worker: a run in it has its own."""
+def forget_launcher(
+    setup: messages.SessionSetup, plan: RunPlan, entry: str, root: str
+) -> messages.DoorNode:
+    """Remove what the run that is the session has given to its worker, and return what its node gave: a run in it has its own.
+
+    Args:
+        setup: Of the session.
+        plan: Of the run that is the session, as this node has it.
+        entry: The file that our interpreter runs.
+        root: The folder that holds torchmuster.
+    """
+    of_site = tuple(os.environ.get(contract.SITE_NAMES_VARIABLE, "").split())
     names = [n for n in os.environ if n in _RANK_NAMES or n.startswith(_OF_THE_LAUNCHER)]
+    given = {*setup.variables, *of_site}
     for name in [*names, *(name for name in _ADDED if name not in given)]:
         os.environ.pop(name, None)
+    is_here = plan.engine == "local"
     first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
-    if first == root:  # `proc.own_package_environment`
+    # What a supervisor's PYTHONPATH brings is not the user's; a host's that has no torchmuster is.
+    if is_here and first == root:  # `proc.own_package_environment`
         os.environ.pop("PYTHONPATH")
         if others:
             os.environ["PYTHONPATH"] = others
+    asked = plan.program.python
+    return messages.DoorNode(
+        asked=asked,
+        python=asked if is_here else _own_python(entry),
+        environment=dict(os.environ),
+        site_names=of_site,
+    )
+
+
+def _own_python(entry: str) -> tuple[str, ...]:
+    """Return the interpreter that runs us, and its flags, as they were called."""
+    words = sys.orig_argv
+    return tuple(words[: words.index(entry)]) if entry in words else (sys.executable,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +116,9 @@ class ForkOrigin:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
 
-def become_remote(fds: list[int], session: RunDir, place: int, origin: ForkOrigin) -> int:
+def become_remote(
+    fds: list[int], session: RunDir, place: int, node: messages.DoorNode, origin: ForkOrigin
+) -> int:
     """Be a remote end, whose agents the door forks, to its end; `fds` are the file of the order and its three streams."""
     origin.leave()
     try:
@@ -98,7 +128,7 @@ def become_remote(fds: list[int], session: RunDir, place: int, origin: ForkOrigi
             os.close(fd)
         from torchmuster.node.remote.main import serve_beside_door
 
-        serve_beside_door(session, place)
+        serve_beside_door(session, place, node)
     except BaseException as error:  # noqa: BLE001 - nothing of it may run on as a door
         _report(error)
     os._exit(1)
@@ -133,8 +163,9 @@ def become_agent(
         listen_fd = fds[4] if order.has_head else None
         told = from_words(AgentOrder, list(order.arguments))
         launch = read_launch(to_words(replace(told, lifeline_fd=fds[3], listen_fd=listen_fd)))
+        launch = replace(launch, agent=_settled(launch.agent, order.python))
         forked = None
-        if is_warm and not launch.agent.plan.node_setup.lines:
+        if is_warm:
             ours, theirs = control_pair()
             agent = os.getpid()
             pid = os.fork()
@@ -154,6 +185,13 @@ def become_agent(
     except BaseException as error:  # noqa: BLE001 - nothing of an agent may run on as a door
         _report(error)
     os._exit(code)
+
+
+def _settled(agent: AgentOptions, python: tuple[str, ...]) -> AgentOptions:
+    """Return the options of an agent on a held node: its setup lines ran before the door, with this interpreter."""
+    setup = replace(agent.plan.node_setup, lines=(), python_follows=False)
+    program = replace(agent.plan.program, python=python)
+    return replace(agent, plan=replace(agent.plan, program=program, node_setup=setup))
 
 
 def _take_environment(environment: dict[str, str]) -> None:

@@ -66,6 +66,7 @@ class Door:
         self.num_runs = 0
         self.problem = ""
         self.template: Template
+        self.node: messages.DoorNode
         self.listening: socket.socket
         self.socket_path = ""
         self.callers: list[_Caller] = []
@@ -82,9 +83,7 @@ class Door:
         environment = read_by_imports(os.environ)
         _, problem = import_for_workers(folder, preload, for_calls=True)
         import_agents(self.root)
-        sys.dont_write_bytecode = (
-            True  # of code that changes twice in a second: see docs/sessions.md
-        )
+        sys.dont_write_bytecode = True  # docs/sessions.md: code may change twice in a second
         gc.collect()
         gc.freeze()
         self.problem = problem or reason_not_to_fork() or ""
@@ -183,7 +182,8 @@ class Door:
             case messages.ForkRemote():
                 caller.fds = fds
                 if self.time.ends is None and len(fds) == _REMOTE_FDS:
-                    self._fork(caller, partial(become_remote, fds, self.run_dir, self.place))
+                    become = partial(become_remote, fds, self.run_dir, self.place, self.node)
+                    self._fork(caller, become)
                 else:
                     self._refuse(caller, f"the session ends: {self.time.ends}")
             case messages.AskDoor():
@@ -337,6 +337,7 @@ class Door:
         waiting = [c for c in self.callers if c is not caller and not c.order and not c.gone_at]
         others = tuple((c.line.fileno(), c.pid) for c in waiting)
         handed = messages.Handed(
+            node=self.node,
             python=order.python,
             preload=tuple(dict.fromkeys([*self.setup.preload, *order.preload])),
             folder=order.folder,
@@ -353,7 +354,8 @@ class Door:
             others=others,
         )
         kept = os.memfd_create("muster-door", 0)
-        os.write(kept, json.dumps(codec.to_plain(handed)).encode())
+        with open(kept, "wb", closefd=False) as file:
+            file.write(json.dumps(codec.to_plain(handed)).encode())
         inherited = [kept, lock, line, *fds, self.listening.fileno(), *(fd for fd, _ in others)]
         for fd in inherited:
             os.set_inheritable(fd, True)
@@ -429,19 +431,20 @@ def keep(words: list[str], entry: str, begun_ns: int, root: str) -> int | None:
     handed = None
     if len(words) > 1:
         fd = int(words[2])
-        handed = codec.from_plain(messages.Handed, json.loads(os.pread(fd, 1 << 20, 0)))
+        data = os.pread(fd, messages.MAX_ORDER_BYTES, 0)
+        handed = codec.from_plain(messages.Handed, json.loads(data))
         os.close(fd)
         place = handed.place
     door = Door(RunDir(words[0]), place, entry, root)
     os.environ.pop(contract.SESSION_VARIABLE, None)
     if handed is not None:
+        door.node = handed.node
         door.import_all(begun_ns, handed.python, handed.preload, handed.folder)
         door.take_over(handed)
     else:
         setup, plan = door.setup, read_plan_file(words[0])
-        # What a supervisor's PYTHONPATH brings is not the user's; a host's that has no torchmuster is.
-        forget_launcher(setup.variables, root if plan.engine == "local" else "")
-        door.import_all(begun_ns, plan.program.python, setup.preload, setup.folder)
+        door.node = forget_launcher(setup, plan, entry, root)
+        door.import_all(begun_ns, door.node.python, setup.preload, setup.folder)
         door.listen()
         print(f"muster: the door of node {place} is open", flush=True)
     return door.serve()

@@ -61,6 +61,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             first_attempt=order.first_attempt,
             restarts_spent=order.restarts_spent,
             samples_bytes=_size_of(run_dir.samples),
+            has_owner=order.lifeline_fd is not None,
         )
     agent = AgentOptions(
         plan=plan,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
+from torchmuster.head.options import OWNER_S
 from torchmuster.model import codec, contract
 from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.environment import THREADS, share_threads
@@ -143,7 +144,7 @@ async def _run(
         agent.tell(shared)
     if launch.lifeline_fd is not None:
         _watch_lifeline(launch.lifeline_fd, agent)
-    conduct = None
+    conduct = head = None
     if launch.head is not None and launch.listening is not None:
         head = _make_head(launch.head, desk, disk, voice)
         conduct = asyncio.create_task(_conduct(head, launch.listening, options.head))
@@ -155,7 +156,8 @@ async def _run(
         code = error.exit_code
     finally:
         if conduct is not None:
-            await asyncio.wait({conduct}, timeout=3.0)
+            late_s = OWNER_S if head is not None and head.is_over else 0.0
+            await asyncio.wait({conduct}, timeout=3.0 + late_s)
             conduct.cancel()
         if launch.head is not None and launch.head.spread is not None:
             await launch.head.spread.close()

@@ -70,6 +70,7 @@ class EventRecord:
     software: list[Mapping[str, Any]] = field(default_factory=list)
     network: NetworkTold | None = None
     ended: Mapping[str, Any] = field(default_factory=dict)
+    ran: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take an event."""
@@ -84,6 +85,7 @@ class EventRecord:
             attempt.workers_at = at
         elif name == "worker_ended" and (attempt := self._of(event)) is not None:
             _end_of_rank(attempt, at, event)
+            self.ran = mapped(event.get("code")) or self.ran
         elif name == "attempt_failed" and (attempt := self._of(event)) is not None:
             attempt.failure, attempt.ended = event, at
             self.causes[text(event.get("what"), 300) or "a failure"] += 1

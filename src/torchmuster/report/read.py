@@ -271,7 +271,15 @@ def read_what(
         ),
         code=code,
         why_no_code=why,
+        ran=tuple(map(_ran_file, listed(events.ran.get("files"))[:200])),
+        num_ran_left_out=whole(events.ran.get("num_left_out")) or 0,
     )
+
+
+def _ran_file(row: object) -> tuple[str, str, bool]:
+    fields = mapped(row)
+    path, checksum = text(fields.get("path"), 300), text(fields.get("sha256"), 64)
+    return path, checksum, fields.get("changed") is True
 
 
 def _origin(run_dir: RunDir, gaps: list[str]) -> tuple[dict[str, Any], CodeVersion | None, str]:

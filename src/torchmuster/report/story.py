@@ -20,6 +20,9 @@ class WhatRan:
         command: Its words, values that look secret replaced.
         software: Versions and hardware as the nodes have reported them before the start, one entry for each kind of node.
         environment: Variables of the plan; values whose name is a secret's are replaced.
+        ran: The project's files whose code rank 0 has run, as it said at its last end: path, SHA-256, and whether
+            the file has changed since the worker began.
+        num_ran_left_out: How many more there were.
     """
 
     command: tuple[str, ...] = ()
@@ -39,6 +42,8 @@ class WhatRan:
     limits: tuple[tuple[str, str], ...] = ()
     code: CodeVersion | None = None
     why_no_code: str = ""
+    ran: tuple[tuple[str, str, bool], ...] = ()
+    num_ran_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

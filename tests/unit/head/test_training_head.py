@@ -24,9 +24,11 @@ from torchmuster.net.messages import (
     BoardTold,
     Goodbye,
     JobEnds,
+    Output,
     SpawnerRefused,
     StartFailed,
     Stop,
+    Watch,
     Welcome,
 )
 from torchmuster.programs.main import _end_with_head
@@ -81,11 +83,12 @@ def disk():
 
 @pytest.fixture
 def make_head(tmp_path, disk):
-    def make(num_nodes):
+    def make(num_nodes, **more):
         plan = replace(make_roll(None, max_nodes=num_nodes).plan, limits=Limits(join_timeout_s=60))
         options = TrainingHeadOptions(
             plan=plan,
             run_dir=RunDir(str(tmp_path)),
+            **more,
         )
         return TrainingHead(options, disk, lambda number, address: 1)
 
@@ -237,3 +240,23 @@ def test_who_looks_is_answered_and_the_end_of_the_time_is_recorded(make_head):
     heard, said = asyncio.run(go())
     assert BoardTold(ask_id="x", sample=None) in heard, "no attempt runs"
     assert ("time_limit", {"ends_at": 99.5}) in said
+
+
+def test_an_owner_that_calls_after_the_end_hears_all_that_was_said(make_head):
+    line = Output(rank=0, attempt=0, stream=1, text="answer 42\n")
+
+    async def go():
+        head = make_head(1, has_owner=True)
+        conduct = asyncio.create_task(head.conduct())
+        await head.serve(Line(hello("n1", place=0), line, SpawnerRefused(why="bad luck")))
+        assert head.is_over
+        assert not conduct.done(), "its owner has not called yet"
+        late = Line(Watch(owner=True), None)
+        late.role = Role.CLIENT
+        await head.serve(late)
+        await asyncio.wait_for(conduct, 30)
+        return late.heard
+
+    heard = asyncio.run(go())
+    assert line in heard
+    assert "run_ended" in [getattr(message, "name", "") for message in heard]

@@ -48,7 +48,9 @@ def prune_hosts(
         raise UsageError(f"`{hosts}` is no site of kind ssh", where="--hosts")
     wishes = make_wishes(site, by_slots=False)
     bundle = make_bundle_for((sys.executable,), wishes)
-    question = PruneEnvironments(older_s=older_s, most_bytes=most_bytes, dry_run=dry_run)
+    question = PruneEnvironments(
+        older_s=older_s, most_bytes=most_bytes, dry_run=dry_run, scratch=site.scratch
+    )
 
     def ask(host: "RemoteHost") -> "PrunedHost | HostProblem":
         try:

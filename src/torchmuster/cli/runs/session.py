@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 IDLE = "30m"
 _MAX_RESTARTS = 20  # of its doors, over its whole life
+_JOIN_S = (
+    120.0  # for a node that was lost: without it no run begins, and the others are held for nothing
+)
 _LOOK_S = 0.05
 _END_S = 40.0
-_SOON_S = 600.0
 # Options of `muster run` that a session has decided, or that need agents which live longer than the client.
 _REFUSED = {
     "engine": "--on",
@@ -207,7 +209,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
         min_nodes=num_nodes,
         max_nodes=num_nodes,
         workers_per_node=(1,),
-        limits=Limits(max_restarts=_MAX_RESTARTS, hang_s=0.0),
+        limits=Limits(max_restarts=_MAX_RESTARTS, hang_s=0.0, join_timeout_s=_JOIN_S),
         node_names=tuple(f"n{number + 1}" for number in range(num_nodes)),
         tee=Tee.NONE,
         stdin_rank=None,
@@ -248,7 +250,7 @@ def wait_until_open(run_dir: "RunDir", name: str) -> None:
     Raises:
         MusterError: The session has ended before.
     """
-    from torchmuster.cli.runs.session_places import JobWait
+    from torchmuster.cli.runs.session_places import JobWait, said_at_end
     from torchmuster.files.layout import short_id
     from torchmuster.owner.views.sessions import lives
 
@@ -263,6 +265,7 @@ def wait_until_open(run_dir: "RunDir", name: str) -> None:
             raise MusterError(
                 f"the session {name} has ended before it was open",
                 where=run_dir.path,
+                why=said_at_end(run_dir),
                 fix=f"muster logs {short_id(os.path.basename(run_dir.path))}",
             )
         threading.Event().wait(_LOOK_S)
@@ -376,7 +379,7 @@ def run_in_session(request: "RunRequest") -> int:
         ManyErrors: All that is wrong with the options.
     """
     from torchmuster.cli.runs.run import check_debugger
-    from torchmuster.cli.runs.start import choose_id, start
+    from torchmuster.cli.runs.start import choose_id, say_when_it_ends, start
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.node.door.call import read_setup
     from torchmuster.owner.create import create_run_dir
@@ -418,7 +421,9 @@ def run_in_session(request: "RunRequest") -> int:
             )
     plan = problems.checked(plan)
     if request.python is None or not is_here:
-        python = setup.python if request.python is None else tuple(shlex.split(request.python))
+        python = of_session.program.python
+        if request.python is not None:
+            python = tuple(shlex.split(request.python))
         plan = replace(plan, program=replace(plan.program, python=python))
     # The nodes were compared when the session began.
     plan = replace(plan, session=name, preflight="off")
@@ -426,6 +431,10 @@ def run_in_session(request: "RunRequest") -> int:
         names = of_session.node_names[: plan.max_nodes]
         where = {"engine": of_session.engine, "job_id": of_session.job_id, "node_names": names}
         plan = replace(plan, **where)  # type: ignore[arg-type]
+        from torchmuster.cli.runs.session_places import for_runs
+
+        node_setup = for_runs(plan.node_setup, of_session, python_given=request.python is not None)
+        plan = replace(plan, node_setup=node_setup)
     if request.dry_run:
         from torchmuster.cli.runs.dry_run import show_here
 
@@ -435,24 +444,5 @@ def run_in_session(request: "RunRequest") -> int:
 
         return follow_on_nodes(plan, create_run_dir(plan), held)
     if is_here:
-        _say_when_it_ends(held.run_dir, name)
+        say_when_it_ends(held.run_dir, name)
     return start(plan, create_run_dir(plan), gpus, detach=request.detach, session=held)
-
-
-def _say_when_it_ends(run_dir: "RunDir", name: str) -> None:
-    """Warn of the end of the session's time: its idle time begins anew with the run."""
-    from torchmuster.model.display.text import in_minutes
-    from torchmuster.node.door import messages
-    from torchmuster.node.door.call import ask
-
-    try:
-        state = ask(run_dir, 0, messages.AskDoor())
-    except ChannelError:
-        return  # the start says it
-    if not isinstance(state, messages.DoorState):
-        return
-    left_s = state.ends_in_s
-    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
-        click.echo(
-            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
-        )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torchmuster.engines.session import HeldSession
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.plan import RunPlan
+    from torchmuster.model.plan import NodeSetup, RunPlan
     from torchmuster.model.verdict import Result
     from torchmuster.node.door.messages import SessionSetup
     from torchmuster.spec.problems import Problems
@@ -99,6 +100,7 @@ class OnHosts:
 
     site: "Site"
     words: tuple[str, ...]
+    python_given: bool
 
     @property
     def most(self) -> int:
@@ -109,12 +111,11 @@ class OnHosts:
 
     def settle(self, plan: "RunPlan", setup: "SessionSetup") -> "RunPlan":
         """Return the plan with the hosts; without modules of the user's own no code has to come with the session."""
-        from torchmuster.engines.sites import with_node_setup
         from torchmuster.spec.sites.site import site_hosts
 
         names = tuple(host.name for host in site_hosts(self.site))[: plan.max_nodes]
         plan = replace(plan, engine=self.site.name, node_names=names)
-        plan = with_node_setup(plan, self.site, python_given=False)
+        plan = _with_site(plan, self.site, python_given=self.python_given)
         if not setup.preload:
             plan = replace(plan, program=replace(plan.program, cwd="/"))
         return _with_setup(plan, replace(setup, folder="", variables=()))
@@ -136,11 +137,9 @@ class AsJob:
 
     def settle(self, plan: "RunPlan", setup: "SessionSetup") -> "RunPlan":
         """Return the plan with what the site says of its nodes."""
-        from torchmuster.engines.sites import with_node_setup
-
         plan = replace(plan, engine=self.site.name)
         given = self.given["python"] is not None
-        return _with_setup(with_node_setup(plan, self.site, python_given=given), setup)
+        return _with_setup(_with_site(plan, self.site, python_given=given), setup)
 
     def own(self, plan: "RunPlan", run_dir: "RunDir") -> None:
         """Submit the job.
@@ -161,6 +160,35 @@ class AsJob:
         with note_refusal(run_dir):
             job = make_job(plan, run_dir, self.site, request, limits)
             submit_job(job, run_dir, dialect)
+
+
+def _with_site(plan: "RunPlan", site: "Site", *, python_given: bool) -> "RunPlan":
+    """Return the plan with what the site says of its nodes; the doors learn which variables are the site's."""
+    from torchmuster.engines.sites import with_node_setup
+    from torchmuster.model import contract
+
+    of_site = dict(site.environment)
+    own = tuple((name, text) for name, text in plan.node_setup.environment if name not in of_site)
+    names = (contract.SITE_NAMES_VARIABLE, " ".join(of_site))
+    plan = replace(plan, node_setup=replace(plan.node_setup, environment=(*own, names)))
+    return with_node_setup(plan, site, python_given=python_given)
+
+
+def for_runs(setup: "NodeSetup", of_session: "RunPlan", *, python_given: bool) -> "NodeSetup":
+    """Return the set-up of a run on the held nodes: the doors have done the session's, an ordinary restart does it again."""
+    from torchmuster.model import contract
+
+    theirs = of_session.node_setup
+    variables = dict(theirs.environment)
+    of_site = variables.get(contract.SITE_NAMES_VARIABLE, "").split()
+    exports = tuple(f"export {name}={shlex.quote(variables[name])}" for name in of_site)
+    return replace(
+        setup,
+        lines=(*exports, *theirs.lines),
+        scratch=theirs.scratch,
+        origin=theirs.origin,
+        python_follows=theirs.python_follows and not python_given,
+    )
 
 
 def _with_setup(plan: "RunPlan", setup: "SessionSetup") -> "RunPlan":
@@ -234,7 +262,7 @@ def find_place(given: dict[str, Any], problems: "Problems") -> Place:
     site = find_ssh_site(engine, given["hosts"], given["hostfile"])
     if site is not None:
         words = [w for o in ("hosts", "hostfile") if given[o] for w in (f"--{o}", given[o])]
-        return OnHosts(site, ("--on", engine, *words))
+        return OnHosts(site, ("--on", engine, *words), given["python"] is not None)
     batch = job.check_engine(engine, problems)
     if batch is not None and job.find_objects(engine) is not None:
         problems.add(
@@ -276,15 +304,6 @@ def hold(path: str, given: dict[str, Any]) -> int:
     bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)
     try:
         result = own_on_hosts(plan, run_dir, wishes, bundle, voice)
-    except MusterError as error:
-        from torchmuster.files import atomic
-        from torchmuster.model import codec
-        from torchmuster.model.display.text import report_of_error
-        from torchmuster.owner.jobs.jobs import failed_before_start
-
-        failed = failed_before_start(run_dir, error.exit_code, report_of_error(error))
-        atomic.write_json(run_dir.result, codec.to_plain(failed))
-        raise
     finally:
         voice.flush(5.0)
     return result.exit_code
@@ -305,3 +324,15 @@ def follow_on_nodes(plan: "RunPlan", run_dir: "RunDir", held: "HeldSession") -> 
         return own_on_nodes(plan, run_dir, held, voice, begun=begun)
 
     return follow_run(plan, run_dir, follow)
+
+
+def said_at_end(run_dir: "RunDir") -> str | None:
+    """Return what the result of a session says of its failure; None where there is none."""
+    from torchmuster.owner.views.record import read_result
+
+    result = read_result(run_dir)
+    if result is None or result.report is None:
+        return None
+    report = result.report
+    at = f"at: {report.at}" if report.at is not None else ""
+    return "\n".join(filter(None, (report.error, at, *report.because)))

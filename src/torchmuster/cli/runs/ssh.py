@@ -260,12 +260,14 @@ def own_on_hosts(
 ) -> "Result":
     """Start a run on hosts of ssh and follow it to its end."""
     from torchmuster.engines.ssh import SshEngine
+    from torchmuster.owner.create import note_failed_start
     from torchmuster.owner.session import note_on_session
     from torchmuster.owner.supervise import own_run
 
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)
     try:
-        engine.start_all()
+        with note_failed_start(run_dir):
+            engine.start_all()
         plan = engine.plan
         used = ", ".join(engine.used_names)
         voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {run_dir.logs}")

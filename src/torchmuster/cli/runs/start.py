@@ -4,8 +4,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchmuster.files.layout import RunDir
     from torchmuster.spec.launch import RunRequest
     from torchmuster.spec.problems import Problems
+
+_SOON_S = 600.0
 
 
 def choose_id(request: "RunRequest", problems: "Problems") -> str:
@@ -36,15 +39,20 @@ def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool, session: Any = No
         held = SessionEngine(plan, run_dir, tuple(gpus), terminal=terminal, session=session)
         return follow_run(plan, run_dir, partial(_follow_in_session, held))
     from torchmuster.engines.local import LocalEngine
+    from torchmuster.owner.create import note_failed_start
 
     engine = LocalEngine(plan, run_dir, tuple(gpus), terminal=terminal)
-    engine.start_all()
+    with note_failed_start(run_dir):
+        engine.start_all()
     return follow_run(plan, run_dir, partial(_follow, engine))
 
 
 def _follow_in_session(engine: Any, voice: Any) -> Any:
+    from torchmuster.owner.create import note_failed_start
+
     engine.say = voice.explain
-    engine.start_all()
+    with note_failed_start(engine.run_dir):
+        engine.start_all()
     return _follow(engine, voice)
 
 
@@ -69,3 +77,25 @@ def _size(plan: Any) -> str:
     workers = f"{most}{total} worker{'s' if total != 1 else ''}"
     spares = f", {plan.spares} spare" if plan.spares else ""
     return f"{workers} on {nodes} node{'s' if plan.max_nodes != 1 else ''}{spares}"
+
+
+def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
+    """Warn of the end of the session's time: its idle time begins anew with the run."""
+    import click
+
+    from torchmuster.errors import ChannelError
+    from torchmuster.model.display.text import in_minutes
+    from torchmuster.node.door import messages
+    from torchmuster.node.door.call import ask
+
+    try:
+        state = ask(run_dir, 0, messages.AskDoor())
+    except ChannelError:
+        return  # the start says it
+    if not isinstance(state, messages.DoorState):
+        return
+    left_s = state.ends_in_s
+    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
+        click.echo(
+            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
+        )

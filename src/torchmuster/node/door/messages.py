@@ -4,6 +4,7 @@ An order may be larger than a packet (its variables alone may be 2 MB), so it li
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchmuster.model import codec
@@ -55,6 +56,29 @@ class DoorPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DoorNode:
+    """What the node gave to its door at the start of the session, for runs whose owner is on another machine.
+
+    Attributes:
+        asked: The interpreter that the session's plan names, and its flags.
+        python: The one that the door has: setup lines, or what the node has, may decide.
+        environment: The variables, after the setup lines of the site.
+        site_names: Those that the site has set or removed: a run's owner does not change them.
+    """
+
+    asked: tuple[str, ...]
+    python: tuple[str, ...]
+    environment: dict[str, str]
+    site_names: tuple[str, ...]
+
+    def variables(self, of_client: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of a run whose owner has these."""
+        of_site = self.site_names
+        theirs = {name: text for name, text in of_client.items() if name not in of_site}
+        return {**self.environment, **theirs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
     """What a door that becomes a new interpreter hands to itself, beside its open descriptors.
 
@@ -66,6 +90,7 @@ class Handed:
         began_at: Of the session, in seconds since 1970; `used_at`: the end of the last run.
     """
 
+    node: DoorNode
     python: tuple[str, ...]
     preload: tuple[str, ...]
     folder: str

@@ -52,7 +52,7 @@ class RemoteAgents:
         door: RemoteDoor | None = None,
     ) -> None:
         self._door = door
-        self.environment = dict(os.environ)
+        self.environment = dict(os.environ if door is None else door.node.environment)
         self.run_dir: RunDir | None = None
         self._session = session
         self._relay = relay

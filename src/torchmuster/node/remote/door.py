@@ -9,6 +9,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from torchmuster import proc
 from torchmuster.errors import ChannelError
@@ -17,7 +18,7 @@ from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.net import remote_messages as messages
 from torchmuster.node.door.call import DoorAgent, ask, call_door, send_order
-from torchmuster.node.door.messages import AskDoor, DoorState, EndSession
+from torchmuster.node.door.messages import AskDoor, DoorNode, DoorState, EndSession
 from torchmuster.node.door.order import fork_order
 from torchmuster.node.options import AgentOrder
 
@@ -33,13 +34,15 @@ class RemoteDoor:
     """The door of this node.
 
     Attributes:
+        node: What the node gave to it.
         say: Tells the user why a start takes longer.
         renewal: What is said then, before the reason.
     """
 
     renewal = "the session imports its modules again"
 
-    def __init__(self, session: RunDir, place: int) -> None:
+    def __init__(self, session: RunDir, place: int, node: DoorNode) -> None:
+        self.node = node
         self.say: Callable[[str], None] = lambda _: None
         self._session, self._place = session, place
 
@@ -69,7 +72,10 @@ class RemoteDoor:
         run_dir = RunDir(order.run_dir)
         with open(run_dir.plan) as file:
             plan = codec.from_plain(RunPlan, json.load(file))
-        variables = {**environment, **_of_the_client(run_dir)}
+        node = self.node
+        if node.python and (plan.node_setup.python_follows or plan.program.python == node.asked):
+            plan = replace(plan, program=replace(plan.program, python=node.python))
+        variables = {**environment, **node.variables(_of_the_client(run_dir))}
         line = call_door(self._session, self._place)
         send_order(line, fork_order(plan, order, variables), [1, 2, *fds])
         agent = DoorAgent(line, plan.session or "")
@@ -92,7 +98,9 @@ class WarmDoor(RemoteDoor):
 
     def __init__(self, told: str) -> None:
         pid, _, folder = told.partition(" ")
-        super().__init__(RunDir(folder), WARM_PLACE)
+        # Setup lines and interpreters of a site are those of sessions: a pod that needs them has no such door.
+        nothing = DoorNode(asked=(), python=(), environment={}, site_names=())
+        super().__init__(RunDir(folder), WARM_PLACE, nothing)
         self._pid = int(pid)
 
     def wait_open(self) -> bool:

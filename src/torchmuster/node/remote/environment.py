@@ -1,5 +1,7 @@
 """A session's side of an environment that comes to this host (`node/shipping`): what the client says of it, and what it hears."""
 
+import os
+
 from torchmuster.errors import MusterError
 from torchmuster.net.address import own_addresses
 from torchmuster.net.relay import SendsMessages
@@ -36,7 +38,7 @@ class EnvironmentPlace:
     def __init__(self, offer: OfferEnvironment, session: SendsMessages) -> None:
         self._offer, self._session = offer, session
         check_fit(offer.needs)
-        self._shelf = Shelf(offer.needs)
+        self._shelf = Shelf(offer.needs, _here(offer.scratch))
         self.path = self._shelf.path
         self._arrival: ComingEnvironment | None = None
         self._tries = False
@@ -90,9 +92,14 @@ class EnvironmentPlace:
             self._arrival.close(_REMOVE_S)
 
 
+def _here(scratch: str | None) -> str | None:
+    """Return the site's folder on this host."""
+    return os.path.expandvars(os.path.expanduser(scratch)) if scratch else None
+
+
 def prune(wanted: PruneEnvironments) -> EnvironmentsPruned:
     """Remove old environments of this host, or say which they are; those that a run uses stay."""
-    folder = shelves.find_folder()
+    folder = shelves.find_folder(_here(wanted.scratch))
     found = shelves.old_ones(folder, wanted.older_s, wanted.most_bytes)
     if not wanted.dry_run:
         found = [one for one in found if shelves.forget(one[0].path)]

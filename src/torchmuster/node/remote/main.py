@@ -20,6 +20,7 @@ from torchmuster.model.codec import from_words
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
+from torchmuster.node.door.messages import DoorNode
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
 from torchmuster.node.remote.door import WARM_VARIABLE, RemoteDoor, WarmDoor, importable
@@ -243,7 +244,7 @@ def main(arguments: list[str]) -> None:
     os._exit(0)
 
 
-def serve_beside_door(session: RunDir, place: int) -> None:
+def serve_beside_door(session: RunDir, place: int, node: DoorNode) -> None:
     """Serve the owner of a run in a session; the door of this place has forked us, and forks the agents."""
     incoming, outgoing = _take_streams()
     writer = FrameWriter(outgoing)
@@ -254,7 +255,7 @@ def serve_beside_door(session: RunDir, place: int) -> None:
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )
     writer.send(facts)
-    door = RemoteDoor(session, place)
+    door = RemoteDoor(session, place, node)
     writer.send(door.state())
     _serve(RemoteEnd(writer, door), incoming)
     os._exit(0)

@@ -72,7 +72,8 @@ class RemotePlace:
         program = plan.program
         if self.code is not None:
             program = code_copy.moved(program, self._message.code_root, self.code.root)
-        if shutil.which(program.python[0]) is None:
+        of_door = plan.session is not None and plan.node_setup.python_follows
+        if not of_door and shutil.which(program.python[0]) is None:
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
                 what = f"there is no {program.python[0]} and no python3 for the script"

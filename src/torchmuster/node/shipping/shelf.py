@@ -102,9 +102,10 @@ def shelf_folder(parent: str | None = None) -> str:
     return make_scratch(parent or parent_folder(dict(os.environ)), folder_name())
 
 
-def find_folder() -> str:
+def find_folder(parent: str | None = None) -> str:
     """Return the folder of all environments of this user on this node, which need not exist."""
-    return os.path.join(os.path.realpath(parent_folder(dict(os.environ))), folder_name())
+    parent = parent or parent_folder(dict(os.environ))
+    return os.path.join(os.path.realpath(parent), folder_name())
 
 
 def folder_name() -> str:

@@ -19,6 +19,7 @@ from torchmuster.errors import UsageError
 from torchmuster.model import contract, heartbeat
 from torchmuster.net import ipc
 from torchmuster.net.ipc_messages import DebuggerHeld, WorkerEndedWell, WorkerFailed
+from torchmuster.node.spawner.ran_code import CodeNote
 
 _FOLDER = os.path.dirname(__file__)
 _kept: list[object] = []
@@ -72,13 +73,14 @@ class GroupWatch:
         )
 
 
-def tell_at_exit(socket_path: str, watch: GroupWatch) -> None:
+def tell_at_exit(socket_path: str, watch: GroupWatch, note: CodeNote) -> None:
     """Tell the agent as soon as the interpreter begins to leave."""
     pid = os.getpid()
 
     def tell() -> None:
         if os.getpid() == pid:  # not what the script's own exit handlers may have forked
-            ipc.tell(socket_path, WorkerEndedWell(largest_group=watch.largest_group()))
+            said = WorkerEndedWell(largest_group=watch.largest_group(), code=note.read())
+            ipc.tell(socket_path, said)
 
     if socket_path:
         atexit.register(tell)
@@ -99,7 +101,7 @@ def _is_ours(frame: types.FrameType) -> bool:
     return os.path.dirname(frame.f_code.co_filename) == _FOLDER
 
 
-def report(socket_path: str, error: BaseException) -> None:
+def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
     """Tell the agent what ended this worker; a worker never fails because this fails."""
     told = _told_by(error)
     trace = strip_own_frames(error) if told is error else told.__traceback__
@@ -126,11 +128,13 @@ def report(socket_path: str, error: BaseException) -> None:
         bases=tuple(base.__name__ for base in type(error).__mro__)[:32],
         handled=_last_line(told) if told is not error else None,
         own=own,
+        code=note.read(),
     )
     try:
         ipc.tell(socket_path, told_of)
     except UsageError:  # characters of many bytes: half a report is none
-        ipc.tell(socket_path, replace(told_of, traceback=told_of.traceback[-12_000:]))
+        short = told_of.traceback[-12_000:]
+        ipc.tell(socket_path, replace(told_of, traceback=short, code=None))
 
 
 def _own_words(error: BaseException) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import Any
 from torchmuster.node.spawner import last_words, worker_call
 from torchmuster.node.spawner.debugging import Debugging
 from torchmuster.node.spawner.last_words import strip_own_frames
+from torchmuster.node.spawner.ran_code import CodeNote
 from torchmuster.node.spawner.surroundings import hidden_modules
 
 TASK_VARIABLE = "TORCHMUSTER_TASK"
@@ -75,6 +76,7 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
     watch = last_words.GroupWatch(forked=task.forked, imports_torch=task.imports_torch)
     pid = os.getpid()
     debugging = Debugging(task.socket_path, os.environ)
+    note = CodeNote(first_path(task.kind, task.target))
     try:
         debugging.before_script()
         if task.kind == "function":
@@ -82,22 +84,22 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
         elif task.kind == "module":
             _run_module(task)
         else:
-            _run_file(task)
+            _run_file(task, note)
     except SystemExit as error:
         if os.getpid() == pid:
             if error.code in (None, 0):
-                last_words.tell_at_exit(task.socket_path, watch)
+                last_words.tell_at_exit(task.socket_path, watch, note)
             else:
-                last_words.report(task.socket_path, error)
+                last_words.report(task.socket_path, error, note)
         raise
     except BaseException as error:
         if os.getpid() == pid:  # what the script has forked is not the worker
             debugging.post_mortem(error)
-            last_words.report(task.socket_path, error)
+            last_words.report(task.socket_path, error, note)
         _hide_own_frames()
         raise  # the interpreter prints it, and ends by SIGINT after a KeyboardInterrupt
     if os.getpid() == pid:
-        last_words.tell_at_exit(task.socket_path, watch)
+        last_words.tell_at_exit(task.socket_path, watch, note)
         if task.kind == "function":
             worker_call.leave()
 
@@ -115,7 +117,7 @@ def first_path(kind: str, target: str) -> str | None:
     return os.getcwd() if in_folder else os.path.dirname(os.path.realpath(target))
 
 
-def _run_file(task: WorkerTask) -> None:
+def _run_file(task: WorkerTask, note: CodeNote) -> None:
     folder = first_path(task.kind, task.target)
     if folder is not None:
         sys.path.insert(0, folder)
@@ -135,6 +137,7 @@ def _run_file(task: WorkerTask) -> None:
         why = f"[Errno {error.errno}] {error.strerror}"
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {why}\n")
         raise SystemExit(2) from None
+    note.take_script(path, text)
     code: Any = loader.get_code("__main__") if compiled else _compile(text, path)
     exec(code, main.__dict__)
 

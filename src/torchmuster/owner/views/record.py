@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torchmuster.files import atomic
@@ -89,6 +89,15 @@ def next_task_attempts(events: str) -> dict[str, int]:
             task, attempt = str(event["task"]), int(event["attempt"])
             following[task] = max(following.get(task, 0), attempt + 1)
     return following
+
+
+def code_that_ran(events: Iterable[Mapping[str, Any]]) -> Any:
+    """Return what rank 0 has said last of its code (`model.failure.RanCode`, as plain values); None where it has not."""
+    said = (event.get("code") for event in events if event.get("event") == "worker_ended")
+    last = None
+    for code in said:
+        last = code or last
+    return last
 
 
 def read_plan(run_dir: RunDir) -> RunPlan | None:

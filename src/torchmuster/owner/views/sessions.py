@@ -14,7 +14,6 @@ from torchmuster.model.plan import RunPlan
 from torchmuster.node.door import messages
 from torchmuster.node.door.call import SESSION_FILE, ask, door_file, read_setup
 from torchmuster.owner.create import owner_process_lives
-from torchmuster.owner.views.find import owner_lives, view_run
 from torchmuster.owner.views.record import read_events, read_plan
 
 PREFIX = "session-"
@@ -47,7 +46,15 @@ def lives(run_dir: RunDir) -> bool:
     """Say whether the run that is a session has an owner and no end; of an owner on another machine that is assumed."""
     if os.path.exists(run_dir.result):
         return False
-    return owner_process_lives(run_dir) or (os.path.isfile(run_dir.job) and owner_lives(run_dir))
+    return owner_process_lives(run_dir) or (os.path.isfile(run_dir.job) and _job_lives(run_dir))
+
+
+def _job_lives(run_dir: RunDir) -> bool:
+    from torchmuster.owner.views.find import (
+        owner_lives,
+    )  # a run in a session of this machine does without
+
+    return owner_lives(run_dir)
 
 
 def session_dirs(name: str | None = None) -> list[RunDir]:
@@ -152,7 +159,7 @@ def _job_goes_on(run_dir: RunDir, plan: RunPlan) -> bool:
     """Ask the scheduler about the job of a session; what can't be asked goes on."""
     job_id, engine = plan.job_id, plan.engine
     if os.path.isfile(run_dir.job):
-        return owner_lives(run_dir)
+        return _job_lives(run_dir)
     if job_id is None:
         return owner_process_lives(run_dir)
     from torchmuster.engines.registry import load_dialect
@@ -184,6 +191,7 @@ def view_session(run_dir: RunDir) -> SessionView:
 
 def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan) -> SessionView:
     """Ask the doors of other nodes; all of them have to answer."""
+    from torchmuster.owner.views.find import view_run
     from torchmuster.owner.views.session_route import ask_doors
 
     try:

@@ -10,6 +10,7 @@ from torchmuster.net.ipc import MAX_FRAME_BYTES, IpcServer
 from torchmuster.net.ipc_messages import CallTaken, WorkerReport
 from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.spawner import last_words
+from torchmuster.node.spawner.ran_code import CodeNote
 
 DEADLINE_S = 30.0
 
@@ -43,7 +44,7 @@ def report_of(error):
         try:
             fail()
         except type(error) as raised:
-            last_words.report(path, raised)
+            last_words.report(path, raised, CodeNote(None))
 
     return heard_while(call)
 

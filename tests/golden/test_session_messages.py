@@ -1,0 +1,110 @@
+"""What `muster run --session` says of a session that lives, is busy or has gone, word for word."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+from test_bad_input import transcript
+
+from kit.command import muster_env, run_muster
+from torchmuster.engines.session import HeldSession, ended
+from torchmuster.errors import ChannelError
+from torchmuster.files import atomic
+from torchmuster.model import codec
+from torchmuster.model.display.text import render_report, report_of_error
+from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.node.door.call import SESSION_FILE, DoorAgent, busy
+from torchmuster.node.door.messages import SessionSetup
+from torchmuster.owner.create import create_run_dir, write_owner
+from torchmuster.owner.views.sessions import why_gone
+
+FILE = "bad_input/sessions.txt"
+RUN_ID = "20261122-120000-session-main-12ab"
+# Of a session that lives, and of one whose owner has gone.
+COMMANDS = {
+    "session_of_a_name_that_is_taken": (True, "session start"),
+    "run_wider_than_its_session": (True, "run --session main --nodes 3 train.py"),
+    "options_that_a_session_has_decided": (
+        True,
+        "run --session main --on slurm --time 1h --mem 4G --debugpy --ship-env train.py",
+    ),
+    "session_of_a_similar_name": (True, "run --session mian train.py"),
+    "session_whose_owner_has_gone": (False, "run --session main train.py"),
+}
+CODES = {
+    "session_of_a_similar_name": 4,
+    "session_whose_owner_has_gone": 4,
+}
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Return a function that makes the record of a session of two nodes, whose owner lives or not."""
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/train.py").write_text("raise SystemExit('this must never run')\n")
+
+    def record(*, lives):
+        python = (sys.executable,)
+        door = Program(
+            kind=ScriptKind.COMMAND, target="muster:door", args=(), python=python, cwd="/"
+        )
+        plan = RunPlan(run_id=RUN_ID, program=door, min_nodes=2, max_nodes=2, workers_per_node=(1,))
+        run_dir = create_run_dir(plan)
+        setup = SessionSetup(
+            name="main",
+            nodes=2,
+            workers=None,
+            python=python,
+            preload=(),
+            idle_s=None,
+            limit_s=None,
+            folder="/",
+            variables=(),
+        )
+        atomic.write_json(os.path.join(run_dir.path, SESSION_FILE), codec.to_plain(setup))
+        owner = os.getpid()
+        if not lives:
+            with subprocess.Popen(["true"]) as gone:
+                owner = gone.pid
+        write_owner(run_dir, owner)
+        return run_dir
+
+    return record
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_can_t_be_done_in_a_session_is_said_in_these_words(name, make, tmp_path, golden):
+    lives, shown = COMMANDS[name]
+    make(lives=lives)
+    env = muster_env(tmp_path / "home", MUSTER_ON="local", CUDA_VISIBLE_DEVICES="")
+    done = run_muster(*shlex.split(shown), env=env, cwd=tmp_path / "work")
+    assert (done.stdout, done.returncode) == ("", CODES.get(name, 2))
+    golden(FILE, name, transcript(tmp_path, shown, done).replace(RUN_ID, "$SESSION"))
+
+
+def said(error):
+    return render_report(report_of_error(error))
+
+
+def test_what_a_door_refuses_is_said_in_these_words(make, tmp_path, golden):
+    golden(FILE, "busy_session", said(busy("main", "20261122-120100-train-34cd")))
+    agent = DoorAgent(None, "main", "the door of node 1 does not answer")
+    with pytest.raises(ChannelError) as gone:
+        agent.wait_started()
+    golden(FILE, "door_that_went_while_it_was_asked", said(gone.value))
+    shut = ChannelError(
+        "the door of node 0 does not answer", where="/tmp/x/door.sock", why="refused"
+    )
+    golden(FILE, "door_that_stays_shut", said(ended("main", shut)))
+
+    run_dir = make(lives=True)
+    held = HeldSession(name="main", run_dir=run_dir, lives=lambda: False)
+    text = said(why_gone(held, shut)).replace(str(tmp_path), "$TMP").replace(RUN_ID, "$SESSION")
+    golden(FILE, "session_that_can_t_be_reached", text)
+    (tmp_path / "home/runs" / RUN_ID / "result.json").write_text(json.dumps({}))
+    text = said(why_gone(held, shut)).replace(str(tmp_path), "$TMP").replace(RUN_ID, "$SESSION")
+    golden(FILE, "session_that_has_ended", text)
