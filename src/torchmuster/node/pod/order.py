@@ -20,6 +20,9 @@ KEY_VARIABLE = "MUSTER_KEY"  # of sessions: the path of the pod's key
 ORDER_VARIABLE = "MUSTER_ORDER"  # of sessions: the path of the pod's order
 NODES_FILE = "nodes.json"  # of a group: which pods each task has
 CREDENTIALS_FILE = "credentials.toml"
+WORKFLOW_FILE = (
+    "workflow.json.xz"  # of a group: for clients on other machines, the pods have their own
+)
 STAMPS_FILE = "code.stamps.json"  # beside what was unpacked: it is whole
 _INDEX_VARIABLES = ("MUSTER_POD_INDEX", "JOB_COMPLETION_INDEX")
 FIRST_INDEX_VARIABLE = "MUSTER_POD_FIRST"  # of the pods of a group's second Job and later ones

@@ -1,6 +1,7 @@
 """A group of a workflow as Jobs: one for each kind of pod, in a JobSet where there may be one, and what all bring along."""
 
 import json
+import lzma
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.node.pod.outputs import output_names
 from torchmuster.node.task.setup import read_credentials
-from torchmuster.owner.pods.bring import check_way, pack_order, python_of
+from torchmuster.owner.pods.bring import SECRET_BYTES, check_way, pack_order, python_of
 
 if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
@@ -222,6 +223,11 @@ def bring_group(
     if text := _credentials(group):
         brings[orders.CREDENTIALS_FILE] = os.path.join(folder, orders.CREDENTIALS_FILE)
         atomic.replace_file(brings[orders.CREDENTIALS_FILE], text.encode(), mode=0o600)
+    path = os.path.join(folder, orders.WORKFLOW_FILE)
+    atomic.replace_file(path, lzma.compress(atomic.as_json(codec.to_plain(plan))))
+    # Without room the workflow is not found from other machines.
+    if sum(map(os.path.getsize, (path, *brings.values()))) <= SECRET_BYTES:
+        brings[orders.WORKFLOW_FILE] = path
     first = replace(pods.jobs[0], brings=tuple(brings.items()))
     return replace(pods, jobs=(first, *pods.jobs[1:]), order=order)
 

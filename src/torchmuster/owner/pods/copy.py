@@ -12,6 +12,7 @@ from torchmuster.model import codec
 from torchmuster.model.job import JobView
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import failed_before_start, forget_views
+from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
 from torchmuster.owner.pods.end import keep_last_message, remove
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
@@ -22,8 +23,13 @@ from torchmuster.owner.views.record import read_result
 
 @contextlib.contextmanager
 def copied(run_dir: RunDir) -> Iterator[None]:
-    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods."""
-    copy = RunCopy.of(run_dir, lambda _: None, lambda _: None)
+    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here."""
+    copy: RunCopy | GroupCopies | None
+    if is_elsewhere(run_dir):
+        copy = GroupCopies(run_dir)
+        copy.start()
+    else:
+        copy = RunCopy.of(run_dir, lambda _: None, lambda _: None)
     try:
         yield
     finally:

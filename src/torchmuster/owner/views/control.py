@@ -61,6 +61,10 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     """
     jobs = read_jobs(view.run_dir)
     if jobs is not None:
+        from torchmuster.owner.pods.elsewhere import cancel_groups
+
+        if await asyncio.to_thread(cancel_groups, view.run_dir):
+            return
         for job_id in jobs[1].values():
             with contextlib.suppress(MusterError):  # it may have ended
                 cancel_job(jobs[0], job_id)
