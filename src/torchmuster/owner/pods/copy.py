@@ -14,6 +14,7 @@ from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import failed_before_start, forget_views
 from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
 from torchmuster.owner.pods.end import keep_last_message, remove
+from torchmuster.owner.pods.losses import LossNotes
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
 from torchmuster.owner.pods.release import PlaceRelease
@@ -47,6 +48,7 @@ class RunCopy:
     mirror: RecordMirror
     release: PlaceRelease
     starts: PodStarts
+    losses: LossNotes
     say: Callable[[str], None]
     _seen: int = 0
 
@@ -75,6 +77,7 @@ class RunCopy:
             mirror=mirror,
             release=PlaceRelease(run_dir, order, job_id, say),
             starts=PodStarts(order, job_id),
+            losses=LossNotes(run_dir, order, job_id, say),
             say=say,
         )
 
@@ -90,6 +93,8 @@ class RunCopy:
         """Remove pods that are lost with their node; end a run whose start comes to nothing."""
         with contextlib.suppress(MusterError):
             self.release.look()
+        with contextlib.suppress(MusterError, OSError):
+            self.losses.look()
         has_begun = os.path.exists(self.run_dir.events)
         if self.mirror.is_connected and not has_begun:
             with contextlib.suppress(MusterError):

@@ -14,7 +14,7 @@ from torchmuster.model import codec
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.jobs.jobs import cancelled_before_start
-from torchmuster.owner.pods.losses import explain_loss
+from torchmuster.owner.pods.losses import LossNotes, explain_loss
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.owner.pods.reach import PodWatch, ask, find_pod, forward, job_of, pod_order
 from torchmuster.owner.views.record import read_outcome, read_result
@@ -39,6 +39,8 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
     mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
     with contextlib.suppress(MusterError, OSError):
         mirror.catch_up()
+    with contextlib.suppress(MusterError, OSError):
+        LossNotes(run_dir, order, job_id, lambda _: None).look()
     if read_result(run_dir) is None:
         with contextlib.suppress(MusterError):
             keep_last_message(run_dir, job_id)

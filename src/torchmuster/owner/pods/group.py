@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, WorkingFolder
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
+from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import JobState, State
@@ -32,6 +34,7 @@ from torchmuster.owner.pods.bring_group import (
     with_outputs,
 )
 from torchmuster.owner.pods.end import remove_jobs, tell_owner
+from torchmuster.owner.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, find_pod
 from torchmuster.owner.pods.starts import PodStarts
@@ -72,6 +75,8 @@ class PodGroup:
     _num_events: int = 0
     _positions: dict[str, int] = field(default_factory=dict)
     _num_stops: int = 0
+    _started: dict[str, float | None] = field(default_factory=dict)
+    _lost: dict[str, tuple[float, float | None]] = field(default_factory=dict)
 
     async def start(self, start: GroupStart) -> tuple[str, int]:
         """Make the Jobs; what the head is told stands in what they bring along.
@@ -214,8 +219,23 @@ class PodGroup:
                 report = self._starts.judge(view, has_begun=self._has_begun)
             if report is not None:
                 note_group(self.run_dir, self.group.name, report)
+        self._explain_losses()
         first = views.get(self._job_ids[0])
         return first is None or first.state.is_final
+
+    def _explain_losses(self) -> None:
+        """Say why a task has lost its pod, as soon as the cluster knows it: its agent is only gone."""
+        for task, (until, begun) in list(self._lost.items()):
+            said = ""
+            with contextlib.suppress(MusterError):
+                if self._pods is not None:
+                    order, first = self._pods.order, self._job_ids[0]
+                    said = explain_task_loss(self.run_dir, order, task, first, begun)
+            if said:
+                text = f"task {task}: {said}"
+                self.hear(messages.Event(name="notice", time="", fields={"text": text}))
+            if said or time.monotonic() > until:
+                del self._lost[task]
 
     @property
     def _has_begun(self) -> bool:
@@ -236,6 +256,7 @@ class PodGroup:
             self._num_events = 0
             self._positions.clear()
         for event in events[self._num_events :]:
+            self._note_loss(event)
             fields: dict[str, Any] = {k: v for k, v in event.items() if k not in ("event", "time")}
             with contextlib.suppress(KeyError, ValueError):
                 name, when = str(event.get("event")), str(event.get("time"))
@@ -244,6 +265,13 @@ class PodGroup:
         for task, path in self._logs():
             for text in read_new(path, self._positions):
                 self.hear(messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))
+
+    def _note_loss(self, event: Mapping[str, Any]) -> None:
+        task = str(event.get("task"))
+        if event.get("event") == "task_started":
+            self._started[task] = moment_of(event.get("time"))
+        elif event.get("event") == "agent_lost":
+            self._lost[task] = time.monotonic() + LOSS_KNOWN_S, self._started.get(task)
 
     def _logs(self) -> Iterator[tuple[str, str]]:
         for task in self.group.tasks:
@@ -266,6 +294,9 @@ class PodGroup:
             said = json.loads(pod.end.last_message) if pod is not None and pod.end else {}
             if "group" in said:
                 outcome = codec.from_plain(GroupOutcome, said["group"])
+                if self._pods is not None:
+                    first = self._job_ids[0]
+                    outcome = explain_group_loss(outcome, self.run_dir, self._pods.order, first)
             elif "error" in said:
                 error = MusterError(
                     str(said["error"]), why=said.get("because"), fix=said.get("hint")

@@ -19,6 +19,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.verdict import Report, Result
 from torchmuster.net import remote_messages as messages
 from torchmuster.node.pod import order as orders
@@ -26,7 +27,7 @@ from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder
 from torchmuster.node.pod.outputs import take_outputs
 from torchmuster.owner.jobs.jobs import failed_before_start
-from torchmuster.owner.pods.losses import explain_loss
+from torchmuster.owner.pods.losses import explain_group_loss, explain_loss
 from torchmuster.owner.pods.pull import RecordPull
 from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, forward
 
@@ -42,6 +43,7 @@ _ACTED_UPON = frozenset(
         "site.json",
         "workflow.json",
         "cancelled.json",
+        "losses.json",
     }
 )
 _FROM = "pod"  # where the pieces come from, for `FilesBack`
@@ -241,7 +243,7 @@ class RecordMirror:
         folder = os.path.join(base, str(len(os.listdir(base)) + 1))
         os.makedirs(folder)
         logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
-        for path in (*self._own_files(), os.path.normpath(logs)):
+        for path in (*self._own_files(), self.run_dir.losses, os.path.normpath(logs)):
             with contextlib.suppress(OSError):
                 os.rename(path, os.path.join(folder, os.path.basename(path)))
         os.makedirs(self.run_dir.logs, exist_ok=True)
@@ -271,9 +273,11 @@ class RecordMirror:
         self.is_complete = True
 
     def _joined(self, plain: "dict[str, object]") -> object:
-        """Return the result of a run with what only the cluster knows."""
+        """Return the result of a run, or of a group, with what only the cluster knows."""
         if self.order.group is not None:
-            return plain
+            outcome = codec.from_plain(GroupOutcome, plain)
+            told = explain_group_loss(outcome, self.run_dir, self.order, self.job_id)
+            return codec.to_plain(told)
         result = codec.from_plain(Result, plain)
         return codec.to_plain(explain_loss(result, self.run_dir, self.order, self.job_id))
 

@@ -18,7 +18,13 @@ from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import owner_process_lives
-from torchmuster.owner.views.record import read_events, read_outcome, read_plan, read_result
+from torchmuster.owner.views.record import (
+    read_events,
+    read_outcome,
+    read_plan,
+    read_result,
+    with_losses,
+)
 from torchmuster.owner.views.sweep_view import SweepView, view_sweep
 from torchmuster.owner.views.workflow_view import (
     WorkflowView,
@@ -262,7 +268,7 @@ def _is_run(run_dir: RunDir) -> bool:
 
 def view_run(run_dir: RunDir, read: Sequence[dict[str, object]] | None = None) -> RunView:
     """Return what a run directory says now; `read` are its events, where they have been read already."""
-    events = tuple(read_events(run_dir.events) if read is None else read)
+    events = tuple(with_losses(read_events(run_dir.events) if read is None else read, run_dir))
     if os.path.isfile(run_dir.workflow):
         return _view_of_workflow(run_dir, events)
     if os.path.isfile(run_dir.sweep):
