@@ -42,6 +42,77 @@ def discovery(problem):
 
 NO_HOST = "dial tcp: lookup no-such-host.invalid on 10.0.0.2:53: no such host"
 DOWN = "dial tcp 127.0.0.1:1: connect: connection refused"
+
+
+FAILED = {
+    "type": "Failed",
+    "status": "True",
+    "reason": "PodFailurePolicy",
+    "message": "Container node for pod research/wrong-0-x7k2p failed with exit code 113 matching FailJob rule at index 0",
+}
+
+
+def on_cluster(last_message, *, beside=()):
+    """A cluster whose first pod has ended the run `wrong` with this message, beside which other containers go on."""
+    labels = {"app.kubernetes.io/managed-by": "torchmuster", "torchmuster.dev/run": "wrong"}
+    about = {"labels": labels, "annotations": {"torchmuster.dev/context": "lab"}}
+    job = {
+        "kind": "Job",
+        "metadata": {"name": "wrong", "namespace": "research", "uid": "1", **about},
+        "spec": {"completions": 2},
+        "status": {"conditions": [FAILED]},
+    }
+    pods = []
+    for index in (0, 1):
+        own = {**labels, "batch.kubernetes.io/job-completion-index": str(index)}
+        ended = {"exitCode": 113, "reason": "Error", "message": json.dumps(last_message)}
+        states = [{"name": name, "state": {"running": {}}} for name in beside]
+        states.append(
+            {"name": "node", "state": {"running": {}} if index else {"terminated": ended}}
+        )
+        pods.append(
+            {
+                "kind": "Pod",
+                "metadata": {
+                    **about,
+                    "name": f"wrong-{index}-x7k2p",
+                    "namespace": "research",
+                    "labels": own,
+                },
+                "spec": {
+                    "nodeName": f"n{index + 1}",
+                    "containers": [{"name": name} for name in (*beside, "node")],
+                },
+                "status": {"phase": "Running", "containerStatuses": states},
+            }
+        )
+    if beside:
+        job["status"] = {}  # its pods do not end
+    items = {"items": [job, *pods]}
+    return {"get jobs.batch,pods": items, "get pods": {"items": pods}}
+
+
+def did_not_come(why):
+    """What the first pod leaves of a run whose second pod it never reached."""
+    report = {
+        "error": "only 1 of 2 pods came within 600 s",
+        "at": "wrong-1",
+        "because": [f"wrong-1 ({why})"],
+        "hint": "`kubectl describe pod wrong-1` tells what it waits for; a longer wait: --join-timeout 1200s",
+    }
+    plain = {"run_id": "wrong", "state": "failed", "exit_code": 6, "attempts": 0}
+    return {**plain, "restarts_spent": 0, "elapsed_s": 600.0, "report": report}
+
+
+DENIES = {
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "default-deny"},
+    "spec": {"podSelector": {}},
+}
+NO_FORWARD = (
+    f'Error from server (Forbidden): pods "wrong-0-x7k2p" is forbidden: {USER} cannot create resource "pods/portforward"'
+    ' in API group "" in the namespace "research"\n'
+)
 # Topic: name of the case: keys of the site, more words of the command, and what the cluster answers.
 TOPICS = {
     "cluster": {
@@ -216,11 +287,44 @@ TOPICS = {
             {"pods": "job-pods-mounting", "events": "events-mounting", "run": "run-mount"},
         ),
     },
+    "apart": {
+        "names_that_dns_never_knows": (
+            {},
+            "--nodes 2",
+            {
+                "answers": {
+                    "get services": "service/wrong\n",
+                    **on_cluster(did_not_come("its name is not known")),
+                }
+            },
+        ),
+        "network_policy_that_denies": (
+            {},
+            "--nodes 2",
+            {
+                "answers": {
+                    "networkpolicies": {"items": [DENIES]},
+                    **on_cluster(did_not_come("no answer in time")),
+                }
+            },
+        ),
+        "proxy_of_a_mesh": (
+            {},
+            "--nodes 2",
+            {
+                "answers": {
+                    "networkpolicies": {"items": []},
+                    **on_cluster(did_not_come("no answer in time"), beside=("istio-proxy",)),
+                }
+            },
+        ),
+    },
 }
 CASES = {name: (topic, *case) for topic, cases in TOPICS.items() for name, case in cases.items()}
 EXIT_CODES = {
     **dict.fromkeys((*TOPICS["cluster"], *TOPICS["refused"], *TOPICS["pods"]), 14),
     **dict.fromkeys(TOPICS["site"], 2),
+    **dict.fromkeys(TOPICS["apart"], 6),
     **{
         name: 6
         for name, case in TOPICS["pods"].items()

@@ -11,13 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchmuster.engines.kubernetes.answers import INDEX_LABEL, QUEUE_LABEL, RUN_LABEL
+from torchmuster.engines.kubernetes.answers import (
+    CONTAINER,
+    INDEX_LABEL,
+    QUEUE_LABEL,
+    RUN_LABEL,
+)
 from torchmuster.engines.kubernetes.request import PodPlace, PodResources, PodsRequest
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
 from torchmuster.node.pod.order import FINAL_CODE, FIRST_INDEX_VARIABLE
 
-CONTAINER = "node"
 MANY = 1_000_000  # the head of the run counts failures, not the Job
 PACKAGE_FOLDER = "/muster"
 SCRATCH_FOLDER = "/scratch"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.answers import CONTAINER
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
 from torchmuster.engines.ssh_files import FilesBack, own_paths
 from torchmuster.errors import MusterError
@@ -293,7 +294,8 @@ class RecordMirror:
             with contextlib.suppress(MusterError):
                 pod = find_pod(self.job_id, 0)
                 if pod is not None and (pod.is_running or pod.end is not None):
-                    argv = kubectl(context, namespace, "logs", f"pod/{pod.name}", "--follow")
+                    ours = f"--container={CONTAINER}"
+                    argv = kubectl(context, namespace, "logs", f"pod/{pod.name}", ours, "--follow")
                     words = [word for word in argv if "timeout" not in word]
                     self._follow_log(words, pod.name)
                     if pod.end is not None:

@@ -4,14 +4,20 @@ import contextlib
 import time
 from dataclasses import dataclass, field, replace
 
-from torchmuster.engines.kubernetes.answers import Pod
+from torchmuster.engines.kubernetes.answers import CONTAINER, Pod
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
 from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.model.job import JobView
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
-from torchmuster.owner.pods.apart import KEPT_APART, evidence, is_kept_apart
+from torchmuster.owner.pods.apart import (
+    KEPT_APART,
+    MESH,
+    evidence,
+    is_kept_apart,
+    of_containers,
+)
 from torchmuster.owner.pods.reach import ask, find_pod, find_pods
 
 _TWICE = 2  # a start that fails twice in the same way is no accident
@@ -20,6 +26,7 @@ _WAIT_LONGER = "a longer --join-timeout waits on, and none for as long as it tak
 _VOICE = "muster: "
 _WAITS = f"{_VOICE}waiting for "
 _LOG_S = 4.0  # the first pod says it as often
+_OURS = f"--container={CONTAINER}"
 _OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
 
 
@@ -54,10 +61,8 @@ class PodStarts:
         is_join = result.exit_code == JoinTimeoutError.exit_code and not result.attempts
         if report is None or not is_join:
             return result
-        if self._all_run:
+        if self._all_run or last is None:
             return self._kept_apart(result, report)
-        if last is None:
-            return result
         if _is_joined(report):
             return result
         hint = last.wait.hint if last.wait is not None else None
@@ -69,8 +74,11 @@ class PodStarts:
         if _is_joined(report):
             return result
         said = evidence(self.job_id, "\n".join((report.error, *report.because)))
-        because = ("kubernetes says: all pods run", *said, *report.because)
-        return replace(result, report=replace(report, because=because, hint=KEPT_APART))
+        all_run = self._all_run or is_kept_apart(result)
+        run = ("kubernetes says: all pods run",) if all_run else ()
+        because = (*run, *said, *report.because)
+        hint = MESH if any("beside muster's container" in line for line in said) else KEPT_APART
+        return replace(result, report=replace(report, because=because, hint=hint))
 
     def waits_for(self, view: JobView | None) -> str | None:
         """Return what the first pod says that it waits for, if that is new: before there is a record its log alone has it.
@@ -88,11 +96,12 @@ class PodStarts:
         if first is None or not first.is_up:
             return None
         context, namespace, _ = place_of(self.job_id)
-        said = ask(kubectl(context, namespace, "logs", first.name, "--tail=1")).strip()
+        said = ask(kubectl(context, namespace, "logs", first.name, _OURS, "--tail=1")).strip()
         if not said.startswith(_WAITS) or said == self._told:
             return None
         self._told = said
-        return said.removeprefix(_VOICE)
+        beside = of_containers(first)
+        return said.removeprefix(_VOICE) + (f"; {beside}" if beside else "")
 
     def _is_late(self, view: JobView) -> Report | None:
         limit_s = self.order.start_limit_s
@@ -121,7 +130,7 @@ class PodStarts:
 
     def _report(self, pod: Pod) -> Report:
         context, namespace, _ = place_of(self.job_id)
-        text = ask(kubectl(context, namespace, "logs", pod.name, "--tail=20"))
+        text = ask(kubectl(context, namespace, "logs", pod.name, _OURS, "--tail=20"))
         lines = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
         code = pod.end.exit_code if pod.end is not None else None
         error = f"its pods end as soon as they start, with exit code {code}"
