@@ -113,6 +113,30 @@ NO_FORWARD = (
     f'Error from server (Forbidden): pods "wrong-0-x7k2p" is forbidden: {USER} cannot create resource "pods/portforward"'
     ' in API group "" in the namespace "research"\n'
 )
+
+
+def may_not(verb, kind, group=""):
+    """What the cluster says of a verb that a Role does not have."""
+    return (
+        f'Error from server (Forbidden): {kind}{f".{group}" * bool(group)} is forbidden: {USER} cannot {verb} resource "{kind}"'
+        f' in API group "{group}" in the namespace "research"\n'
+    )
+
+
+SUCCEEDED = {
+    "run_id": "wrong",
+    "state": "failed",
+    "exit_code": 1,
+    "attempts": 1,
+    "restarts_spent": 0,
+    "elapsed_s": 3.0,
+    "report": {
+        "error": "rank 0 failed",
+        "at": "rank 0 of 1 on wrong-0",
+        "because": [],
+        "hint": None,
+    },
+}
 # Topic: name of the case: keys of the site, more words of the command, and what the cluster answers.
 TOPICS = {
     "cluster": {
@@ -256,6 +280,32 @@ TOPICS = {
         "toleration_with_an_unknown_effect": ({"tolerations": ["gpu:NoSchedul"]}, "", {}),
         "device_that_is_no_number": ({"devices": {"rdma/ib": "one"}}, "", {}),
         "directive_without_value": ({"directives": ["template.spec.x"]}, "", {}),
+        "volume_that_is_for_one_pod": (
+            {"claims": ["team-home:/home/team"]},
+            "--nodes 2",
+            {"answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOncePod"]}}}},
+        ),
+        "volume_of_one_node_for_pods_that_stay_apart": (
+            {"claims": ["team-home:/home/team"], "host_network": True},
+            "--nodes 2",
+            {"answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOnce"]}}}},
+        ),
+        "volume_of_one_node": (
+            {"claims": ["team-home:/home/team"]},
+            "--nodes 2",
+            {
+                "answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOnce"]}}},
+                "refuse": {"create": [1, forbidden("jobs").replace("$FILE", "job.sh")]},
+            },
+        ),
+        "volume_that_is_not_there": (
+            {"claims": ["team-hom:/home/team"]},
+            "",
+            refuse(
+                "persistentvolumeclaim",
+                'Error from server (NotFound): persistentvolumeclaims "team-hom" not found\n',
+            ),
+        ),
         "name_too_long": ({}, f"--name {'a' * 64}", {}),
     },
     "pods": {
@@ -285,6 +335,39 @@ TOPICS = {
             {},
             "--join-timeout 1",
             {"pods": "job-pods-mounting", "events": "events-mounting", "run": "run-mount"},
+        ),
+    },
+    "rights": {
+        "no_right_to_get_jobs_and_pods": (
+            {},
+            "--join-timeout 1",
+            {"refuse": {"get jobs.batch,pods": [1, may_not("list", "jobs", "batch")]}},
+        ),
+        "no_right_to_list_pods": (
+            {},
+            "--join-timeout 1",
+            {"refuse": {"get jobs.batch,pods": [1, may_not("list", "pods")]}},
+        ),
+        "no_right_to_patch": (
+            {},
+            "--join-timeout 1",
+            {
+                "pods": "job-pods-unschedulable",
+                "refuse": {"patch": [1, may_not("patch", "secrets")]},
+            },
+        ),
+        "no_right_to_delete": (
+            {},
+            "--join-timeout 1",
+            {
+                "pods": "job-pods-unschedulable",
+                "refuse": {"delete": [1, may_not("delete", "jobs", "batch")]},
+            },
+        ),
+        "no_right_to_forward": (
+            {},
+            "",
+            {"answers": on_cluster(SUCCEEDED), "refuse": {"port-forward": [1, NO_FORWARD]}},
         ),
     },
     "apart": {
@@ -325,6 +408,7 @@ EXIT_CODES = {
     **dict.fromkeys((*TOPICS["cluster"], *TOPICS["refused"], *TOPICS["pods"]), 14),
     **dict.fromkeys(TOPICS["site"], 2),
     **dict.fromkeys(TOPICS["apart"], 6),
+    **dict.fromkeys((name for name in TOPICS["site"] if name.startswith("volume_")), 14),
     **{
         name: 6
         for name, case in TOPICS["pods"].items()

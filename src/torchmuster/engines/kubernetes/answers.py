@@ -207,7 +207,8 @@ def _pod(one: Mapping[str, Any]) -> Pod:
     metadata, status = one["metadata"], one.get("status", {})
     statuses = status.get("containerStatuses", ())
     ours = (container for container in statuses if container.get("name", CONTAINER) == CONTAINER)
-    state = next(ours, {}).get("state", {})
+    mine: Mapping[str, Any] = next(ours, {})
+    state = mine.get("state", {})
     conditions = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
     waits = _of_pull(_reason(state["waiting"])) if "waiting" in state else None
     if waits is None and conditions.get("PodScheduled", (True, None))[0] is False:

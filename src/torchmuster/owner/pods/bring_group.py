@@ -25,7 +25,7 @@ from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.job import JobRequest, NodeChunk
-from torchmuster.model.plan import Program, ScriptKind
+from torchmuster.model.plan import Limits, Program, ScriptKind
 from torchmuster.model.workflow import (
     PODS_ENGINE,
     GroupNodes,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
 
 
+JOIN_S = Limits().join_timeout_s  # as of a run
 _MORE_IN_SET = "-a-0-abcde"
 
 
@@ -132,6 +133,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
         group=group.name,
         hosts=tuple(hosts),
         has_volume=keeps_runs(base),
+        join_s=max(JOIN_S, group.queue_timeout_s or 0.0),
         environment=_datasets_of_pods(),
     )
     named = {task: tuple(on) for task, on in nodes.items()}

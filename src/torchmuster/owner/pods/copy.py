@@ -98,6 +98,8 @@ class RunCopy:
         has_begun = os.path.exists(self.run_dir.events)
         if self.mirror.is_connected and not has_begun:
             with contextlib.suppress(MusterError):
+                if reason := self.starts.no_room(view):
+                    self.mirror.note_no_room(reason)
                 if (waits := self.starts.waits_for(view)) is not None:
                     self.say(waits)
         report = self.starts.judge(view, has_begun=has_begun)

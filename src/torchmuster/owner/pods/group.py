@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from torchmuster.owner.pods.end import remove_jobs, tell_owner
 from torchmuster.owner.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, find_pod
-from torchmuster.owner.pods.starts import PodStarts
+from torchmuster.owner.pods.starts import PodStarts, lacks_room
 from torchmuster.owner.views.record import read_events, read_new, read_outcome
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class PodGroup:
     _num_events: int = 0
     _positions: dict[str, int] = field(default_factory=dict)
     _num_stops: int = 0
+    _short_since: float | None = None
     _started: dict[str, float | None] = field(default_factory=dict)
     _lost: dict[str, tuple[float, float | None]] = field(default_factory=dict)
 
@@ -220,8 +221,34 @@ class PodGroup:
             if report is not None:
                 note_group(self.run_dir, self.group.name, report)
         self._explain_losses()
+        if not self._has_begun:
+            self._wait_for_room(list(views.values()))
         first = views.get(self._job_ids[0])
         return first is None or first.state.is_final
+
+    def _wait_for_room(self, views: Sequence[JobView]) -> None:
+        """Let the first pod wait on while the cluster has no room for others; end what its `queue_timeout` ends."""
+        short = [view for view in views if lacks_room(view)]
+        now, limit_s = time.monotonic(), self.group.queue_timeout_s
+        self._short_since = (self._short_since or now) if short else None
+        if not short:
+            return
+        if self._starts is not None and self._mirror is not None:
+            with contextlib.suppress(MusterError):
+                if reason := self._starts.no_room(short[0]):
+                    self._mirror.note_no_room(reason)
+        if limit_s is not None and now - (self._short_since or now) > limit_s:
+            self._keep(self._never_had_room(short[0], limit_s))
+
+    def _never_had_room(self, view: JobView, limit_s: float) -> GroupOutcome:
+        error = MusterError(
+            f"it waited longer than its queue_timeout of {limit_s:g} s",
+            where=f"job {view.job_id}",
+            why=f"kubernetes says: {view.reason}",
+            fix=(view.wait.hint if view.wait is not None else None)
+            or "a longer queue_timeout, or ask for less",
+        )
+        return replace(self._failed(error), state=State.FAILED_QUEUE_TIMEOUT)
 
     def _explain_losses(self) -> None:
         """Say why a task has lost its pod, as soon as the cluster knows it: its agent is only gone."""

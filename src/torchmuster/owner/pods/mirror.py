@@ -7,6 +7,7 @@ of the first pod and its last message tell what can be told.
 import contextlib
 import json
 import os
+import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class RecordMirror:
     _stopping: threading.Event = field(default_factory=threading.Event)
     _child: proc.Child | None = None
     _pull: RecordPull | None = None
+    _port: int | None = None
     _result: bytes = b""
     _shown: dict[str, int] = field(default_factory=dict)
     _thread: threading.Thread | None = None
@@ -134,8 +136,26 @@ class RecordMirror:
         with forward(self.job_id, pod.name, self.order.port) as way:
             if self.order.code_bytes is not None:
                 self._send_code(way.port)
-            self._read_record(way.port, once=once)
+            self._port = way.port
+            try:
+                self._read_record(way.port, once=once)
+            finally:
+                self._port = None
         return True
+
+    def note_no_room(self, reason: str) -> None:
+        """Tell the first pod that others have no room on the cluster, by the way that there is: it waits on.
+
+        Raises:
+            MusterError: The command can't be started.
+        """
+        if (port := self._port) is not None:
+            path = shlex.quote(self.order.no_room)
+            proc.ask(
+                self._argv(port, f"cat >{path}.part && mv {path}.part {path}"),
+                reason.encode(),
+                _LATE_S,
+            )
 
     def _argv(self, port: int, command: str) -> list[str]:
         return [*call_argv(self.run_dir.secret, port), "127.0.0.1", command]

@@ -25,6 +25,8 @@ _SHOWN_LINES = 5
 _WAIT_LONGER = "a longer --join-timeout waits on, and none for as long as it takes; or ask for less"
 _VOICE = "muster: "
 _WAITS = f"{_VOICE}waiting for "
+_NO_ROOM = ("Unschedulable", "SchedulingGated", "FailedCreate")
+_NOTE_S = 5.0  # the first pod believes it for 30 s
 _LOG_S = 4.0  # the first pod says it as often
 _OURS = f"--container={CONTAINER}"
 _OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
@@ -41,6 +43,7 @@ class PodStarts:
     _all_run: bool = False
     _told: str = ""
     _ask_log_at: float = 0.0
+    _note_at: float = 0.0
 
     def judge(self, view: JobView | None, *, has_begun: bool) -> Report | None:
         """Return why the run is to end; None while it may begin."""
@@ -79,6 +82,14 @@ class PodStarts:
         because = (*run, *said, *report.because)
         hint = MESH if any("beside muster's container" in line for line in said) else KEPT_APART
         return replace(result, report=replace(report, because=because, hint=hint))
+
+    def no_room(self, view: JobView | None) -> str:
+        """Return why the cluster has no room for pods, where the first one is to hear that now: it waits for them, and can't know."""
+        now = time.monotonic()
+        if not lacks_room(view) or now < self._note_at or view is None:
+            return ""
+        self._note_at = now + _NOTE_S
+        return f"{view.wait.sentence if view.wait is not None else view.reason} (as in a queue, this is waited for)"
 
     def waits_for(self, view: JobView | None) -> str | None:
         """Return what the first pod says that it waits for, if that is new: before there is a record its log alone has it.
@@ -145,6 +156,13 @@ class PodStarts:
             because=tuple(lines) or ("the pod wrote nothing",),
             hint=hint,
         )
+
+
+def lacks_room(view: JobView | None) -> bool:
+    """Say whether a Job waits for room: in a queue, at the scheduler, or for its namespace's quota."""
+    if view is None or view.state.is_final:
+        return False
+    return view.state is JobState.HELD or (view.reason or "").startswith(_NO_ROOM)
 
 
 def _is_joined(report: Report) -> bool:

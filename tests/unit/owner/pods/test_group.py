@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 
+from kit.waiting import wait_until
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
@@ -107,3 +108,23 @@ def test_a_task_that_lost_its_pod_is_told_with_the_clusters_reason(run_dir, clus
     assert notices[0].startswith(
         "task t: kubernetes says: OOMKilled (exit code 137) of pod run-7f3a-1-9"
     )
+
+
+def test_a_group_that_waits_longer_for_room_than_its_queue_timeout_ends_with_the_reason(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    os.makedirs(run_dir.group("work").path)
+    group = group_of(run_dir, print)
+    reason = "Unschedulable: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    short = JobView(job_id="lab/ml/w", state=JobState.PENDING, reason=reason)
+    running = JobView(job_id="lab/ml/w", state=JobState.RUNNING)
+    group.group = replace(group.group, queue_timeout_s=0.0)
+
+    group._wait_for_room([running])
+    assert read_outcome(run_dir, "work") is None
+    group._wait_for_room([running, short])
+    wait_until(lambda: group._wait_for_room([short]) or read_outcome(run_dir, "work"), "the end")
+
+    outcome = read_outcome(run_dir, "work")
+    assert outcome.state is State.FAILED_QUEUE_TIMEOUT
+    assert outcome.report.error == "it waited longer than its queue_timeout of 0 s"
+    assert outcome.report.because == (f"kubernetes says: {reason}",)

@@ -37,6 +37,15 @@ def test_a_start_may_take_as_long_as_a_queue_unless_a_limit_was_given(cluster):
     assert cluster.asked == []
 
 
+def test_pods_without_room_are_told_to_the_first_one_and_not_at_every_look():
+    starts = PodStarts(order_of(), JOB_ID)
+    short = view(JobState.RUNNING, "Unschedulable: 0/2 nodes are available (pod 1)")
+    assert starts.no_room(short).startswith("no node has room for it now")
+    assert starts.no_room(short) == ""
+    for other in (view(JobState.RUNNING), view(JobState.PENDING, "ContainerCreating"), None):
+        assert PodStarts(order_of(), JOB_ID).no_room(other) == ""
+
+
 def test_nothing_is_too_late_once_the_run_has_begun_or_its_job_has_ended():
     starts = PodStarts(order_of(start_limit_s=0.0), JOB_ID)
     assert starts.judge(view(JobState.PENDING), has_begun=True) is None
