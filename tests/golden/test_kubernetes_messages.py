@@ -109,10 +109,6 @@ DENIES = {
     "metadata": {"name": "default-deny"},
     "spec": {"podSelector": {}},
 }
-NO_FORWARD = (
-    f'Error from server (Forbidden): pods "wrong-0-x7k2p" is forbidden: {USER} cannot create resource "pods/portforward"'
-    ' in API group "" in the namespace "research"\n'
-)
 
 
 def may_not(verb, kind, group=""):
@@ -123,20 +119,6 @@ def may_not(verb, kind, group=""):
     )
 
 
-SUCCEEDED = {
-    "run_id": "wrong",
-    "state": "failed",
-    "exit_code": 1,
-    "attempts": 1,
-    "restarts_spent": 0,
-    "elapsed_s": 3.0,
-    "report": {
-        "error": "rank 0 failed",
-        "at": "rank 0 of 1 on wrong-0",
-        "because": [],
-        "hint": None,
-    },
-}
 # Topic: name of the case: keys of the site, more words of the command, and what the cluster answers.
 TOPICS = {
     "cluster": {
@@ -261,6 +243,15 @@ TOPICS = {
                 '-v1alpha2-jobset?timeout=10s": dial tcp 10.91.0.254:9444: connect: connection refused\n',
             ),
         ),
+        "name_too_long_for_the_cluster": (
+            {},
+            "",
+            refuse(
+                "create",
+                'The Job "$RUN" is invalid: spec.template.spec: Invalid value: "$RUN-10": will not able to create pod with invalid DNS label:'
+                " must be no more than 63 characters\n",
+            ),
+        ),
         "name_that_is_there": (
             {},
             "",
@@ -348,14 +339,6 @@ TOPICS = {
             "--join-timeout 1",
             {"refuse": {"get jobs.batch,pods": [1, may_not("list", "pods")]}},
         ),
-        "no_right_to_patch": (
-            {},
-            "--join-timeout 1",
-            {
-                "pods": "job-pods-unschedulable",
-                "refuse": {"patch": [1, may_not("patch", "secrets")]},
-            },
-        ),
         "no_right_to_delete": (
             {},
             "--join-timeout 1",
@@ -363,11 +346,6 @@ TOPICS = {
                 "pods": "job-pods-unschedulable",
                 "refuse": {"delete": [1, may_not("delete", "jobs", "batch")]},
             },
-        ),
-        "no_right_to_forward": (
-            {},
-            "",
-            {"answers": on_cluster(SUCCEEDED), "refuse": {"port-forward": [1, NO_FORWARD]}},
         ),
     },
     "apart": {
@@ -408,6 +386,8 @@ EXIT_CODES = {
     **dict.fromkeys((*TOPICS["cluster"], *TOPICS["refused"], *TOPICS["pods"]), 14),
     **dict.fromkeys(TOPICS["site"], 2),
     **dict.fromkeys(TOPICS["apart"], 6),
+    **dict.fromkeys(TOPICS["rights"], 14),
+    "no_right_to_delete": 6,
     **dict.fromkeys((name for name in TOPICS["site"] if name.startswith("volume_")), 14),
     **{
         name: 6

@@ -5,11 +5,13 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from torchmuster.engines.base import EngineError
 from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import JobView
+from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import failed_before_start, forget_views
 from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
@@ -66,7 +68,7 @@ class RunCopy:
         order, job_id = pod_order(run_dir), job_of(run_dir)
         if order is None or job_id is None or read_result(run_dir) is not None:
             return None
-        watch = PodWatch(job_id)
+        watch = PodWatch(job_id, say)
         mirror = RecordMirror(run_dir, order, job_id, watch, say, show)
         watch.start()
         mirror.start()
@@ -107,7 +109,9 @@ class RunCopy:
             self.mirror.stop()
             with contextlib.suppress(MusterError):
                 remove(self.job_id)
-            result = failed_before_start(self.run_dir, JoinTimeoutError.exit_code, report)
+            is_blind = view is not None and view.state is JobState.UNKNOWN
+            code = EngineError.exit_code if is_blind else JoinTimeoutError.exit_code
+            result = failed_before_start(self.run_dir, code, report)
             atomic.write_json(self.run_dir.result, codec.to_plain(result))
 
     def join(self, result: Result) -> Result:

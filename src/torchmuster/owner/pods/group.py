@@ -117,7 +117,7 @@ class PodGroup:
         }
         atomic.write_json(folder.job, noted)
         first = self._job_ids[0]
-        self._watch = PodWatch(first)
+        self._watch = PodWatch(first, self.say)
         self._mirror = RecordMirror(
             self.run_dir, pods.order, first, self._watch, self.say, self.say
         )

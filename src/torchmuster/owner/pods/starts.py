@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from torchmuster.engines.kubernetes.answers import CONTAINER, Pod
-from torchmuster.engines.kubernetes.dialect import kubectl, place_of
+from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
 from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.model.job import JobView
 from torchmuster.model.states import JobState
@@ -52,6 +52,8 @@ class PodStarts:
         self._all_run = view.state is JobState.RUNNING and view.reason is None
         if view.reason is not None:
             self._last = view
+        if not has_begun and (refused := _may_not_look(view)) is not None:
+            return refused
         if has_begun or view.state not in (JobState.PENDING, JobState.RUNNING):
             return None
         return self._died(view) or self._is_late(view)
@@ -156,6 +158,15 @@ class PodStarts:
             because=tuple(lines) or ("the pod wrote nothing",),
             hint=hint,
         )
+
+
+def _may_not_look(view: JobView) -> Report | None:
+    """Return a report where the user may make Jobs and not see them: nobody would hear of the run's end."""
+    if view.state is not JobState.UNKNOWN or "(Forbidden)" not in (view.reason or ""):
+        return None
+    report = DIALECT.explain_refusal(view.reason or "")
+    error = "the run can't be followed: the cluster does not let you look at its Job and pods"
+    return replace(report, error=error, at=f"job {view.job_id}")
 
 
 def lacks_room(view: JobView | None) -> bool:

@@ -160,6 +160,8 @@ def _task_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
 
 def _rank_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
     numbers = _numbers(view.run_dir.logs, "attempt-", "")
+    if not numbers and os.path.isfile(os.path.join(view.run_dir.path, "pods", "no-reach.json")):
+        return [(0, view.run_dir.job_log)]
     if not numbers:
         yet = "" if view.state.is_final else " yet"
         raise NotFoundError(f"the run {view.run_id} has no logs{yet}", where=view.run_dir.logs)
