@@ -42,6 +42,83 @@ def discovery(problem):
 
 NO_HOST = "dial tcp: lookup no-such-host.invalid on 10.0.0.2:53: no such host"
 DOWN = "dial tcp 127.0.0.1:1: connect: connection refused"
+
+
+FAILED = {
+    "type": "Failed",
+    "status": "True",
+    "reason": "PodFailurePolicy",
+    "message": "Container node for pod research/wrong-0-x7k2p failed with exit code 113 matching FailJob rule at index 0",
+}
+
+
+def on_cluster(last_message, *, beside=()):
+    """A cluster whose first pod has ended the run `wrong` with this message, beside which other containers go on."""
+    labels = {"app.kubernetes.io/managed-by": "torchmuster", "torchmuster.dev/run": "wrong"}
+    about = {"labels": labels, "annotations": {"torchmuster.dev/context": "lab"}}
+    job = {
+        "kind": "Job",
+        "metadata": {"name": "wrong", "namespace": "research", "uid": "1", **about},
+        "spec": {"completions": 2},
+        "status": {"conditions": [FAILED]},
+    }
+    pods = []
+    for index in (0, 1):
+        own = {**labels, "batch.kubernetes.io/job-completion-index": str(index)}
+        ended = {"exitCode": 113, "reason": "Error", "message": json.dumps(last_message)}
+        states = [{"name": name, "state": {"running": {}}} for name in beside]
+        states.append(
+            {"name": "node", "state": {"running": {}} if index else {"terminated": ended}}
+        )
+        pods.append(
+            {
+                "kind": "Pod",
+                "metadata": {
+                    **about,
+                    "name": f"wrong-{index}-x7k2p",
+                    "namespace": "research",
+                    "labels": own,
+                },
+                "spec": {
+                    "nodeName": f"n{index + 1}",
+                    "containers": [{"name": name} for name in (*beside, "node")],
+                },
+                "status": {"phase": "Running", "containerStatuses": states},
+            }
+        )
+    if beside:
+        job["status"] = {}  # its pods do not end
+    items = {"items": [job, *pods]}
+    return {"get jobs.batch,pods": items, "get pods": {"items": pods}}
+
+
+def did_not_come(why):
+    """What the first pod leaves of a run whose second pod it never reached."""
+    report = {
+        "error": "only 1 of 2 pods came within 600 s",
+        "at": "wrong-1",
+        "because": [f"wrong-1 ({why})"],
+        "hint": "`kubectl describe pod wrong-1` tells what it waits for; a longer wait: --join-timeout 1200s",
+    }
+    plain = {"run_id": "wrong", "state": "failed", "exit_code": 6, "attempts": 0}
+    return {**plain, "restarts_spent": 0, "elapsed_s": 600.0, "report": report}
+
+
+DENIES = {
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "default-deny"},
+    "spec": {"podSelector": {}},
+}
+
+
+def may_not(verb, kind, group=""):
+    """What the cluster says of a verb that a Role does not have."""
+    return (
+        f'Error from server (Forbidden): {kind}{f".{group}" * bool(group)} is forbidden: {USER} cannot {verb} resource "{kind}"'
+        f' in API group "{group}" in the namespace "research"\n'
+    )
+
+
 # Topic: name of the case: keys of the site, more words of the command, and what the cluster answers.
 TOPICS = {
     "cluster": {
@@ -166,6 +243,15 @@ TOPICS = {
                 '-v1alpha2-jobset?timeout=10s": dial tcp 10.91.0.254:9444: connect: connection refused\n',
             ),
         ),
+        "name_too_long_for_the_cluster": (
+            {},
+            "",
+            refuse(
+                "create",
+                'The Job "$RUN" is invalid: spec.template.spec: Invalid value: "$RUN-10": will not able to create pod with invalid DNS label:'
+                " must be no more than 63 characters\n",
+            ),
+        ),
         "name_that_is_there": (
             {},
             "",
@@ -185,6 +271,32 @@ TOPICS = {
         "toleration_with_an_unknown_effect": ({"tolerations": ["gpu:NoSchedul"]}, "", {}),
         "device_that_is_no_number": ({"devices": {"rdma/ib": "one"}}, "", {}),
         "directive_without_value": ({"directives": ["template.spec.x"]}, "", {}),
+        "volume_that_is_for_one_pod": (
+            {"claims": ["team-home:/home/team"]},
+            "--nodes 2",
+            {"answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOncePod"]}}}},
+        ),
+        "volume_of_one_node_for_pods_that_stay_apart": (
+            {"claims": ["team-home:/home/team"], "host_network": True},
+            "--nodes 2",
+            {"answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOnce"]}}}},
+        ),
+        "volume_of_one_node": (
+            {"claims": ["team-home:/home/team"]},
+            "--nodes 2",
+            {
+                "answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOnce"]}}},
+                "refuse": {"create": [1, forbidden("jobs").replace("$FILE", "job.sh")]},
+            },
+        ),
+        "volume_that_is_not_there": (
+            {"claims": ["team-hom:/home/team"]},
+            "",
+            refuse(
+                "persistentvolumeclaim",
+                'Error from server (NotFound): persistentvolumeclaims "team-hom" not found\n',
+            ),
+        ),
         "name_too_long": ({}, f"--name {'a' * 64}", {}),
     },
     "pods": {
@@ -216,11 +328,67 @@ TOPICS = {
             {"pods": "job-pods-mounting", "events": "events-mounting", "run": "run-mount"},
         ),
     },
+    "rights": {
+        "no_right_to_get_jobs_and_pods": (
+            {},
+            "--join-timeout 1",
+            {"refuse": {"get jobs.batch,pods": [1, may_not("list", "jobs", "batch")]}},
+        ),
+        "no_right_to_list_pods": (
+            {},
+            "--join-timeout 1",
+            {"refuse": {"get jobs.batch,pods": [1, may_not("list", "pods")]}},
+        ),
+        "no_right_to_delete": (
+            {},
+            "--join-timeout 1",
+            {
+                "pods": "job-pods-unschedulable",
+                "refuse": {"delete": [1, may_not("delete", "jobs", "batch")]},
+            },
+        ),
+    },
+    "apart": {
+        "names_that_dns_never_knows": (
+            {},
+            "--nodes 2",
+            {
+                "answers": {
+                    "get services": "service/wrong\n",
+                    **on_cluster(did_not_come("its name is not known")),
+                }
+            },
+        ),
+        "network_policy_that_denies": (
+            {},
+            "--nodes 2",
+            {
+                "answers": {
+                    "networkpolicies": {"items": [DENIES]},
+                    **on_cluster(did_not_come("no answer in time")),
+                }
+            },
+        ),
+        "proxy_of_a_mesh": (
+            {},
+            "--nodes 2",
+            {
+                "answers": {
+                    "networkpolicies": {"items": []},
+                    **on_cluster(did_not_come("no answer in time"), beside=("istio-proxy",)),
+                }
+            },
+        ),
+    },
 }
 CASES = {name: (topic, *case) for topic, cases in TOPICS.items() for name, case in cases.items()}
 EXIT_CODES = {
     **dict.fromkeys((*TOPICS["cluster"], *TOPICS["refused"], *TOPICS["pods"]), 14),
     **dict.fromkeys(TOPICS["site"], 2),
+    **dict.fromkeys(TOPICS["apart"], 6),
+    **dict.fromkeys(TOPICS["rights"], 14),
+    "no_right_to_delete": 6,
+    **dict.fromkeys((name for name in TOPICS["site"] if name.startswith("volume_")), 14),
     **{
         name: 6
         for name, case in TOPICS["pods"].items()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torchmuster.owner.views.training import EpochView, TrainingView
 
 _MOST_ROWS = 20
+_LOG_LINES = 10  # of a pod, in a status
 _COLUMNS = ("RUN", "STATE", "SUBMITTED", "TIME", "ON", "WORKERS", "COMMAND", "ENDED BY")
 
 
@@ -133,6 +134,7 @@ def print_status(run: str, *, as_json: bool) -> int:
         from torchmuster.cli.sweep_views import print_sweep
 
         return print_sweep(view, as_json=as_json)
+    only_log = _tell_reach(view)
     training = view_training(read_events(view.run_dir.training))
     job = view_job(view.run_dir) if view.result is None else None
     account = account_of(view, time.time())
@@ -169,6 +171,8 @@ def print_status(run: str, *, as_json: bool) -> int:
         click.echo(waits)
     if training is not None:
         _print_training(training)
+    if only_log:
+        _print_pod_log(view)
     if view.result is not None:
         echo(f"\n{last_line(view.result, view.run_dir)}")
         for note in view.result.notes:
@@ -179,6 +183,28 @@ def print_status(run: str, *, as_json: bool) -> int:
     elif view.state.is_final and (further := how_to_go_on(view.run_dir)) is not None:
         echo(f"\n{further}")
     return 0
+
+
+def _tell_reach(view: "RunView") -> bool:
+    """Say why only its first pod's log is known of a run in pods; return whether that is so."""
+    if not os.path.isdir(os.path.join(view.run_dir.path, "pods")):
+        return False
+    from torchmuster.owner.pods.end import words_on_reach
+
+    words = words_on_reach(view.run_dir)
+    if words is not None:
+        echo(f"muster: {words}", err=True)
+    return words is not None
+
+
+def _print_pod_log(view: "RunView") -> None:
+    """Show the end of the first pod's log."""
+    try:
+        with open(view.run_dir.job_log, errors="replace") as log:
+            lines = log.read().splitlines()[-_LOG_LINES:]
+    except OSError:
+        return
+    echo("\n" + "\n".join(lines))
 
 
 def _print_attempts(view: "RunView") -> None:
@@ -254,6 +280,7 @@ def logs(
     from torchmuster.owner.views.find import find_run
 
     view = find_run(run)
+    _tell_reach(view)
     if view.is_workflow:
         from torchmuster.cli.workflow_views import workflow_of
 

@@ -52,7 +52,9 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
     print_account(account_of(view, time.time()))
     echo()
     _print_tasks(workflow)
-    if view.state.value == "lost":
+    if workflow.is_elsewhere and view.state.value == "lost":
+        echo("\nit has no pods any more: the machine that submitted it has its end", err=True)
+    elif view.state.value == "lost":
         echo(
             "\nits owner was killed before it ended, or could not write the result (a full disk?)",
             err=True,
@@ -111,6 +113,10 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
     from torchmuster.owner.jobs.jobs import read_jobs
 
     workflow = workflow_of(view)
+    if workflow.is_elsewhere:
+        what = f"the workflow {short_id(view.run_id)} was submitted on another machine"
+        why = "its file and the outputs that have come are there"
+        raise UsageError(what, where=view.run_dir.path, why=why, fix="restart it there")
     finished = workflow.finished_groups()
     if len(finished) == len(workflow.groups):
         fix = f"muster submit {workflow.plan.spec_path} runs it again"

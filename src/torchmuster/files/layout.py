@@ -66,6 +66,9 @@ class RunDir:
     events = PathBelow("events.jsonl")
     # Head (client, when the head was lost; of a workflow, client): the verdict.
     result = PathBelow("result.json")
+    losses = PathBelow(
+        "losses.json"
+    )  # client of a run in pods: why the cluster took some, by attempt
     samples = PathBelow("samples.jsonl")  # head: how all ranks stood, from time to time
     logs = PathBelow(os.path.join("logs", GROUP, TASK))  # agents: a folder for each attempt
     supervisor_log = PathBelow("supervisor.log")  # a detached supervisor: what it says

@@ -15,6 +15,7 @@ from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secret
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
 from torchmuster.owner.views.find import RunView
+from torchmuster.owner.views.record import with_losses
 from torchmuster.report.attempts import (
     EventRecord,
     few_attempts,
@@ -67,7 +68,9 @@ class _Reading:
         self.result = self._object(self.run_dir.result, "how the run ended is not known")
 
     def story(self) -> Story:
-        events = read_events_of(self._record(self.run_dir.events, needed=True))
+        events = read_events_of(
+            with_losses(self._record(self.run_dir.events, needed=True), self.run_dir)
+        )
         training = self._training()
         samples = self._samples()
         ending = self._ending(events)

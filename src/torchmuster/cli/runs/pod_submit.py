@@ -34,6 +34,7 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
         warnings_of_group,
         why_a_set,
     )
+    from torchmuster.owner.pods.check import look_at_claims
 
     if found := refuse_what_pods_can_not(plan, site):
         raise ManyErrors(found)
@@ -48,6 +49,10 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
     settled = settle_site(site, has_kinds=bool(several))
     if several and site.queue_name is not None and not makes_sets(settled):
         warnings[why_a_set(several)] = None
+    begin = (group for group in plan.groups if group.name not in plan.reused)
+    jobs = [job for group in begin for job in plan_group(plan, group, settled).jobs]
+    for job in sorted(jobs, key=lambda job: job.num_nodes)[-1:]:  # all have the same volumes
+        warnings |= dict.fromkeys(look_at_claims(job))
     for warning in warnings:
         click.echo(f"muster: {warning}", err=True)
     return settled

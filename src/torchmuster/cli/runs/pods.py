@@ -36,6 +36,7 @@ def submit_to_pods(
         settle_place,
         shown_files,
     )
+    from torchmuster.owner.pods.check import look_at_claims
     from torchmuster.owner.pods.release import words_on_leavers
 
     gpus = request.gpus_per_node or site.gpus_per_node or 0
@@ -46,6 +47,8 @@ def submit_to_pods(
     job = settle_place(job, job.num_nodes)
     if request.dry_run:
         return _show(replace(job, brings=shown_files()), dialect)
+    for sentence in look_at_claims(job):
+        click.echo(f"muster: {sentence}", err=True)
     if request.run_id is not None and (text := words_on_leavers(job)) is not None:
         click.echo(f"muster: {text}", err=True)
     run_dir = create_run_dir(plan)

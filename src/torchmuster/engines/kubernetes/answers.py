@@ -15,7 +15,9 @@ from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView
 from torchmuster.model.ranks import compress_ranks
 from torchmuster.model.states import JobState
+from torchmuster.node.pod.order import FINAL_CODE
 
+CONTAINER = "node"  # of each pod: ours; a mesh may put others beside it
 RUN_LABEL = "torchmuster.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
@@ -67,6 +69,7 @@ class Pod:
         waits: Why it does not run yet.
         disruption: Why it is taken away, e.g. `EvictionByEvictionAPI`; None where nobody does, or a user has deleted it.
         memory_limit: In the words of its manifest, e.g. `400Gi`; None for none.
+        others: The containers beside ours, which the cluster has put there, as the proxy of a mesh.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Pod:
     disruption: ClusterReason | None = None
     end: PodEnd | None = None
     memory_limit: str | None = None
+    others: tuple[str, ...] = ()
 
     @property
     def is_up(self) -> bool:
@@ -201,8 +205,10 @@ def _uid_for_queues(metadata: Mapping[str, Any]) -> str:
 
 def _pod(one: Mapping[str, Any]) -> Pod:
     metadata, status = one["metadata"], one.get("status", {})
-    states = [container.get("state", {}) for container in status.get("containerStatuses", ())]
-    state = states[0] if states else {}
+    statuses = status.get("containerStatuses", ())
+    ours = (container for container in statuses if container.get("name", CONTAINER) == CONTAINER)
+    mine: Mapping[str, Any] = next(ours, {})
+    state = mine.get("state", {})
     conditions = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
     waits = _of_pull(_reason(state["waiting"])) if "waiting" in state else None
     if waits is None and conditions.get("PodScheduled", (True, None))[0] is False:
@@ -219,12 +225,21 @@ def _pod(one: Mapping[str, Any]) -> Pod:
         disruption=why if disrupted else None,
         end=_end(state.get("terminated"), status),
         memory_limit=_memory_limit(one.get("spec", {})),
+        others=_others(one.get("spec", {})),
     )
 
 
+def _others(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the containers that live beside ours; since 1.28 they may stand among those that come first."""
+    stay = (one for one in spec.get("initContainers", ()) if one.get("restartPolicy") == "Always")
+    names = (str(one.get("name", CONTAINER)) for one in (*spec.get("containers", ()), *stay))
+    return tuple(name for name in names if name != CONTAINER)
+
+
 def _memory_limit(spec: Mapping[str, Any]) -> str | None:
-    first: Mapping[str, Any] = next(iter(spec.get("containers", ())), {})
-    limit = first.get("resources", {}).get("limits", {}).get("memory")
+    of_spec = (one for one in spec.get("containers", ()) if one.get("name", CONTAINER) == CONTAINER)
+    ours: Mapping[str, Any] = next(of_spec, {})
+    limit = ours.get("resources", {}).get("limits", {}).get("memory")
     return str(limit) if limit is not None else None
 
 
@@ -373,12 +388,22 @@ def _state(
         return (JobState.ENDING if newest else JobState.CANCELLED), None
     if "Suspended" in run.conditions:
         return JobState.HELD, queue or run.conditions["Suspended"]
+    if (ended_beside := _ended_beside(newest.get(_HEAD))) is not None:
+        return ended_beside, None
     up = [index for index, pod in newest.items() if pod.is_up]
     if len(up) == run.num_pods:
         return JobState.RUNNING, None
     return (JobState.RUNNING if _HEAD in up else JobState.PENDING), _why_missing(
         run, newest, warnings
     )
+
+
+def _ended_beside(head: Pod | None) -> JobState | None:
+    """Return how a run has ended whose first pod goes on: a container that is not ours does not end with it."""
+    if head is None or not head.others or head.end is None:
+        return None
+    codes = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
+    return codes.get(head.end.exit_code) if head.end.exit_code is not None else None
 
 
 def _why_failed(run: PodsOfRun) -> ClusterReason | None:

@@ -11,19 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchmuster.engines.kubernetes.answers import INDEX_LABEL, QUEUE_LABEL, RUN_LABEL
+from torchmuster.engines.kubernetes.answers import (
+    CONTAINER,
+    INDEX_LABEL,
+    QUEUE_LABEL,
+    RUN_LABEL,
+)
 from torchmuster.engines.kubernetes.request import PodPlace, PodResources, PodsRequest
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
 from torchmuster.node.pod.order import FINAL_CODE, FIRST_INDEX_VARIABLE
 
-CONTAINER = "node"
 MANY = 1_000_000  # the head of the run counts failures, not the Job
 PACKAGE_FOLDER = "/muster"
 SCRATCH_FOLDER = "/scratch"
 _MANAGER = {"app.kubernetes.io/managed-by": "torchmuster"}
 _DEAD_NODE_S = 30  # instead of 300 s
 _MAX_SECRET_BYTES = 1 << 20
+_SCRATCH_BYTES = 1 << 30  # for the package, code and logs
+_SHM_BYTES = 64 << 30  # without a limit of memory; a node with less gives what it has
 MAX_HOST_NAME = 63
 _OF_POD = "-abcde"  # what the cluster adds for a pod's own name: a JobSet counts it too
 # A mesh's proxy refuses connections that are not its own, and would never end; autoscalers must not move a run.
@@ -384,13 +390,20 @@ def _resources(wanted: PodResources) -> dict[str, Any]:
         both[wanted.gpu_resource] = str(wanted.gpus)
     both |= {name: str(number) for name, number in wanted.devices.items()}
     requests = {"cpu": str(wanted.cpus)} if wanted.cpus is not None else {}
+    # Of the node's disk: what the scheduler counts, and what a pod is evicted for last.
+    requests["ephemeral-storage"] = str(wanted.scratch_bytes or _SCRATCH_BYTES)
     return {"requests": {**requests, **both}, "limits": both}
 
 
+def _shm_bytes(wanted: PodResources) -> int:
+    """Return the size of /dev/shm: by default half of the memory, as Linux has it, so that a full one is an error and no kill."""
+    if wanted.shm_bytes is not None:
+        return wanted.shm_bytes
+    return wanted.memory_bytes // 2 if wanted.memory_bytes is not None else _SHM_BYTES
+
+
 def _volumes(run: PodsRequest) -> list[dict[str, Any]]:
-    shm: dict[str, Any] = {"medium": "Memory"}
-    if run.resources.shm_bytes is not None:
-        shm["sizeLimit"] = str(run.resources.shm_bytes)
+    shm = {"medium": "Memory", "sizeLimit": str(_shm_bytes(run.resources))}
     scratch: dict[str, Any] = {}
     if run.resources.scratch_bytes is not None:
         scratch["sizeLimit"] = str(run.resources.scratch_bytes)

@@ -17,6 +17,7 @@ _ONE_NODE = (
     "pods on several nodes need a volume that is ReadWriteMany: `kubectl get pvc` shows the modes"
 )
 _OF_KIND = r"(?:(?!; couldn't).)*"  # Kueue's words on one kind of pods of a JobSet
+_STANDS_S = 2.0  # the next answer has to agree; with the time to ask twice it is told within 5 s of the first sign
 _PULLS_S = 60.0  # a registry that is away for a moment is tried again by the node
 
 
@@ -29,6 +30,8 @@ def _reason(
     patience_s: float | None = None,
 ) -> WaitReason:
     pattern = rf"{word}(?![A-Za-z])"
+    if never and patience_s is None:
+        patience_s = _STANDS_S
     return WaitReason(
         pattern=pattern, sentence=sentence, hint=hint, never=never, patience_s=patience_s
     )

@@ -21,8 +21,8 @@ class PodResources:
     Attributes:
         gpus: How many of `gpu_resource`.
         devices: Other resources by the site's own names: `rdma/ib`.
-        shm_bytes: Of /dev/shm; it counts as memory of the pod.
-        scratch_bytes: Of the node's disk; None for no limit.
+        shm_bytes: Of /dev/shm; it counts as memory of the pod. None for half of the memory.
+        scratch_bytes: Of the node's disk, request and limit; None for no limit, and a request of 1 GiB.
     """
 
     cpus: int | None = None

@@ -18,9 +18,13 @@ KEPT_PREFIX = "code-"  # of archives that stay on a volume for later runs
 PROGRAMS_VARIABLE = "MUSTER_PROGRAMS"  # of sessions: how our programs are started in this pod
 KEY_VARIABLE = "MUSTER_KEY"  # of sessions: the path of the pod's key
 ORDER_VARIABLE = "MUSTER_ORDER"  # of sessions: the path of the pod's order
+NO_ROOM_FILE = "no-room"
 NODES_FILE = "nodes.json"  # of a group: which pods each task has
 WORKFLOW_FILE = "workflow.json"  # of a group, as its run directory calls it
 CREDENTIALS_FILE = "credentials.toml"
+WORKFLOW_FILE = (
+    "workflow.json.xz"  # of a group: for clients on other machines, the pods have their own
+)
 STAMPS_FILE = "code.stamps.json"  # beside what was unpacked: it is whole
 _INDEX_VARIABLES = ("MUSTER_POD_INDEX", "JOB_COMPLETION_INDEX")
 FIRST_INDEX_VARIABLE = "MUSTER_POD_FIRST"  # of the pods of a group's second Job and later ones
@@ -43,7 +47,7 @@ class PodOrder:
         group: Of a workflow; None for a run.
         hosts: What the pods of a group are called, with their Service: they may be of several Jobs.
         has_volume: All pods see the same `home`.
-        join_s: How long a group waits for its pods.
+        join_s: How long a group waits for its pods, without the time in which the cluster has no room for them.
         environment: Variables of everything that runs in the pods.
     """
 
@@ -61,7 +65,7 @@ class PodOrder:
     group: str | None = None
     hosts: tuple[str, ...] = ()
     has_volume: bool = False
-    join_s: float = 300.0
+    join_s: float = 600.0
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -94,6 +98,11 @@ class PodOrder:
     def stamps(self) -> str:
         """Return the note that the archive has been unpacked."""
         return os.path.join(self.folder, STAMPS_FILE)
+
+    @property
+    def no_room(self) -> str:
+        """Return the note of a client that the cluster has no room for pods, with its reason; it counts while it is fresh."""
+        return os.path.join(self.folder, NO_ROOM_FILE)
 
     @property
     def head_port(self) -> int:

@@ -19,6 +19,7 @@ from torchmuster.model.states import JobState
 
 FIRST_POLL_S, LAST_POLL_S = 2.0, 30.0
 _GROWTH = 1.5
+_MOST_REASON = 400  # a refusal names the user, and then the right
 _COMMAND_TIMEOUT_S = 30.0
 _MOST_IDS = 500  # of one command line
 # What schedulers say of an id that they have forgotten; any other failure means that they can't tell.
@@ -160,7 +161,7 @@ def _answer(
         return views, None
     if said.status is None:
         return views, f"`{argv[0]}` did not answer within {_COMMAND_TIMEOUT_S:g} s"
-    last = (stderr or f"exit code {said.status}").splitlines()[-1][:200]
+    last = (stderr or f"exit code {said.status}").splitlines()[-1][:_MOST_REASON]
     return views, None if views else f"`{argv[0]}`: {last}"
 
 

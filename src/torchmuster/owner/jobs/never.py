@@ -33,8 +33,8 @@ class NeverWatch:
 
     ask: Ask = ask_scheduler
     clock: Callable[[], float] = time.monotonic
-    _since: dict[tuple[str, str | None], float] = field(default_factory=dict)
-    _looked_at: set[tuple[str, str | None]] = field(default_factory=set)
+    _since: dict[tuple[str, str], float] = field(default_factory=dict)
+    _looked_at: set[tuple[str, str]] = field(default_factory=set)
 
     def judge(self, view: JobView | None, dialect: Dialect) -> Report | None:
         """Return a report on a job that can't start, however long it waits; None while it may."""
@@ -45,7 +45,8 @@ class NeverWatch:
         patience_s = STANDS_S if wait.patience_s is None else wait.patience_s
         if not (wait.never or wait.may_be_never or wait.patience_s):
             return None
-        key = (view.job_id, view.reason)
+        # Not the reason's words: they change when a second pod has the same trouble.
+        key = (view.job_id, wait.sentence)
         if self.clock() - self._since.setdefault(key, self.clock()) < patience_s:
             return None
         if key in self._looked_at:

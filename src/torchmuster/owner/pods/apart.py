@@ -2,13 +2,18 @@
 
 from collections.abc import Callable
 
-from torchmuster.engines.kubernetes.answers import RUN_LABEL, read_objects
+from torchmuster.engines.kubernetes.answers import RUN_LABEL, Pod, read_objects
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
 from torchmuster.engines.kubernetes.policies import policies_on
 from torchmuster.errors import MusterError
+from torchmuster.model.display.text import few_of
 from torchmuster.model.verdict import Result
-from torchmuster.owner.pods.reach import NotAllowedError, ask
+from torchmuster.owner.pods.reach import NotAllowedError, ask, find_pods
 
+MESH = (
+    "ask for a namespace or pods without it: `kubectl label namespace NAME istio-injection-` and linkerd.io/inject=disabled;"
+    " other webhooks have words of their own, which `directives` of the site can set"
+)
 KEPT_APART = (
     "their network may keep them apart: names come from the headless Service of the run and the cluster's DNS, and"
     " a NetworkPolicy or the proxy of a mesh has to let all TCP ports between pods of one run pass"
@@ -25,7 +30,7 @@ def is_kept_apart(result: Result) -> bool:
 
 def evidence(job_id: str, whys: str) -> tuple[str, ...]:
     """Return sentences on what may keep the pods of a run apart, by what they have said of it."""
-    found = []
+    found = [_told(_of_containers, job_id)]
     if "name is not known" in whys:
         found.append(_told(_of_service, job_id))
     if any(words in whys for words in _SILENCE):
@@ -38,6 +43,24 @@ def _told(look: Callable[[str], str], job_id: str) -> str:
         return look(job_id)
     except MusterError:
         return ""
+
+
+def of_containers(pod: Pod) -> str:
+    """Return a sentence on what the cluster has put into a pod beside our container; empty where it has not."""
+    if not pod.others:
+        return ""
+    names = few_of([f"`{name}`" for name in pod.others], _MOST)
+    return f"the cluster has put {names} into the pods beside muster's container"
+
+
+def _of_containers(job_id: str) -> str:
+    pod = next((pod for pod in find_pods(job_id) if pod.others), None)
+    if pod is None:
+        return ""
+    return (
+        f"kubernetes says: {of_containers(pod)}: the proxy of a mesh refuses connections that are not its own,"
+        " and keeps the pods from ending"
+    )
 
 
 def _of_service(job_id: str) -> str:

@@ -38,7 +38,7 @@ _ENFORCED = "pod-security.kubernetes.io/enforce"
 _CLIENT_ONLY = ("cli/", "ui/", "report/", "diagnose/lint/", "diagnose/convert/")
 # Of the folder of what users write, what a training task of a workflow plans with.
 _SPEC_IN_PODS = ("__init__.py", "launch.py", "problems.py", "units.py")
-_SECRET_BYTES = 1 << 20
+SECRET_BYTES = 1 << 20
 _SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
 
 
@@ -194,9 +194,9 @@ def pack_order(
     package = _package(os.path.join(muster_home(), "cache"))
     size = os.path.getsize(archive)
     call_bytes = os.path.getsize(run_dir.call) if os.path.exists(run_dir.call) else 0
-    _check_call(call_bytes, _SECRET_BYTES - _SPARE_BYTES - os.path.getsize(package))
+    _check_call(call_bytes, SECRET_BYTES - _SPARE_BYTES - os.path.getsize(package))
     more_bytes += call_bytes + size + _SPARE_BYTES
-    has_room = os.path.getsize(package) + more_bytes <= _SECRET_BYTES
+    has_room = os.path.getsize(package) + more_bytes <= SECRET_BYTES
     with open(archive, "rb") as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()
     order = replace(order, code_sha=sha, code_bytes=None if has_room else size)

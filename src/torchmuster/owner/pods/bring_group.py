@@ -1,6 +1,7 @@
 """A group of a workflow as Jobs: one for each kind of pod, in a JobSet where there may be one, and what all bring along."""
 
 import json
+import lzma
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.job import JobRequest, NodeChunk
-from torchmuster.model.plan import Program, ScriptKind
+from torchmuster.model.plan import Limits, Program, ScriptKind
 from torchmuster.model.workflow import (
     PODS_ENGINE,
     GroupNodes,
@@ -40,12 +41,13 @@ from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.node.pod.outputs import output_names
 from torchmuster.node.task.setup import read_credentials
-from torchmuster.owner.pods.bring import check_way, pack_order, python_of
+from torchmuster.owner.pods.bring import SECRET_BYTES, check_way, pack_order, python_of
 
 if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
 
 
+JOIN_S = Limits().join_timeout_s  # as of a run
 _MORE_IN_SET = "-a-0-abcde"
 _PLAN_BYTES = 64 << 10  # of a Secret
 
@@ -132,6 +134,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
         group=group.name,
         hosts=tuple(hosts),
         has_volume=keeps_runs(base),
+        join_s=max(JOIN_S, group.queue_timeout_s or 0.0),
         environment=_datasets_of_pods(),
     )
     named = {task: tuple(on) for task, on in nodes.items()}
@@ -224,6 +227,11 @@ def bring_group(
     if text := _credentials(group):
         brings[orders.CREDENTIALS_FILE] = os.path.join(folder, orders.CREDENTIALS_FILE)
         atomic.replace_file(brings[orders.CREDENTIALS_FILE], text.encode(), mode=0o600)
+    path = os.path.join(folder, orders.WORKFLOW_FILE)
+    atomic.replace_file(path, lzma.compress(atomic.as_json(codec.to_plain(plan))))
+    # Without room the workflow is not found from other machines.
+    if sum(map(os.path.getsize, (path, *brings.values()))) <= SECRET_BYTES:
+        brings[orders.WORKFLOW_FILE] = path
     first = replace(pods.jobs[0], brings=tuple(brings.items()))
     return replace(pods, jobs=(first, *pods.jobs[1:]), order=order)
 

@@ -4,19 +4,23 @@
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.dialect import JOBSETS, kubectl
+from torchmuster.engines.kubernetes.wishes import claims_of
 from torchmuster.errors import MusterError
 from torchmuster.model.display.text import did_you_mean, few_of
+from torchmuster.model.job import JobRequest
 from torchmuster.owner.pods.bring import place_of_keys
 from torchmuster.owner.pods.reach import NotAllowedError, ask, refused
 
 _ASK_S = 20.0
+_SEVERAL = 2
+_NOT_SHARED = frozenset({"ReadWriteOnce", "ReadWriteOncePod"})
 QUEUES = "localqueues.kueue.x-k8s.io"
 # What a run needs: (API group, resource, verbs).
 NEEDED = (
@@ -238,10 +242,58 @@ def _claim(context: str, namespace: str, entry: str) -> ClusterFinding:
         return ClusterFinding(check=check, ok=False, words=_words_of(error))
     modes = claim.get("spec", {}).get("accessModes", [])
     phase = claim.get("status", {}).get("phase", "of an unknown state")
-    if set(modes) <= {"ReadWriteOnce", "ReadWriteOncePod"}:
+    if set(modes) <= _NOT_SHARED:
         words_of = f"{phase}, {', '.join(modes)}: pods of one node only can have it"
         return ClusterFinding(check=check, ok=None, words=words_of)
     return ClusterFinding(check=check, ok=True, words=f"{phase}, {', '.join(modes)}")
+
+
+def look_at_claims(job: JobRequest) -> list[str]:
+    """Return a sentence for each volume that pods on several nodes can't share; the job knows its cluster.
+
+    Raises:
+        EngineError: A volume does not exist, or its pods can't have it together wherever they are.
+    """
+    keys = dict(job.own_keys)
+    context, namespace = keys.get("context", ""), keys.get("namespace", "default")
+    apart = keys.get("host_network") == "yes"
+    found: list[str] = []
+    for claim in claims_of(job):
+        words = ("get", "persistentvolumeclaim", claim.name, "-o", "json")
+        try:
+            modes = json.loads(ask(kubectl(context, namespace, *words)))["spec"]["accessModes"]
+        except (NotAllowedError, ValueError, KeyError):
+            continue  # the scheduler says it, later
+        except EngineError as error:
+            if "(NotFound)" in (error.why or ""):
+                raise _no_claim(claim.name, namespace) from error
+            continue
+        if job.num_nodes < _SEVERAL or not set(modes) <= _NOT_SHARED:
+            continue
+        if apart or set(modes) == {"ReadWriteOncePod"}:
+            raise _not_shared(claim.name, modes, job.num_nodes)
+        found.append(
+            f"the volume `{claim.name}` is {', '.join(modes)}: pods that come to another node than the first don't start"
+            f" (a ReadWriteMany one is shared: `kubectl get pvc`)"
+        )
+    return found
+
+
+def _no_claim(name: str, namespace: str) -> EngineError:
+    return EngineError(
+        f"there is no volume `{name}` in the namespace `{namespace}`",
+        where="claims",
+        fix="`kubectl get pvc` lists them",
+    )
+
+
+def _not_shared(name: str, modes: Sequence[str], num_pods: int) -> EngineError:
+    return EngineError(
+        f"the volume `{name}` can't be shared by {num_pods} pods",
+        where="claims",
+        why=f"it is {', '.join(modes)}: for one {'pod' if modes == ['ReadWriteOncePod'] else 'node'} only",
+        fix="take a volume that is ReadWriteMany (NFS, CephFS, Lustre): `kubectl get pvc` shows the modes; or --nodes 1",
+    )
 
 
 def _nodes(context: str, keys: Mapping[str, str]) -> ClusterFinding:

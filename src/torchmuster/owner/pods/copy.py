@@ -5,14 +5,18 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from torchmuster.engines.base import EngineError
 from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import JobView
+from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import failed_before_start, forget_views
+from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
 from torchmuster.owner.pods.end import keep_last_message, remove
+from torchmuster.owner.pods.losses import LossNotes
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
 from torchmuster.owner.pods.release import PlaceRelease
@@ -22,8 +26,13 @@ from torchmuster.owner.views.record import read_result
 
 @contextlib.contextmanager
 def copied(run_dir: RunDir) -> Iterator[None]:
-    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods."""
-    copy = RunCopy.of(run_dir, lambda _: None, lambda _: None)
+    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here."""
+    copy: RunCopy | GroupCopies | None
+    if is_elsewhere(run_dir):
+        copy = GroupCopies(run_dir)
+        copy.start()
+    else:
+        copy = RunCopy.of(run_dir, lambda _: None, lambda _: None)
     try:
         yield
     finally:
@@ -41,6 +50,7 @@ class RunCopy:
     mirror: RecordMirror
     release: PlaceRelease
     starts: PodStarts
+    losses: LossNotes
     say: Callable[[str], None]
     _seen: int = 0
 
@@ -58,7 +68,7 @@ class RunCopy:
         order, job_id = pod_order(run_dir), job_of(run_dir)
         if order is None or job_id is None or read_result(run_dir) is not None:
             return None
-        watch = PodWatch(job_id)
+        watch = PodWatch(job_id, say)
         mirror = RecordMirror(run_dir, order, job_id, watch, say, show)
         watch.start()
         mirror.start()
@@ -69,6 +79,7 @@ class RunCopy:
             mirror=mirror,
             release=PlaceRelease(run_dir, order, job_id, say),
             starts=PodStarts(order, job_id),
+            losses=LossNotes(run_dir, order, job_id, say),
             say=say,
         )
 
@@ -84,9 +95,13 @@ class RunCopy:
         """Remove pods that are lost with their node; end a run whose start comes to nothing."""
         with contextlib.suppress(MusterError):
             self.release.look()
+        with contextlib.suppress(MusterError, OSError):
+            self.losses.look()
         has_begun = os.path.exists(self.run_dir.events)
         if self.mirror.is_connected and not has_begun:
             with contextlib.suppress(MusterError):
+                if reason := self.starts.no_room(view):
+                    self.mirror.note_no_room(reason)
                 if (waits := self.starts.waits_for(view)) is not None:
                     self.say(waits)
         report = self.starts.judge(view, has_begun=has_begun)
@@ -94,7 +109,9 @@ class RunCopy:
             self.mirror.stop()
             with contextlib.suppress(MusterError):
                 remove(self.job_id)
-            result = failed_before_start(self.run_dir, JoinTimeoutError.exit_code, report)
+            is_blind = view is not None and view.state is JobState.UNKNOWN
+            code = EngineError.exit_code if is_blind else JoinTimeoutError.exit_code
+            result = failed_before_start(self.run_dir, code, report)
             atomic.write_json(self.run_dir.result, codec.to_plain(result))
 
     def join(self, result: Result) -> Result:

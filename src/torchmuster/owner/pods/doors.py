@@ -1,6 +1,8 @@
 """The wait for the doors of other pods: which of them are missing, and why, said every 5 s, with a limit."""
 
 import asyncio
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +13,9 @@ from torchmuster.node.pod.call import call_patiently, words_of
 from torchmuster.node.pod.order import PodOrder
 
 _SAY_EVERY_S = 4.5
+_LOOK_S = 1.0
+_FRESH_S = 30.0  # of a client's note
+_MOST_WORDS = 300
 _TRY_EVERY_S = 0.25
 _SHOWN = 4
 
@@ -23,6 +28,7 @@ class Doors:
         least: How many have to answer.
         most: How many are of use.
         last_call_s: How long more than the least are waited for.
+        say_every_s: How often what is missing is said.
     """
 
     order: PodOrder
@@ -31,6 +37,7 @@ class Doors:
     most: int
     last_call_s: float
     say: Callable[[str], None]
+    say_every_s: float = _SAY_EVERY_S
     _open: set[int] = field(default_factory=set)
     _why: dict[int, str] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -38,28 +45,32 @@ class Doors:
     async def wait(self, limit_s: float) -> list[int]:
         """Return the pods that answer, in their order.
 
+        The time in which a client says that the cluster has no room for the others does not count: it is that of a queue.
+
         Raises:
             JoinTimeoutError: Too few did within the limit.
         """
         loop = asyncio.get_running_loop()
-        begun, say_at = loop.time(), loop.time() + _SAY_EVERY_S
+        begun, say_at = loop.time(), loop.time() + self.say_every_s
+        looked_at = begun
         tries = [asyncio.create_task(self._try(i)) for i in range(self.order.num_pods)]
         enough_at: float | None = None
         try:
             while len(self._open) < self.most:
-                now = loop.time()
+                now, no_room = loop.time(), self._no_room()
+                begun += now - looked_at if no_room else 0.0
+                looked_at = now
                 enough_at = enough_at or (now if len(self._open) >= self.least else None)
                 if enough_at is not None and now >= enough_at + self.last_call_s:
                     break
                 if now >= begun + limit_s:
                     raise self._error(limit_s)
                 if now >= say_at:
-                    self.say(
-                        f"waiting for pods: {self._missing()}; {begun + limit_s - now:.0f} s left"
-                    )
-                    say_at = now + _SAY_EVERY_S
+                    left = no_room or f"{begun + limit_s - now:.0f} s left"
+                    self.say(f"waiting for pods: {self._missing()}; {left}")
+                    say_at = now + self.say_every_s
                 self._changed.clear()
-                ends = [begun + limit_s, say_at]
+                ends = [begun + limit_s, say_at, *([now + _LOOK_S] if no_room else [])]
                 ends += [enough_at + self.last_call_s] if enough_at is not None else []
                 await self._until(min(ends))
         finally:
@@ -74,6 +85,15 @@ class Doors:
                 await self._changed.wait()
         except TimeoutError:
             return
+
+    def _no_room(self) -> str:
+        """Return why the cluster has no room, as a client has said a moment ago; empty where none has."""
+        try:
+            with open(self.order.no_room) as note:
+                age_s = time.time() - os.fstat(note.fileno()).st_mtime
+                return note.read(_MOST_WORDS).strip() if age_s < _FRESH_S else ""
+        except (OSError, ValueError):
+            return ""
 
     async def _try(self, index: int) -> None:
         host = self.order.address(index) if index else "127.0.0.1"

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from torchmuster import proc
-from torchmuster.engines.kubernetes.dialect import DIALECT
+from torchmuster.engines.kubernetes.answers import CONTAINER
+from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -14,9 +15,17 @@ from torchmuster.model import codec
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.jobs.jobs import cancelled_before_start
-from torchmuster.owner.pods.losses import explain_loss
+from torchmuster.owner.pods.losses import LossNotes, explain_loss
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
-from torchmuster.owner.pods.reach import PodWatch, ask, find_pod, forward, job_of, pod_order
+from torchmuster.owner.pods.reach import (
+    NotAllowedError,
+    PodWatch,
+    ask,
+    find_pod,
+    forward,
+    job_of,
+    pod_order,
+)
 from torchmuster.owner.views.record import read_outcome, read_result
 
 _ASK_S = 20.0
@@ -37,11 +46,44 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
         return
     _CAUGHT_UP.add(run_dir.path)
     mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
-    with contextlib.suppress(MusterError, OSError):
+    try:
         mirror.catch_up()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_no_reach(run_dir))
+    except NotAllowedError as error:
+        with contextlib.suppress(MusterError, OSError):
+            _keep_log(run_dir, job_id, error)
+    except (MusterError, OSError):
+        pass
+    with contextlib.suppress(MusterError, OSError):
+        LossNotes(run_dir, order, job_id, lambda _: None).look()
     if read_result(run_dir) is None:
         with contextlib.suppress(MusterError):
             keep_last_message(run_dir, job_id)
+
+
+def _no_reach(run_dir: RunDir) -> str:
+    return os.path.join(run_dir.path, "pods", "no-reach.json")
+
+
+def _keep_log(run_dir: RunDir, job_id: str, error: NotAllowedError) -> None:
+    """Take what the first pod has written, where its record can't be read; and note why."""
+    pod = find_pod(job_id, 0)
+    if pod is None:
+        return
+    context, namespace, _ = place_of(job_id)
+    words = ("logs", f"pod/{pod.name}", f"--container={CONTAINER}")
+    text = ask(kubectl(context, namespace, *words))
+    atomic.replace_file(run_dir.job_log, text.encode())
+    atomic.write_json(_no_reach(run_dir), {"why": error.fix or error.why or error.what})
+
+
+def words_on_reach(run_dir: RunDir) -> str | None:
+    """Return why only the first pod's log is known of a run in pods, with what the user lacks; None where its record is."""
+    noted = atomic.read_json(_no_reach(run_dir))
+    if not isinstance(noted, dict) or read_result(run_dir) is not None:
+        return None
+    return f"pods can't be reached from here: {noted.get('why')}; what the first pod wrote is in {run_dir.job_log}"
 
 
 def keep_last_message(run_dir: RunDir, job_id: str) -> None:

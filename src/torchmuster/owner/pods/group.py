@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, WorkingFolder
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
+from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import JobState, State
@@ -32,9 +34,10 @@ from torchmuster.owner.pods.bring_group import (
     with_outputs,
 )
 from torchmuster.owner.pods.end import remove_jobs, tell_owner
+from torchmuster.owner.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, find_pod
-from torchmuster.owner.pods.starts import PodStarts
+from torchmuster.owner.pods.starts import PodStarts, lacks_room
 from torchmuster.owner.views.record import RecordTail, read_new, read_outcome
 
 if TYPE_CHECKING:
@@ -72,6 +75,9 @@ class PodGroup:
     _tail: RecordTail = field(init=False)
     _positions: dict[str, int] = field(default_factory=dict)
     _num_stops: int = 0
+    _short_since: float | None = None
+    _started: dict[str, float | None] = field(default_factory=dict)
+    _lost: dict[str, tuple[float, float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Read its record from the beginning."""
@@ -115,7 +121,7 @@ class PodGroup:
         }
         atomic.write_json(folder.job, noted)
         first = self._job_ids[0]
-        self._watch = PodWatch(first)
+        self._watch = PodWatch(first, self.say)
         self._mirror = RecordMirror(
             self.run_dir, pods.order, first, self._watch, self.say, self.say
         )
@@ -218,8 +224,49 @@ class PodGroup:
                 report = self._starts.judge(view, has_begun=self._has_begun)
             if report is not None:
                 note_group(self.run_dir, self.group.name, report)
+        self._explain_losses()
+        if not self._has_begun:
+            self._wait_for_room(list(views.values()))
         first = views.get(self._job_ids[0])
         return first is None or first.state.is_final
+
+    def _wait_for_room(self, views: Sequence[JobView]) -> None:
+        """Let the first pod wait on while the cluster has no room for others; end what its `queue_timeout` ends."""
+        short = [view for view in views if lacks_room(view)]
+        now, limit_s = time.monotonic(), self.group.queue_timeout_s
+        self._short_since = (self._short_since or now) if short else None
+        if not short:
+            return
+        if self._starts is not None and self._mirror is not None:
+            with contextlib.suppress(MusterError):
+                if reason := self._starts.no_room(short[0]):
+                    self._mirror.note_no_room(reason)
+        if limit_s is not None and now - (self._short_since or now) > limit_s:
+            self._keep(self._never_had_room(short[0], limit_s))
+
+    def _never_had_room(self, view: JobView, limit_s: float) -> GroupOutcome:
+        error = MusterError(
+            f"it waited longer than its queue_timeout of {limit_s:g} s",
+            where=f"job {view.job_id}",
+            why=f"kubernetes says: {view.reason}",
+            fix=(view.wait.hint if view.wait is not None else None)
+            or "a longer queue_timeout, or ask for less",
+        )
+        return replace(self._failed(error), state=State.FAILED_QUEUE_TIMEOUT)
+
+    def _explain_losses(self) -> None:
+        """Say why a task has lost its pod, as soon as the cluster knows it: its agent is only gone."""
+        for task, (until, begun) in list(self._lost.items()):
+            said = ""
+            with contextlib.suppress(MusterError):
+                if self._pods is not None:
+                    order, first = self._pods.order, self._job_ids[0]
+                    said = explain_task_loss(self.run_dir, order, task, first, begun)
+            if said:
+                text = f"task {task}: {said}"
+                self.hear(messages.Event(name="notice", time="", fields={"text": text}))
+            if said or time.monotonic() > until:
+                del self._lost[task]
 
     @property
     def _has_begun(self) -> bool:
@@ -239,6 +286,7 @@ class PodGroup:
         if began_anew:  # a first pod that was made again
             self._positions.clear()
         for event in events:
+            self._note_loss(event)
             fields: dict[str, Any] = {k: v for k, v in event.items() if k not in ("event", "time")}
             with contextlib.suppress(KeyError, ValueError):
                 name, when = str(event.get("event")), str(event.get("time"))
@@ -246,6 +294,13 @@ class PodGroup:
         for task, path in self._logs():
             for text in read_new(path, self._positions):
                 self.hear(messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))
+
+    def _note_loss(self, event: Mapping[str, Any]) -> None:
+        task = str(event.get("task"))
+        if event.get("event") == "task_started":
+            self._started[task] = moment_of(event.get("time"))
+        elif event.get("event") == "agent_lost":
+            self._lost[task] = time.monotonic() + LOSS_KNOWN_S, self._started.get(task)
 
     def _logs(self) -> Iterator[tuple[str, str]]:
         for task in self.group.tasks:
@@ -268,6 +323,9 @@ class PodGroup:
             said = json.loads(pod.end.last_message) if pod is not None and pod.end else {}
             if "group" in said:
                 outcome = codec.from_plain(GroupOutcome, said["group"])
+                if self._pods is not None:
+                    first = self._job_ids[0]
+                    outcome = explain_group_loss(outcome, self.run_dir, self._pods.order, first)
             elif "error" in said:
                 error = MusterError(
                     str(said["error"]), why=said.get("because"), fix=said.get("hint")

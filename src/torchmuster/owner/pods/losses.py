@@ -1,25 +1,35 @@
 """Why a run has lost a pod: what only the cluster knows, joined with what the ranks know into one verdict.
 
 A container that is killed as a whole, as for its memory, leaves nothing that could tell. The head sees a connection that ends,
-the cluster has the reason, and neither asks the other: this is done by the client when a run's result has come.
+the cluster has the reason, and neither asks the other: this is done by the client, when the record tells of a loss and when a
+result has come.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from torchmuster.engines.kubernetes.answers import Pod, PodEnd
+from torchmuster.engines.kubernetes.dialect import job_id_of, place_of
 from torchmuster.engines.kubernetes.reasons import REASONS
 from torchmuster.errors import MusterError
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
 from torchmuster.model.display.text import name_alone, name_on, show_size
 from torchmuster.model.event import moment_of
 from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.outcome import GroupOutcome, TaskOutcome
 from torchmuster.model.verdict import MORE_MEMORY, Report, Result, describe_loss
 from torchmuster.node.pod.order import PodOrder
+from torchmuster.owner.pods.bring_group import pod_kinds
 from torchmuster.owner.pods.reach import find_pods
-from torchmuster.owner.views.record import read_events
+from torchmuster.owner.views.record import read_events, read_losses
+from torchmuster.owner.views.workflow_view import read_workflow
 
 _OUT_OF_MEMORY = "OOMKilled"
+LOSS_KNOWN_S = 120.0  # from a loss to the word of the cluster: of a dead node after 46 s
 _CLOCKS_S = 5.0  # by which those of two nodes may differ; a pod is made again after 10 s
 _MORE = f"{MORE_MEMORY} (`--mem`, or `memory` of the site; what is in /dev/shm counts)"
 
@@ -47,6 +57,75 @@ def explain_loss(result: Result, run_dir: RunDir, order: PodOrder, job_id: str) 
     return replace(result, report=_with_reason(report, pod))
 
 
+def explain_group_loss(
+    outcome: GroupOutcome, run_dir: RunDir, order: PodOrder, job_id: str
+) -> GroupOutcome:
+    """Return the outcome with the cluster's reason, where the task that failed has lost a pod that the cluster knows of."""
+    report = outcome.report
+    failed = (one for one in outcome.tasks if report is not None and _is_about(report, one))
+    task = next(failed, None)
+    if report is None or task is None or not outcome.state.is_failed:
+        return outcome
+    begun = moment_of(_last(run_dir, order, "task_started", task.task).get("time"))
+    try:
+        pod = _last_gone(_pods_of_task(run_dir, order, task.task, job_id), begun)
+    except MusterError:
+        return outcome
+    said, hint = _said_of(pod) if pod is not None else ("", "")
+    if pod is None or not said:
+        return outcome
+    error = report.error
+    if pod.end is not None and pod.end.reason.word == _OUT_OF_MEMORY:
+        error = f"task {task.task} failed: memory ran out in pod {pod.name} on {pod.node}"
+    told = replace(report, error=error, because=(said, *report.because))
+    return replace(outcome, report=_with_hint(told, hint))
+
+
+def explain_task_loss(
+    run_dir: RunDir, order: PodOrder, task: str, job_id: str, begun: float | None
+) -> str:
+    """Return what the cluster says of the pod that a task has lost; empty where it says nothing.
+
+    Args:
+        run_dir: Of the workflow.
+        order: What the pods of the group were told.
+        task: Its name.
+        job_id: The group's first Job.
+        begun: When the task's attempt did, in seconds since 1970; None where that is not known.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    pod = _last_gone(_pods_of_task(run_dir, order, task, job_id), begun)
+    return _said_of(pod)[0] if pod is not None else ""
+
+
+def _is_about(report: Report, task: TaskOutcome) -> bool:
+    return task.state.is_failed and report.error.startswith(f"task {task.task} failed: ")
+
+
+def _last(run_dir: RunDir, order: PodOrder, name: str, task: str) -> dict[str, object]:
+    """Return the last event of this name about a task; empty where there is none."""
+    events = read_events(run_dir.group(order.group or "").events)
+    found = [one for one in events if one.get("event") == name and one.get("task") == task]
+    return found[-1] if found else {}
+
+
+def _pods_of_task(run_dir: RunDir, order: PodOrder, task: str, job_id: str) -> Iterator[Pod]:
+    """Yield the pods that a task has or had, in the order of their creation; those of a task are of one Job."""
+    plan = read_workflow(run_dir)
+    kinds = pod_kinds(plan.group(order.group or "")) if plan is not None else []
+    named = (name for kind in kinds for name in kind.tasks)
+    hosts = [host for name, host in zip(named, order.hosts, strict=False) if name == task]
+    places = [host.partition(".")[0].rpartition("-") for host in hosts]
+    context, namespace, _ = place_of(job_id)
+    for job in dict.fromkeys(job for job, _, _ in places):
+        numbers = {int(number) for name, _, number in places if name == job}
+        for pod in find_pods(job_id_of(context, namespace, job)):
+            if pod.index in numbers:
+                yield pod
+
+
 def _out_of_memory(
     result: Result,
     report: Report,
@@ -55,13 +134,7 @@ def _out_of_memory(
     end: PodEnd,
     start: dict[str, object],
 ) -> Result:
-    limit = f"its limit of {_size(pod.memory_limit)}"
-    if pod.memory_limit is None:
-        limit = "its node had: it has no limit of its own"
-    evidence = (
-        f"kubernetes says: {end.reason} (exit code {end.exit_code}) of pod {pod.name} on {pod.node}:"
-        f" all its processes together used more than {limit}"
-    )
+    evidence = _memory_evidence(pod, end)
     node = name_on(name_alone(cause.node), pod.node or "")
     detail = "its container was killed as a whole"
     cause = replace(cause, memory_evidence=evidence, node=node, detail=detail)
@@ -74,19 +147,38 @@ def _out_of_memory(
     return replace(result, cause=cause, report=_with_hint(told, _MORE))
 
 
+def _memory_evidence(pod: Pod, end: PodEnd) -> str:
+    limit = f"its limit of {_size(pod.memory_limit)}"
+    if pod.memory_limit is None:
+        limit = "its node had: it has no limit of its own"
+    return (
+        f"kubernetes says: {end.reason} (exit code {end.exit_code}) of pod {pod.name} on {pod.node}:"
+        f" all its processes together used more than {limit}"
+    )
+
+
 def _size(words: str | None) -> str:
     return show_size(int(words)) if words is not None and words.isdecimal() else str(words)
 
 
 def _with_reason(report: Report, pod: Pod) -> Report:
+    said, hint = _said_of(pod)
+    if not said:
+        return report
+    return _with_hint(replace(report, because=(said, *report.because)), hint)
+
+
+def _said_of(pod: Pod) -> tuple[str, str]:
+    """Return the cluster's reason for the end of a pod, and what helps; empty where it has none."""
+    if pod.end is not None and pod.end.reason.word == _OUT_OF_MEMORY:
+        return _memory_evidence(pod, pod.end), _MORE
     reason = pod.disruption or (pod.end.reason if pod.end is not None else None)
     if reason is None or reason.word in ("", "Error"):
-        return report
+        return "", ""
     meaning = REASONS.meaning(str(reason))
     sentence = f"{meaning.sentence} ({reason})" if meaning is not None else str(reason)
     said = f"kubernetes says of pod {pod.name} on {pod.node}: {sentence}"
-    report = replace(report, because=(said, *report.because))
-    return _with_hint(report, meaning.hint if meaning is not None else "")
+    return said, meaning.hint if meaning is not None else ""
 
 
 def _with_hint(report: Report, hint: str) -> Report:
@@ -97,13 +189,17 @@ def _lost_pod(
     pods: Iterable[Pod], order: PodOrder, cause: WorkerEnd, start: dict[str, object]
 ) -> Pod | None:
     """Return the pod that was lost; one of its name may be there by now, and others may have ended in earlier attempts."""
-    begun = moment_of(start.get("time"))
+    of_node = (pod for pod in pods if order.host(pod.index) == name_alone(cause.node))
+    return _last_gone(of_node, moment_of(start.get("time")))
+
+
+def _last_gone(pods: Iterable[Pod], begun: float | None) -> Pod | None:
+    """Return the last of these pods that has ended, or is taken away, since a moment."""
     found = None
     for pod in pods:  # in the order of their creation
         ended_at = pod.end.ended_at if pod.end is not None else None
         is_earlier = begun is not None and ended_at is not None and ended_at + _CLOCKS_S < begun
-        is_gone = pod.end is not None or pod.disruption is not None
-        if order.host(pod.index) == name_alone(cause.node) and is_gone and not is_earlier:
+        if (pod.end is not None or pod.disruption is not None) and not is_earlier:
             found = pod
     return found
 
@@ -124,3 +220,68 @@ def _ranks_on(cause: WorkerEnd, start: dict[str, object]) -> str:
             word = "rank" if ranks.isdecimal() else "ranks"
             return f"{word} {ranks} of {start.get('world_size')} on "
     return ""
+
+
+@dataclass(slots=True)
+class LossNotes:
+    """Notes why the attempts of a run lost a pod, while the cluster still knows it: a run that goes on has no verdict.
+
+    The record is the pods', so these notes are a file beside it; views join them.
+
+    Attributes:
+        say: Gets a sentence for each.
+    """
+
+    run_dir: RunDir
+    order: PodOrder
+    job_id: str
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _read_bytes: int = 0
+    _seen: set[int] = field(default_factory=set)
+    _open: dict[int, tuple[WorkerEnd, float]] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Ask for losses that have come since the last look, and for those that the cluster did not know yet.
+
+        Raises:
+            EngineError: The cluster can't be asked.
+        """
+        noted = read_losses(self.run_dir)
+        self._read(noted)
+        pods = find_pods(self.job_id) if self._open else ()
+        for attempt, (end, until) in list(self._open.items()):
+            pod = _lost_pod(pods, self.order, end, _start_of(self.run_dir, attempt))
+            said = _said_of(pod)[0] if pod is not None else ""
+            if said:
+                noted[str(attempt)] = said
+                atomic.write_json(self.run_dir.losses, noted)
+                self.say(f"attempt {attempt}: {said}")
+            if said or self.clock() > until:
+                del self._open[attempt]
+
+    def _read(self, noted: dict[str, str]) -> None:
+        """Take the losses that have come to the record."""
+        try:
+            size = os.path.getsize(self.run_dir.events)
+        except OSError:
+            return
+        if size < self._read_bytes:  # the record of a first pod that begins anew
+            self._seen.clear()
+        if size == self._read_bytes:
+            return
+        self._read_bytes = size
+        for end in self._losses():
+            if end.attempt not in self._seen and str(end.attempt) not in noted:
+                self._open[end.attempt] = end, self.clock() + LOSS_KNOWN_S
+            self._seen.add(end.attempt)
+
+    def _losses(self) -> Iterator[WorkerEnd]:
+        for event in read_events(self.run_dir.events):
+            if event.get("event") == "attempt_failed":
+                try:
+                    end = codec.from_plain(WorkerEnd, event.get("cause"))
+                except codec.CodecError:
+                    continue
+                if end.kind is EndKind.NODE_LOST and end.memory_evidence is None:
+                    yield end

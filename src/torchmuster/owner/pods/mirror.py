@@ -7,18 +7,21 @@ of the first pod and its last message tell what can be told.
 import contextlib
 import json
 import os
+import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.answers import CONTAINER
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
 from torchmuster.engines.ssh_files import FilesBack, own_paths
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.verdict import Report, Result
 from torchmuster.net import remote_messages as messages
 from torchmuster.node.pod import order as orders
@@ -26,7 +29,7 @@ from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder
 from torchmuster.node.pod.outputs import take_outputs
 from torchmuster.owner.jobs.jobs import failed_before_start
-from torchmuster.owner.pods.losses import explain_loss
+from torchmuster.owner.pods.losses import explain_group_loss, explain_loss
 from torchmuster.owner.pods.pull import RecordPull
 from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, forward
 
@@ -42,6 +45,7 @@ _ACTED_UPON = frozenset(
         "site.json",
         "workflow.json",
         "cancelled.json",
+        "losses.json",
     }
 )
 _FROM = "pod"  # where the pieces come from, for `FilesBack`
@@ -70,6 +74,7 @@ class RecordMirror:
     _stopping: threading.Event = field(default_factory=threading.Event)
     _child: proc.Child | None = None
     _pull: RecordPull | None = None
+    _port: int | None = None
     _result: bytes = b""
     _shown: dict[str, int] = field(default_factory=dict)
     _thread: threading.Thread | None = None
@@ -131,8 +136,26 @@ class RecordMirror:
         with forward(self.job_id, pod.name, self.order.port) as way:
             if self.order.code_bytes is not None:
                 self._send_code(way.port)
-            self._read_record(way.port, once=once)
+            self._port = way.port
+            try:
+                self._read_record(way.port, once=once)
+            finally:
+                self._port = None
         return True
+
+    def note_no_room(self, reason: str) -> None:
+        """Tell the first pod that others have no room on the cluster, by the way that there is: it waits on.
+
+        Raises:
+            MusterError: The command can't be started.
+        """
+        if (port := self._port) is not None:
+            path = shlex.quote(self.order.no_room)
+            proc.ask(
+                self._argv(port, f"cat >{path}.part && mv {path}.part {path}"),
+                reason.encode(),
+                _LATE_S,
+            )
 
     def _argv(self, port: int, command: str) -> list[str]:
         return [*call_argv(self.run_dir.secret, port), "127.0.0.1", command]
@@ -241,7 +264,7 @@ class RecordMirror:
         folder = os.path.join(base, str(len(os.listdir(base)) + 1))
         os.makedirs(folder)
         logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
-        for path in (*self._own_files(), os.path.normpath(logs)):
+        for path in (*self._own_files(), self.run_dir.losses, os.path.normpath(logs)):
             with contextlib.suppress(OSError):
                 os.rename(path, os.path.join(folder, os.path.basename(path)))
         os.makedirs(self.run_dir.logs, exist_ok=True)
@@ -271,9 +294,11 @@ class RecordMirror:
         self.is_complete = True
 
     def _joined(self, plain: "dict[str, object]") -> object:
-        """Return the result of a run with what only the cluster knows."""
+        """Return the result of a run, or of a group, with what only the cluster knows."""
         if self.order.group is not None:
-            return plain
+            outcome = codec.from_plain(GroupOutcome, plain)
+            told = explain_group_loss(outcome, self.run_dir, self.order, self.job_id)
+            return codec.to_plain(told)
         result = codec.from_plain(Result, plain)
         return codec.to_plain(explain_loss(result, self.run_dir, self.order, self.job_id))
 
@@ -289,7 +314,8 @@ class RecordMirror:
             with contextlib.suppress(MusterError):
                 pod = find_pod(self.job_id, 0)
                 if pod is not None and (pod.is_running or pod.end is not None):
-                    argv = kubectl(context, namespace, "logs", f"pod/{pod.name}", "--follow")
+                    ours = f"--container={CONTAINER}"
+                    argv = kubectl(context, namespace, "logs", f"pod/{pod.name}", ours, "--follow")
                     words = [word for word in argv if "timeout" not in word]
                     self._follow_log(words, pod.name)
                     if pod.end is not None:

@@ -6,7 +6,7 @@ import re
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -31,6 +31,7 @@ _ASK_S = 25.0
 _FORWARD_S = 15.0
 _LATE_S = 2.0
 _WATCH_AGAIN_S = 5.0
+_POLL_S = 2.0
 _LINE = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+) ->")
 
 
@@ -162,9 +163,13 @@ def forward(job_id: str, pod: str, port: int) -> PortForward:
 
 
 class PodWatch:
-    """Tells when something about the pods of a run has changed: one request that stays open, while somebody looks."""
+    """Tells when something about the pods of a run has changed: one request that stays open, while somebody looks.
 
-    def __init__(self, job_id: str) -> None:
+    Who may not watch pods looks at them every 2 s, and `say` gets the line that the Role lacks.
+    """
+
+    def __init__(self, job_id: str, say: Callable[[str], None] = lambda _: None) -> None:
+        self._say = say
         context, namespace, name = place_of(job_id)
         words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "name", "--watch")
         argv = kubectl(context, namespace, *words)
@@ -203,23 +208,40 @@ class PodWatch:
 
     def _work(self) -> None:
         while not self._stopping.is_set():
-            reading, writing = os.pipe2(os.O_CLOEXEC)
-            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                argv = proc.node_program("leashed", *self._argv)
-                self._child = proc.start(argv, stdout=writing, stderr=null)
+                stderr = self._watch()
             except MusterError:
-                os.close(reading)
                 return
-            finally:
-                os.close(writing)
-                os.close(null)
-            with open(reading, "rb") as lines:
-                for _ in lines:
+            error = refused(self._argv, stderr) if stderr else None
+            if isinstance(error, NotAllowedError):
+                self._say(f"pods may not be watched, so they are looked at ({error.fix})")
+                while not self._stopping.wait(_POLL_S):
                     self.wake()
-            self._child.wait(_LATE_S)
-            # A server ends a watch after half an hour or more; one that is forbidden ends at once.
+                return
+            # A server ends a watch after half an hour or more.
             self._stopping.wait(_WATCH_AGAIN_S)
+
+    def _watch(self) -> str:
+        """Tell of changes until the request ends; return what kubectl said of its end."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        read_error, write_error = os.pipe2(os.O_CLOEXEC)
+        try:
+            argv = proc.node_program("leashed", *self._argv)
+            self._child = proc.start(argv, stdout=writing, stderr=write_error)
+        except MusterError:
+            os.close(reading)
+            os.close(read_error)
+            raise
+        finally:
+            os.close(writing)
+            os.close(write_error)
+        with open(reading, "rb") as lines:
+            for _ in lines:
+                self.wake()
+        self._child.wait(_LATE_S)
+        stderr = _rest(read_error)
+        os.close(read_error)
+        return stderr
 
 
 def _read(fd: int, deadline: float) -> bytes:

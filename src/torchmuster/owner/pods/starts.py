@@ -4,14 +4,20 @@ import contextlib
 import time
 from dataclasses import dataclass, field, replace
 
-from torchmuster.engines.kubernetes.answers import Pod
-from torchmuster.engines.kubernetes.dialect import kubectl, place_of
+from torchmuster.engines.kubernetes.answers import CONTAINER, Pod
+from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
 from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.model.job import JobView
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
-from torchmuster.owner.pods.apart import KEPT_APART, evidence, is_kept_apart
+from torchmuster.owner.pods.apart import (
+    KEPT_APART,
+    MESH,
+    evidence,
+    is_kept_apart,
+    of_containers,
+)
 from torchmuster.owner.pods.reach import ask, find_pod, find_pods
 
 _TWICE = 2  # a start that fails twice in the same way is no accident
@@ -19,7 +25,10 @@ _SHOWN_LINES = 5
 _WAIT_LONGER = "a longer --join-timeout waits on, and none for as long as it takes; or ask for less"
 _VOICE = "muster: "
 _WAITS = f"{_VOICE}waiting for "
+_NO_ROOM = ("Unschedulable", "SchedulingGated", "FailedCreate")
+_NOTE_S = 5.0  # the first pod believes it for 30 s
 _LOG_S = 4.0  # the first pod says it as often
+_OURS = f"--container={CONTAINER}"
 _OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
 
 
@@ -34,6 +43,7 @@ class PodStarts:
     _all_run: bool = False
     _told: str = ""
     _ask_log_at: float = 0.0
+    _note_at: float = 0.0
 
     def judge(self, view: JobView | None, *, has_begun: bool) -> Report | None:
         """Return why the run is to end; None while it may begin."""
@@ -42,6 +52,8 @@ class PodStarts:
         self._all_run = view.state is JobState.RUNNING and view.reason is None
         if view.reason is not None:
             self._last = view
+        if not has_begun and (refused := _may_not_look(view)) is not None:
+            return refused
         if has_begun or view.state not in (JobState.PENDING, JobState.RUNNING):
             return None
         return self._died(view) or self._is_late(view)
@@ -54,10 +66,8 @@ class PodStarts:
         is_join = result.exit_code == JoinTimeoutError.exit_code and not result.attempts
         if report is None or not is_join:
             return result
-        if self._all_run:
+        if self._all_run or last is None:
             return self._kept_apart(result, report)
-        if last is None:
-            return result
         if _is_joined(report):
             return result
         hint = last.wait.hint if last.wait is not None else None
@@ -69,8 +79,19 @@ class PodStarts:
         if _is_joined(report):
             return result
         said = evidence(self.job_id, "\n".join((report.error, *report.because)))
-        because = ("kubernetes says: all pods run", *said, *report.because)
-        return replace(result, report=replace(report, because=because, hint=KEPT_APART))
+        all_run = self._all_run or is_kept_apart(result)
+        run = ("kubernetes says: all pods run",) if all_run else ()
+        because = (*run, *said, *report.because)
+        hint = MESH if any("beside muster's container" in line for line in said) else KEPT_APART
+        return replace(result, report=replace(report, because=because, hint=hint))
+
+    def no_room(self, view: JobView | None) -> str:
+        """Return why the cluster has no room for pods, where the first one is to hear that now: it waits for them, and can't know."""
+        now = time.monotonic()
+        if not lacks_room(view) or now < self._note_at or view is None:
+            return ""
+        self._note_at = now + _NOTE_S
+        return f"{view.wait.sentence if view.wait is not None else view.reason} (as in a queue, this is waited for)"
 
     def waits_for(self, view: JobView | None) -> str | None:
         """Return what the first pod says that it waits for, if that is new: before there is a record its log alone has it.
@@ -88,11 +109,12 @@ class PodStarts:
         if first is None or not first.is_up:
             return None
         context, namespace, _ = place_of(self.job_id)
-        said = ask(kubectl(context, namespace, "logs", first.name, "--tail=1")).strip()
+        said = ask(kubectl(context, namespace, "logs", first.name, _OURS, "--tail=1")).strip()
         if not said.startswith(_WAITS) or said == self._told:
             return None
         self._told = said
-        return said.removeprefix(_VOICE)
+        beside = of_containers(first)
+        return said.removeprefix(_VOICE) + (f"; {beside}" if beside else "")
 
     def _is_late(self, view: JobView) -> Report | None:
         limit_s = self.order.start_limit_s
@@ -121,7 +143,7 @@ class PodStarts:
 
     def _report(self, pod: Pod) -> Report:
         context, namespace, _ = place_of(self.job_id)
-        text = ask(kubectl(context, namespace, "logs", pod.name, "--tail=20"))
+        text = ask(kubectl(context, namespace, "logs", pod.name, _OURS, "--tail=20"))
         lines = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
         code = pod.end.exit_code if pod.end is not None else None
         error = f"its pods end as soon as they start, with exit code {code}"
@@ -136,6 +158,22 @@ class PodStarts:
             because=tuple(lines) or ("the pod wrote nothing",),
             hint=hint,
         )
+
+
+def _may_not_look(view: JobView) -> Report | None:
+    """Return a report where the user may make Jobs and not see them: nobody would hear of the run's end."""
+    if view.state is not JobState.UNKNOWN or "(Forbidden)" not in (view.reason or ""):
+        return None
+    report = DIALECT.explain_refusal(view.reason or "")
+    error = "the run can't be followed: the cluster does not let you look at its Job and pods"
+    return replace(report, error=error, at=f"job {view.job_id}")
+
+
+def lacks_room(view: JobView | None) -> bool:
+    """Say whether a Job waits for room: in a queue, at the scheduler, or for its namespace's quota."""
+    if view is None or view.state.is_final:
+        return False
+    return view.state is JobState.HELD or (view.reason or "").startswith(_NO_ROOM)
 
 
 def _is_joined(report: Report) -> bool:

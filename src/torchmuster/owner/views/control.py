@@ -61,6 +61,10 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     """
     jobs = read_jobs(view.run_dir)
     if jobs is not None:
+        from torchmuster.owner.pods.elsewhere import cancel_groups
+
+        if await asyncio.to_thread(cancel_groups, view.run_dir):
+            return
         for job_id in jobs[1].values():
             with contextlib.suppress(MusterError):  # it may have ended
                 cancel_job(jobs[0], job_id)
@@ -156,6 +160,8 @@ def _task_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
 
 def _rank_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
     numbers = _numbers(view.run_dir.logs, "attempt-", "")
+    if not numbers and os.path.isfile(os.path.join(view.run_dir.path, "pods", "no-reach.json")):
+        return [(0, view.run_dir.job_log)]
     if not numbers:
         yet = "" if view.state.is_final else " yet"
         raise NotFoundError(f"the run {view.run_id} has no logs{yet}", where=view.run_dir.logs)

@@ -1,6 +1,7 @@
 """Find runs, and whether they still live."""
 
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,13 @@ from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import owner_process_lives
-from torchmuster.owner.views.record import read_events, read_outcome, read_plan, read_result
+from torchmuster.owner.views.record import (
+    read_events,
+    read_outcome,
+    read_plan,
+    read_result,
+    with_losses,
+)
 from torchmuster.owner.views.sweep_view import SweepView, view_sweep
 from torchmuster.owner.views.workflow_view import (
     WorkflowView,
@@ -25,6 +32,7 @@ from torchmuster.owner.views.workflow_view import (
     read_workflow_result,
     view_job_workflow,
     view_workflow,
+    view_workflow_elsewhere,
 )
 from torchmuster.spec.sweep_plan import member_of_id
 
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
 
 _MOST_CANDIDATES = 5  # of an ambiguous word
+_NEXT_GROUP_S = 30.0  # from the end of a group on a cluster to the next one of its workflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +260,13 @@ def _on_clusters(word: str) -> RunDir | None:
 def _view_found(run_dir: RunDir) -> RunView:
     """Return what is known of one run; of one in pods after its copy here has caught up, which a list of runs would not pay."""
     if os.path.isdir(os.path.join(run_dir.path, "pods")):
+        from torchmuster.owner.pods.elsewhere import catch_up_groups, is_elsewhere
         from torchmuster.owner.pods.end import catch_up
 
-        catch_up(run_dir)
+        if is_elsewhere(run_dir):
+            catch_up_groups(run_dir)
+        else:
+            catch_up(run_dir)
     return view_run(run_dir)
 
 
@@ -269,7 +282,7 @@ def _is_run(run_dir: RunDir) -> bool:
 
 def view_run(run_dir: RunDir, read: Sequence[dict[str, object]] | None = None) -> RunView:
     """Return what a run directory says now; `read` are its events, where they have been read already."""
-    events = tuple(read_events(run_dir.events) if read is None else read)
+    events = tuple(with_losses(read_events(run_dir.events) if read is None else read, run_dir))
     if os.path.isfile(run_dir.workflow):
         return _view_of_workflow(run_dir, events)
     if os.path.isfile(run_dir.sweep):
@@ -340,6 +353,11 @@ def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
     open_ids = [i for name, i in job_ids.items() if read_outcome(run_dir, name) is None]
     views = view_jobs(dialect, open_ids) if open_ids else {}
     by_group = {name: views[job_id] for name, job_id in job_ids.items() if job_id in views}
+    noted = atomic.read_json(run_dir.jobs)
+    if "elsewhere" in noted:
+        begun = frozenset(job_ids)
+        is_recent = time.time() - float(noted.get("seen_at", 0.0)) < _NEXT_GROUP_S
+        return view_workflow_elsewhere(run_dir, by_group, begun, is_recent=is_recent)
     return view_job_workflow(run_dir, by_group)
 
 
@@ -386,7 +404,7 @@ def owner_lives(run_dir: RunDir) -> bool:
         return _job_lives(run_dir)
     if os.path.isfile(run_dir.jobs):
         workflow = _view_of_jobs(run_dir)
-        return workflow is not None and workflow.result is None
+        return workflow is not None and not workflow.state.is_final
     if os.path.isfile(run_dir.arrays):
         return not view_run(run_dir).state.is_final
     return owner_process_lives(run_dir)

@@ -34,6 +34,23 @@ def read_events(path: str) -> Iterator[dict[str, Any]]:
         return
 
 
+def read_losses(run_dir: RunDir) -> dict[str, str]:
+    """Return what its cluster said of the pods that the attempts of a run have lost, by attempt."""
+    noted = atomic.read_json(run_dir.losses)
+    return {str(a): str(said) for a, said in noted.items()} if isinstance(noted, dict) else {}
+
+
+def with_losses(events: Iterable[dict[str, Any]], run_dir: RunDir) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run, those on lost pods with what the cluster said of them."""
+    losses = read_losses(run_dir)
+    for event in events:
+        said = losses.get(str(event.get("attempt"))) if losses else None
+        if said is not None and event.get("event") == "attempt_failed":
+            yield {**event, "what": f"{event.get('what')}; {said}"}
+        else:
+            yield event
+
+
 class RecordTail:
     """Reads what a record of one event a line gets, each line once; a line without its end waits for it.
 

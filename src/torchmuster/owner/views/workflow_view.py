@@ -45,12 +45,17 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowView:
-    """Where a workflow stands."""
+    """Where a workflow stands.
+
+    Attributes:
+        is_elsewhere: Its owner is on another machine, and only its jobs are seen from here.
+    """
 
     plan: WorkflowPlan
     state: RunState
     groups: tuple[GroupView, ...]
     result: WorkflowResult | None
+    is_elsewhere: bool = False
 
     def finished_groups(self) -> list[str]:
         """Return the groups that need not run again."""
@@ -91,6 +96,62 @@ def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowV
     result = _result_of_jobs(plan, run_dir, groups)
     state_of_run = _run_state(result, groups, is_lost=False)
     return WorkflowView(plan=plan, state=state_of_run, groups=groups, result=result)
+
+
+def view_workflow_elsewhere(
+    run_dir: RunDir, jobs: Mapping[str, JobView], begun: frozenset[str], *, is_recent: bool
+) -> WorkflowView | None:
+    """Return where a workflow stands whose owner is another machine, which makes a job for each group as its turn comes.
+
+    Args:
+        run_dir: What was copied here.
+        jobs: What the cluster says of the groups that have a job now.
+        begun: The groups that were seen to have one.
+        is_recent: Some group had one a moment ago, so another may follow.
+    """
+    plan = read_workflow(run_dir)
+    if plan is None:
+        return None
+    is_cancelled = os.path.exists(run_dir.cancelled)
+    views: dict[str, GroupView] = {}
+    for group in _upstream_first(plan):
+        job = jobs.get(group.name)
+        if job is not None and not job.state.is_final:
+            state, why = _state_of_job(job, [], [])
+        elif any(group.name in _before(plan, name) for name in begun):
+            state, why = State.COMPLETED, "a group that needs it has begun"
+        elif is_cancelled:
+            state, why = State.FAILED_CANCELED, "the workflow was cancelled"
+        elif group.name in begun:
+            state, why = State.PROCESSING, "its job is over: its end is on the machine of its owner"
+        else:
+            open_ones = [name for name in group.after if not views[name].state.is_final]
+            waits = f"waits for the outputs of {', '.join(open_ones)}"
+            state, why = State.WAITING, waits if open_ones else "its owner has not begun it"
+        stated = {"state": state.value, "why": why}
+        views[group.name] = _view_group(group, run_dir, stated, is_lost=False)
+    groups = tuple(views[group.name] for group in plan.groups)
+    result = _result_of_jobs(plan, run_dir, groups)
+    is_lost = not is_recent and all(job.state.is_final for job in jobs.values())
+    return WorkflowView(
+        plan=plan,
+        state=_run_state(result, groups, is_lost=is_lost),
+        groups=groups,
+        result=result,
+        is_elsewhere=True,
+    )
+
+
+def _before(plan: WorkflowPlan, name: str) -> set[str]:
+    """Return the groups that must have completed before this one begins."""
+    found: set[str] = set()
+    open_ones = [*plan.group(name).after]
+    while open_ones:
+        one = open_ones.pop()
+        if one not in found:
+            found.add(one)
+            open_ones += plan.group(one).after
+    return found
 
 
 def _upstream_first(plan: WorkflowPlan) -> list[GroupPlan]:

@@ -280,3 +280,20 @@ def test_a_queue_holds_a_jobset_as_one_and_each_of_its_jobs_says_why():
     assert [view.state for view in views] == [JobState.HELD] * 2
     assert len({view.reason for view in views}) == 1
     assert "couldn't assign flavors to pod set b" in views[0].reason
+
+
+def test_a_container_that_is_not_ours_stands_beside_it_and_does_not_keep_a_run_from_ending():
+    """The proxy of a mesh may be first among the containers; of ours, which ended, the pod still runs."""
+    objects = json.loads(json.dumps(RECORDED["job-pods-running"]))
+    for one in (one for one in objects if one["kind"] == "Pod"):
+        one["spec"]["containers"] = [{"name": "istio-proxy"}, {"name": "node"}]
+        proxy = {"name": "istio-proxy", "state": {"running": {}}}
+        one["status"]["containerStatuses"].insert(0, proxy)
+    (run,) = runs_of(objects).values()
+    assert {pod.others for pod in run.pods} == {("istio-proxy",)}
+    assert view_of(run).state is JobState.RUNNING
+    for code, state in ((0, JobState.SUCCEEDED), (113, JobState.FAILED), (75, JobState.PENDING)):
+        for one in (one for one in objects if one["kind"] == "Pod"):
+            one["status"]["containerStatuses"][1]["state"] = {"terminated": {"exitCode": code}}
+        (run,) = runs_of(objects).values()
+        assert view_of(run).state is state

@@ -58,12 +58,13 @@ def test_what_decides_over_life_and_death_of_pods_is_what_the_server_took():
     mounts = {"launcher", "/launcher"}
     known = {place for place, value in settings(accepted) if value not in mounts}
     new = {place for place, _ in settings(job)} - known
-    # Labels of ours, and a request beside the limit of the same resource.
+    # Labels of ours, a request beside the limit of the same resource, and one for the node's disk.
     assert new == {
         "/metadata/labels/app.kubernetes.io/managed-by",
         "/spec/template/metadata/labels/app.kubernetes.io/managed-by",
         "/spec/template/metadata/annotations/linkerd.io/inject",
         "/spec/template/spec/containers/resources/requests/nvidia.com/gpu",
+        "/spec/template/spec/containers/resources/requests/ephemeral-storage",
     }
 
 
@@ -91,7 +92,17 @@ def test_devices_and_memory_are_limits_and_requests_a_cpu_is_a_request():
     resources = PodResources(cpus=8, memory_bytes=64 * GIB, gpus=4, devices={"rdma/ib": 2})
     (container,) = pod_of(resources=resources)["containers"]
     both = {"memory": str(64 * GIB), "nvidia.com/gpu": "4", "rdma/ib": "2"}
-    assert container["resources"] == {"requests": {"cpu": "8", **both}, "limits": both}
+    requests = {"cpu": "8", "ephemeral-storage": str(GIB), **both}
+    assert container["resources"] == {"requests": requests, "limits": both}
+
+
+def test_a_disk_and_shared_memory_have_sizes_without_being_asked():
+    resources = PodResources(memory_bytes=64 * GIB, scratch_bytes=5 * GIB)
+    for given, shm, disk in ((resources, 32 * GIB, 5 * GIB), (PodResources(), 64 * GIB, GIB)):
+        pod = pod_of(resources=given)
+        assert pod["containers"][0]["resources"]["requests"]["ephemeral-storage"] == str(disk)
+        volumes = {one["name"]: one.get("emptyDir") for one in pod["volumes"]}
+        assert volumes["shm"] == {"medium": "Memory", "sizeLimit": str(shm)}
 
 
 def test_pods_fit_the_level_restricted():

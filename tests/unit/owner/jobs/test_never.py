@@ -3,6 +3,7 @@ import os
 import pytest
 
 from torchmuster import proc
+from torchmuster.engines.kubernetes.dialect import DIALECT as KUBERNETES
 from torchmuster.engines.registry import load_dialect
 from torchmuster.engines.wait_reasons import reasons_of
 from torchmuster.model.job import JobView
@@ -88,3 +89,16 @@ def test_what_pbs_says_never_runs_is_ended():
     assert report.because == (f"pbs says: {reason}",)
     assert scheduler.asked == ["pbsnodes"]
     assert os.linesep not in report.error
+
+
+def test_a_reason_in_other_words_goes_on_with_its_time():
+    """A second pod has the same trouble, and the words name both."""
+    now = [0.0]
+    watch = NeverWatch(clock=lambda: now[0])
+    seen = reasons_of(KUBERNETES).explained
+    word = "ErrImageNeverPull: image is not present"
+    one = JobView(job_id="lab/x/y", state=JobState.PENDING, reason=f"{word} (pod 0)")
+    both = JobView(job_id="lab/x/y", state=JobState.PENDING, reason=word)
+    assert watch.judge(seen(one), KUBERNETES) is None
+    now[0] = 2.5
+    assert "can never start" in watch.judge(seen(both), KUBERNETES).error

@@ -4,13 +4,14 @@ import base64
 import json
 import os
 import stat
+from dataclasses import replace
 
 import pytest
 
 from torchmuster.engines.base import EngineError
 from torchmuster.errors import NotFoundError
 from torchmuster.model import codec
-from torchmuster.owner.pods.adopt import adopt
+from torchmuster.owner.pods.adopt import adopt, find_on_clusters
 from torchmuster.owner.pods.reach import job_of, pod_order
 from unit.owner.pods.conftest import JOB_ID, RUN_ID, order_of
 
@@ -40,6 +41,37 @@ def secret(order=None):
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "mine"))
     return tmp_path / "mine"
+
+
+def test_a_secret_without_a_plan_is_refused_and_leaves_nothing_here(cluster, home):
+    lacks = secret()
+    del lacks["data"]["plan.json"]
+    cluster.say(answers={**jobs(JOB), "get secret": lacks})
+    with pytest.raises(EngineError, match="has no plan of it"):
+        adopt(RUN_ID, SITE)
+    assert not home.exists()
+
+
+def test_a_group_of_a_workflow_without_its_plan_is_refused_and_leaves_nothing_here(cluster, home):
+    of_group = secret(replace(order_of(), group="work"))
+    cluster.say(answers={**jobs(JOB), "get secret": of_group})
+    with pytest.raises(EngineError, match="workflow train-7f3a can't be followed from here") as it:
+        adopt(RUN_ID, SITE)
+    assert "muster status train-7f3a" in it.value.fix
+    assert not home.exists()
+
+
+def test_a_run_that_is_found_and_can_not_be_taken_says_why(cluster, home, monkeypatch, tmp_path):
+    """Not that there is no such run; a cluster that can't be asked says nothing."""
+    monkeypatch.chdir(tmp_path)
+    sites = '[engines.down]\nkind = "kubernetes"\ncontext = "down"\nimage = "x"\n'
+    sites += '[engines.lab]\nkind = "kubernetes"\ncontext = "lab"\nimage = "x"\n'
+    (tmp_path / "muster.toml").write_text(sites)
+    down = {"--context=down": [1, "Unable to connect to the server: i/o timeout\n"]}
+    cluster.say(answers={**jobs(JOB), "get secret": {"kind": "Secret", "data": {}}}, refuse=down)
+    with pytest.raises(EngineError, match="can't be read"):
+        find_on_clusters(RUN_ID)
+    assert find_on_clusters("train-0000") is None
 
 
 def jobs(*found):
@@ -89,8 +121,6 @@ def test_a_folder_that_is_there_is_not_written_over(cluster, home):
 @pytest.mark.parametrize("run_id", ["../../elsewhere", "/tmp/x", "", ".hidden"])
 def test_a_run_id_that_leads_out_of_the_runs_is_refused(cluster, home, tmp_path, run_id):
     """Whoever may make Jobs in the namespace writes their Secrets."""
-    from dataclasses import replace
-
     bad = secret(replace(order_of(), run_id=run_id))
     cluster.say(answers={**jobs(JOB), "get secret": bad})
     before = sorted(tmp_path.rglob("*"))

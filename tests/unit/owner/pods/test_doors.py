@@ -1,6 +1,7 @@
 """Waiting for pods: who is missing, and why."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -41,6 +42,34 @@ def test_enough_pods_are_not_kept_waiting_for_more():
     port = reserve_port()
     order = order_of(job="no-such-run.invalid", num_pods=3, port=port)
     assert wait(order, least=1, most=3, doors=[port], limit_s=30.0) == [0]
+
+
+def test_time_in_which_the_cluster_has_no_room_does_not_count(tmp_path):
+    """A client says so again and again; when it does no more, the limit counts on."""
+    port = reserve_port()
+    order = order_of(job="run.invalid", num_pods=2, port=port, home=str(tmp_path))
+    os.makedirs(order.folder)
+    with open(order.no_room, "w") as note:
+        note.write("no node has room for it now")
+    said = []
+
+    def say(text):
+        said.append(text)
+        if len(said) == 5:
+            os.unlink(order.no_room)
+
+    pods = Doors(
+        order=order,
+        secret=SECRET,
+        least=2,
+        most=2,
+        last_call_s=0.0,
+        say=say,
+        say_every_s=0.1,
+    )
+    with pytest.raises(JoinTimeoutError):
+        asyncio.run(pods.wait(0.25))
+    assert all(text.endswith("; no node has room for it now") for text in said[:5])
 
 
 def test_missing_pods_are_named_with_why_each_is_missing():

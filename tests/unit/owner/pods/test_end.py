@@ -5,8 +5,15 @@ import os
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.owner.pods.end import remove_groups
+from torchmuster.owner.pods.end import catch_up, remove_groups, words_on_reach
+from torchmuster.owner.views.control import LogChoice, log_files
+from torchmuster.owner.views.find import view_run
 from unit.owner.pods.conftest import order_of
+
+FORBIDDEN = (
+    'Error from server (Forbidden): pods "run-7f3a-0-x" is forbidden: User "u" cannot create resource "pods/portforward"'
+    ' in API group "" in the namespace "research"\n'
+)
 
 JOBS = ["lab/research/two-work-a-0", "lab/research/two-work-b-0"]
 
@@ -39,3 +46,28 @@ def test_jobs_are_removed_one_by_one(tmp_path, cluster):
     assert [line.split()[1] for line in cluster.asked] == [
         f"jobs.batch/{job.rpartition('/')[2]}" for job in JOBS
     ]
+
+
+def test_without_the_right_to_reach_pods_a_look_takes_the_first_ones_log_and_says_what_is_lacking(
+    run_dir, cluster
+):
+    """Of a run that somebody looks at and nobody follows, as from another machine."""
+    cluster.say(
+        pods="job-pods-running",
+        logs="muster: run on run-7f3a-0, run-7f3a-1\nstep 7\n",
+        refuse={"port-forward": [1, FORBIDDEN]},
+    )
+    catch_up(run_dir, again=True)
+
+    (log,) = log_files(view_run(run_dir), LogChoice())
+    with open(log[1]) as file:
+        assert file.read().endswith("step 7\n")
+    said = words_on_reach(run_dir)
+    assert 'resources: ["pods/portforward"], verbs: ["create"]' in said
+    assert said.endswith(f"what the first pod wrote is in {run_dir.job_log}")
+
+
+def test_a_run_whose_pods_can_be_reached_or_do_not_answer_lacks_no_right(run_dir, cluster):
+    cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
+    catch_up(run_dir, again=True)
+    assert words_on_reach(run_dir) is None

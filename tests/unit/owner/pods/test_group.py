@@ -1,18 +1,30 @@
 """A group in pods as the owner of its workflow shows it."""
 
+import json
 import os
 from dataclasses import replace
 
+from kit.waiting import wait_until
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
 from torchmuster.model.job import JobView
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import JobState, State
 from torchmuster.model.verdict import Report
-from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.model.workflow import (
+    PODS_ENGINE,
+    GroupNodes,
+    GroupPlan,
+    TaskPlan,
+    WorkflowPlan,
+)
 from torchmuster.net import messages
+from torchmuster.owner.pods.bring_group import GroupPods
 from torchmuster.owner.pods.group import PodGroup
 from torchmuster.owner.views.record import read_outcome
 from torchmuster.spec.sites.site import Site
+from unit.owner.pods.conftest import JOB_ID, order_of
 
 
 def group_of(run_dir, hear):
@@ -65,3 +77,54 @@ def test_logs_are_shown_from_whichever_attempt_the_record_begins(tmp_path):
     shown._pass_on()
     texts = [one.text for one in heard if isinstance(one, messages.TaskOutput)]
     assert texts == ["attempt 9\n", "attempt 10\n"]
+
+
+def test_a_task_that_lost_its_pod_is_told_with_the_clusters_reason(run_dir, cluster):
+    """Its attempt before has begun before the pod ended; the next one is none of the cause."""
+    heard = []
+    shown = group_of(run_dir, heard.append)
+    atomic.write_json(run_dir.workflow, codec.to_plain(shown.plan))
+    hosts = ("run-7f3a-1.run-7f3a",)
+    order = order_of(group="work", num_pods=1, hosts=hosts)
+    nodes = GroupNodes(engine=PODS_ENGINE, tasks={})
+    shown._pods = GroupPods(jobs=(), names=(), order=order, nodes=nodes)
+    shown._job_ids = [JOB_ID]
+    os.makedirs(run_dir.group("work").path)
+    events = [
+        {"event": "task_started", "task": "t", "time": "2026-11-22T00:27:30.000Z"},
+        {"event": "agent_lost", "task": "t", "time": "2026-11-22T00:28:10.000Z"},
+        {"event": "task_started", "task": "t", "time": "2026-11-22T00:29:00.000Z"},
+    ]
+    with open(run_dir.group("work").events, "w") as file:
+        file.write("".join(json.dumps(one) + "\n" for one in events))
+    cluster.say(pods="job-pods-running")
+    shown._pass_on()
+    shown._explain_losses()
+    cluster.say(pods="job-pods-oomkilled")
+    shown._explain_losses()
+    shown._explain_losses()
+    notices = [one.fields["text"] for one in heard if one.name == "notice"]
+    assert len(notices) == 1
+    assert notices[0].startswith(
+        "task t: kubernetes says: OOMKilled (exit code 137) of pod run-7f3a-1-9"
+    )
+
+
+def test_a_group_that_waits_longer_for_room_than_its_queue_timeout_ends_with_the_reason(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    os.makedirs(run_dir.group("work").path)
+    group = group_of(run_dir, print)
+    reason = "Unschedulable: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    short = JobView(job_id="lab/ml/w", state=JobState.PENDING, reason=reason)
+    running = JobView(job_id="lab/ml/w", state=JobState.RUNNING)
+    group.group = replace(group.group, queue_timeout_s=0.0)
+
+    group._wait_for_room([running])
+    assert read_outcome(run_dir, "work") is None
+    group._wait_for_room([running, short])
+    wait_until(lambda: group._wait_for_room([short]) or read_outcome(run_dir, "work"), "the end")
+
+    outcome = read_outcome(run_dir, "work")
+    assert outcome.state is State.FAILED_QUEUE_TIMEOUT
+    assert outcome.report.error == "it waited longer than its queue_timeout of 0 s"
+    assert outcome.report.because == (f"kubernetes says: {reason}",)

@@ -1,14 +1,31 @@
 """Why a pod was lost: the cluster's reason and the head's word become one verdict."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 
+from torchmuster.files import atomic
+from torchmuster.model import codec
+from torchmuster.model.event import moment_of
 from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.states import RunState
+from torchmuster.model.outcome import (
+    FailureFacts,
+    GroupOutcome,
+    TaskOutcome,
+    explain_task_failure,
+)
+from torchmuster.model.states import RunState, State
 from torchmuster.model.verdict import Circumstances, Result, explain_failure
-from torchmuster.owner.pods.losses import explain_loss
+from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.owner.pods.losses import (
+    LossNotes,
+    explain_group_loss,
+    explain_loss,
+    explain_task_loss,
+)
+from torchmuster.owner.views.find import view_run
 from unit.owner.pods.conftest import JOB_ID, RUN_ID, order_of
 
 # In `job-pods-oomkilled` the pod of index 1 was killed at 00:27:09, and its replacement at 00:28:10.
@@ -137,3 +154,153 @@ def test_a_run_that_lost_no_pod_asks_nothing(run_dir, cluster):
     other = replace(failed(), cause=replace(failed().cause, kind=EndKind.EXIT_CODE))
     assert explained(run_dir, other) == other
     assert cluster.asked == []
+
+
+# What is said while the run goes on.
+
+OOM_SAID = (
+    "kubernetes says: OOMKilled (exit code 137) of pod run-7f3a-1-9lbn8 on n2:"
+    " all its processes together used more than its limit of 64Mi"
+)
+
+
+def lose(run_dir, attempt=0, **given):
+    """Write what the head notes of an attempt that lost a pod and is followed by another."""
+    cause = codec.to_plain(replace(failed(**given).cause, attempt=attempt))
+    what = "run-7f3a-1 (n2): its agent has gone (the other side closed the connection)"
+    event = {"event": "attempt_failed", "attempt": attempt, "what": what, "cause": cause}
+    with open(run_dir.events, "a") as file:
+        file.write(json.dumps({"time": f"{AFTER}.000Z", "restarts_left": 1, **event}) + "\n")
+
+
+def notes_of(run_dir, clock=lambda: 0.0):
+    said = []
+    return LossNotes(run_dir, order_of(), JOB_ID, said.append, clock), said
+
+
+def test_an_attempt_that_lost_its_pod_is_explained_while_the_run_goes_on(run_dir, cluster):
+    cluster.say(pods="job-pods-oomkilled")
+    begin(run_dir, BETWEEN)
+    notes, said = notes_of(run_dir)
+    notes.look()
+    assert (said, cluster.asked) == ([], [])
+
+    lose(run_dir)
+    notes.look()
+    notes.look()
+
+    assert said == [f"attempt 0: {OOM_SAID}"]
+    assert len(cluster.asked) == 1
+    (ended,) = (e for e in view_run(run_dir).events if e["event"] == "attempt_failed")
+    assert ended["what"].endswith(f"closed the connection); {OOM_SAID}")
+    again, said = notes_of(run_dir)
+    again.look()
+    assert said == []
+
+
+def test_what_the_cluster_does_not_know_yet_is_asked_for_again_and_not_for_ever(run_dir, cluster):
+    now = [0.0]
+    cluster.say(pods="job-pods-running")
+    begin(run_dir, BETWEEN)
+    lose(run_dir)
+    notes, said = notes_of(run_dir, lambda: now[0])
+    notes.look()
+    assert said == []
+    cluster.say(pods="job-pods-oomkilled")
+    notes.look()
+    assert said == [f"attempt 0: {OOM_SAID}"]
+
+    os.unlink(run_dir.losses)
+    cluster.say(pods="job-pods-running")
+    notes, said = notes_of(run_dir, lambda: now[0])
+    notes.look()
+    now[0] = 1000.0
+    notes.look()
+    asked = len(cluster.asked)
+    notes.look()
+    assert (said, len(cluster.asked)) == ([], asked)
+
+
+def test_ends_that_are_no_loss_of_a_pod_ask_nothing(run_dir, cluster):
+    begin(run_dir, BETWEEN)
+    lose(run_dir, memory_evidence="the kernel killed 1 process")
+    with open(run_dir.events, "a") as file:
+        file.write(
+            '{"event": "attempt_failed", "attempt": 1, "cause": {"of": "another version"}}\n'
+        )
+    notes_of(run_dir)[0].look()
+    assert cluster.asked == []
+
+
+# Of a group of a workflow.
+
+HOSTS = ("run-7f3a-0.run-7f3a", "run-7f3a-1.run-7f3a")
+GROUP_ORDER = order_of(group="work", hosts=HOSTS)
+
+
+@pytest.fixture
+def group(run_dir):
+    """Return the folder of a workflow whose group has a task in each of two pods."""
+    tasks = (
+        TaskPlan(name="a", command=("true",), lead=True),
+        TaskPlan(name="b", command=("true",)),
+    )
+    plan = WorkflowPlan(
+        run_id=RUN_ID,
+        name="w",
+        groups=(GroupPlan(name="work", tasks=tasks),),
+        spec_path="w.yaml",
+        python=("python3",),
+        cwd="/",
+    )
+    atomic.write_json(run_dir.workflow, codec.to_plain(plan))
+    os.makedirs(run_dir.group("work").path)
+    with open(run_dir.group("work").events, "w") as file:
+        started = {"event": "task_started", "task": "b", "time": f"{BETWEEN}.000Z"}
+        file.write(json.dumps(started) + "\n")
+    return run_dir
+
+
+def lost_task(task="b"):
+    facts = FailureFacts(group="work", task=task, attempt=2, why="its agent has gone", log="x.log")
+    ends = [
+        TaskOutcome(task=one, state=State.FAILED_BACKEND_ERROR, attempt=2, code=3001)
+        for one in ("a", "b")
+    ]
+    return GroupOutcome(
+        group="work",
+        state=State.FAILED_BACKEND_ERROR,
+        exit_code=1,
+        elapsed_s=1.0,
+        tasks=tuple(ends),
+        report=explain_task_failure(facts),
+    )
+
+
+def test_a_task_whose_container_was_killed_as_a_whole_failed_for_its_memory(group, cluster):
+    cluster.say(pods="job-pods-oomkilled")
+    report = explain_group_loss(lost_task(), group, GROUP_ORDER, JOB_ID).report
+    assert report.error == "task b failed: memory ran out in pod run-7f3a-1-9lbn8 on n2"
+    assert report.at == "group work, task b, attempt 2"
+    assert report.because == (OOM_SAID,)
+    assert report.hint.startswith("ask for more memory (`--mem`, or `memory` of the site")
+    assert explain_task_loss(group, GROUP_ORDER, "b", JOB_ID, moment_of(f"{BETWEEN}Z")) == OOM_SAID
+
+
+def test_a_task_whose_pod_was_taken_away_is_told_by_whom(group, cluster):
+    cluster.say(pods="job-pods-evicting")
+    before = lost_task()
+    report = explain_group_loss(before, group, GROUP_ORDER, JOB_ID).report
+    assert report.error == before.report.error
+    assert report.because[0].endswith("(EvictionByEvictionAPI: Eviction API: evicting)")
+
+
+def test_a_task_whose_pod_the_cluster_has_nothing_on_keeps_its_verdict(group, cluster):
+    cluster.say(pods="job-pods-oomkilled")
+    other = lost_task("a")  # its pod runs
+    assert explain_group_loss(other, group, GROUP_ORDER, JOB_ID) == other
+    assert explain_task_loss(group, GROUP_ORDER, "a", JOB_ID, None) == ""
+    cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
+    assert explain_group_loss(lost_task(), group, GROUP_ORDER, JOB_ID) == lost_task()
+    done = replace(lost_task(), state=State.COMPLETED)
+    assert explain_group_loss(done, group, GROUP_ORDER, JOB_ID) == done

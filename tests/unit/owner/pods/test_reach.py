@@ -110,3 +110,17 @@ def test_a_change_of_a_pod_wakes_who_waits(cluster):
     assert watch.number == 3
     (asked,) = cluster.asked
     assert json.dumps(asked).endswith('-o name --watch"')
+
+
+def test_who_may_not_watch_pods_looks_at_them_and_hears_why_once(cluster):
+    refusal = FORBIDDEN.replace("create", "watch").replace("pods/portforward", "pods")
+    cluster.say(refuse={"--watch": [1, refusal]})
+    said = []
+    watch = PodWatch(JOB_ID, said.append)
+    watch.start()
+    try:
+        wait_until(lambda: watch.number >= 2, "two looks", 60)
+    finally:
+        watch.stop()
+    assert len(cluster.asked) == len(said) == 1
+    assert 'resources: ["pods"], verbs: ["watch"]' in said[0]

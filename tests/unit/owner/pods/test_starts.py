@@ -37,6 +37,15 @@ def test_a_start_may_take_as_long_as_a_queue_unless_a_limit_was_given(cluster):
     assert cluster.asked == []
 
 
+def test_pods_without_room_are_told_to_the_first_one_and_not_at_every_look():
+    starts = PodStarts(order_of(), JOB_ID)
+    short = view(JobState.RUNNING, "Unschedulable: 0/2 nodes are available (pod 1)")
+    assert starts.no_room(short).startswith("no node has room for it now")
+    assert starts.no_room(short) == ""
+    for other in (view(JobState.RUNNING), view(JobState.PENDING, "ContainerCreating"), None):
+        assert PodStarts(order_of(), JOB_ID).no_room(other) == ""
+
+
 def test_nothing_is_too_late_once_the_run_has_begun_or_its_job_has_ended():
     starts = PodStarts(order_of(start_limit_s=0.0), JOB_ID)
     assert starts.judge(view(JobState.PENDING), has_begun=True) is None
@@ -156,7 +165,35 @@ def test_other_verdicts_stay_as_they_are():
     starts.judge(view(JobState.RUNNING, "OOMKilled: (pod 1)"), has_begun=True)
     for result in (late(attempts=1), late(exit_code=1), late(report=None)):
         assert starts.joined(result) is result
-    assert PodStarts(order_of(), JOB_ID).joined(late()) == late()
+
+
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_a_container_that_a_mesh_has_put_beside_ours_is_named(cluster, where):
+    cluster.say(pods="job-pods-running", answers={"get pods": {"items": [with_proxy(where)]}})
+    starts = PodStarts(order_of(), JOB_ID)
+    report = starts.joined(late()).report
+    assert report.because[0] == (
+        "kubernetes says: the cluster has put `istio-proxy` into the pods beside muster's container: the proxy of a mesh"
+        " refuses connections that are not its own, and keeps the pods from ending"
+    )
+    assert "istio-injection-" in report.hint
+    waits = "muster: waiting for pods: run-7f3a-1 (no answer in time); 595 s left"
+    cluster.say(logs=waits, answers={"get pods": {"items": [with_proxy(where)]}})
+    assert starts.waits_for(view(JobState.RUNNING)).endswith("beside muster's container")
+
+
+def with_proxy(where):
+    beside = [{"name": "istio-proxy", "restartPolicy": "Always"}]
+    spec = {"containers": [{"name": "node"}], "nodeName": "n1"}
+    spec[where] = [*beside, *spec.get(where, [])]
+    labels = {
+        "torchmuster.dev/run": "run-7f3a",
+        "batch.kubernetes.io/job-completion-index": "0",
+    }
+    states = [{"name": name, "state": {"running": {}}} for name in ("istio-proxy", "node")]
+    status = {"phase": "Running", "containerStatuses": states}
+    metadata = {"name": "run-7f3a-0-x", "labels": labels}
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
 
 def test_what_the_first_pod_waits_for_is_told_once(cluster):
