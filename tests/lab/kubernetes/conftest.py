@@ -54,5 +54,6 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_terminal_summary(terminalreporter):
     """Print what was measured."""
-    for line in NOTES:
-        terminalreporter.write_line(f"measured: {line}")
+    width = max((len(what) for what, _ in NOTES), default=0)
+    for what, seconds in NOTES:
+        terminalreporter.write_line(f"measured: {what:{width}}  {seconds:5.1f} s")
