@@ -169,19 +169,19 @@ class Cluster:
     @contextlib.contextmanager
     def pods_kept_apart(self):
         """Let nothing but DNS pass between pods of different nodes for a while."""
-        nft = self._programs / "nft"
-        ours = "ip saddr 10.94.0.0/16 ip daddr 10.94.0.0/16"
-        rule = f"{ours} ip protocol tcp drop"
-        hook = "{ type filter hook forward priority -10; }"
-        table = f"add table ip apart; add chain ip apart all {hook}; add rule ip apart all {rule}"
+        hook = "{ type filter hook forward priority -10 ; }"
+        rule = "ip saddr 10.94.0.0/16 ip daddr 10.94.0.0/16 ip protocol tcp drop"
+        begin = f"add table ip apart; add chain ip apart way {hook}; add rule ip apart way {rule}"
         for node in self.nodes:
-            subprocess.run(self.node_argv(node, [nft, table]), check=True)
+            self._nft(node, begin)
         try:
             yield
         finally:
             for node in self.nodes:
-                words = [nft, "delete table ip apart"]
-                subprocess.run(self.node_argv(node, words), check=True)
+                self._nft(node, "delete table ip apart")
+
+    def _nft(self, node, line):
+        subprocess.run(self.node_argv(node, [self._programs / "nft", line]), check=True)
 
     def _heartbeat(self, node):
         """Return the time of a node's last sign of life, as the API writes it; empty where there was none."""

@@ -67,7 +67,7 @@ def test_a_process_out_of_memory_is_named_and_restarts_inside_the_pod(bench):
     report = bench.result()["report"]
     assert report["error"] == "rank 1 was ended by SIGKILL because memory ran out"
     assert report["at"] == f"rank 1 of 2 on {where}, attempt 1"
-    assert "limit 2 GiB" in report["because"][0]
+    assert "(limit 2.00 GiB)" in report["because"][0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -49,12 +49,19 @@ from moto.server import ThreadedMotoServer
 ThreadedMotoServer(ip_address="{ADDRESS}", port={S3_PORT}, verbose=False).start()
 threading.Event().wait()
 """
-KEYS = "[store]\nid = 'testing'\nsecret = 'not-to-be-seen'\n"
+KEYS = "[hub]\ntoken = 'not-to-be-seen'\n"
+LOGIN = {
+    "AWS_ENDPOINT_URL": f"http://{ADDRESS}:{S3_PORT}",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+}
+WITH_LOGIN = 'spec.template.spec.containers.0.envFrom=[{"secretRef": {"name": "s3"}}]'
 STORE = f"""\
 import os, sys, s3fs
 store = s3fs.S3FileSystem(endpoint_url="http://{ADDRESS}:{S3_PORT}", key="testing", secret="testing")
 """
-WITH_DATA = f"""\
+WITH_DATA = """\
 workflow:
   name: data
   groups:
@@ -64,8 +71,7 @@ workflow:
       lead: true
       command: [bash]
       args: [/tmp/first.sh]
-      environment: {{AWS_ENDPOINT_URL: "http://{ADDRESS}:{S3_PORT}", AWS_DEFAULT_REGION: us-east-1}}
-      credentials: {{store: {{AWS_ACCESS_KEY_ID: id, AWS_SECRET_ACCESS_KEY: secret}}}}
+      credentials: {hub: {TOKEN: token}}
       inputs:
       - url: s3://bucket/in
       outputs:
@@ -73,14 +79,14 @@ workflow:
       files:
       - path: /tmp/first.sh
         contents: |
-          tr a-z A-Z < {{{{input:0}}}}/words.txt > {{{{output}}}}/words.txt
+          tr a-z A-Z < {{input:0}}/words.txt > {{output}}/words.txt
           cat /tmp/beside.txt
-          echo the secret has $(printf %s "$AWS_SECRET_ACCESS_KEY" | wc -c) letters
+          echo the secret has $(printf %s "$TOKEN" | wc -c) letters
       - path: /tmp/beside.txt
         localpath: beside.txt
     - name: second
       command: ["bash", "-c"]
-      args: ["echo the other task has ${{AWS_SECRET_ACCESS_KEY:-no secret}}; ls /tmp/first.sh || echo no file"]
+      args: ["echo the other task has ${TOKEN:-no secret}; ls /tmp/first.sh || echo no file"]
 """
 
 
@@ -166,7 +172,10 @@ def test_data_comes_from_urls_and_goes_there_and_credentials_reach_their_task_al
     keys.write_text(KEYS)
     (folder / "beside.txt").write_text("a file beside the workflow\n")
     (folder / "w.yaml").write_text(WITH_DATA)
-    bench.site(memory="1Gi")
+    bench.create(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": LOGIN}
+    )
+    bench.site(memory="1Gi", directives=[WITH_LOGIN])
     assert bench.end(submit(bench)) == 0
     assert s3("print(store.cat('bucket/out/words.txt'))").stdout.strip() == "b'SOME WORDS'"
     assert "a file beside the workflow" in bench.said
