@@ -74,7 +74,7 @@ def test_a_policy_that_keeps_pods_apart_is_named(bench):
             assert bench.end(run) != 0
     finally:
         bench.kubectl("delete", "networkpolicy", "nobody")
-    assert "the NetworkPolicy nobody of the namespace selects these pods" in bench.said
+    assert "the NetworkPolicy nobody (Ingress) of the namespace selects these pods" in bench.said
     bench.wait_nothing_left()
 
 
