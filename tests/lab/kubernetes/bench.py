@@ -192,7 +192,11 @@ class Bench:
     def wait_nothing_left(self):
         """See that a run that has ended has removed its objects, and wait until the cluster has ended its pods."""
         assert not self.user.objects("jobs.batch,services,secrets")
-        wait_until(lambda: not self.user.objects(), "no pod")
+        self.wait_empty()
+
+    def wait_empty(self):
+        """Wait until nothing of the user's runs is on the cluster."""
+        wait_until(lambda: not self.user.objects(), "an empty cluster", RUN_LIMIT_S)
 
     def condition(self, kind):
         """Return a condition of the Job; None where it is not true."""

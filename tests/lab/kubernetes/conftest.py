@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kit.waiting import wait_until
 from kit.world import remove_home
 from lab.kubernetes.bench import NOTES, Bench
 from lab.kubernetes.cluster import Cluster
@@ -39,7 +38,7 @@ def bench(cluster, user):
     made = Bench(cluster, user)
     yield made
     made.close()
-    wait_until(lambda: not user.objects(), "an empty cluster")
+    made.wait_empty()
 
 
 @pytest.hookimpl(wrapper=True)
