@@ -7,16 +7,20 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from datetime import datetime
 from pathlib import Path
 
 from kit.waiting import wait_until
 from lab.kubernetes.cluster import GPU, GPUS
 from lab.kubernetes.user import NAMESPACE
+from torchmuster import proc
 
 TRAIN = Path(__file__).with_name("train.py")
 RUN_LIMIT_S = 150.0
-NOTES: list[str] = []  # what was measured, for the end of the session
+NOTES: list[
+    tuple[str, float]
+] = []  # what was measured, and its seconds, for the end of the session
 
 
 class Bench:
@@ -135,8 +139,7 @@ class Bench:
 
     def attempts(self):
         """Return when each attempt began, in seconds since 1970."""
-        begun = self.events("attempt_started")
-        return [datetime.fromisoformat(event["time"]).timestamp() for event in begun]
+        return [_seconds(event["time"]) for event in self.events("attempt_started")]
 
     def begun_at(self):
         """Return the step at which the last attempt began."""
@@ -145,8 +148,55 @@ class Bench:
     def note_next_attempt(self, what, since):
         """Keep how long after a time, in seconds since 1970, the last attempt began; return it."""
         seconds = self.attempts()[-1] - since
-        NOTES.append(f"{what}: the next attempt after {seconds:.1f} s")
+        NOTES.append((f"{what}: the next attempt", seconds))
         return seconds
+
+    def note_said(self, what, text, since):
+        """Wait until the terminal shows a text, and keep how long after a time, in seconds since 1970, it did."""
+        self.wait_said(text)
+        NOTES.append((f"{what}: said", time.time() - since))
+
+    def note_ended(self, what, process, since):
+        """Wait for the end of a run, and keep how long after a time, in seconds since 1970, it came; return its exit code."""
+        code = self.end(process)
+        NOTES.append((f"{what}: the end", time.time() - since))
+        return code
+
+    def wait_running(self, number=2):
+        """Wait until the containers of so many pods run; return when the last one began, in seconds since 1970."""
+        begun = wait_until(lambda: self._begun(number), f"{number} running pods", RUN_LIMIT_S)
+        return max(map(_seconds, begun))
+
+    def _begun(self, number):
+        pods = self.user.objects("pods")
+        containers = [one for pod in pods for one in pod["status"].get("containerStatuses", ())]
+        begun = [
+            one["state"]["running"]["startedAt"] for one in containers if "running" in one["state"]
+        ]
+        return begun if len(begun) == number else None
+
+    def wait_job(self):
+        """Wait until the Job has been made; return when, in seconds since 1970."""
+        (job,) = wait_until(lambda: self.user.objects("jobs.batch"), "a Job", RUN_LIMIT_S)
+        return _seconds(job["metadata"]["creationTimestamp"])
+
+    def ways_to_pods(self, process):
+        """Return the pids of the `kubectl port-forward`s below a client."""
+        found, inner = set(), [process.pid]
+        while inner:
+            children = [child for pid in inner for child in proc.children_of(pid)]
+            found |= {pid for pid in children if _is_way(pid)}
+            inner = children
+        return found
+
+    def wait_nothing_left(self):
+        """See that a run that has ended has removed its objects, and wait until the cluster has ended its pods."""
+        assert not self.user.objects("jobs.batch,services,secrets")
+        self.wait_empty()
+
+    def wait_empty(self):
+        """Wait until nothing of the user's runs is on the cluster."""
+        wait_until(lambda: not self.user.objects(), "an empty cluster", RUN_LIMIT_S)
 
     def condition(self, kind):
         """Return a condition of the Job; None where it is not true."""
@@ -221,6 +271,18 @@ class Bench:
         words = ("delete", "jobsets.jobset.x-k8s.io", "--all", "--wait=false")
         self.cluster.try_kubectl("-n", NAMESPACE, *words)
         self.kubectl("delete", "jobs.batch,services,secrets", "--all", "--wait=false")
+
+
+def _seconds(time_text):
+    return datetime.fromisoformat(time_text).timestamp()
+
+
+def _is_way(pid):
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return words[0].endswith(b"kubectl") and b"port-forward" in words
 
 
 def is_first_of(pid, pod):

@@ -88,8 +88,12 @@ class Cluster:
 
     def try_kubectl(self, *words, text=None):
         """Run kubectl as the administrator; return what has ended."""
+        return self.run(["kubectl", "--request-timeout=20s", *words], text)
+
+    def run(self, words, text=None):
+        """Run a command where the cluster's addresses mean something, as the administrator; return what has ended."""
         return subprocess.run(
-            self.user_argv(["kubectl", "--request-timeout=20s", *words]),
+            self.user_argv(words),
             env=self.environment(),
             input=text,
             capture_output=True,
@@ -161,6 +165,23 @@ class Cluster:
                 "patch", "node", node, "--subresource=status", "--type=merge", "-p", status
             )
             wait_until(lambda node=node: not self._taints(node), f"no taints of {node}")
+
+    @contextlib.contextmanager
+    def pods_kept_apart(self):
+        """Let nothing but DNS pass between pods of different nodes for a while."""
+        hook = "{ type filter hook forward priority -10 ; }"
+        rule = "ip saddr 10.94.0.0/16 ip daddr 10.94.0.0/16 ip protocol tcp drop"
+        begin = f"add table ip apart; add chain ip apart way {hook}; add rule ip apart way {rule}"
+        for node in self.nodes:
+            self._nft(node, begin)
+        try:
+            yield
+        finally:
+            for node in self.nodes:
+                self._nft(node, "delete table ip apart")
+
+    def _nft(self, node, line):
+        subprocess.run(self.node_argv(node, [self._programs / "nft", line]), check=True)
 
     def _heartbeat(self, node):
         """Return the time of a node's last sign of life, as the API writes it; empty where there was none."""

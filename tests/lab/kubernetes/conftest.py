@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kit.waiting import wait_until
 from kit.world import remove_home
 from lab.kubernetes.bench import NOTES, Bench
 from lab.kubernetes.cluster import Cluster
@@ -39,7 +38,7 @@ def bench(cluster, user):
     made = Bench(cluster, user)
     yield made
     made.close()
-    wait_until(lambda: not user.objects(), "an empty cluster")
+    made.wait_empty()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -54,5 +53,6 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_terminal_summary(terminalreporter):
     """Print what was measured."""
-    for line in NOTES:
-        terminalreporter.write_line(f"measured: {line}")
+    width = max((len(what) for what, _ in NOTES), default=0)
+    for what, seconds in NOTES:
+        terminalreporter.write_line(f"measured: {what:{width}}  {seconds:5.1f} s")

@@ -14,6 +14,7 @@ import tarfile
 from pathlib import Path
 
 POD_IMAGE = "localhost/muster/pod:1"
+TUTORIAL_IMAGE = "nvcr.io/nvidia/pytorch:24.03-py3"  # that of the tutorial's workflow files
 PAUSE_IMAGE = "localhost/muster/pause:1"
 PAUSE = ("/bin/sleep", "infinity")
 FOLDERS = ("dev", "etc", "home", "mnt", "opt", "proc", "run", "sys", "usr", "var/log")
@@ -33,12 +34,12 @@ def bound():
 
 
 def write_images(path):
-    """Write both images as one archive for `ctr images import`."""
+    """Write both images, the first under two names, as one archive for `ctr images import`."""
     manifest = []
     with tarfile.open(path, "w") as archive:
-        for name, layer, command in (
-            (POD_IMAGE, _empty_layer(), ("/bin/sh",)),
-            (PAUSE_IMAGE, _layer_of(PAUSE[0]), PAUSE),
+        for names, layer, command in (
+            ((POD_IMAGE, TUTORIAL_IMAGE), _empty_layer(), ("/bin/sh",)),
+            ((PAUSE_IMAGE,), _layer_of(PAUSE[0]), PAUSE),
         ):
             digest = hashlib.sha256(layer).hexdigest()
             _add(archive, f"{digest}/layer.tar", layer)
@@ -46,7 +47,7 @@ def write_images(path):
             config = f"{hashlib.sha256(text).hexdigest()}.json"
             _add(archive, config, text)
             layers = [f"{digest}/layer.tar"]
-            manifest.append({"Config": config, "RepoTags": [name], "Layers": layers})
+            manifest.append({"Config": config, "RepoTags": names, "Layers": layers})
         _add(archive, "manifest.json", json.dumps(manifest).encode())
 
 
@@ -63,7 +64,7 @@ def write_spec(ctr, path):
 
 
 def _config(command, digest):
-    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return {
         "architecture": {"aarch64": "arm64"}.get(os.uname().machine, "amd64"),
         "os": "linux",

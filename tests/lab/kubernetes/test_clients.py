@@ -1,5 +1,8 @@
 """Clients of runs in real pods that go, come from elsewhere, may not reach pods, or cancel."""
 
+import os
+import signal
+
 from kit.waiting import wait_until
 
 
@@ -42,7 +45,7 @@ def test_a_cancel_leaves_nothing_on_the_cluster(bench):
     bench.wait_up()
     code, said = bench.user.run("cancel", "r")
     assert code == 0, said
-    assert not bench.user.objects("jobs.batch,services,secrets")
+    bench.wait_nothing_left()
     bench.end(run)
     assert bench.result()["state"] == "cancelled"
     wait_until(lambda: not bench.user.objects(), "no pod")
@@ -57,3 +60,42 @@ def test_without_the_right_to_reach_pods_their_logs_are_followed(bench):
         bench.stop()
         assert bench.end(run) == 0
     assert bench.result()["state"] == "succeeded"
+    bench.wait_nothing_left()
+
+
+def test_another_home_runs_commands_shows_stacks_and_cancels(bench):
+    run = bench.start()
+    bench.wait_up()
+    host = bench.rank(1)["host"]
+    words = ("exec", "r", "--rank", "1", "--", "sh", "-c", "echo rank $RANK is on $(uname -n)")
+    code, said = bench.user.run(*words, home=bench.other_home)
+    assert code == 0, said
+    assert f"rank 1 is on {host}" in said
+    code, said = bench.user.run("stacks", "r", home=bench.other_home)
+    assert code == 0, said
+    assert "train.py" in said
+    code, said = bench.user.run("cancel", "r", home=bench.other_home)
+    assert code == 0, said
+    bench.end(run)
+    bench.wait_nothing_left()
+    assert bench.result()["state"] == "cancelled"
+
+
+def test_a_client_whose_way_to_the_pod_is_cut_goes_on_following(bench):
+    run = bench.start()
+    bench.wait_up()
+    bench.wait_said("attempt 0 of 2 ranks begins at step 0")
+    ways = wait_until(lambda: bench.ways_to_pods(run), "a way to the pod")
+    for pid in ways:
+        os.kill(pid, signal.SIGKILL)
+    new = wait_until(lambda: bench.ways_to_pods(run) - ways, "another way")
+    pod, _ = bench.pod_of_rank(1)
+    bench.in_pod(pod, "/usr/bin/kill", "-9", str(bench.rank(1)["pid"]))
+    bench.wait_said("attempt 1 of 2 ranks begins at step")
+    for pid in new:
+        os.kill(pid, signal.SIGKILL)
+    bench.stop()
+    assert bench.end(run) == 0
+    assert bench.said.count("attempt 1 of 2 ranks begins at step") == 1
+    assert "attempt 1 ends with step" in bench.said
+    bench.wait_nothing_left()

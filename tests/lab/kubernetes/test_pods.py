@@ -19,13 +19,15 @@ def test_two_pods_train_with_the_rights_of_the_page(bench):
     assert bench.end(run) == 0
     assert bench.result()["state"] == "succeeded"
     assert "attempt 0 of 2 ranks begins at step 0" in bench.said
-    assert not bench.user.objects("jobs.batch,services,secrets")
+    bench.wait_nothing_left()
 
 
 def test_a_name_that_comes_late_is_said_and_waited_for(bench):
     bench.cluster.hidden.write_text("r-1\n")
     run = bench.start()
-    bench.wait_said("waiting for pods: r-1 (its name is not known)")
+    running_at = bench.wait_running()
+    text = "waiting for pods: r-1 (its name is not known)"
+    bench.note_said("the second pod's name is not known", text, running_at)
     bench.cluster.hidden.unlink()
     bench.wait_up()
     bench.stop()
@@ -51,12 +53,21 @@ def test_a_process_out_of_memory_is_named_and_restarts_inside_the_pod(bench):
     run = bench.start("--max-restarts", "1")
     bench.wait_up()
     uids = bench.uids()
+    _, node = bench.pod_of_rank(1)
+    where = f"{bench.rank(1)['host']} ({node})"
     (bench.shared / "fill-1").touch()
     bench.wait_up(attempt=1)
     assert bench.uids() == uids
-    bench.stop()
-    assert bench.end(run) == 0
-    assert "memory" in str(bench.events("attempt_failed")[0])
+    (bench.shared / "fill-1").touch()
+    assert bench.end(run) == 137
+    bench.wait_nothing_left()
+    failed, _ = bench.events("attempt_failed")
+    assert failed["what"] == f"SIGKILL in rank 1 on {where} because memory ran out"
+    assert bench.result()["restarts_spent"] == 1
+    report = bench.result()["report"]
+    assert report["error"] == "rank 1 was ended by SIGKILL because memory ran out"
+    assert report["at"] == f"rank 1 of 2 on {where}, attempt 1"
+    assert "(limit 2.00 GiB)" in report["because"][0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -134,12 +145,20 @@ def test_a_drained_node_is_left_and_no_restart_is_spent(bench):
 def test_the_first_pod_that_is_deleted_comes_again_and_goes_on(bench):
     run = bench.start()
     bench.wait_up()
+    step = bench.step()
+    uids = bench.uids()
     pod, _ = bench.pod_of_rank(0)
+    deleted_at = time.time()
     bench.kubectl("delete", "pod", pod, "--wait=false")
     bench.wait_up(attempt=1)
+    assert bench.uids()[0] != uids[0]
+    assert bench.uids()[1] == uids[1]
     bench.stop()
     assert bench.end(run) == 0
+    bench.note_next_attempt("the first pod is deleted", deleted_at)
     assert bench.result()["state"] == "succeeded"
+    assert bench.begun_at() >= step
+    assert (bench.result()["attempts"], bench.result()["restarts_spent"]) == (2, 0)
 
 
 def test_a_job_that_is_suspended_goes_on_when_it_is_resumed(bench):
@@ -155,6 +174,7 @@ def test_a_job_that_is_suspended_goes_on_when_it_is_resumed(bench):
     bench.stop()
     assert bench.end(run) == 0
     assert bench.begun_at() >= step
+    assert (bench.result()["attempts"], bench.result()["restarts_spent"]) == (2, 0)
 
 
 @pytest.mark.parametrize("spares", [0, 1])

@@ -90,7 +90,7 @@ def test_a_run_in_a_queue_trains_and_leaves_nothing(queue):
     queue.wait_up()
     queue.stop()
     assert queue.end(run) == 0
-    assert not queue.user.objects("jobs.batch,services,secrets")
+    queue.wait_nothing_left()
 
 
 def test_more_than_the_whole_quota_ends_with_the_sentence_of_the_queue(queue):
@@ -98,7 +98,7 @@ def test_more_than_the_whole_quota_ends_with_the_sentence_of_the_queue(queue):
     assert queue.end(run, limit_s=60) != 0
     assert "it asks for more than its queue can ever give" in queue.said
     assert "maximum capacity (6 > 4)" in queue.said
-    assert not queue.user.objects("jobs.batch,services,secrets")
+    queue.wait_nothing_left()
 
 
 def test_a_run_whose_place_is_taken_goes_on_later_as_the_same_run(queue):

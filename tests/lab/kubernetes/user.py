@@ -1,5 +1,6 @@
 """A user of the cluster: the rights of the page's Role and no others, a folder with code, and commands as they are typed."""
 
+import json
 import re
 import subprocess
 import sys
@@ -116,4 +117,4 @@ def _toml(value):
     if isinstance(value, dict):
         pairs = [f'"{key}" = {_toml(one)}' for key, one in value.items()]
         return f"{{ {', '.join(pairs)} }}"
-    return f'"{value}"' if isinstance(value, str | Path) else str(value).lower()
+    return json.dumps(str(value)) if isinstance(value, str | Path) else str(value).lower()

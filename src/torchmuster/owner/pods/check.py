@@ -35,6 +35,12 @@ HELPFUL = (
     ("", "pods/portforward", ("create",), "the first pod's log instead of the record"),
     ("", "pods", ("delete", "patch"), "pods on dead nodes are not removed"),
     ("", "events", ("list",), "why pods can't be made is not told (a quota, Pod Security)"),
+    (
+        "",
+        "namespaces",
+        ("get",),
+        "`pod_security` of the site has to say what the namespace asks for",
+    ),
 )
 # The same, of a site with a queue.
 OF_QUEUES = (

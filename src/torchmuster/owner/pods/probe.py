@@ -5,6 +5,7 @@
 One line of JSON on standard output. Standard library only, and no torchmuster: the image's Python may be any.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ import time
 
 PORT = 29421
 LIMIT_S = 30.0
+STAY_S = 60.0  # for the other one, which may only now import torch, and then call
 
 
 def look(folders: "list[str]") -> "dict[str, object]":
@@ -49,15 +51,17 @@ def try_folder(folder: str) -> "dict[str, object]":
     return {"ok": True, "words": "can be written"}
 
 
-def serve() -> socket.socket:
-    """Answer who calls, for as long as this process lives."""
+def serve(is_called: threading.Event) -> socket.socket:
+    """Answer who calls, for as long as this process lives; note that somebody has."""
     listening = socket.create_server(("", PORT), family=socket.AF_INET)
 
     def work() -> None:
-        while True:
-            caller, _ = listening.accept()
-            with caller:
-                caller.sendall(b"muster")
+        with contextlib.suppress(OSError):  # closed at the end
+            while True:
+                caller, _ = listening.accept()
+                with caller, contextlib.suppress(OSError):
+                    caller.sendall(b"muster")
+                is_called.set()
 
     threading.Thread(target=work, daemon=True).start()
     return listening
@@ -89,11 +93,12 @@ def main(folders: "list[str]") -> None:
     """Print the findings."""
     name, _, own = platform.node().rpartition("-")
     others = [f"{name}-{index}.{name}" for index in range(2) if str(index) != own]
-    with serve():
+    is_called = threading.Event()
+    with serve(is_called):
         found = look(folders)
         found["reached"] = {host: reach(host) for host in others}
         print(json.dumps(found), flush=True)
-        threading.Event().wait(3.0)  # the other one may only now call
+        is_called.wait(STAY_S)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def test_the_lines_that_a_role_lacks_are_named():
         '{apiGroups: [""], resources: ["pods/portforward"], verbs: [create]}',
         '{apiGroups: [""], resources: ["pods"], verbs: [delete, patch]}',
         '{apiGroups: [""], resources: ["events"], verbs: [list]}',
+        '{apiGroups: [""], resources: ["namespaces"], verbs: [get]}',
     ]
 
 

@@ -1,0 +1,36 @@
+"""What a user does before the first run: a first muster.toml, a check of the cluster, the doctor."""
+
+
+def test_a_first_section_is_written_from_what_the_cluster_has(bench):
+    path = bench.user.folder / "muster.toml"
+    path.unlink()
+    code, said = bench.user.run("init")
+    assert code == 0, said
+    text = path.read_text()
+    assert 'kind = "kubernetes"' in text
+    assert 'context = "lab"' in text
+
+
+def test_the_check_of_a_cluster_finds_all_that_a_run_needs(bench):
+    code, said = bench.user.run("engines", "check", "kubernetes")
+    assert code == 0, said
+    lines = said.splitlines()
+    assert any(line.startswith("rights ") and "all that a run needs" in line for line in lines)
+    assert any(line.startswith("volume shared ") and "ReadWriteMany" in line for line in lines)
+    assert sum(" to check-" in line and " ok " in line for line in lines) == 2
+    assert sum(f"{bench.shared} in check-" in line and " ok " in line for line in lines) == 2
+    bench.wait_nothing_left()
+
+
+def test_the_check_of_a_cluster_names_the_line_that_the_role_lacks(bench):
+    with bench.without_rule("pods/log"):
+        code, said = bench.user.run("engines", "check", "kubernetes", "--no-job")
+    assert code != 0
+    assert '{apiGroups: [""], resources: ["pods/log"], verbs: [get]}' in said
+
+
+def test_the_doctor_looks_at_pods(bench):
+    code, said = bench.user.run("doctor", "--on", "kubernetes", "--nodes", "2")
+    assert code in (0, 1), said  # a machine of two cores may warn
+    assert "all-reduce" in said
+    bench.wait_nothing_left()
