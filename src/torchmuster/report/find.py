@@ -5,7 +5,7 @@ import os
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.views.find import RunView, find_run, view_run
-from torchmuster.report.read import MALFORMED, owner_of, read_run_story
+from torchmuster.report.read import owner_of, read_run_story
 from torchmuster.report.story import Story
 from torchmuster.report.workflow import read_workflow_story
 
@@ -36,27 +36,23 @@ def open_run(word: str) -> RunView:
                 why="it has no plan.json, no workflow.json and no events.jsonl",
                 fix="`muster ps` lists the runs",
             )
-        return _view(run_dir)
-    try:
-        view = find_run(word)
-    except MALFORMED as error:
-        raise _not_understood(word, error) from error
+        return _understood(view_run(run_dir))
+    view = find_run(word)
     _check_readable(view.run_dir.path)
+    return _understood(view)
+
+
+def _understood(view: RunView) -> RunView:
+    if view.problem:
+        raise _not_understood(view.run_dir.path, view.problem)
     return view
 
 
-def _view(run_dir: RunDir) -> RunView:
-    try:
-        return view_run(run_dir)
-    except MALFORMED as error:
-        raise _not_understood(run_dir.path, error) from error
-
-
-def _not_understood(where: str, error: Exception) -> NotFoundError:
+def _not_understood(where: str, problem: str) -> NotFoundError:
     return NotFoundError(
         "the record of this run can't be understood",
         where=where,
-        why=f"{type(error).__name__}: {error}"[:300],
+        why=problem,
         fix="was it written by another version of muster, or damaged? `muster explain` reads its logs",
     )
 

@@ -15,6 +15,7 @@ from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secret
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
 from torchmuster.owner.views.find import RunView
+from torchmuster.owner.views.record import DAMAGED
 from torchmuster.report.attempts import (
     EventRecord,
     few_attempts,
@@ -39,7 +40,7 @@ from torchmuster.report.story import Ending, Story, WhatRan
 from torchmuster.report.training import TrainingRecord, read_training
 
 # What a value of another form than expected raises where a reader of other commands meets it.
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+MALFORMED = DAMAGED
 
 
 def read_run_story(view: RunView) -> Story:
