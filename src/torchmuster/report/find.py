@@ -7,6 +7,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.owner.views.find import RunView, find_run, view_run
 from torchmuster.report.read import owner_of, read_run_story
 from torchmuster.report.story import Story
+from torchmuster.report.sweep import read_sweep_story
 from torchmuster.report.workflow import read_workflow_story
 
 
@@ -29,7 +30,8 @@ def open_run(word: str) -> RunView:
         path = os.path.abspath(word)
         _check_readable(path)
         run_dir = RunDir(path)
-        if not any(map(os.path.exists, (run_dir.plan, run_dir.workflow, run_dir.events))):
+        of_kind = (run_dir.plan, run_dir.workflow, run_dir.sweep)
+        if not any(map(os.path.exists, (*of_kind, run_dir.events))):
             raise NotFoundError(
                 "this folder is no run directory",
                 where=path,
@@ -69,5 +71,7 @@ def _check_readable(path: str) -> None:
 
 
 def read_story(view: RunView) -> Story:
-    """Return the story of a run or a workflow."""
+    """Return the story of a run, a workflow or a sweep."""
+    if view.is_sweep:
+        return read_sweep_story(view)
     return read_workflow_story(view) if view.is_workflow else read_run_story(view)

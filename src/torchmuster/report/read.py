@@ -272,6 +272,7 @@ def read_what(
         ),
         code=code,
         why_no_code=why,
+        packages=tuple(text(one, 200) for one in listed(origin.get("packages"))[:2000]),
     )
 
 

@@ -20,6 +20,7 @@ class WhatRan:
         command: Its words, values that look secret replaced.
         software: Versions and hardware as the nodes have reported them before the start, one entry for each kind of node.
         environment: Variables of the plan; values whose name is a secret's are replaced.
+        packages: What is installed for its interpreter on the client's machine, as `numpy==2.4.6`.
     """
 
     command: tuple[str, ...] = ()
@@ -39,6 +40,7 @@ class WhatRan:
     limits: tuple[tuple[str, str], ...] = ()
     code: CodeVersion | None = None
     why_no_code: str = ""
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +341,49 @@ class GroupTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberTold:
+    """A member of a sweep.
+
+    Attributes:
+        values: In the order of the sweep's names.
+        metric: The last value; None where there is none, or none that is finite.
+        not_finite: `nan`, `inf` or `-inf`, where the last value is that.
+        step: Of that value.
+    """
+
+    number: int
+    values: tuple[str, ...]
+    state: str
+    metric: float | None = None
+    not_finite: str = ""
+    step: int | None = None
+    attempts: int = 0
+    elapsed_s: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTold:
+    """What a sweep has tried.
+
+    Attributes:
+        names: What varies.
+        metric: By which it is judged; empty where it has none.
+        goal: `min` or `max`.
+        best: The number of the member with the best last value.
+        counted: How many members are in each state.
+        members: The best first.
+    """
+
+    names: tuple[str, ...]
+    metric: str
+    goal: str
+    best: int | None
+    counted: tuple[tuple[str, int], ...]
+    members: tuple[MemberTold, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
     """All that the record of a run tells.
 
@@ -371,6 +416,7 @@ class Story:
     cost: Cost = field(default_factory=Cost)
     groups: tuple[GroupTold, ...] = ()
     trainings: "tuple[tuple[str, Story], ...]" = ()
+    sweep: SweepTold | None = None
     gaps: tuple[str, ...] = ()
 
     @property
