@@ -18,7 +18,9 @@ from torchmuster.owner.views.account import near
 from torchmuster.owner.views.find import view_run
 
 LIMIT_S = 1.0
-_apart: list[proc.Child] = []  # that make pages; a notebook lives on, and takes their ends at its next run's
+_apart: list[
+    proc.Child
+] = []  # that make pages; a notebook lives on, and takes their ends at its next run's
 
 
 def report_at_end(run_dir: RunDir, run_id: str, *, limit_s: float = LIMIT_S) -> str:
