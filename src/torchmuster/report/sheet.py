@@ -7,6 +7,7 @@ from torchmuster.report.charts import (
     PlotSheet,
     band_plot,
     cost_plot,
+    heat_of_network,
     heat_of_ranks,
     matrix_of,
     metric_plot,
@@ -62,6 +63,7 @@ class Sheet:
     slowest: tuple[RankTotals, ...]
     cost: PlotSheet | None
     matrix: tuple[tuple[tuple[str, str], ...], ...]
+    pairs: PlotSheet | None
     inner: "tuple[tuple[str, Story, Sheet], ...]" = ()
 
 
@@ -95,6 +97,7 @@ def sheet_of(story: Story, prefix: str = "") -> Sheet:
         slowest=slowest_of(story.ranks),
         cost=cost_plot(story, prefix),
         matrix=matrix_of(story),
+        pairs=heat_of_network(story, prefix),
         inner=inner,
     )
 
