@@ -46,6 +46,10 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 	@$(BIN)/python benchmarks/doctor.py
 	@$(BIN)/python benchmarks/explain.py
 	@$(BIN)/python benchmarks/report.py
+	@$(BIN)/python benchmarks/eyes.py
+	@$(BIN)/python benchmarks/python.py
+	@$(BIN)/python benchmarks/sessions.py
+	@$(BIN)/python benchmarks/ship_env.py
 
 chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train

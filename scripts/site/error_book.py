@@ -16,6 +16,8 @@ from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
+from by_cause import CONFIRM, CURE, MEANING
+
 from torchmuster.diagnose.explain import rules
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.catalogue.entry import KnownMessage, Tells
@@ -198,6 +200,7 @@ def _page(chapter: _Chapter) -> str:
         lines += ["## Found by what several lines show" if chapter.messages else "## Found by", ""]
         for row in _different(chapter.rows):
             lines += _finding(row.error, row.hint, row.confirm, row.hint_in)
+    lines += _of_cause(chapter.cause, lines)
     rivals = {rival for message in chapter.messages for rival in message.rivals}
     rivals |= {rival for row in chapter.rows for rival in row.rivals}
     if rivals := rivals - {chapter.cause}:
@@ -212,6 +215,26 @@ def _page(chapter: _Chapter) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _of_cause(cause: str, above: list[str]) -> list[str]:
+    """Return what the messages above do not say of their cause: what it means, how to confirm it, what helps."""
+    text = "\n".join(above)
+    told = {"What it means": MEANING, "Cure": CURE, "Confirm": CONFIRM}
+    lacking = {
+        title: words[cause]
+        for title, words in told.items()
+        if f"- **{title}" not in text and cause in words
+    }
+    if not lacking:
+        return []
+    lines = ["## In general", ""]
+    for title, words in lacking.items():
+        command, blanks, where = words.partition("   ")
+        is_command = title == "Confirm" and not words.startswith("nothing to confirm")
+        shown = f"`{command}`" if is_command else command
+        lines.append(f"- **{title}**: {shown}{f' {where}' if blanks else ''}")
+    return [*lines, ""]
 
 
 def _different(rows: Iterable[Row]) -> list[Row]:

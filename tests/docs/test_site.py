@@ -62,6 +62,20 @@ def test_every_message_with_a_cause_is_on_its_page(pages, book):
             assert any(f"    {text}\n" in page for text in shown if text.strip(" .")), entry.name
 
 
+@pytest.mark.parametrize("cause", CAUSES)
+def test_every_page_says_what_it_means_how_to_confirm_it_and_what_helps(pages, cause):
+    page = pages[f"errors/{cause}.md"]
+    for title in ("**What it means**", "**Confirm**", "**Cure"):
+        assert f"- {title}" in page, title
+
+
+def test_nothing_is_said_of_a_cause_that_its_messages_say(pages, book):
+    for words in (book.CONFIRM, book.MEANING, book.CURE):
+        assert set(words) <= set(CAUSES)
+        for cause in words:
+            assert "## In general" in pages[f"errors/{cause}.md"], cause
+
+
 def test_no_field_of_the_catalogue_is_left_in_a_page(pages):
     names = {
         name

@@ -153,12 +153,13 @@ def test_a_rank_that_became_another_program_is_shown_by_py_spy_or_said_to_need_i
 
 @pytest.mark.slow
 @pytest.mark.lab
-def test_a_slow_rank_is_named_with_what_is_slow(train):
-    run = train("straggler", limit="60s", STEPS="400")
+@pytest.mark.parametrize(("mode", "part"), [("straggler", "data"), ("slow backward", "backward")])
+def test_a_slow_rank_is_named_with_what_is_slow(train, mode, part):
+    run = train(mode, limit="60s", STEPS="400")
     event = run.wait_event("straggler", timeout_s=LIMIT_S)
-    assert (event["rank"], event["part"]) == (1, "data")
+    assert (event["rank"], event["part"]) == (1, part)
     assert re.match(
-        r"rank 1 on n1 is \d+ % slower than the others for \d+ steps: data", event["text"]
+        rf"rank 1 on n1 is \d+ % slower than the others for \d+ steps: {part}", event["text"]
     )
 
 

@@ -36,6 +36,20 @@ class Numbers(torch.utils.data.Dataset):
         return self.read(index)
 
 
+class SlowBack(torch.autograd.Function):
+    """Identity whose backward takes long on one rank."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if MODE == "slow backward" and RANK == 1:
+            stand(0.03)
+        return gradient
+
+
 def evaluate():
     stand(LONG_S)
 
@@ -55,7 +69,7 @@ def main():
     for _ in run.epochs(1):
         for batch in data:
             optimizer.zero_grad()
-            model(batch).sum().backward()
+            SlowBack.apply(model(batch)).sum().backward()
             optimizer.step()
             run.step()
             odd(run.steps_done)

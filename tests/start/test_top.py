@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
 
 from kit.command import MUSTER, muster_env, run_muster
+from kit.odd_records import ODD
 from kit.screen import TerminalOf
 
 pytestmark = pytest.mark.short
@@ -74,13 +76,15 @@ def test_a_live_run_on_a_terminal_of_80_columns(run_id, env, tmp_path):
         screen.press("f1\r")
         screen.wait_for("1 of 2 ranks: 1", ">    1  n2")
         screen.press("s")
-        screen.wait_for("stacks of", "rank 1 on n2")
+        screen.wait_for("stacks of", "rank 1 stands here:")
         screen.press("q?")
         screen.wait_for("AGE", "since the library's last sign")
         screen.resize(100, 30)
         screen.press("qa")
         screen.wait_for("ended after", "SIGKILL in rank 0 on n1", without=["since the library's"])
-        screen.press("ql")
+        screen.press("j\r")
+        screen.wait_for("log of rank 0 in attempt 0", "n p next rank")
+        screen.press("qql")
         screen.wait_for("log of rank 1")
         screen.press("qcyy")
         screen.wait_for("cancelled", "attempt 1   ended", limit_s=60)
@@ -115,6 +119,37 @@ def test_one_picture_for_programs(run_id, env):
     )
     runs = json.loads(run_muster("top", "--json", env=env).stdout)
     assert [one["run_id"] for one in runs] == [run_id]
+
+
+def test_records_that_no_version_wrote_are_shown_or_said(env, tmp_path):
+    script = tmp_path / "well.py"
+    script.write_text("print('well')\n")
+    assert run_muster("run", script, env=env).returncode == 0
+    runs = os.path.join(env["MUSTER_HOME"], "runs")
+    (well,) = os.listdir(runs)
+    for number, text in enumerate(ODD):
+        odd = os.path.join(runs, f"20990101-000000-odd-{number:04}")
+        shutil.copytree(os.path.join(runs, well), odd)
+        for name in ("events.jsonl", "training.jsonl", "samples.jsonl"):
+            with open(os.path.join(odd, name), "a") as file:
+                file.write(text)
+        with open(
+            os.path.join(odd, "owner.json"), "w"
+        ) as file:  # it goes on, by all that can be seen
+            json.dump({"pid": 1, "host": "elsewhere", "boot_id": "other"}, file)
+        os.remove(os.path.join(odd, "result.json"))
+    listed = run_muster("top", env=env)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    with top(env=env, columns=120, rows=len(ODD) + 10) as screen:
+        screen.wait_for("odd-0000", f"odd-{len(ODD) - 1:04}", limit_s=60)
+        for _ in range(4):  # those that took the whole list away
+            screen.press("G\r")
+            screen.wait_for("q back", limit_s=60)
+            screen.press("q")
+            screen.wait_for("q quit", limit_s=60)
+        screen.press("q")
+        assert screen.wait_for_end() == 0
+    assert b"Traceback" not in screen.sent
 
 
 def test_a_signal_gives_the_terminal_back(env, tmp_path):

@@ -98,7 +98,11 @@ def test_a_rank_that_writes_nothing_begins_no_run(monkeypatch, make):
 
     wandb = types.SimpleNamespace(init=begin)
     mlflow = types.SimpleNamespace(
-        start_run=begin, end_run=lambda: None, log_metrics=lambda values, step, run_id: None
+        start_run=begin,
+        end_run=lambda: None,
+        active_run=lambda: None,
+        MlflowClient=lambda: types.SimpleNamespace(set_terminated=lambda run_id: None),
+        log_metrics=lambda values, step, run_id: None,
     )
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
@@ -109,6 +113,29 @@ def test_a_rank_that_writes_nothing_begins_no_run(monkeypatch, make):
     first.write(2, {"loss": 1.0})
     first.close()
     assert begun == [{"name": "x"}]
+
+
+@pytest.mark.parametrize("active", ["7", "8", None])
+def test_a_sink_of_mlflow_ends_its_own_run_and_no_other(monkeypatch, active):
+    """The script may have begun another run meanwhile: `end_run` would end that."""
+    ended = []
+
+    def run(run_id):
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
+
+    client = types.SimpleNamespace(set_terminated=ended.append)
+    mlflow = types.SimpleNamespace(
+        start_run=lambda: run("7"),
+        end_run=lambda: ended.append(active),
+        active_run=lambda: run(active) if active is not None else None,
+        MlflowClient=lambda: client,
+        log_metrics=lambda values, step, run_id: None,
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    sink = tm.MLflow()
+    sink.write(1, {"loss": 1.0})
+    sink.close()
+    assert ended == ["7"]
 
 
 def test_a_package_that_is_missing_is_named_on_every_rank(monkeypatch):

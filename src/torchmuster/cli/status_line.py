@@ -66,6 +66,7 @@ class StatusLine:
         from torchmuster.owner.views.board_watch import BoardWatch
         from torchmuster.owner.views.find import view_run
         from torchmuster.owner.views.live import LiveReader
+        from torchmuster.owner.views.record import DAMAGED
         from torchmuster.ui.status_line import status_rows
 
         view = view_run(self._run_dir)
@@ -74,7 +75,9 @@ class StatusLine:
             watch.start()
         reader = LiveReader(self._run_dir, watch.newest)
         while not self._ends.wait(_EVERY_S):
-            with suppress(MusterError, OSError):  # a scheduler or a disk that does not answer now
+            with suppress(
+                MusterError, OSError, *DAMAGED
+            ):  # a scheduler or a disk that does not answer now
                 columns = os.get_terminal_size(2).columns
                 rows = status_rows(reader.read(), columns or 80, self._num_rows)
                 with self._shows:

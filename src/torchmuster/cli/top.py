@@ -42,9 +42,9 @@ def _print_once(view: "RunView | None", *, as_json: bool) -> int:
     from torchmuster.model import codec
 
     if view is None:
-        from torchmuster.owner.views.live import live_rows
+        from torchmuster.owner.views.live_list import ListReader
 
-        rows = live_rows()
+        rows = ListReader().read()
         if as_json:
             echo(json.dumps([_finite(codec.to_plain(row)) for row in rows], indent=1))
             return 0

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torchmuster.errors import MusterError
 from torchmuster.files.tail import last_lines
+from torchmuster.head.hangs.stack_words import rank_first
 from torchmuster.model.display.live import LiveRow, LiveRun
 from torchmuster.owner.views.find import RunView, find_run
-from torchmuster.owner.views.live import LiveReader, live_rows
+from torchmuster.owner.views.live import LiveReader
+from torchmuster.owner.views.live_list import ListReader
 from torchmuster.owner.views.raw_terminal import RawTerminal
+from torchmuster.owner.views.record import DAMAGED, unreadable
 from torchmuster.plainfile import write_all
 from torchmuster.ui.top.frame import Known, draw
 from torchmuster.ui.top.keys import read_keys
@@ -28,6 +31,7 @@ from torchmuster.ui.top.state import (
     OpenRun,
     Order,
     Page,
+    ShowFile,
     ShowLog,
     ShowStacks,
     ViewState,
@@ -72,8 +76,8 @@ class _Feed(Generic[T]):
                 self.problem = f"{error.what}: {error.why}" if error.why else error.what
             except OSError as error:
                 self.problem = error.strerror or str(error)
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
-                self.problem = f"the record can't be read: {error!r}"  # of another version
+            except DAMAGED as error:  # of another version
+                self.problem = unreadable(error)
             self._first.set()
             if self._every_s is None:
                 return
@@ -147,17 +151,24 @@ class _Viewer:
                 self._list()
             case OpenRun(run_id=str(run_id)):
                 self._open_word(run_id)
-            case ShowLog(rank=rank):
-                self._text = _Feed(lambda: self._log(rank))
-            case ShowStacks():
-                self._text = _Feed(self._stacks, every_s=None)
+            case ShowLog(rank=rank, attempt=attempt):
+                self._show(_Feed(lambda: self._log(rank, attempt)))
+            case ShowFile(path=path):
+                self._show(_Feed(lambda: _end_of(path)))
+            case ShowStacks(rank=first):
+                self._show(_Feed(lambda: self._stacks(first), every_s=None))
             case CancelRun():
                 self._acts = _Feed(self._cancel, every_s=None)
         return True
 
+    def _show(self, text: _Feed[list[str]]) -> None:
+        if self._text is not None:
+            self._text.close()
+        self._text = text
+
     def _list(self) -> None:
         self._close_run()
-        self._runs = self._runs or _Feed(live_rows, _LIST_EVERY_S)
+        self._runs = self._runs or _Feed(ListReader().read, _LIST_EVERY_S)
 
     def _open_word(self, run_id: str) -> None:
         try:
@@ -199,15 +210,14 @@ class _Viewer:
 
     # Orders.
 
-    def _log(self, rank: int) -> list[str]:
+    def _log(self, rank: int, attempt: int | None) -> list[str]:
         run = self._run.value if self._run is not None else None
         if self._view is None or run is None or not run.attempts:
             return ["no attempt has started"]
-        path = self._view.run_dir.rank_log(run.attempts[-1].number, rank)
-        lines = last_lines(path, _LOG_LINES, _LOG_BYTES)
-        return lines or [f"it has written nothing yet: {path}"]
+        number = attempt if attempt is not None else run.attempts[-1].number
+        return _end_of(self._view.run_dir.rank_log(number, rank))
 
-    def _stacks(self) -> list[str]:
+    def _stacks(self, rank: int | None) -> list[str]:
         import asyncio
 
         from torchmuster.owner.views.ranks import ask_stacks
@@ -215,7 +225,8 @@ class _Viewer:
         if self._view is None:
             return []
         found = asyncio.run(ask_stacks(self._view))
-        return [found.sentence, "", *found.lines]
+        lines = found.lines if rank is None else rank_first(found.lines, rank)
+        return [found.sentence, "", *lines]
 
     def _cancel(self) -> str:
         import asyncio
@@ -226,6 +237,11 @@ class _Viewer:
             return ""
         asyncio.run(send_stop(self._view, int(signal.SIGTERM), at_once=False))
         return "cancelled: its workers have got SIGTERM"
+
+
+def _end_of(path: str) -> list[str]:
+    lines = last_lines(path, _LOG_LINES, _LOG_BYTES)
+    return lines or [f"it has written nothing yet: {path}"]
 
 
 def show(view: RunView | None) -> int:

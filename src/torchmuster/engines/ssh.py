@@ -295,7 +295,7 @@ class SshEngine:
             head_run_dir=of_head.run_dir if of_head is not None else None,
             head_mark=of_head.mark if of_head is not None else "",
         )
-        note = host.set_up(message, self._code.path)
+        note = host.set_up(message, self._code.path, self._code.telling(host.host.name, self._say))
         if note is not None:
             self._say(f"{host.host.name}: {note}")
 

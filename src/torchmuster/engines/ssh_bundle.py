@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,9 +19,12 @@ from torchmuster.engines.ssh_command import (
 from torchmuster.files import code_copy, travel
 from torchmuster.files.code_copy import CodeFolder
 from torchmuster.files.layout import RunDir, muster_home
+from torchmuster.model.display.text import show_transfer
 from torchmuster.model.plan import Program
 from torchmuster.net.remote_messages import CODE_FILE
 from torchmuster.node.door.forked import HasStatus
+
+SAY_EVERY_S = 5.0
 
 
 class Route(Protocol):
@@ -123,6 +127,19 @@ class CodeArchive:
             return None
         hosts = f"{num_hosts} host{'s' if num_hosts != 1 else ''}"
         return f"no shared file system: copied {self._folder.describe()} to {hosts}"
+
+    def telling(self, host: str, say: Callable[[str], None]) -> Callable[[int], None]:
+        """Return what is called with the bytes that a host has got, and says every few seconds how far that is."""
+        began_at = said_at = time.monotonic()
+
+        def note(done_bytes: int) -> None:
+            nonlocal said_at
+            now = time.monotonic()
+            if now - said_at >= SAY_EVERY_S:
+                said_at, total = now, os.path.getsize(self._path)
+                say(f"the code goes to {host}: {show_transfer(done_bytes, total, now - began_at)}")
+
+        return note
 
     def remove(self) -> None:
         """Remove the archive."""

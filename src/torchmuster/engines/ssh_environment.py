@@ -16,7 +16,7 @@ from torchmuster.engines.ssh_command import HostProblem
 from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel
 from torchmuster.files.environment import PackedEnvironment
 from torchmuster.files.parcel import ParcelError, ParcelFile
-from torchmuster.model.display.text import few_of, show_size
+from torchmuster.model.display.text import few_of, show_size, show_transfer
 from torchmuster.net import remote_messages as messages
 
 _SAY_EVERY_S = 5.0
@@ -121,12 +121,12 @@ class Shipping:
 
     def _tell(self, names: Sequence[str], is_over: threading.Event) -> None:
         """Say every few seconds what is waited for."""
-        size = self._packed.needs.size_bytes
+        size, began_at = self._packed.needs.size_bytes, time.monotonic()
         while not is_over.wait(_SAY_EVERY_S):
             with self._lock:
                 there = {host.host.name for host in self._there}
             missing = few_of([name for name in names if name not in there], 8)
-            how = f"{show_size(self._sent)} of {show_size(size)} are sent"
+            how = show_transfer(self._sent, size, time.monotonic() - began_at)
             self._say(f"the environment comes to {missing}: {how}")
 
     def _wait(self, host: RemoteHost) -> HostProblem | None:

@@ -249,12 +249,14 @@ class RemoteHost:
         self,
         message: messages.SetUpRun | messages.SetUpTasks,
         code: Callable[[], str] | None = None,
+        note: Callable[[int], None] | None = None,
     ) -> str | None:
         """Give a host the run, and the code where it lacks it; return a note for the user.
 
         Args:
             message: The run.
             code: Returns the path of the archive of the code.
+            note: Gets how many bytes of it are sent.
 
         Raises:
             HostError: It can't have it.
@@ -266,11 +268,11 @@ class RemoteHost:
         if _has_call(message) and not placed.is_shared and not placed.with_head:
             send_pieces(self, self._run_dir.call, messages.CALL_FILE)
         if placed.wants_code and code is not None:
-            send_pieces(self, code(), messages.CODE_FILE)
+            send_pieces(self, code(), messages.CODE_FILE, note=note)
             self.send(messages.CodeSent())
-        note = self.expect(messages.SetUpDone).note
+        done = self.expect(messages.SetUpDone)
         self.placed = placed
-        return note
+        return done.note
 
     def _read(self, reader: FrameReader) -> None:
         reason = "the connection ended"

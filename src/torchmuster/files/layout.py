@@ -58,6 +58,7 @@ class RunDir:
     plan = PathBelow("plan.json")  # client: what will be started
     origin = PathBelow("origin.json")  # client: who asked for it, and with which code
     report = PathBelow("report.html")  # `muster report`: the page of the run
+    report_log = PathBelow("report.log")  # client: why the page of a failed run could not be made
     secret = PathBelow("secret")  # client: the key of the channel, 0600
     call = PathBelow("call")  # client: the function of `torchmuster.launch`, 0600
     owner = PathBelow("owner.json")  # client: who owns the run: pid, boot, host

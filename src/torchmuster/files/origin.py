@@ -46,6 +46,8 @@ class Origin:
         python: Version of the client's interpreter.
         code: None where the script is in no git work tree.
         why_no_code: Why nothing is known of the code; empty when something is.
+        packages: What is installed for the program's interpreter on the client's machine, as `numpy==2.4.6`; empty
+            where that can't be seen from here.
     """
 
     user: str
@@ -54,3 +56,4 @@ class Origin:
     python: str
     code: CodeVersion | None = None
     why_no_code: str = ""
+    packages: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from torchmuster.model.display.narration import narrate
 from torchmuster.model.display.repeats import Shown
 from torchmuster.model.display.status_below import StatusBelow
 from torchmuster.model.display.terminal import Terminal
-from torchmuster.model.display.text import printable
+from torchmuster.model.display.text import moved_in, printable
 from torchmuster.plainfile import write_all
 
 _MAX_WAITING_BYTES = 1 << 20
@@ -47,6 +47,7 @@ class TerminalVoice:
     _queue: deque[tuple[int, bytes]] = field(default_factory=deque)
     _waiting_bytes: int = 0
     _lost_lines: int = 0
+    _told_moves: set[str] = field(default_factory=set)
     _busy: bool = False
     _halves_due: float | None = None  # when half lines that wait are shown
     _status: StatusBelow = field(init=False)
@@ -70,7 +71,15 @@ class TerminalVoice:
         self._joiner.prefixes[rank] = prefix
 
     def say(self, sentence: str) -> None:
-        """Print a sentence on standard error, on a line of its own."""
+        """Print a sentence on standard error, on a line of its own.
+
+        How far a transfer is is shown again and again on a terminal only: in a log once, when it is first told.
+        """
+        moved = moved_in(sentence)
+        if moved is not None and not os.isatty(2):
+            if moved in self._told_moves:
+                return
+            self._told_moves.add(moved)
         self.print("".join(f"muster: {line}\n" for line in printable(sentence).splitlines()))
 
     def explain(self, sentence: str) -> None:

@@ -32,6 +32,7 @@ class RankPhase(enum.IntEnum):
     EVALUATE = 5
     BETWEEN = 6  # epochs: the script's own code
     OVER = 7  # the run of the library is closed; the script goes on
+    WAIT = 8  # the part of COMPUTE in which DDP waits for other ranks, where it is measured; never entered
 
 
 _NUM_PHASES = len(RankPhase)

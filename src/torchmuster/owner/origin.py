@@ -5,9 +5,13 @@ The thread writes `origin.json` once. A start does not wait for it, and a run wi
 
 import contextlib
 import getpass
+import glob
 import os
 import platform
+import re
+import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +32,8 @@ _MAX_FILES = 100
 _LIMIT_S = 5.0  # of all questions together: a client that only submits waits for the note
 # Nothing is taken from a repository's own settings that would run a command, or take a lock.
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
+_INSTALLED = (".dist-info", ".egg-info")
+_MAX_PACKAGES = 2000
 _SECRET_FILES = (
     "*.env",
     "*.env.*",
@@ -50,7 +56,8 @@ def note_origin(run_dir: RunDir, program: Program | None) -> None:
         program: What will run; None for a workflow, whose tasks say it one by one.
     """
     folder = folder_of(program) if program is not None else os.getcwd()
-    thread = threading.Thread(target=_note, args=(run_dir, folder), name="origin")
+    python = program.python[:1] if program is not None else ()
+    thread = threading.Thread(target=_note, args=(run_dir, folder, *python), name="origin")
     thread.start()
 
 
@@ -61,13 +68,13 @@ def folder_of(program: Program) -> str:
     return os.path.dirname(os.path.join(program.cwd, program.target)) or program.cwd
 
 
-def _note(run_dir: RunDir, folder: str) -> None:
+def _note(run_dir: RunDir, folder: str, python: str = "") -> None:
     with contextlib.suppress(OSError, MusterError):  # the run directory may be gone by now
-        atomic.write_json(run_dir.origin, codec.to_plain(find_origin(folder)))
+        atomic.write_json(run_dir.origin, codec.to_plain(find_origin(folder, python)))
 
 
-def find_origin(folder: str) -> Origin:
-    """Return who we are, and the version of the code in a folder."""
+def find_origin(folder: str, python: str = "") -> Origin:
+    """Return who we are, the version of the code in a folder, and what is installed for an interpreter."""
     code, why = find_code_version(folder)
     return Origin(
         user=_user(),
@@ -76,7 +83,35 @@ def find_origin(folder: str) -> Origin:
         python=platform.python_version(),
         code=code,
         why_no_code=why,
+        packages=installed_for(python),
     )
+
+
+def installed_for(python: str) -> tuple[str, ...]:
+    """Return the distributions of an interpreter by the names of their folders, as `numpy==2.4.6`, sorted.
+
+    The folders of a virtual environment and of an installation are looked at, and of muster's own interpreter all that
+    it imports from; nothing is started. Empty where the interpreter is not on this machine.
+    """
+    path = shutil.which(python) if python else None
+    if path is None:
+        return ()
+    root = os.path.dirname(os.path.dirname(os.path.abspath(path)))
+    folders = glob.glob(os.path.join(glob.escape(root), "lib", "python3*", "*-packages"))
+    if os.path.abspath(path) == os.path.abspath(sys.executable):
+        folders += sys.path
+    found: dict[str, str] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            names = [name for name in os.listdir(folder) if name.endswith(_INSTALLED)]
+            found |= {name.lower(): _distribution(name) for name in names}
+    return tuple(sorted(set(found.values())))[:_MAX_PACKAGES]
+
+
+def _distribution(folder: str) -> str:
+    """Return `numpy==2.4.6` for `numpy-2.4.6.dist-info`."""
+    name, _, version = folder.rpartition(".")[0].partition("-")
+    return f"{re.sub(r'[-_.]+', '-', name).lower()}=={version.split('-py')[0]}"
 
 
 def _user() -> str:

@@ -329,3 +329,31 @@ def matrix_of(story: Story) -> tuple[tuple[tuple[str, str], ...], ...]:
                 )
         rows.append(tuple(row))
     return tuple(rows)
+
+
+def heat_of_network(story: Story, prefix: str) -> PlotSheet | None:
+    """Return the picture of the rates between all nodes, where there are too many for a table; None where nothing tells."""
+    network = story.network
+    if network is None or len(network.nodes) <= _MATRIX_UP_TO:
+        return None
+    count = len(network.nodes)
+    rows: list[list[float | None]] = [[None] * count for _ in range(count)]
+    for pair in network.pairs:
+        if pair.source < count and pair.target < count:
+            rows[pair.source][pair.target] = pair.mb_per_s
+    rates = sorted(rate for row in rows for rate in row if rate is not None)
+    if not rates:
+        return None
+    words = (
+        f"What one connection moved between {count} nodes: {len(rates)} pairs, median {figure(rates[len(rates) // 2])} MB/s,"
+        f" least {figure(rates[0])} MB/s. A dark row or column is a node that is slow to all others; empty: not measured."
+    )
+    labels = Labels(
+        key=f"{prefix}pairs",
+        title="Rates between nodes",
+        words=words,
+        x="to node",
+        y="from node",
+    )
+    svg = plots.heat(labels, rows, span_s=None, unit="MB/s")
+    return PlotSheet(key=labels.key, title=labels.title, words=words, svg=svg, is_wide=True)

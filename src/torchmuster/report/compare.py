@@ -1,6 +1,7 @@
 """Compare two runs: code, environment, order of the data, speed, loss, and the first step that differs."""
 
 import difflib
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,15 +34,16 @@ class FirstDifference:
     """Where the metrics of two runs part.
 
     Attributes:
-        step: The first recorded step at which a metric is not the same in both.
+        step: The first recorded step at which a metric of both is not the same, or only one of them has it there.
+        one, other: The values; `nan`, `inf` or `-inf` as words, None where the run has none.
         equal_until: The last recorded step before it at which all are the same; None where the first one differs.
         num_common: How many steps both runs have recorded.
     """
 
     step: int
     metric: str
-    one: float | None
-    other: float | None
+    one: float | str | None
+    other: float | str | None
     equal_until: int | None
     num_common: int
 
@@ -71,7 +73,8 @@ class Comparison:
     sentence: str
 
 
-Points = dict[int, dict[str, float | None]]
+Value = float | str  # a word where it is not finite
+Points = dict[int, dict[str, Value]]
 
 
 def compare(one: Story, other: Story) -> Comparison:
@@ -91,17 +94,19 @@ def compare(one: Story, other: Story) -> Comparison:
         loss=_loss(one, other),
         first=first,
         num_common=num_common,
-        sentence=_sentence(first, num_common, code=code, environment=environment, data=data),
+        sentence=_sentence(first, num_common, code=code, environment=environment, data=data)
+        + _only_in_one(one.name, other.name, _names(mine), _names(theirs)),
     )
 
 
 def first_difference(one: Points, other: Points) -> tuple[FirstDifference | None, int]:
     """Return the first step at which a metric of both differs, and how many steps both have."""
     common = sorted(one.keys() & other.keys())
+    of_both = _names(one) & _names(other)  # what only one run records at all is told beside
     equal_until = None
     for step in common:
-        for name in one[step].keys() & other[step].keys():
-            a, b = one[step][name], other[step][name]
+        for name in [n for n in dict.fromkeys((*one[step], *other[step])) if n in of_both]:
+            a, b = one[step].get(name), other[step].get(name)
             if a != b:
                 found = FirstDifference(
                     step=step,
@@ -116,6 +121,10 @@ def first_difference(one: Points, other: Points) -> tuple[FirstDifference | None
     return None, len(common)
 
 
+def _names(points: Points) -> set[str]:
+    return {name for values in points.values() for name in values}
+
+
 def _points(events: Iterable[Mapping[str, Any]]) -> Points:
     """Return the metrics by step; of a step that was done again, the last."""
     found: Points = {}
@@ -123,8 +132,21 @@ def _points(events: Iterable[Mapping[str, Any]]) -> Points:
         step = whole(event.get("step"))
         if event.get("event") == "metrics" and step is not None:
             values = mapped(event.get("values"))
-            found[step] = {text(name, 80): number(value) for name, value in values.items()}
+            told = {text(name, 80): _value(value) for name, value in values.items()}
+            found[step] = {name: value for name, value in told.items() if value is not None}
     return found
+
+
+def _value(value: Any) -> Value | None:
+    """Return a number, or the word of one that is not finite; None where it is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return number(value)
+
+
+def told_value(value: Value | None) -> str:
+    """Return a value of a metric in words."""
+    return value if isinstance(value, str) else figure(value) if value is not None else "none"
 
 
 def _sentence(first: FirstDifference | None, num_common: int, **parts: Sequence[Compared]) -> str:
@@ -141,12 +163,24 @@ def _sentence(first: FirstDifference | None, num_common: int, **parts: Sequence[
             if first.equal_until is not None
             else ""
         )
-        return f"The metrics are {until}different from step {first.step:,} on ({first.metric}: {figure(first.one)} and {figure(first.other)}); {why}."
+        return f"The metrics are {until}different from step {first.step:,} on ({first.metric}: {told_value(first.one)} and {told_value(first.other)}); {why}."
     if num_common:
         return (
             f"The metrics are the same at all {num_common:,} steps that both have recorded; {why}."
         )
     return f"No step was recorded by both; {why}."
+
+
+def _only_in_one(one: str, other: str, mine: set[str], theirs: set[str]) -> str:
+    """Return which metrics one of the runs does not record; empty where both record the same, or one nothing."""
+    if not mine or not theirs:
+        return ""
+    told = [
+        f" Only {name} records {', '.join(sorted(names)[:8])}."
+        for name, names in ((one, mine - theirs), (other, theirs - mine))
+        if names
+    ]
+    return "".join(told)
 
 
 def _code(one: Story, other: Story) -> tuple[Compared, ...]:
@@ -211,7 +245,28 @@ def _environment(one: Story, other: Story) -> tuple[Compared, ...]:
     for name in [name for name in (*mine, *theirs) if name.startswith("variable ")]:
         mine.setdefault(name, "not set")
         theirs.setdefault(name, "not set")
-    return tuple(_joined(mine, theirs))
+    return (*_joined(mine, theirs), *_packages(one, other))
+
+
+def _packages(one: Story, other: Story) -> list[Compared]:
+    """Return what is installed for one run in another version than for the other, or not at all; nothing where one is not known."""
+    mine, theirs = (
+        dict(package.split("==", 1) for package in story.what.packages if "==" in package)
+        for story in (one, other)
+    )
+    if not mine or not theirs:
+        return []
+    names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
+    same = Compared(what="packages", one=f"{len(mine)}", other=f"{len(theirs)}")
+    rows = [
+        Compared(
+            what=f"package {name}",
+            one=mine.get(name, "not installed"),
+            other=theirs.get(name, "not installed"),
+        )
+        for name in names
+    ]
+    return [same, *rows]
 
 
 def _data(one: Story, other: Story) -> tuple[Compared, ...]:

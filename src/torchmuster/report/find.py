@@ -5,8 +5,9 @@ import os
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.views.find import RunView, find_run, view_run
-from torchmuster.report.read import MALFORMED, owner_of, read_run_story
+from torchmuster.report.read import owner_of, read_run_story
 from torchmuster.report.story import Story
+from torchmuster.report.sweep import read_sweep_story
 from torchmuster.report.workflow import read_workflow_story
 
 
@@ -29,34 +30,31 @@ def open_run(word: str) -> RunView:
         path = os.path.abspath(word)
         _check_readable(path)
         run_dir = RunDir(path)
-        if not any(map(os.path.exists, (run_dir.plan, run_dir.workflow, run_dir.events))):
+        of_kind = (run_dir.plan, run_dir.workflow, run_dir.sweep)
+        if not any(map(os.path.exists, (*of_kind, run_dir.events))):
             raise NotFoundError(
                 "this folder is no run directory",
                 where=path,
                 why="it has no plan.json, no workflow.json and no events.jsonl",
                 fix="`muster ps` lists the runs",
             )
-        return _view(run_dir)
-    try:
-        view = find_run(word)
-    except MALFORMED as error:
-        raise _not_understood(word, error) from error
+        return _understood(view_run(run_dir))
+    view = find_run(word)
     _check_readable(view.run_dir.path)
+    return _understood(view)
+
+
+def _understood(view: RunView) -> RunView:
+    if view.problem:
+        raise _not_understood(view.run_dir.path, view.problem)
     return view
 
 
-def _view(run_dir: RunDir) -> RunView:
-    try:
-        return view_run(run_dir)
-    except MALFORMED as error:
-        raise _not_understood(run_dir.path, error) from error
-
-
-def _not_understood(where: str, error: Exception) -> NotFoundError:
+def _not_understood(where: str, problem: str) -> NotFoundError:
     return NotFoundError(
         "the record of this run can't be understood",
         where=where,
-        why=f"{type(error).__name__}: {error}"[:300],
+        why=problem,
         fix="was it written by another version of muster, or damaged? `muster explain` reads its logs",
     )
 
@@ -73,5 +71,7 @@ def _check_readable(path: str) -> None:
 
 
 def read_story(view: RunView) -> Story:
-    """Return the story of a run or a workflow."""
+    """Return the story of a run, a workflow or a sweep."""
+    if view.is_sweep:
+        return read_sweep_story(view)
     return read_workflow_story(view) if view.is_workflow else read_run_story(view)

@@ -2,12 +2,12 @@
 
 from torchmuster.report import plots
 from torchmuster.report.charts import PlotSheet
-from torchmuster.report.compare import Compared, Comparison
+from torchmuster.report.compare import Compared, Comparison, told_value
 from torchmuster.report.page import render
 from torchmuster.report.plots import Labels, PlotLine
 from torchmuster.report.sheet import MAX_METRICS, Answer
 from torchmuster.report.story import SeriesTold, Story
-from torchmuster.report.words import figure, span
+from torchmuster.report.words import span
 
 
 def render_comparison(both: Comparison, one: Story, other: Story) -> str:
@@ -29,7 +29,7 @@ def _answers(both: Comparison, one: Story, other: Story) -> list[Answer]:
         f"step {first.step:,}" if first is not None else "none" if both.num_common else "not known"
     )
     more = (
-        f"{first.metric}: {figure(first.one)} and {figure(first.other)}"
+        f"{first.metric}: {told_value(first.one)} and {told_value(first.other)}"
         if first is not None
         else f"{both.num_common:,} steps compared"
     )

@@ -331,16 +331,30 @@ def columns(
 
 
 def heat(
-    labels: Labels, rows: Sequence[Sequence[float | None]], *, span_s: float, unit: str
+    labels: Labels,
+    rows: Sequence[Sequence[float | None]],
+    *,
+    span_s: float | None,
+    unit: str,
 ) -> Markup:
-    """Return a picture of ranks (downwards) over time; the scale ends at the 99th percentile, so that one spike does not hide the rest."""
+    """Return a picture of ranks (downwards) over time, or of nodes and nodes.
+
+    The scale ends at the 99th percentile, so that one spike does not hide the rest.
+
+    Args:
+        labels: Its words.
+        rows: A row for each rank or node; None where nothing is known.
+        span_s: Seconds that a column stands for; None: columns are counted.
+        unit: Of the values.
+    """
     known = sorted(value for row in rows for value in row if value is not None)
     low = known[0] if known else 0.0
     high = known[min(len(known) - 1, int(len(known) * 0.99))] if known else 1.0
     high = high if high > low else low + 1
     height = min(max(len(rows) * 3, 90), 420)
     num_spans = max(map(len, rows), default=1)
-    across = Scale(low=0, high=num_spans * span_s, begin=_LEFT, end=1000 - 110)
+    across = Scale(low=0, high=num_spans * (span_s or 1), begin=_LEFT, end=1000 - 110)
+    along = time_ticks(across) if span_s is not None else _whole_ticks(across)
     bottom = _TOP + height
     count = len(rows)
     places = [
@@ -352,7 +366,7 @@ def heat(
         Markup(
             '<image href="{}" x="{}" y="{}" width="{:.1f}" height="{}" preserveAspectRatio="none"/>'
         ).format(heatmap(rows, low, high), _LEFT, _TOP, across.end - _LEFT, height),
-        _x_axis(across, time_ticks(across), bottom, bottom + 4, labels.x),
+        _x_axis(across, along, bottom, bottom + 4, labels.x),
     ]
     for value, words in places:
         y = _TOP + (value + 0.5) * height / max(count, 1)
@@ -368,6 +382,10 @@ def heat(
     )
     parts.append(_key_of_colours(low, high, unit, height))
     return _picture(labels, 1000, bottom + 40, Markup("").join(parts))
+
+
+def _whole_ticks(scale: Scale) -> list[tuple[float, str]]:
+    return [(value, f"{value:.0f}") for value, _ in ticks(scale, 6) if value == int(value)]
 
 
 def _key_of_colours(low: float, high: float, unit: str, height: float) -> Markup:

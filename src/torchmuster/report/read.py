@@ -15,7 +15,7 @@ from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secret
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
 from torchmuster.owner.views.find import RunView
-from torchmuster.owner.views.record import with_losses
+from torchmuster.owner.views.record import DAMAGED, with_losses
 from torchmuster.report.attempts import (
     EventRecord,
     few_attempts,
@@ -40,7 +40,7 @@ from torchmuster.report.story import Ending, Story, WhatRan
 from torchmuster.report.training import TrainingRecord, read_training
 
 # What a value of another form than expected raises where a reader of other commands meets it.
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+MALFORMED = DAMAGED
 
 
 def read_run_story(view: RunView) -> Story:
@@ -276,6 +276,7 @@ def read_what(
         why_no_code=why,
         ran=tuple(map(_ran_file, listed(events.ran.get("files"))[:200])),
         num_ran_left_out=whole(events.ran.get("num_left_out")) or 0,
+        packages=tuple(text(one, 200) for one in listed(origin.get("packages"))[:2000]),
     )
 
 

@@ -7,6 +7,7 @@ from torchmuster.report.charts import (
     PlotSheet,
     band_plot,
     cost_plot,
+    heat_of_network,
     heat_of_ranks,
     matrix_of,
     metric_plot,
@@ -15,7 +16,7 @@ from torchmuster.report.charts import (
     step_time_plot,
 )
 from torchmuster.report.loose import several
-from torchmuster.report.story import AttemptTold, RankTotals, Story
+from torchmuster.report.story import AttemptTold, RankTotals, Story, SweepTold
 from torchmuster.report.timelines import (
     lanes_of_ranks,
     telling_attempts,
@@ -62,6 +63,7 @@ class Sheet:
     slowest: tuple[RankTotals, ...]
     cost: PlotSheet | None
     matrix: tuple[tuple[tuple[str, str], ...], ...]
+    pairs: PlotSheet | None
     inner: "tuple[tuple[str, Story, Sheet], ...]" = ()
 
 
@@ -95,6 +97,7 @@ def sheet_of(story: Story, prefix: str = "") -> Sheet:
         slowest=slowest_of(story.ranks),
         cost=cost_plot(story, prefix),
         matrix=matrix_of(story),
+        pairs=heat_of_network(story, prefix),
         inner=inner,
     )
 
@@ -102,11 +105,32 @@ def sheet_of(story: Story, prefix: str = "") -> Sheet:
 # The answers on top.
 
 
+def _answer_of_sweep(sweep: SweepTold, prefix: str) -> list[Answer]:
+    """Return which member is the best; nothing without a metric."""
+    best = next((one for one in sweep.members if one.number == sweep.best), None)
+    if best is None or best.metric is None:
+        return []
+    values = ", ".join(
+        f"{name} {value}" for name, value in zip(sweep.names, best.values, strict=False)
+    )
+    return [
+        Answer(
+            question="Which member is the best?",
+            answer=f"{best.number}: {values}",
+            more=f"{sweep.metric} {figure(best.metric)}",
+            tone="good",
+            link=f"{prefix}timeline",
+        )
+    ]
+
+
 def _answers(story: Story, prefix: str) -> list[Answer]:
     ending, found = story.ending, []
     tones = {"succeeded": "good", "running": "", "waiting": "", "starting": ""}
     tone = tones.get(ending.state, "bad")
     why = ending.sentence if ending.is_final else "it has not ended"
+    if story.sweep is not None:
+        found += _answer_of_sweep(story.sweep, prefix)
     found.append(
         Answer(
             question="How did it end?" if ending.is_final else "Where does it stand?",

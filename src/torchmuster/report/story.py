@@ -23,6 +23,7 @@ class WhatRan:
         ran: The project's files whose code rank 0 has run, as it said at its last end: path, SHA-256, and whether
             the file has changed since the worker began.
         num_ran_left_out: How many more there were.
+        packages: What is installed for its interpreter on the client's machine, as `numpy==2.4.6`.
     """
 
     command: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ class WhatRan:
     why_no_code: str = ""
     ran: tuple[tuple[str, str, bool], ...] = ()
     num_ran_left_out: int = 0
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +346,49 @@ class GroupTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberTold:
+    """A member of a sweep.
+
+    Attributes:
+        values: In the order of the sweep's names.
+        metric: The last value; None where there is none, or none that is finite.
+        not_finite: `nan`, `inf` or `-inf`, where the last value is that.
+        step: Of that value.
+    """
+
+    number: int
+    values: tuple[str, ...]
+    state: str
+    metric: float | None = None
+    not_finite: str = ""
+    step: int | None = None
+    attempts: int = 0
+    elapsed_s: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTold:
+    """What a sweep has tried.
+
+    Attributes:
+        names: What varies.
+        metric: By which it is judged; empty where it has none.
+        goal: `min` or `max`.
+        best: The number of the member with the best last value.
+        counted: How many members are in each state.
+        members: The best first.
+    """
+
+    names: tuple[str, ...]
+    metric: str
+    goal: str
+    best: int | None
+    counted: tuple[tuple[str, int], ...]
+    members: tuple[MemberTold, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
     """All that the record of a run tells.
 
@@ -376,6 +421,7 @@ class Story:
     cost: Cost = field(default_factory=Cost)
     groups: tuple[GroupTold, ...] = ()
     trainings: "tuple[tuple[str, Story], ...]" = ()
+    sweep: SweepTold | None = None
     gaps: tuple[str, ...] = ()
 
     @property

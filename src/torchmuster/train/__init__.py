@@ -25,6 +25,7 @@ from torchmuster.train.precision import Precision
 from torchmuster.train.run import Run
 from torchmuster.train.sinks import MetricSink, MLflow, TensorBoard, WeightsAndBiases
 from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.system import SystemMetrics
 from torchmuster.train.trainer import Trainer, TrainerOptions
 from torchmuster.train.world import (
     World,
@@ -49,6 +50,7 @@ __all__ = [
     "Precision",
     "Run",
     "SnapshotError",
+    "SystemMetrics",
     "TensorBoard",
     "Trainer",
     "TrainerOptions",

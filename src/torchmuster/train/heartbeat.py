@@ -72,6 +72,10 @@ class Heartbeat:
             self._write(*heartbeat.pack_duration(self._steps_here - 2, duration_s))
         self._tell(now)
 
+    def waited(self, seconds: float) -> None:
+        """Record a wait for other ranks: a part of `COMPUTE`, told with the next phase or step."""
+        self._seconds[RankPhase.WAIT] += seconds
+
     @contextmanager
     def during(self, phase: RankPhase) -> Iterator[None]:
         """Record a phase for the duration of the body, then the phase before it again."""

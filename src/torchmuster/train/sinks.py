@@ -148,9 +148,14 @@ class MLflow:
         self._mlflow.log_metrics(dict(values), step=step, run_id=self._run.info.run_id)
 
     def close(self) -> None:
-        """Finish the run, if it was begun here."""
-        if self._run is not None and self._is_ours:
-            self._mlflow.end_run()
+        """Finish the run, if it was begun here: this one, whichever the script has made the active run meanwhile."""
+        if self._run is None or not self._is_ours:
+            return
+        run_id, active = self._run.info.run_id, self._mlflow.active_run()
+        if active is not None and active.info.run_id == run_id:
+            self._mlflow.end_run()  # it is no more the active run then, either
+        else:
+            self._mlflow.MlflowClient().set_terminated(run_id)
 
 
 def _needs(what: str, package: str, error: ImportError) -> UsageError:

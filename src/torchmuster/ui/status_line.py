@@ -6,7 +6,7 @@ from torchmuster.files.layout import short_id
 from torchmuster.model.display.live import LiveRun
 from torchmuster.model.display.text import in_one_line
 from torchmuster.ui.top.ranks import RankRow, rank_rows, slowest
-from torchmuster.ui.top.run_lines import left_s, step_of
+from torchmuster.ui.top.run_lines import step_of, time_left_s
 from torchmuster.ui.top.words import show_mib, show_number, show_share, show_time
 
 _BETWEEN = " | "
@@ -53,7 +53,7 @@ def _progress(run: LiveRun, rows: list[RankRow]) -> list[str]:
         counted = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
         return [f"{len(states)} tasks: {', '.join(counted)}"]
     parts = []
-    step, left, training, bar = step_of(run, rows), left_s(run, rows), run.training, run.bar
+    step, left, training, bar = step_of(run, rows), time_left_s(run), run.training, run.bar
     if step is not None:
         total = f"/{training.total_steps}" if training and training.total_steps else ""
         rates = [row.steps_per_s for row in rows if row.steps_per_s]

@@ -46,6 +46,29 @@ def test_a_sentence_of_muster_stands_on_a_line_of_its_own():
     assert (out, err) == ("", "10%\nmuster: one\nmuster: two\n")
 
 
+TRANSFER = """
+for done in range(1, 6):
+    text = f"staging /data: {done} GiB of 9 GiB (11 %), 1 GiB/s, {9 - done} s left"
+    voice.tell("notice", {"node": "n1", "text": text})
+voice.say("staged"); voice.flush(10)
+"""
+
+
+def test_in_a_log_a_transfer_is_told_once():
+    _, err = said(TRANSFER)
+    assert err.splitlines() == [
+        "muster: staging /data: 1 GiB of 9 GiB (11 %), 1 GiB/s, 8 s left",
+        "muster: staged",
+    ]
+
+
+def test_on_a_terminal_a_transfer_is_told_again_and_again():
+    command = [sys.executable, "-S", "-c", PROLOGUE + TRANSFER]
+    with TerminalOf(command, {**os.environ, "PYTHONPATH": SOURCE}) as screen:
+        screen.wait_for("5 GiB of 9 GiB", "4 s left", "muster: staged")
+        assert screen.text.count("GiB of 9 GiB") == 5
+
+
 def test_a_report_is_printed_as_it_is():
     _, err = said("voice.show(0, 2, 'half', 0); voice.print('error: x\\n'); voice.flush(10)")
 

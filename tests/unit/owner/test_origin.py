@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -11,7 +12,13 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.origin import Origin
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, ScriptKind
-from torchmuster.owner.origin import MAX_DIFFERENCE_BYTES, find_code_version, folder_of, note_origin
+from torchmuster.owner.origin import (
+    MAX_DIFFERENCE_BYTES,
+    find_code_version,
+    folder_of,
+    installed_for,
+    note_origin,
+)
 
 
 def git(folder, *words):
@@ -31,6 +38,24 @@ def repository(tmp_path):
     git(folder, "add", ".")
     git(folder, "commit", "-qm", "First")
     return folder
+
+
+def test_what_is_installed_is_read_from_the_names_of_folders(tmp_path):
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name in (
+        "numpy-2.4.6.dist-info",
+        "Typing_Extensions-4.1.dist-info",
+        "old-1.0-py3.11.egg-info",
+        "numpy",
+    ):
+        (site / name).mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text("")
+    python.chmod(0o755)
+    assert installed_for(str(python)) == ("numpy==2.4.6", "old==1.0", "typing-extensions==4.1")
+    assert installed_for(str(tmp_path / "elsewhere" / "python")) == ()
+    assert any(one.startswith("pytest==") for one in installed_for(sys.executable))
 
 
 def test_a_clean_tree_is_its_commit(repository):

@@ -1,4 +1,4 @@
-"""The page that a failed run leaves: within its time, or the command."""
+"""The page that a failed run leaves: at once, a little later, or the command that makes it."""
 
 import contextlib
 import os
@@ -29,16 +29,23 @@ def test_the_line_names_the_page(run_dir):
     assert os.stat(run_dir.report).st_mode & 0o777 == 0o600
 
 
-def test_a_record_that_hangs_does_not_keep_the_end(run_dir):
-    os.remove(run_dir.events)
+def test_a_record_that_takes_long_is_read_by_a_process_that_outlives_the_end(run_dir):
+    os.rename(run_dir.events, f"{run_dir.events}.kept")
     os.mkfifo(run_dir.events)  # an open for reading waits for ever
 
     said = report_at_end(run_dir, "20260101-000000-train-ab12", limit_s=0.5)
 
-    assert said == "report: muster report train-ab12"
+    assert said == "report: r/report.html (it is being made)"
     (thread,) = [one for one in threading.enumerate() if one.name == "report"]
-    wait_until(lambda: let_go(run_dir.events) or not thread.is_alive(), "the end of the thread")
-    assert not os.path.exists(run_dir.report)
+    kept = f"{run_dir.events}.kept"
+    os.symlink(kept, f"{run_dir.events}.link")
+    pipe = f"{run_dir.events}.pipe"
+    os.rename(run_dir.events, pipe)
+    os.rename(f"{run_dir.events}.link", run_dir.events)
+    wait_until(lambda: let_go(pipe) or not thread.is_alive(), "the end of the thread")
+    wait_until(lambda: let_go(pipe) or os.path.exists(run_dir.report), "the page")
+    with open(run_dir.report) as page:
+        assert "rank 3 was killed" in page.read()
 
 
 def let_go(pipe):
@@ -51,3 +58,13 @@ def test_a_page_that_cannot_be_written_leaves_the_command(tmp_path):
     gone = RunDir(str(tmp_path / "gone"))
 
     assert report_at_end(gone, "r", limit_s=30.0) == "report: muster report r"
+
+
+def test_a_bug_in_the_page_is_noted_and_ends_nothing(run_dir, monkeypatch):
+    def fail(story):
+        raise ZeroDivisionError("by a bug")
+
+    monkeypatch.setattr("torchmuster.report.page.render_page", fail)
+    assert report_at_end(run_dir, "r", limit_s=30.0) == "report: muster report r"
+    with open(run_dir.report_log) as note:
+        assert "ZeroDivisionError: by a bug" in note.read()

@@ -102,3 +102,33 @@ def test_runs_without_metrics_say_so(run):
 
     assert both.num_common == 0
     assert "No step was recorded by both" in both.sentence
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ({"loss": float("nan")}, {"loss": float("inf")}, "loss: nan and inf"),
+        ({"loss": float("nan")}, {"loss": 0.5}, "loss: nan and 0.5"),
+        ({"loss": float("nan")}, {"loss": float("nan")}, None),
+        ({"loss": 0.8}, {"loss": 0.8, "other": 0.9}, "Only b records other."),
+        ({"loss": 0.5}, {}, "loss: 0.5 and none"),
+    ],
+)
+def test_what_is_no_number_and_what_is_missing_are_not_the_same(run, one, other, told):
+    def training(values):
+        return [*TRAINING[:-1], event(24.15, "metrics", step=150, values=values)]
+
+    both = shown(run("a", training=training(one)), run("b", training=training(other)))
+    assert (told in both.sentence) if told else both.first is None
+
+
+def test_packages_that_differ_are_named(run):
+    mine = replace(ORIGIN, packages=("numpy==1.26.4", "torch==2.13.0"))
+    theirs = replace(ORIGIN, packages=("numpy==2.4.6", "torch==2.13.0", "wandb==0.22"))
+    both = shown(run("a", origin=mine), run("b", origin=theirs))
+    assert differing(both.environment) == {
+        "packages": ("2", "3"),
+        "package numpy": ("1.26.4", "2.4.6"),
+        "package wandb": ("not installed", "0.22"),
+    }
+    assert "different: command or environment" in both.sentence

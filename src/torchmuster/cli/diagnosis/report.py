@@ -63,10 +63,7 @@ def _two(one: "Story", other: "Story", output: str | None, *, as_json: bool) -> 
 
     for story in (one, other):
         if story.kind != "run":
-            raise UsageError(
-                f"{story.name} is a workflow, and only training runs are compared",
-                fix=f"give the folder of a training task's run, below {story.folder}/tasks",
-            )
+            raise _not_compared(story)
     both = compare(one, other)
     if as_json:
         _print_json(both)
@@ -78,6 +75,15 @@ def _two(one: "Story", other: "Story", output: str | None, *, as_json: bool) -> 
     echo(both.sentence)
     echo(path)
     return 0
+
+
+def _not_compared(story: "Story") -> UsageError:
+    fix = f"give the folder of a training task's run, below {story.folder}/tasks"
+    if story.kind == "sweep":
+        fix = f"two of its members are: muster report {story.name}.0 {story.name}.1"
+    return UsageError(
+        f"{story.name} is a {story.kind}, and only training runs are compared", fix=fix
+    )
 
 
 def _print_json(value: object) -> None:

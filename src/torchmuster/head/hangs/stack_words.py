@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from torchmuster.diagnose.facts.stacks import Doing, StackReading
 from torchmuster.model.ranks import name_ranks
 
+_MOST_NAMED = 16  # of ranks that stand at the same place
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
@@ -85,13 +87,44 @@ def group_texts(texts: Sequence[tuple[str, str]]) -> list[str]:
     """Return lines with all stacks, equal ones once.
 
     Args:
-        texts: Who, and the text.
+        texts: Who, as `rank 3 on n1`, and the text.
     """
     groups: dict[str, list[str]] = {}
     for who, text in texts:
         groups.setdefault(re.sub(r"0x[0-9a-f]+", "", text), []).append(who)
     lines: list[str] = []
     for text, whose in groups.items():
-        shown = ", ".join(whose[:16]) + (f" and {len(whose) - 16} more" if len(whose) > 16 else "")
+        shown = ", ".join(whose[:_MOST_NAMED])
+        if len(whose) > _MOST_NAMED:
+            shown += f" and {len(whose) - _MOST_NAMED} more: {name_ranks(_ranks_in(whose))}"
         lines += [f"{shown}:", *(f"  {line}" for line in text.strip("\n").splitlines()), ""]
     return lines
+
+
+def rank_first(lines: Sequence[str], rank: int) -> list[str]:
+    """Return the lines of `group_texts` with the stack of a rank before all others, under a line of its own."""
+    groups: list[list[str]] = []
+    for line in lines:
+        if not groups or (line and not line.startswith(" ")):
+            groups.append([])
+        groups[-1].append(line)
+    for at, group in enumerate(groups):
+        if rank in _named(group[0]):
+            title = f"rank {rank} stands here:"
+            rest = [line for other in (*groups[:at], *groups[at + 1 :]) for line in other]
+            equal = [f"  (the same: {group[0].rstrip(':')})"] if len(_named(group[0])) > 1 else []
+            return [title, *equal, *group[1:], *rest]
+    return [f"rank {rank} shows no stack", "", *lines]
+
+
+def _named(title: str) -> set[int]:
+    """Return the ranks that the title of a group names, all of them also where it counts the most."""
+    _, more, all_of_them = title.rpartition(" more: ")
+    if not more:
+        return _ranks_in([title])
+    pieces = re.findall(r"(\d+)(?:-(\d+))?", all_of_them)
+    return {rank for first, last in pieces for rank in range(int(first), int(last or first) + 1)}
+
+
+def _ranks_in(texts: Sequence[str]) -> set[int]:
+    return {int(number) for text in texts for number in re.findall(r"\brank (\d+) on ", text)}

@@ -1,8 +1,10 @@
 """Which rank is slower than the others, and in what: pure values, no clock of its own.
 
 In synchronous training all ranks make their steps at the same pace, so a rank's own work is what counts: what its
-step takes less what it waits for others. The rank that waits least shows how long a backward and the optimizer take
-without waiting; what the others need more there is waiting.
+step takes less what it waits for others. Where the library measures its waits (DDP on processors, `train/wrap.py`), the
+rank that waits least shows what the sums themselves take, and the others' waits are what they take beyond it. Elsewhere
+the rank whose backward and optimizer take least is taken for one that does not wait; what the others need more there is
+counted as waiting, so that a rank which is slow in its backward can't be told from those that wait for it.
 """
 
 from bisect import bisect_left
@@ -27,7 +29,7 @@ class Straggler:
 
     Attributes:
         share: By how much: 0.31 for 31 %.
-        part: What is slow: `data` or `compute`.
+        part: What is slow: `data`, `compute` (forward), or `backward` (with the optimizer).
         part_s: How long that takes in a step.
         others_s: How long it takes the others.
         step_s: What a step takes.
@@ -58,11 +60,12 @@ def _ms(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """What a step of one rank takes on average."""
+    """What a step of one rank takes on average; `waited_s` is 0 where waits are not measured."""
 
     step_s: float
     data_s: float
     forward_s: float
+    waited_s: float = 0.0
 
     @property
     def rest_s(self) -> float:
@@ -124,23 +127,31 @@ class Stragglers:
             self._steps[rank] = self._steps.get(rank, 0) + done if slow else 0
             if self._runs[rank] >= _NUM_WINDOWS:
                 share = own_s / others_s - 1.0 if others_s > 0 else 0.0
-                found.append(self._straggler(rank, share, steps))
+                found.append(self._straggler(rank, share, steps, waits))
         return found
 
-    def _straggler(self, rank: int, share: float, steps: dict[int, StepParts]) -> Straggler:
-        mine = steps[rank]
-        others = [one for other, one in steps.items() if other != rank]
-        data_s, forward_s = median(o.data_s for o in others), median(o.forward_s for o in others)
-        is_data = mine.data_s - data_s >= mine.forward_s - forward_s
+    def _straggler(
+        self, rank: int, share: float, steps: dict[int, StepParts], waits: dict[int, float]
+    ) -> Straggler:
+        parts = {
+            "data": {other: one.data_s for other, one in steps.items()},
+            "compute": {other: one.forward_s for other, one in steps.items()},
+            "backward": {other: one.rest_s - waits[other] for other, one in steps.items()},
+        }
+        others_s = {
+            part: median(s for other, s in of.items() if other != rank)
+            for part, of in parts.items()
+        }
+        part = max(parts, key=lambda name: parts[name][rank] - others_s[name])
         return Straggler(
             rank=rank,
             node=self.nodes[rank],
             share=share,
             num_steps=self._steps[rank],
-            part="data" if is_data else "compute",
-            part_s=mine.data_s if is_data else mine.forward_s,
-            others_s=data_s if is_data else forward_s,
-            step_s=mine.step_s,
+            part=part,
+            part_s=parts[part][rank],
+            others_s=others_s[part],
+            step_s=steps[rank].step_s,
         )
 
 
@@ -152,7 +163,13 @@ def median_without(ordered: Sequence[float], value: float) -> float:
 
 
 def waits_s(steps: Mapping[int, StepParts]) -> dict[int, float]:
-    """Return what each of these ranks waits for the others in a step: what its rest takes beyond the shortest rest."""
+    """Return what each of these ranks waits for the others in a step, beyond the one that waits least.
+
+    Measured where all of them measure it; else what its rest takes beyond the shortest rest.
+    """
+    if all(one.waited_s > 0 for one in steps.values()):
+        least_s = min((one.waited_s for one in steps.values()), default=0.0)
+        return {rank: min(one.waited_s - least_s, one.rest_s) for rank, one in steps.items()}
     least_s = min((one.rest_s for one in steps.values()), default=0.0)
     return {rank: one.rest_s - least_s for rank, one in steps.items()}
 
@@ -166,4 +183,5 @@ def per_step(before: RankProgress, now: RankProgress) -> StepParts:
         step_s=max(now.step_at - before.step_at - aside_s, 0.0) / steps,
         data_s=max(spent[RankPhase.DATA], 0.0) / steps,
         forward_s=max(spent[RankPhase.FORWARD], 0.0) / steps,
+        waited_s=max(spent[RankPhase.WAIT], 0.0) / steps,
     )

@@ -1,9 +1,12 @@
 """A run as it is seen while it lives: one value, from which views are drawn without asking anybody."""
 
 from dataclasses import dataclass
+from statistics import median
 
 from torchmuster.model.display.bars import BarWords
 from torchmuster.model.sample import RankSample
+
+STALE_S = 15.0  # agents report every two seconds, and a line of the record comes every ten at first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +18,7 @@ class LiveAttempt:
         ended_at: None while it runs.
         why: What it follows: `start`, `after SIGKILL`.
         ended_by: Why it ended; empty while it runs, or where nobody says.
+        cause_rank: The rank whose failure ended it; None where it was none, or nobody says.
     """
 
     number: int
@@ -24,6 +28,7 @@ class LiveAttempt:
     ended_at: float | None = None
     why: str = ""
     ended_by: str = ""
+    cause_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +63,20 @@ class LiveTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTask:
-    """A task of a workflow."""
+    """A task of a workflow, or a member of a sweep.
+
+    Attributes:
+        folder: The run directory of its training; empty where it has none.
+        log: The path of what its first process writes.
+    """
 
     group: str
     name: str
     state: str
     attempt: int
     why: str
+    folder: str = ""
+    log: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,3 +142,27 @@ class LiveRow:
     left_s: float | None
     elapsed_s: float | None
     why: str
+
+
+def left_s(
+    training: LiveTraining | None,
+    sample: RankSample | None,
+    *,
+    sample_at: float | None,
+    now: float,
+    is_final: bool,
+) -> float | None:
+    """Return the seconds until the last step at the ranks' median speed; None where nobody knows.
+
+    Nor does anybody from old numbers: a sample tells of the interval before it, and is old when another should have
+    come meanwhile.
+    """
+    if is_final or training is None or training.total_steps is None or sample is None:
+        return None
+    if sample_at is None or now - sample_at > STALE_S + sample.over_s:
+        return None
+    rates = [rate for rate in sample.steps_per_s if rate]
+    step = max([training.step, *(step for step in sample.steps if step is not None)])
+    if not rates or training.total_steps < step:
+        return None
+    return (training.total_steps - step) / median(rates)

@@ -152,6 +152,18 @@ def show_transfer(
     return text
 
 
+_TRANSFER = re.compile(
+    r"(?P<what>.*): (?:not begun yet|[\d.e+]+ \w+ of [\d.e+]+ \w+ \(\d+ %\)(?:, [\d.e+]+ \w+/s(?:, [\d:]+(?: s)? left)?)?"
+    r"|[\d.e+]+ \w+, [\d.e+]+ \w+/s)"
+)
+
+
+def moved_in(sentence: str) -> str | None:
+    """Return what is moved where a sentence ends in the words of `show_transfer`; None where it does not."""
+    found = _TRANSFER.fullmatch(sentence)
+    return found["what"] if found is not None else None
+
+
 def show_size(size_bytes: float) -> str:
     """Return a size for people, e.g. `30 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchmuster.errors import RunDirectoryError
@@ -34,8 +34,22 @@ _MAX_SMALL_BYTES = 1 << 20
 _NEVER = OWN_FILES | {CODE_FILE, "code.stamps.json"}
 
 
-def send_pieces(session: SendsMessages, path: str, name: str, offset: int = 0) -> int:
-    """Send a file from an offset on, under a name relative to the run directory; return how far it was sent."""
+def send_pieces(
+    session: SendsMessages,
+    path: str,
+    name: str,
+    offset: int = 0,
+    note: Callable[[int], None] | None = None,
+) -> int:
+    """Send a file from an offset on, under a name relative to the run directory; return how far it was sent.
+
+    Args:
+        session: Carries the pieces.
+        path: Of the file.
+        name: Relative to the run directory.
+        offset: In bytes.
+        note: Gets how far it is after each piece.
+    """
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size < offset:
             offset = 0
@@ -44,6 +58,8 @@ def send_pieces(session: SendsMessages, path: str, name: str, offset: int = 0) -
             if not session.send(FilePiece(path=name, offset=offset, data=data), bulk=True):
                 break
             offset += len(data)
+            if note is not None:
+                note(offset)
     return offset
 
 

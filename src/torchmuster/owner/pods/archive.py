@@ -1,6 +1,7 @@
 """How the archive of what pods need gets to the first one: in the Secret, from a run before on a volume, or from the client."""
 
 import contextlib
+import glob
 import hashlib
 import os
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
+from torchmuster.model.display.text import show_transfer
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
 
@@ -42,7 +44,7 @@ def wait_for_archive(
     while not _is_whole(order.archive, order):
         now = time.monotonic()
         if now >= say_at:
-            say("waiting for the code: the client sends it")
+            say(f"waiting for the code: the client sends it{_how_far(order, now - begun)}")
             say_at = now + _SAY_EVERY_S
         if now - begun > limit_s:
             raise MusterError(
@@ -57,6 +59,17 @@ def wait_for_archive(
             OSError
         ):  # a full volume costs the next run its way, not this one its start
             _keep(order, order.kept)
+
+
+def _how_far(order: PodOrder, elapsed_s: float) -> str:
+    """Return how much of the archive has come, beside the place where it will be; empty where nothing has."""
+    parts = glob.glob(f"{glob.escape(order.archive)}.*")
+    sizes = []
+    for part in parts:
+        with contextlib.suppress(OSError):  # it has got its name meanwhile
+            sizes.append(os.path.getsize(part))
+    done = max(sizes, default=0)
+    return f": {show_transfer(done, order.code_bytes, elapsed_s)}" if done else ""
 
 
 def _take_kept(order: PodOrder, kept: str) -> bool:

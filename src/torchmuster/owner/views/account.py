@@ -11,7 +11,7 @@ from torchmuster.model.event import moment_of
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.views.find import RunView, read_jobs_of, view_job
-from torchmuster.owner.views.record import read_events, read_plan
+from torchmuster.owner.views.record import last_event, read_events, read_plan
 from torchmuster.owner.views.training import view_training
 
 _STEP = re.compile(r"step-(\d{9,})")
@@ -91,9 +91,9 @@ def _records(view: RunView) -> list[str]:
 
 
 def _ends_of(path: str) -> list[float]:
-    """Return the time of the first and of the last event of a record."""
-    events = list(read_events(path))
-    words = [event.get("time") for event in (*events[:1], *events[-1:])]
+    """Return the time of the first and of the last event of a record, without reading what is between them."""
+    first, last = next(read_events(path), None), last_event(path)
+    words = [event.get("time") for event in (first, last) if event is not None]
     return [time for word in words if (time := moment_of(word)) is not None]
 
 

@@ -19,10 +19,12 @@ from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import owner_process_lives
 from torchmuster.owner.views.record import (
+    DAMAGED,
     read_events,
     read_outcome,
     read_plan,
     read_result,
+    unreadable,
     with_losses,
 )
 from torchmuster.owner.views.sweep_view import SweepView, view_sweep
@@ -45,7 +47,7 @@ _NEXT_GROUP_S = 30.0  # from the end of a group on a cluster to the next one of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run as its directory shows it."""
+    """A run as its directory shows it; `problem` says why its record can't be read, or is empty."""
 
     run_id: str
     run_dir: RunDir
@@ -55,6 +57,7 @@ class RunView:
     events: tuple[dict[str, object], ...]
     workflow: WorkflowView | None = None
     sweep: SweepView | None = None
+    problem: str = ""
 
     @property
     def is_sweep(self) -> bool:
@@ -109,10 +112,19 @@ def all_runs() -> list[RunView]:
     Raises:
         NotFoundError: The folder of all runs can't be read.
     """
-    folders = [RunDir(os.path.join(runs_dir(), name)) for name in _names()]
-    _ask_for_all(folders)
+    folders = all_dirs()
+    ask_for_all(folders)
     views = [view_run(folder) for folder in folders]
     return sorted(views, key=lambda view: view.submitted)
+
+
+def all_dirs() -> list[RunDir]:
+    """Return the folders of all runs; none where nobody has made a run yet.
+
+    Raises:
+        NotFoundError: The folder of all runs can't be read.
+    """
+    return [RunDir(os.path.join(runs_dir(), name)) for name in _names()]
 
 
 def newest_and_open(views: Sequence[RunView], most: int) -> list[RunView]:
@@ -122,7 +134,6 @@ def newest_and_open(views: Sequence[RunView], most: int) -> list[RunView]:
 
 
 def _names() -> list[str]:
-    """Return the names of all runs; none where nobody has made a run yet."""
     try:
         with os.scandir(runs_dir()) as entries:
             return sorted(e.name for e in entries if e.name[0] != "." and e.is_dir())
@@ -164,11 +175,10 @@ def _last_run() -> RunDir | None:
         first = next(read_events(folder.events), {})
         return _submitted(folder, str(first.get("time", "")))
 
-    folders = (RunDir(os.path.join(runs_dir(), name)) for name in _names())
-    return max(folders, key=key, default=None)
+    return max(all_dirs(), key=key, default=None)
 
 
-def _ask_for_all(folders: list[RunDir]) -> None:
+def ask_for_all(folders: Sequence[RunDir]) -> None:
     """Ask each scheduler once for all runs that have not ended; the views find the answers at the desk."""
     batch = [f for f in folders if os.path.isfile(f.job) or os.path.isfile(f.jobs)]
     if not batch:
@@ -283,6 +293,21 @@ def _is_run(run_dir: RunDir) -> bool:
 def view_run(run_dir: RunDir, read: Sequence[dict[str, object]] | None = None) -> RunView:
     """Return what a run directory says now; `read` are its events, where they have been read already."""
     events = tuple(with_losses(read_events(run_dir.events) if read is None else read, run_dir))
+    try:
+        return _view(run_dir, events)
+    except DAMAGED as error:  # one bad record must not take the list of all runs with it
+        return RunView(
+            run_id=os.path.basename(run_dir.path),
+            run_dir=run_dir,
+            state=RunState.UNKNOWN,
+            plan=None,
+            result=None,
+            events=(),
+            problem=unreadable(error),
+        )
+
+
+def _view(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunView:
     if os.path.isfile(run_dir.workflow):
         return _view_of_workflow(run_dir, events)
     if os.path.isfile(run_dir.sweep):

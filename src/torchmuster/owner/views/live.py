@@ -9,27 +9,28 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from torchmuster.errors import RunDirectoryError
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_bytes
 from torchmuster.model import codec
 from torchmuster.model.display.bars import BarWords, read_bar
-from torchmuster.model.display.live import LiveAttempt, LiveRow, LiveRun, LiveTask
+from torchmuster.model.display.live import LiveAttempt, LiveRun, LiveTask
 from torchmuster.model.display.narration import narrate, narrate_wait
 from torchmuster.model.event import moment_of
 from torchmuster.model.job import describe_job
 from torchmuster.model.sample import RankSample
 from torchmuster.owner.views.account import account_of
-from torchmuster.owner.views.find import RunView, all_runs, newest_and_open, view_job, view_run
+from torchmuster.owner.views.find import RunView, view_job, view_run
 from torchmuster.owner.views.live_training import TrainingTail
-from torchmuster.owner.views.record import RecordTail
+from torchmuster.owner.views.record import DAMAGED, RecordTail, unreadable
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 
 MOST_ATTEMPTS = 200  # that are kept; 10,000 are counted
 _MOST_SAID = 4
-_MOST_ENDED = 5
 _LOG_BYTES = 8192
 _FRESH_S = 15.0
 _SAID = (
@@ -43,7 +44,6 @@ _SAID = (
     "shrunk",
     "notice",
 )
-_OLD_VERSION = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 AskBoard = Callable[[], tuple[RankSample | None, str]]
 
@@ -64,7 +64,22 @@ class LiveReader:
         self._training = TrainingTail(run_dir)
 
     def read(self) -> LiveRun:
-        """Return the run as it is now."""
+        """Return the run as it is now.
+
+        Raises:
+            RunDirectoryError: What is in its record can't be understood.
+        """
+        try:
+            return self._read()
+        except DAMAGED as error:
+            raise RunDirectoryError(
+                unreadable(error),
+                where=self._run_dir.path,
+                why="it was written by another version of muster, or is damaged",
+                fix="`muster explain` reads its logs",
+            ) from error
+
+    def _read(self) -> LiveRun:
         new, anew = self._tail.read()
         if anew:
             self._events = []
@@ -90,7 +105,7 @@ class LiveReader:
             sample_at=sample_at,
             unheard=unheard,
             waits=self._waits(view) or ("" if running or view.state.is_final else self._doing(now)),
-            job=_job(view),
+            job=job_words(view),
             ends_at=self._last("time_limit", "ends_at") if not view.state.is_final else None,
             network=self._network(),
             said=self._said(),
@@ -106,7 +121,7 @@ class LiveReader:
     def _attempts(self) -> list[LiveAttempt]:
         found: dict[int, LiveAttempt] = {}
         for event in self._events:
-            with suppress(*_OLD_VERSION):
+            with suppress(*DAMAGED):
                 _note_attempt(found, event)
         ordered = [found[number] for number in sorted(found)]
         for before, after in itertools.pairwise(ordered):
@@ -118,20 +133,21 @@ class LiveReader:
         for event in reversed(self._events):
             value = event.get(key)
             if event.get("event") == name and isinstance(value, int | float):
-                return float(value)
+                with suppress(OverflowError):  # a whole number of 400 digits is none of seconds
+                    return float(value)
         return None
 
     def _waits(self, view: RunView) -> str:
         if view.state.is_final:
             return ""
-        with suppress(*_OLD_VERSION):
+        with suppress(*DAMAGED):
             return narrate_wait(self._events, datetime.now(UTC)) or ""
         return ""
 
     def _network(self) -> str:
         for event in reversed(self._events):
             if event.get("event") == "network":
-                with suppress(*_OLD_VERSION):
+                with suppress(*DAMAGED):
                     return (narrate("network", event) or "").removeprefix("network: ")
         return ""
 
@@ -139,7 +155,7 @@ class LiveReader:
         said: list[str] = []
         for event in reversed(self._events[-500:]):
             if event.get("event") in _SAID:
-                with suppress(*_OLD_VERSION):
+                with suppress(*DAMAGED):
                     sentence = narrate(str(event["event"]), event)
                     said += [f"{_clock(event)}  {sentence}"] if sentence else []
             if len(said) == _MOST_SAID:
@@ -180,51 +196,12 @@ def last_sample(run_dir: RunDir) -> RankSample | None:
         lines = data[: data.rfind(b"\n") + 1].splitlines()
         whole = lines if len(data) < num_bytes else lines[1:]
         if whole:
-            with suppress(*_OLD_VERSION):
+            with suppress(*DAMAGED):
                 return codec.from_plain(RankSample, _loads(whole[-1]))
             return None
         if len(data) < num_bytes or num_bytes > 64 << 20:
             return None
         num_bytes *= 8
-
-
-def live_rows() -> list[LiveRow]:
-    """Return the lines of all runs that wait or run, then of the last that have ended, the newest first of each.
-
-    Raises:
-        NotFoundError: The folder of all runs can't be read.
-    """
-    views = newest_and_open(all_runs(), _MOST_ENDED)
-    views.reverse()
-    views.sort(key=lambda view: view.state.is_final)
-    return [row_of(view, time.time()) for view in views]
-
-
-def row_of(view: RunView, now: float) -> LiveRow:
-    """Return the line of a run in the list of all; it asks no head."""
-    account = account_of(view, now)
-    sample = last_sample(view.run_dir) if not view.is_workflow else None
-    training = TrainingTail(view.run_dir).read(is_over=view.state.is_final)
-    step = training.step if training is not None else None
-    left_s = None
-    if sample is not None and training is not None and training.total_steps is not None:
-        step = max([training.step, *(s for s in sample.steps if s is not None)])
-        rates = [rate for rate in sample.steps_per_s if rate]
-        left_s = (training.total_steps - step) / min(rates) if rates else None
-    waits = ""
-    if not view.state.is_final:
-        with suppress(*_OLD_VERSION):
-            waits = narrate_wait(view.events, datetime.now(UTC)) or ""
-    return LiveRow(
-        run_id=view.run_id,
-        state=view.state.value,
-        place=account.place,
-        num_workers=_num_workers(view),
-        step=step,
-        left_s=left_s if not view.state.is_final else None,
-        elapsed_s=account.elapsed_s,
-        why=account.ended_by or waits or _job(view) or _short_command(view),
-    )
 
 
 def _loads(line: bytes) -> Any:
@@ -247,7 +224,9 @@ def _note_attempt(found: dict[int, LiveAttempt], event: Mapping[str, Any]) -> No
     elif name == "attempt_failed":
         number = int(event["attempt"])
         ended = _ended(found[number], moment_of(event["time"]), str(event.get("what", "")))
-        found[number] = ended
+        cause = event.get("cause")
+        rank = cause.get("rank") if isinstance(cause, dict) else None
+        found[number] = replace(ended, cause_rank=rank if isinstance(rank, int) else None)
     elif name == "run_ended" and found:
         number = max(found)
         before, state = found[number], str(event.get("state", "it ended"))
@@ -256,15 +235,8 @@ def _note_attempt(found: dict[int, LiveAttempt], event: Mapping[str, Any]) -> No
 
 
 def _ended(attempt: LiveAttempt, at: float | None, by: str) -> LiveAttempt:
-    return LiveAttempt(
-        number=attempt.number,
-        num_workers=attempt.num_workers,
-        num_nodes=attempt.num_nodes,
-        began_at=attempt.began_at,
-        ended_at=at if at is not None else attempt.began_at,
-        why=attempt.why,
-        ended_by=by or "its head was lost",
-    )
+    ended_at = at if at is not None else attempt.began_at
+    return replace(attempt, ended_at=ended_at, ended_by=by or "its head was lost")
 
 
 def _command(view: RunView) -> str:
@@ -275,23 +247,25 @@ def _command(view: RunView) -> str:
     return " ".join(view.plan.program.display()) if view.plan is not None else ""
 
 
-def _short_command(view: RunView) -> str:
+def command_of(view: RunView) -> str:
+    """Return its command with the name of its script only."""
     if view.plan is None:
         return _command(view)
     program = view.plan.program
     return " ".join((os.path.basename(program.target), *program.args))
 
 
-def _job(view: RunView) -> str:
+def job_words(view: RunView) -> str:
+    """Return where its job stands; empty where none waits."""
     if view.state.is_final or not os.path.isfile(view.run_dir.job):
         return ""
     job = view_job(view.run_dir)
     return describe_job(job) if job is not None else ""
 
 
-def _num_workers(view: RunView) -> int | None:
+def num_workers_of(view: RunView) -> int | None:
     """Return how many ranks the last attempt has, or the first will have."""
-    with suppress(*_OLD_VERSION):
+    with suppress(*DAMAGED):
         if view.attempts:
             return int(str(view.attempts[-1]["world_size"]))
         if view.plan is not None:
@@ -301,7 +275,7 @@ def _num_workers(view: RunView) -> int | None:
 
 def _tasks(view: RunView) -> tuple[LiveTask, ...]:
     if view.sweep is not None:
-        return tuple(_member(view.sweep, member) for member in view.sweep.members)
+        return tuple(_member(view, view.sweep, member) for member in view.sweep.members)
     groups = view.workflow.groups if view.workflow is not None else ()
     return tuple(
         LiveTask(
@@ -310,24 +284,34 @@ def _tasks(view: RunView) -> tuple[LiveTask, ...]:
             state=task.state.value,
             attempt=task.attempt,
             why=task.why or (group.why if not task.state.is_final else None) or "",
+            folder=_folder(view.run_dir.training_folder(task.name, task.attempt)),
+            log=view.run_dir.task_log(group.name, task.name, task.attempt),
         )
         for group in groups
         for task in group.tasks
     )
 
 
-def _member(sweep: SweepView, member: MemberView) -> LiveTask:
+def _member(view: RunView, sweep: SweepView, member: MemberView) -> LiveTask:
     values = sweep.plan.values_of(member.number)
     name = " ".join(f"{name}={value}" for name, value in values.items())
     metric = sweep.plan.metric
     value = f"{metric.name} {member.value:.6g}" if metric and member.value is not None else ""
+    run_dir = RunDir(os.path.join(view.run_dir.members, sweep.plan.member_id(member.number)))
     return LiveTask(
         group=str(member.number),
         name=name[:60],
         state=member.state.value,
         attempt=member.attempt or 0,
         why=member.why or value,
+        folder=_folder(run_dir.path),
+        log=run_dir.rank_log(member.attempt or 0, 0),
     )
+
+
+def _folder(path: str) -> str:
+    """Return the folder of a run that is there; empty where it is not."""
+    return path if os.path.isdir(path) else ""
 
 
 def _problems(view: RunView) -> tuple[str, ...]:
@@ -336,6 +320,8 @@ def _problems(view: RunView) -> tuple[str, ...]:
         return (f"its folder has been removed: {path}",)
     if not os.access(path, os.R_OK | os.X_OK):
         return (f"its folder can't be read by this user: {path}",)
+    if view.problem:
+        return (view.problem,)
     if view.is_workflow:
         return () if view.workflow is not None else ("the plan of the workflow can't be read",)
     if view.is_sweep:

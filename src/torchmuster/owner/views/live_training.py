@@ -122,7 +122,7 @@ class TrainingTail:
         if "://" in self._folder or not self._folder:
             return None
         of_step = re.compile(rf"\.step-{step:09}\.\d+\.tmp")
-        with suppress(OSError), os.scandir(self._folder) as entries:
+        with suppress(OSError, ValueError), os.scandir(self._folder) as entries:
             for entry, _ in zip(entries, range(_MOST_FILES), strict=False):
                 if of_step.fullmatch(entry.name):
                     return _folder_bytes(entry.path)
@@ -136,6 +136,6 @@ def _folder_bytes(folder: str) -> int | None:
             if number >= _MOST_FILES:
                 return None
             total += os.stat(os.path.join(folder, name)).st_size
-    except OSError:
+    except (OSError, ValueError):  # the latter: a name that no file can have
         return None
     return total

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.files.tail import last_bytes
 from torchmuster.model import codec
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.plan import RunPlan
@@ -16,7 +17,13 @@ from torchmuster.plainfile import open_plain
 
 _BLOCK_BYTES = 1 << 20
 # What a look into an event raises that another version wrote, or that was written on a full disk: it is left out.
-DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+# OverflowError: an infinity as a number of something; RecursionError: a line of nothing but brackets.
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+
+
+def unreadable(error: BaseException) -> str:
+    """Return the sentence for a record that raised one of `DAMAGED`."""
+    return f"this record can't be read: {type(error).__name__}: {error}"[:200]
 
 
 def read_events(path: str) -> Iterator[dict[str, Any]]:
@@ -24,11 +31,7 @@ def read_events(path: str) -> Iterator[dict[str, Any]]:
     try:
         with open(path, errors="replace") as file:
             for line in file:
-                try:
-                    event = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(event, dict):
+                if (event := _event(line)) is not None:
                     yield event
     except OSError:
         return
@@ -49,6 +52,28 @@ def with_losses(events: Iterable[dict[str, Any]], run_dir: RunDir) -> Iterator[d
             yield {**event, "what": f"{event.get('what')}; {said}"}
         else:
             yield event
+
+
+def last_event(path: str) -> dict[str, Any] | None:
+    """Return the last event of a record; None when there is none."""
+    num_bytes = 1 << 16
+    while True:
+        data = last_bytes(path, num_bytes)
+        is_all = len(data) < num_bytes
+        for line in reversed(data.splitlines()[0 if is_all else 1 :]):
+            if (event := _event(line)) is not None:
+                return event
+        if is_all:
+            return None
+        num_bytes *= 16
+
+
+def _event(line: bytes | str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):  # torn by a crash
+        return None
+    return event if isinstance(event, dict) else None
 
 
 class RecordTail:
@@ -77,14 +102,7 @@ class RecordTail:
             return [], False
         whole = data[: data.rfind(b"\n") + 1]
         self._position += len(whole)
-        events = []
-        for line in whole.splitlines():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):  # torn by a crash
-                continue
-            if isinstance(event, dict):
-                events.append(event)
+        events = [event for line in whole.splitlines() if (event := _event(line)) is not None]
         return events, began_anew
 
 

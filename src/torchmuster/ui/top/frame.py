@@ -1,7 +1,7 @@
 """One picture of the screen: exactly as many lines as it has rows, from what is known and what is looked at. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchmuster.files.layout import short_id
 from torchmuster.model.display.live import LiveRow, LiveRun
@@ -21,10 +21,11 @@ from torchmuster.ui.top.words import Line, Span, line
 _LEAST_TABLE_ROWS = 5
 _HELP = (
     ("up down, page, home end", "choose a run or a rank; scroll"),
-    ("enter", "open the run; the log of the rank"),
+    ("enter", "open the run, the task, the member; the log of the rank"),
     ("l", "log of the rank"),
-    ("s", "stacks of all ranks, where they stand now"),
-    ("a", "all attempts, and why they ended"),
+    ("s", "where the rank stands now, then all others"),
+    ("a", "all attempts, and why they ended; enter: the log of the rank that ended one"),
+    ("n, p", "in a log: that of the next rank, of the one before"),
     ("c", "cancel the run; asked twice"),
     ("f or /", "filter ranks: 3, 0-7, a node, what it does, slow; escape: all again"),
     ("o", "sort ranks by another column"),
@@ -87,13 +88,23 @@ def _body(
         title = line(Span(f"{state.title} of {short_id(known.run.run_id)}", "title"))
         folded = [piece for text in texts for piece in _folded(in_one_line(text), columns)]
         lines, shown = _scroll(state, [line(piece) for piece in folded], room - 1)
-        return [title, *lines], shown
+        return [title, *lines], replace(shown, num_ranks=_num_ranks(known.run, state.log))
     if state.page is Page.ATTEMPTS:
-        lines = [attempt_line(one, known.run.now) for one in reversed(known.run.attempts)]
-        more = known.run.num_attempts - len(lines)
-        lines += [line(f"and {more} before them: muster status has all")] if more else []
-        return _scroll(state, lines, room)
+        return _attempts(state, known.run, room)
     return _run(state, known.run, columns, room, unicode=unicode)
+
+
+def _attempts(state: ViewState, run: LiveRun, room: int) -> tuple[list[Line], OnScreen]:
+    attempts = tuple(reversed(run.attempts))
+    chosen = min(state.chosen_row, len(attempts) - 1)
+    lines = [
+        line("> " if at == chosen else "  ", *attempt_line(one, run.now).spans)
+        for at, one in enumerate(attempts)
+    ]
+    more = run.num_attempts - len(lines)
+    lines += [line(f"and {more} before them: muster status has all")] if more else []
+    shown, on_screen = _scroll(state, lines, room)
+    return shown, replace(on_screen, attempts=attempts)
 
 
 def _overview(
@@ -117,7 +128,7 @@ def _run(
     kept = choose(rows, state.typed if state.typed is not None else state.word, state.sort)
     head = head_lines(run, rows, columns, unicode=unicode)
     if run.tasks:
-        return _scroll(state, [*head, line(), *task_lines(run)], room)
+        return _tasks(state, run, head, room)
     head = head[: max(room - _LEAST_TABLE_ROWS, 1) if rows else room]
     table_rows = max(room - len(head) - 2, 1)
     first = min(max(state.first, 0), max(len(kept) - table_rows, 0))
@@ -128,6 +139,17 @@ def _run(
     )
     note = _table_note(state, run, len(kept), len(rows), first, table_rows)
     return [*head, line(Span(note, "dim")), *table], shown
+
+
+def _tasks(
+    state: ViewState, run: LiveRun, head: list[Line], room: int
+) -> tuple[list[Line], OnScreen]:
+    head = head[: max(room - _LEAST_TABLE_ROWS, 1)]
+    title, *rows = task_lines(run, min(state.chosen_row, len(run.tasks) - 1))
+    table_rows = max(room - len(head) - 2, 1)
+    first = min(max(state.first, 0), max(len(rows) - table_rows, 0))
+    shown = OnScreen(tasks=run.tasks, num_rows=table_rows, is_over=run.is_final)
+    return [*head, line(), title, *rows[first : first + table_rows]], shown
 
 
 def _first_of(rows: Sequence[object]) -> int | None:
@@ -147,6 +169,13 @@ def _table_note(
         parts.append(f"by {state.sort}")
     parts += [note] if (note := stale_note(run)) else []
     return "; ".join(parts)
+
+
+def _num_ranks(run: LiveRun, log: tuple[int | None, int] | None) -> int:
+    """Return how many ranks the attempt has whose log is shown."""
+    of_log = [one for one in run.attempts if log is not None and one.number == log[0]]
+    attempts = of_log or run.attempts[-1:]
+    return attempts[0].num_workers if attempts else 0
 
 
 def _folded(text: str, columns: int) -> list[str]:
@@ -169,7 +198,10 @@ def _last_line(state: ViewState, known: Known) -> Line:
         return line(Span(f"{really}cancel {name}? y: yes, any other key: no", "bad"))
     if state.message:
         return line(Span(in_one_line(state.message), "bold"))
+    log = state.page is Page.TEXT and state.log is not None
     keys = {
+        Page.ATTEMPTS: "enter log of the rank that ended it  q back",
+        Page.TEXT: f"up down scroll{'  n p next rank, rank before' if log else ''}  q back",
         Page.OVERVIEW: "enter open  ? keys  q quit",
         Page.RUN: "l log  s stacks  a attempts  c cancel  f filter  o sort  ? keys  q back",
     }.get(state.page, "up down scroll  q back")

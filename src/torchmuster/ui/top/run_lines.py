@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from statistics import median
 
 from torchmuster.files.layout import short_id
-from torchmuster.model.display.live import LiveAttempt, LiveRun, LiveTraining
+from torchmuster.model.display.live import (
+    STALE_S,
+    LiveAttempt,
+    LiveRun,
+    LiveTraining,
+    left_s,
+)
 from torchmuster.model.display.text import in_one_line
 from torchmuster.ui.top.ranks import HEADER, RankRow, cells, slowest
 from torchmuster.ui.top.words import (
@@ -26,7 +32,6 @@ _LABEL = 12
 _CURVE = 24
 _SHOWN_ATTEMPTS = 3
 _NODE_COLUMNS = 12
-_STALE_S = 15.0
 _RIGHT = frozenset({"RANK", "STEP", "STEPS/S", "AGE", "CPU", "MEM", "GPU", "GPUMEM", "WAIT"})
 
 
@@ -85,8 +90,8 @@ def table_lines(rows: Sequence[RankRow], columns: int, chosen: int | None = None
     return lines
 
 
-def task_lines(run: LiveRun) -> list[Line]:
-    """Return the tasks of a workflow."""
+def task_lines(run: LiveRun, chosen: int | None = None) -> list[Line]:
+    """Return the header and a line for each task of a workflow or member of a sweep; `chosen` is marked."""
     table = [("GROUP", "TASK", "STATE", "ATTEMPT", "WHY")]
     table += [(t.group, t.name, t.state, str(t.attempt), t.why) for t in run.tasks]
     shown = [[in_one_line(cell) for cell in row] for row in table]
@@ -94,23 +99,26 @@ def task_lines(run: LiveRun) -> list[Line]:
     return [
         line(
             Span(
-                "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip(),
-                "title" if number == 0 else "bad" if "FAILED" in row[2] else "",
+                ("> " if number - 1 == chosen else "  ")
+                + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip(),
+                "title" if number == 0 else _style_of_task(row[2], is_chosen=number - 1 == chosen),
             )
         )
         for number, row in enumerate(shown)
     ]
 
 
-def left_s(run: LiveRun, rows: Sequence[RankRow]) -> float | None:
+def _style_of_task(state: str, *, is_chosen: bool) -> str:
+    if is_chosen:
+        return "chosen"
+    return "bad" if "failed" in state.lower() else ""
+
+
+def time_left_s(run: LiveRun) -> float | None:
     """Return the seconds until the last step, at the speed of now; None where nobody knows."""
-    training, step = run.training, step_of(run, rows)
-    rates = [row.steps_per_s for row in rows if row.steps_per_s]
-    if run.is_final or training is None or training.total_steps is None or step is None:
-        return None
-    if not rates or training.total_steps < step:
-        return None
-    return (training.total_steps - step) / median(rates)
+    return left_s(
+        run.training, run.sample, sample_at=run.sample_at, now=run.now, is_final=run.is_final
+    )
 
 
 def step_of(run: LiveRun, rows: Sequence[RankRow]) -> int | None:
@@ -166,7 +174,7 @@ def _progress(run: LiveRun, rows: Sequence[RankRow]) -> list[Line]:
         parts = [f"{step} of {total}" if total else str(step)]
         if rates and not run.is_final:
             parts.append(f"{show_number(median(rates))} steps/s")
-        left = left_s(run, rows)
+        left = time_left_s(run)
         if left is not None:
             parts.append(f"{show_time(left)} left")
         found.append(line(Span("step".ljust(_LABEL), "dim"), Span("  ".join(parts), "bold")))
@@ -281,7 +289,7 @@ def attempt_line(one: LiveAttempt, now: float) -> Line:
 
 def stale_note(run: LiveRun) -> str:
     """Return what to say of numbers that are not of now; empty where they are."""
-    if run.sample_at is None or run.is_final or run.now - run.sample_at < _STALE_S:
+    if run.sample_at is None or run.is_final or run.now - run.sample_at < STALE_S:
         return ""
     return f"as of {show_time(run.now - run.sample_at)} ago, from the record"
 

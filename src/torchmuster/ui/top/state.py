@@ -4,6 +4,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchmuster.model.display.live import LiveAttempt, LiveTask
 from torchmuster.model.display.text import printable
 from torchmuster.ui.top.ranks import SORTS
 
@@ -27,9 +28,17 @@ class OpenRun:
 
 @dataclass(frozen=True, slots=True)
 class ShowLog:
-    """Follow the log of a rank."""
+    """Follow the log of a rank; `attempt` None: of the newest attempt."""
 
     rank: int
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowFile:
+    """Follow another log."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class Leave:
     """End the program."""
 
 
-Order = OpenRun | ShowLog | ShowStacks | CancelRun | Leave
+Order = OpenRun | ShowLog | ShowFile | ShowStacks | CancelRun | Leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,9 @@ class ViewState:
         run_id: The run that is looked at.
         chosen_run: The marked one in the list.
         chosen_rank: The marked one in the table; None: none yet.
+        chosen_row: The marked task of a workflow, member of a sweep, or attempt.
+        parents: The workflow or sweep, by its id or folder, to which the run that is looked at belongs.
+        log: The attempt and the rank whose log is shown; None for another text.
         first: The first row that is shown; of a text -1 for its end.
         word: The filter.
         typed: The filter while it is typed; None when nobody types.
@@ -77,6 +89,9 @@ class ViewState:
     run_id: str | None = None
     chosen_run: str | None = None
     chosen_rank: int | None = None
+    chosen_row: int = 0
+    parents: tuple[str, ...] = ()
+    log: tuple[int | None, int] | None = None
     first: int = 0
     word: str = ""
     typed: str | None = None
@@ -93,6 +108,9 @@ class OnScreen:
     Attributes:
         runs: Ids of all runs of the list, in its order.
         ranks: All ranks of the table that the filter leaves, in its order.
+        tasks: All tasks or members of the run.
+        attempts: All attempts in the order of their list, if they are on the screen.
+        num_ranks: How many the newest attempt has.
         num_rows: How many rows there is room for.
         num_lines: Of the whole text.
         is_over: The run has ended: there is nothing to cancel.
@@ -100,6 +118,9 @@ class OnScreen:
 
     runs: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    tasks: tuple[LiveTask, ...] = ()
+    attempts: tuple[LiveAttempt, ...] = ()
+    num_ranks: int = 0
     num_rows: int = 1
     num_lines: int = 0
     is_over: bool = False
@@ -129,10 +150,66 @@ def press(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order
     if state.page is Page.OVERVIEW:
         run_id = state.chosen_run or next(iter(shown.runs), None)
         if key in ("enter", "right") and run_id is not None:
-            opened = replace(quiet, page=Page.RUN, run_id=run_id, first=0, chosen_rank=None)
-            return opened, OpenRun(run_id)
+            return _opened(quiet, run_id, ()), OpenRun(run_id)
         return quiet, None
+    if state.page is Page.ATTEMPTS:
+        return _of_attempts(quiet, key, shown)
+    if state.page is Page.TEXT:
+        return _of_log(quiet, key, shown)
+    if state.page is Page.RUN and shown.tasks and key in ("enter", "right", "l"):
+        return _of_task(quiet, key, shown)
     return _of_run(quiet, key, shown)
+
+
+def _opened(state: ViewState, run_id: str, parents: tuple[str, ...]) -> ViewState:
+    """Return the view of a run, from its top."""
+    return replace(
+        state,
+        page=Page.RUN,
+        run_id=run_id,
+        parents=parents,
+        first=0,
+        chosen_rank=None,
+        chosen_row=0,
+        word="",
+    )
+
+
+def _of_task(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order | None]:
+    """Open the run of a task or a member; the log of one that has none, as of a command."""
+    task = shown.tasks[min(state.chosen_row, len(shown.tasks) - 1)]
+    if task.folder and key != "l":
+        return _opened(state, task.folder, (*state.parents, state.run_id or "")), OpenRun(
+            task.folder
+        )
+    title = f"log of {task.group} {task.name}"
+    text = replace(state, page=Page.TEXT, came_from=Page.RUN, first=-1, log=None, title=title)
+    return text, ShowFile(task.log)
+
+
+def _of_attempts(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order | None]:
+    """Open the log of an attempt: of the rank that ended it, else of the chosen one."""
+    if key not in ("enter", "right", "l") or not shown.attempts:
+        return state, None
+    one = shown.attempts[min(state.chosen_row, len(shown.attempts) - 1)]
+    rank = one.cause_rank if one.cause_rank is not None else state.chosen_rank
+    return _show_log(state, one.number, rank if rank is not None and rank >= 0 else 0)
+
+
+def _of_log(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order | None]:
+    """Go on to the log of the next rank, or of the one before."""
+    if state.log is None or key not in ("n", "p") or not shown.num_ranks:
+        return state, None
+    attempt, rank = state.log
+    following = (rank + (1 if key == "n" else -1)) % shown.num_ranks
+    return _show_log(state, attempt, following)
+
+
+def _show_log(state: ViewState, attempt: int | None, rank: int) -> tuple[ViewState, Order | None]:
+    came_from = state.came_from if state.page is Page.TEXT else state.page
+    of_attempt = f" in attempt {attempt}" if attempt is not None else ""
+    text = replace(state, page=Page.TEXT, came_from=came_from, first=-1, log=(attempt, rank))
+    return replace(text, title=f"log of rank {rank}{of_attempt}"), ShowLog(rank, attempt)
 
 
 _MOVES = frozenset({"up", "down", "k", "j", "page-up", "page-down", "home", "end", "g", "G", " "})
@@ -142,14 +219,15 @@ def _of_run(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Ord
     if state.page is not Page.RUN:
         return state, None
     rank = state.chosen_rank if state.chosen_rank is not None else next(iter(shown.ranks), None)
-    text = replace(state, page=Page.TEXT, came_from=Page.RUN, first=-1)
     match key:
         case "l" | "enter" if rank is not None:
-            return replace(text, title=f"log of rank {rank}"), ShowLog(rank)
+            return _show_log(state, None, rank)
         case "s":
-            return replace(text, title="stacks", first=0), ShowStacks(rank)
+            text = replace(state, page=Page.TEXT, came_from=Page.RUN, first=0, log=None)
+            return replace(text, title="stacks"), ShowStacks(rank)
         case "a":
-            return replace(state, page=Page.ATTEMPTS, came_from=Page.RUN, first=0), None
+            listed = replace(state, page=Page.ATTEMPTS, came_from=Page.RUN, first=0, chosen_row=0)
+            return listed, None
         case "c" if shown.is_over:
             return replace(state, message="the run has ended"), None
         case "c":
@@ -185,10 +263,15 @@ def _answer(state: ViewState, asked: int, key: str) -> tuple[ViewState, Order | 
 def _back(state: ViewState, key: str) -> tuple[ViewState, Order | None]:
     if state.page is Page.RUN and state.word and key == "escape":
         return replace(state, word="", first=0), None
+    if state.page is Page.RUN and state.parents:
+        *above, parent = state.parents
+        return _opened(state, parent, tuple(above)), OpenRun(parent)
     if state.page is Page.RUN and not state.is_alone:
         return replace(state, page=Page.OVERVIEW, run_id=None, word="", first=0), OpenRun(None)
     if state.page in (Page.OVERVIEW, Page.RUN):
         return state, Leave() if key == "q" else None
+    if state.page is Page.TEXT and state.came_from is Page.ATTEMPTS:
+        return replace(state, page=Page.ATTEMPTS, came_from=Page.RUN, first=0), None
     return replace(state, page=state.came_from, first=0), None
 
 
@@ -197,6 +280,10 @@ def _move(state: ViewState, key: str, shown: OnScreen) -> ViewState:
         at = _moved(_index(shown.runs, state.chosen_run), key, len(shown.runs), shown.num_rows)
         chosen = shown.runs[at] if shown.runs else None
         return replace(state, chosen_run=chosen, first=_scrolled(state.first, at, shown.num_rows))
+    rows = shown.tasks if state.page is Page.RUN else shown.attempts
+    if rows and state.page in (Page.RUN, Page.ATTEMPTS):
+        at = _moved(min(state.chosen_row, len(rows) - 1), key, len(rows), shown.num_rows)
+        return replace(state, chosen_row=at, first=_scrolled(state.first, at, shown.num_rows))
     if state.page is Page.RUN:
         if not shown.ranks:
             return state

@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.diagnose.facts.stacks import Doing, StackReading
-from torchmuster.head.hangs.stack_words import Seen, describe, group_texts, tell
+from torchmuster.head.hangs.stack_words import Seen, describe, group_texts, rank_first, tell
 
 
 def seen(rank, doing, what="", *, by="", since_s=None, kernel=""):
@@ -63,6 +63,21 @@ def test_stacks_that_differ_in_addresses_alone_are_shown_once():
 
 
 def test_of_many_equal_stacks_sixteen_ranks_are_named():
-    (head, *_) = group_texts([(f"rank {rank}", "a") for rank in range(20)])
+    (head, *_) = group_texts([(f"rank {rank} on n1", "a") for rank in range(20)])
 
-    assert head.endswith("rank 15 and 4 more:")
+    assert head.endswith("rank 15 on n1 and 4 more: ranks 0-19:")
+
+
+@pytest.mark.parametrize("rank", [3, 18, 40])
+def test_the_stack_of_the_chosen_rank_stands_first(rank):
+    texts = [(f"rank {one} on n1", "File a\nFile b") for one in range(20)]
+    lines = group_texts([*texts, ("rank 40 on n3", "File c")])
+    shown = rank_first(lines, rank)
+    assert shown[0] == f"rank {rank} stands here:"
+    assert ("  File c" if rank == 40 else "  File a") in shown[1:3]
+    assert {line for line in lines if line.startswith(" ")} <= set(shown), "all stacks are there"
+
+
+def test_a_rank_without_a_stack_is_said_to_have_none():
+    shown = rank_first(group_texts([("rank 0 on n1", "a")]), 7)
+    assert shown[:3] == ["rank 7 shows no stack", "", "rank 0 on n1:"]

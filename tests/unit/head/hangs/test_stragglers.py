@@ -1,10 +1,12 @@
 """A rank is slow by its own work: what it waits for others does not count."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.head.hangs.stragglers import Stragglers, median_without
+from torchmuster.head.hangs.stragglers import StepParts, Stragglers, median_without, waits_s
 from torchmuster.model.heartbeat import RankPhase
 from torchmuster.model.progress import RankProgress
 
@@ -49,6 +51,34 @@ def test_a_rank_with_slow_data_is_named_once_with_numbers():
 def test_a_rank_with_slow_computation_is_named():
     (one,) = play([(0.01, 0.03), (0.01, 0.06), (0.01, 0.03)])
     assert (one.rank, one.part) == (1, "compute")
+
+
+def test_a_rank_that_is_slow_in_its_backward_is_named_where_waits_are_measured():
+    stragglers = Stragglers(nodes={0: "n1", 1: "n2", 2: "n3"})
+    told = []
+    for number in range(5):
+        steps = number * 30
+        ranks = [words(rank, steps, 0.01, 0.01, 0.1) for rank in range(3)]
+        for rank, waited_s in enumerate((0.051, 0.001, 0.05)):
+            ranks[rank] = waiting(ranks[rank], waited_s * steps)
+        told += stragglers.take(10.0 * number, ranks)
+    (one,) = told
+    assert one.tell() == (
+        "rank 1 on n2 is 98 % slower than the others for 60 steps:"
+        " backward takes 80 ms of 100 ms (others 31)"
+    )
+
+
+def test_where_one_rank_does_not_measure_its_waits_the_shortest_rest_is_compared():
+    parts = {rank: StepParts(0.1, 0.01, 0.01, waited) for rank, waited in enumerate((0.05, 0.0))}
+    assert waits_s(parts) == {0: 0.0, 1: 0.0}
+    assert waits_s({0: parts[0]}) == {0: 0.0}
+
+
+def waiting(one, seconds):
+    told = list(one.seconds)
+    told[RankPhase.WAIT] = seconds
+    return replace(one, seconds=tuple(told))
 
 
 def test_ranks_within_twenty_percent_are_not():

@@ -1,8 +1,11 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchmuster.errors import MusterError
 from torchmuster.model.display.text import (
     few_of,
+    moved_in,
     name_missing,
     printable,
     render_report,
@@ -113,3 +116,19 @@ def test_a_transfer_says_how_much_how_fast_and_how_long_still(
     done, total, elapsed_s, before, words
 ):
     assert show_transfer(done, total, elapsed_s, before_bytes=before) == words
+    told = total is not None or elapsed_s >= 1.0
+    assert moved_in(f"n2: staging /data: {words}") == (
+        "n2: staging /data" if told and total != 0 else None
+    )
+
+
+@given(st.integers(0, 1 << 60), st.integers(1, 1 << 60), st.floats(0.0, 1e6))
+def test_what_is_moved_is_read_from_any_words_on_it(done, total, elapsed_s):
+    assert moved_in(f"a: {show_transfer(done, total, elapsed_s)}") == "a"
+
+
+@pytest.mark.parametrize(
+    "text", ["rank 3 failed", "copied 3 files (2 MiB) to 2 hosts", "size: 3 GiB", ""]
+)
+def test_other_sentences_move_nothing(text):
+    assert moved_in(text) is None

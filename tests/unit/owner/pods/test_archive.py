@@ -48,6 +48,21 @@ def send_later(path, data=DATA):
     return say
 
 
+def test_how_far_the_client_is_is_said(order, tmp_path):
+    with open(f"{order.archive}.17", "wb") as file:
+        file.write(DATA[:4])
+    said = []
+
+    def say(text):
+        said.append(text)
+        os.replace(f"{order.archive}.17", order.archive)
+        with open(order.archive, "wb") as file:
+            file.write(DATA)
+
+    wait_for_archive(order, str(tmp_path), 30.0, say)
+    assert said == ["waiting for the code: the client sends it: 4 B of 8 B (50 %)"]
+
+
 def never(text):
     raise AssertionError(text)
 

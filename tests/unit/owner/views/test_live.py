@@ -3,18 +3,24 @@
 import json
 import os
 import shutil
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from kit.odd_records import ODD
+from torchmuster.cli.top import _print_once
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.owner.views import live_list
 from torchmuster.owner.views.find import view_run
-from torchmuster.owner.views.live import MOST_ATTEMPTS, LiveReader, last_sample, row_of
+from torchmuster.owner.views.live import MOST_ATTEMPTS, LiveReader, last_sample
+from torchmuster.owner.views.live_list import ListReader
 from torchmuster.owner.views.live_training import TrainingTail
-from torchmuster.owner.views.record import RecordTail
+from torchmuster.owner.views.record import RecordTail, last_event
 from torchmuster.ui.top.overview import overview_lines
 from torchmuster.ui.top.picture import run_picture
+from torchmuster.ui.top.run_lines import time_left_s
 from unit.ui.top.samples import sample_of
 
 STARTED = {
@@ -35,7 +41,8 @@ FAILED = {
 
 
 @pytest.fixture
-def run_dir(tmp_path):
+def run_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
     made = RunDir(str(tmp_path / "runs" / "20270115-080000-train-3f2a"))
     os.makedirs(made.path)
     program = Program(kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd="/")
@@ -155,30 +162,6 @@ def test_the_last_whole_sample_is_found_in_a_long_record(run_dir, num_ranks):
     assert last_sample(run_dir).over_s == 2.0
 
 
-ODD = [
-    "\x00\x01\x02\n",
-    "[]\n",
-    "null\n",
-    '{"event": "attempt_started"}\n',
-    '{"event": "attempt_started", "attempt": "x", "world_size": null, "num_nodes": [], "time": 3}\n',
-    '{"event": "attempt_failed", "attempt": 77, "time": "never"}\n',
-    '{"event": "attempt_failed", "attempt": 0, "what": {"a": 1}, "time": "2027-01-15T08:00:00Z"}\n',
-    '{"event": "run_ended", "state": "of another version", "time": "2027-01-15T08:00:00Z"}\n',
-    '{"event": "waiting"}\n',
-    '{"event": "waiting", "left_s": "x", "time": "y"}\n',
-    '{"event": "network", "interface": 3}\n',
-    '{"event": "hang"}\n{"event": "notice", "text": "\\u001b[2J"}\n',
-    '{"event": "time_limit", "ends_at": "tomorrow"}\n',
-    '{"event": "transfer", "what": 3}\n',
-    '{"event": "metrics", "step": 1, "values": {"loss": NaN, "x": Infinity}}\n',
-    '{"event": "metrics", "step": "a", "values": []}\n',
-    '{"event": "saved", "saved": null}\n{"event": "epoch"}\n{"event": "planned"}\n',
-    '{"time": "", "attempt": 0, "over_s": 1, "nodes": ["a"], "states": []}\n',
-    '{"event": "' + "x" * 100_000 + '"}\n',
-    "{" * 5000 + "\n",
-]
-
-
 @pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
 def test_what_another_version_or_a_crash_has_written_is_no_exception(run_dir, text):
     for path in (run_dir.events, run_dir.training, run_dir.samples, run_dir.result, run_dir.owner):
@@ -187,7 +170,88 @@ def test_what_another_version_or_a_crash_has_written_is_no_exception(run_dir, te
     live = LiveReader(run_dir).read()
     assert [one.number for one in live.attempts][:1] == [0]
     assert len(run_picture(live, 80)) > 1
-    overview_lines([row_of(view_run(run_dir), 0.0)], 80)
+    (row,) = ListReader().read()
+    assert row.run_id == live.run_id
+    overview_lines([row], 80)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
+def test_one_bad_record_takes_no_run_from_the_list(run_dir, text, as_json, capsys):
+    bad = RunDir(f"{run_dir.path}-bad")
+    shutil.copytree(run_dir.path, bad.path)
+    for path in (bad.events, bad.training, bad.samples, bad.result, bad.owner):
+        write(path, text)
+    for view in (None, view_run(bad)):
+        assert _print_once(view, as_json=as_json) == 0
+    out = capsys.readouterr().out
+    assert "train-3f2a" in out
+    assert "train-3f2a-bad" in out
+
+
+def test_a_record_that_cannot_be_read_is_a_row_that_says_so(run_dir, monkeypatch, capsys):
+    def fail(view, now):
+        raise OverflowError("cannot convert float infinity to integer")
+
+    bad = RunDir(f"{run_dir.path}-bad")
+    shutil.copytree(run_dir.path, bad.path)
+    monkeypatch.setattr(live_list, "account_of", fail)
+    rows = ListReader().read()
+    assert len(rows) == 2
+    assert all(row.why.startswith("this record can't be read: OverflowError") for row in rows)
+
+
+def test_an_ended_run_is_read_once_until_its_files_change(run_dir, monkeypatch):
+    looks = []
+    seen = live_list.view_run
+    monkeypatch.setattr(
+        live_list, "view_run", lambda where, read: looks.append(where.path) or seen(where, read)
+    )
+    write(run_dir.events, STARTED)
+    reader = ListReader()
+    assert [row.state for row in reader.read()] == ["lost"], "it has no owner"
+    assert [row.state for row in reader.read()] == ["lost"]
+    assert looks == [run_dir.path]
+    write(run_dir.events, FAILED)
+    reader.read()
+    assert looks == [run_dir.path] * 2
+
+
+def test_a_run_that_goes_on_is_read_from_where_the_last_look_ended(run_dir, monkeypatch):
+    write(run_dir.owner, {"pid": os.getpid(), "host": "elsewhere", "boot_id": "other"})
+    write(run_dir.events, STARTED)
+    reader = ListReader()
+    assert [row.state for row in reader.read()] == ["running"]
+    reads = []
+    monkeypatch.setattr(
+        live_list, "view_run", lambda where, read: reads.append(list(read)) or view_run(where, read)
+    )
+    write(run_dir.events, FAILED)
+    assert [row.state for row in reader.read()] == ["running"]
+    assert [event["event"] for event in reads[0]] == ["attempt_started", "attempt_failed"]
+
+
+def test_the_list_and_the_page_tell_the_same_time_that_is_left(run_dir):
+    write(run_dir.owner, {"pid": os.getpid(), "host": "elsewhere", "boot_id": "other"})
+    write(run_dir.events, STARTED)
+    write(run_dir.training, {"event": "planned", "step": 0, "total_steps": 450})
+    now = datetime.now(UTC)
+    write(run_dir.samples, sample_line(time=now.isoformat(), steps_per_s=(10.0, 20.0, 20.0, 20.0)))
+    (row,) = ListReader().read()
+    assert row.left_s == time_left_s(LiveReader(run_dir).read()) == 5.0
+    old = (now - timedelta(seconds=60)).isoformat()
+    write(run_dir.samples, sample_line(time=old, steps_per_s=(10.0, 20.0, 20.0, 20.0)))
+    (row,) = ListReader().read()
+    assert row.left_s is None, "nobody knows it from old numbers"
+    assert time_left_s(LiveReader(run_dir).read()) is None
+
+
+def test_the_last_event_is_found_without_reading_the_record(run_dir):
+    write(run_dir.events, STARTED, {"event": "network", "pairs": "x" * 200_000}, FAILED, "{torn")
+    assert last_event(run_dir.events) == FAILED
+    write(run_dir.events, "\n", {"event": "network", "pairs": "x" * 200_000})
+    assert last_event(run_dir.events)["event"] == "network"
+    assert last_event(run_dir.training) is None
 
 
 def test_the_plan_of_another_version_is_said_to_be_so(run_dir):

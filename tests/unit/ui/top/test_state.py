@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.model.display.live import LiveTask
 from torchmuster.ui.top.frame import Known, draw
 from torchmuster.ui.top.state import (
     CancelRun,
@@ -13,6 +14,7 @@ from torchmuster.ui.top.state import (
     OnScreen,
     OpenRun,
     Page,
+    ShowFile,
     ShowLog,
     ShowStacks,
     ViewState,
@@ -80,6 +82,39 @@ def test_the_chosen_rank_stays_on_the_screen():
     assert (state.chosen_rank, state.first) == (0, 0)
 
 
+ATTEMPTS = run_of().attempts[::-1]  # the newest first, as they are listed
+
+
+def test_the_log_of_an_earlier_attempt_is_that_of_the_rank_that_ended_it():
+    ended = (ATTEMPTS[0], replace(ATTEMPTS[1], cause_rank=1))
+    listed = replace(SHOWN, attempts=ended, num_ranks=4)
+    state, orders = type_in(RUN, ["a", "down", "enter"], listed)
+    assert (state.page, state.title) == (Page.TEXT, "log of rank 1 in attempt 0")
+    assert orders == [ShowLog(1, attempt=0)]
+    state, orders = type_in(state, ["n", "n", "n", "p"], listed)
+    assert orders[-1] == ShowLog(3, attempt=0), "behind the last comes the first"
+    state, _ = type_in(state, ["q"], listed)
+    assert state.page is Page.ATTEMPTS
+    assert type_in(state, ["q"], listed)[0].page is Page.RUN
+
+
+def test_a_task_and_a_member_open_their_own_run_and_lead_back():
+    tasks = (
+        LiveTask(group="0", name="lr=1", state="running", attempt=0, why="", log="/log"),
+        LiveTask(
+            group="1", name="lr=2", state="failed", attempt=0, why="", folder="/m/1", log="/l"
+        ),
+    )
+    shown = OnScreen(tasks=tasks, num_rows=10)
+    state, orders = type_in(RUN, ["enter"], shown)
+    assert (state.page, orders) == (Page.TEXT, [ShowFile("/log")]), "it has no folder yet"
+    state, orders = type_in(state, ["q", "down", "enter"], shown)
+    assert (state.page, state.run_id, orders) == (Page.RUN, "/m/1", [OpenRun("/m/1")])
+    state, orders = type_in(state, ["q"], replace(SHOWN, ranks=(0,)))
+    assert (state.page, state.run_id, orders) == (Page.RUN, "train-3f2a", [OpenRun("train-3f2a")])
+    assert type_in(state, ["down", "l"], shown)[1] == [ShowFile("/l")]
+
+
 KEYS = st.sampled_from(
     [
         "up",
@@ -92,14 +127,16 @@ KEYS = st.sampled_from(
         "escape",
         "backspace",
         "left",
-        *"qjkgGlsacf/o?hynN3 ",
+        *"qjkgGlsacf/o?hynpN3 ",
     ]
 )
 
 
-@given(st.lists(KEYS, max_size=40), st.integers(1, 100), st.integers(1, 30))
-def test_no_order_of_keys_breaks_the_view_or_the_picture(keys, columns, rows):
-    known = Known(runs=[], run=run_of(sample_of(9, slow=2)), text=["a", "b"] * 30)
+@given(st.lists(KEYS, max_size=40), st.integers(1, 100), st.integers(1, 30), st.integers(0, 3))
+def test_no_order_of_keys_breaks_the_view_or_the_picture(keys, columns, rows, num_tasks):
+    task = LiveTask(group="g", name="t", state="FAILED", attempt=1, why="", folder="/f", log="/l")
+    run = run_of(sample_of(9, slow=2), tasks=(task,) * num_tasks)
+    known = Known(runs=[], run=run, text=["a", "b"] * 30)
     state = RUN
     for key in keys:
         frame = draw(state, known, columns, rows)
