@@ -25,6 +25,7 @@ PROGRAMS = {
     "call": "node.pod.call",
     "leashed": "programs.leashed",
     "debugger": "programs.debugger",
+    "pod-muster": "programs.pod_muster",
     "pod-record": "node.pod.record",
     "pod-place": "node.pod.place",
     "pod-task": "node.pod.task",
