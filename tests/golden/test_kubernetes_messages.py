@@ -111,6 +111,19 @@ DENIES = {
 }
 
 
+# What `node/pod/start.py` leaves, see `unit/node/pod/test_start.py`.
+LEFT_BY_OLD_PYTHON = {
+    "error": "the image's Python is too old for muster",
+    "because": "/usr/bin/python3 is 3.9.2",
+    "hint": "take an image with Python 3.11 or later, or set `python` of the site to another interpreter of it",
+}
+LEFT_WITHOUT_DISK = {
+    "error": "the pod can't write to its own disk",
+    "because": "/scratch belongs to another user than 1234",
+    "hint": "`run_as` of the site sets the user",
+}
+
+
 def may_not(verb, kind, group=""):
     """What the cluster says of a verb that a Role does not have."""
     return (
@@ -321,6 +334,12 @@ TOPICS = {
             {"pods": "job-pods-quota-none", "events": "events-quota-none", "run": "run-q0"},
         ),
         "no_room": ({}, "--join-timeout 1", {"pods": "job-pods-unschedulable"}),
+        "image_with_an_old_python": (
+            {},
+            "--nodes 2",
+            {"answers": on_cluster(LEFT_BY_OLD_PYTHON)},
+        ),
+        "disk_of_another_user": ({}, "--nodes 2", {"answers": on_cluster(LEFT_WITHOUT_DISK)}),
         "claim_that_is_not_bound": ({}, "--join-timeout 1", {"pods": "job-pods-claim-unbound"}),
         "mount_that_is_missing": (
             {},
@@ -392,7 +411,7 @@ EXIT_CODES = {
     **{
         name: 6
         for name, case in TOPICS["pods"].items()
-        if case[1] or name == "image_for_another_processor"
+        if "--join-timeout" in case[1] or name == "image_for_another_processor"
     },
 }
 

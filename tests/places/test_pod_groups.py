@@ -29,6 +29,19 @@ def bash(name, text, stop, **more):
 
 @pytest.fixture
 def group(tmp_path, monkeypatch):
+    yield from pods_of_group(tmp_path, monkeypatch, LEAD, OTHER)
+
+
+@pytest.fixture
+def meeting(tmp_path, monkeypatch):
+    meets = "muster barrier --name met --timeout 60s && "
+    yield from pods_of_group(
+        tmp_path, monkeypatch, f"{meets} echo 1 > {{{{output}}}}/lead", f"{meets} sleep 1000"
+    )
+
+
+def pods_of_group(tmp_path, monkeypatch, lead, other):
+    """Yield the pods of a group of two tasks, of which each has one."""
     if (reason := why_no_networks()) is not None:
         missing.stop(reason)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
@@ -42,8 +55,8 @@ def group(tmp_path, monkeypatch):
             GroupPlan(
                 name="work",
                 tasks=(
-                    bash("lead", LEAD, stop, lead=True, inputs=(made,)),
-                    bash("other", OTHER, stop),
+                    bash("lead", lead, stop, lead=True, inputs=(made,)),
+                    bash("other", other, stop),
                 ),
                 after=("before",),
             ),
@@ -116,3 +129,10 @@ def test_the_first_pod_made_again_goes_on_counting_and_a_cancel_is_final(group):
     group.in_pod(0, f'echo "{{}}" >"{note}" && kill -TERM $PPID')
     assert group.wait(0) == 113
     assert read_outcome(group.run_dir(0), "work").state is State.FAILED_CANCELED
+
+
+def test_tasks_of_an_image_without_muster_meet_in_a_barrier(meeting):
+    assert meeting.wait(0) == 0
+    assert read_outcome(meeting.run_dir(0), "work").state is State.COMPLETED
+    assert "barrier `met`: all have reached it after" in said(meeting, "lead")
+    assert "barrier `met`: all have reached it after" in said(meeting, "other")

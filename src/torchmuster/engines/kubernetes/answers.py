@@ -252,11 +252,7 @@ def _of_pull(reason: ClusterReason) -> ClusterReason:
 
 
 def _end(ended: Mapping[str, Any] | None, status: Mapping[str, Any]) -> PodEnd | None:
-    of_pod = (
-        ClusterReason(word=status["reason"], message=status.get("message", ""))
-        if status.get("reason")
-        else None
-    )
+    of_pod = _reason(status) if status.get("reason") else None
     if ended is None:
         # Evicted before its container began.
         return (
