@@ -43,6 +43,7 @@ while options.rank:
         time.sleep(0.1)
 """
 S3_PORT = 9000
+LIMIT_S = 400.0  # three torchruns on a machine of two cores
 S3 = f"""
 import threading
 from moto.server import ThreadedMotoServer
@@ -107,7 +108,7 @@ def submit(bench, *words):
 
 def test_the_two_node_file_of_the_tutorial_trains(bench):
     seed(bench, "two_nodes")
-    assert bench.end(submit(bench)) == 0
+    assert bench.end(submit(bench), LIMIT_S) == 0
     assert len(re.findall(r"epoch 9: loss .* on 2 workers", bench.said)) == 1
     for task in ("master", "worker"):
         assert (bench.run_dir / "tasks" / task / "output/models/snapshot.pth").is_file()
@@ -117,7 +118,7 @@ def test_the_two_node_file_of_the_tutorial_trains(bench):
 def test_the_template_of_the_tutorial_trains_on_three_pods_and_keeps_the_leads_models(bench):
     seed(bench, "any_nodes")
     run = submit(bench, "--set", "n_nodes=3", "n_gpus_per_node=1")
-    assert bench.end(run) == 0
+    assert bench.end(run, LIMIT_S) == 0
     assert len(re.findall(r"epoch 9: loss .* on 3 workers", bench.said)) == 1
     code, said = bench.user.run("dataset", "info", "my-trained-model", "--json")
     assert code == 0, said
@@ -143,7 +144,7 @@ def test_the_barrier_of_the_tutorial_holds_all_pods_for_one_that_is_late(bench):
     bench.wait_said("[worker_1] + ")
     assert "past" not in bench.said.replace("+ echo past", "")
     gate.touch()
-    assert bench.end(run) == 0
+    assert bench.end(run, LIMIT_S) == 0
     assert bench.said.index("[worker_1] at 1") < bench.said.index("[master] past 0")
     assert "[worker_1] past 1" in bench.said
     bench.wait_nothing_left()
@@ -176,7 +177,7 @@ def test_data_comes_from_urls_and_goes_there_and_credentials_reach_their_task_al
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": LOGIN}
     )
     bench.site(memory="1Gi", directives=[WITH_LOGIN])
-    assert bench.end(submit(bench)) == 0
+    assert bench.end(submit(bench), LIMIT_S) == 0
     assert s3("print(store.cat('bucket/out/words.txt'))").stdout.strip() == "b'SOME WORDS'"
     assert "a file beside the workflow" in bench.said
     assert "the secret has 14 letters" in bench.said
