@@ -43,6 +43,7 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 	@$(BIN)/python benchmarks/workflows.py
 	@$(BIN)/python benchmarks/sweeps.py
 	@$(BIN)/python benchmarks/engines.py
+	@$(BIN)/python benchmarks/pods.py
 	@$(BIN)/python benchmarks/doctor.py
 	@$(BIN)/python benchmarks/explain.py
 	@$(BIN)/python benchmarks/report.py

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.namespaces import why_no_networks
 from kit.world import HIDDEN
 from lab.netlab import why_not
 
@@ -23,6 +24,7 @@ QUICK = {
     "workflows": "",
     "sweeps": "",
     "engines": "--only pbs",
+    "pods": "--only together",
     "doctor": "--only many,short",
     "explain": "",
     "report": "",
@@ -31,7 +33,7 @@ QUICK = {
     "sessions": "",
     "ship_env": "",
 }
-NEEDS_LAB = {"ship_env": why_not()}
+NEEDS_LAB = {"ship_env": why_not(), "pods": why_no_networks()}
 
 
 @pytest.fixture

@@ -22,9 +22,7 @@ from torchmuster.spec.sites.site import Site
 
 PORT = 29517
 KEYS = (("image", "x"), ("home", "/nowhere"), ("door_port", str(PORT)))
-_INSIDE = (
-    'mount --bind "$1" /etc/hosts; mount -t proc proc /proc; hostname "$2"; shift 2; exec "$@"'
-)
+_INSIDE = 'mount --bind "$1" /etc/hosts; mount --bind "$2" "$3"; mount -t proc proc /proc; hostname "$4"; shift 4; exec "$@"'
 
 
 class PodWorld:
@@ -84,16 +82,20 @@ class PodWorld:
         disk = self.folder / f"disk-{index}-{self.num_started}"
         disk.mkdir()
         self._fit_order(disk)
+        (disk / "scratch").mkdir()
+        scratch = self.folder / "scratch"  # the same path in all pods, as the manifest has it
+        scratch.mkdir(exist_ok=True)
         self.logs[index] = self.folder / f"pod-{index}-{self.num_started}.log"
         environment = {
             **os.environ,
             "MUSTER_POD_INDEX": str(index),
-            "MUSTER_POD_DISK": str(disk),
+            "MUSTER_POD_DISK": str(scratch),
             "MUSTER_HOME": str(disk / "home"),
             "HOME": str(disk),
         }
         inside = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"]
-        inside += ["sh", "-ec", _INSIDE, "-", str(self.hosts), f"{self.job}-{index}"]
+        inside += ["sh", "-ec", _INSIDE, "-", str(self.hosts), str(disk / "scratch"), str(scratch)]
+        inside += [f"{self.job}-{index}"]
         command = [*inside, sys.executable, "-I", "-S", str(disk / "secret" / "start.py")]
         with open(self.logs[index], "wb") as log:
             self.pods[index] = subprocess.Popen(

@@ -17,7 +17,8 @@ from torchmuster import proc
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
-from torchmuster.node.pod.session import call_session
+from torchmuster.node.pod.session import Write, call_session
+from torchmuster.plainfile import write_all
 
 _NO_SESSION = 255
 _TRY_EVERY_S = 0.5
@@ -61,6 +62,7 @@ async def call_pod(
     command: str,
     wait_s: float,
     streams: tuple[int, int, int] = (0, 1, 2),
+    write: Write = write_all,
 ) -> int:
     """Run a command in a pod with these as its standard input, output and errors; return its exit code.
 
@@ -69,12 +71,12 @@ async def call_pod(
     try:
         channel = await call_patiently(host, port, secret, wait_s)
     except (OSError, HandshakeError) as error:
-        os.write(streams[2], f"{host} port {port}: {words_of(error)}\n".encode())
+        write(streams[2], f"{host} port {port}: {words_of(error)}\n".encode())
         return _NO_SESSION
     try:
-        code = await call_session(channel, command, streams)
+        code = await call_session(channel, command, streams, write)
     except (ChannelClosedError, OSError) as error:
-        os.write(streams[2], f"{host}: the connection ended: {words_of(error)}\n".encode())
+        write(streams[2], f"{host}: the connection ended: {words_of(error)}\n".encode())
         return _NO_SESSION
     finally:
         channel.abort()

@@ -14,6 +14,7 @@ from torchmuster.net.channel import ChannelClosedError
 from torchmuster.net.handshake import HandshakeError
 from torchmuster.node.pod.call import call_patiently, call_pod, words_of
 from torchmuster.node.pod.session import ask_session
+from torchmuster.plainfile import write_all
 from torchmuster.proc import Answered
 
 _BROKEN = 255  # as ssh's status
@@ -65,8 +66,12 @@ class PodLine:
         self._loop = loop
         self._ended = threading.Event()
         self._status: int | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[int] | None = None
         self._is_killed = False
+        self._open = (
+            threading.Lock()
+        )  # over each write and the end of the descriptors, whose numbers others get
+        self._is_closed = False
 
     def begin(
         self, lines: PodLines, host: str, command: str, streams: tuple[int, int, int]
@@ -74,23 +79,33 @@ class PodLine:
         """Call the pod, in the thread of all lines."""
 
         def begin() -> None:
-            self._task = self._loop.create_task(self._carry(lines, host, command, streams))
+            calling = call_pod(
+                host, lines.port, lines.secret, command, lines.wait_s, streams, self._write
+            )
+            self._task = self._loop.create_task(calling)
+            # A task that is cancelled before its first step does nothing, not even its last.
+            self._task.add_done_callback(lambda task: self._end(task, streams))
             if self._is_killed:
                 self._task.cancel()
 
         self._loop.call_soon_threadsafe(begin)
 
-    async def _carry(
-        self, lines: PodLines, host: str, command: str, streams: tuple[int, int, int]
-    ) -> None:
-        status = _BROKEN
-        try:
-            status = await call_pod(host, lines.port, lines.secret, command, lines.wait_s, streams)
-        finally:
+    def _end(self, task: "asyncio.Task[int]", streams: tuple[int, int, int]) -> None:
+        has_code = not task.cancelled() and task.exception() is None
+        self._status = task.result() if has_code else _BROKEN
+        self._ended.set()
+        self._loop.run_in_executor(None, self._close, streams)
+
+    def _write(self, fd: int, data: bytes) -> None:
+        with self._open:
+            if not self._is_closed:
+                write_all(fd, data)
+
+    def _close(self, streams: tuple[int, int, int]) -> None:
+        with self._open:
+            self._is_closed = True
             for fd in streams:
                 os.close(fd)
-            self._status = status
-            self._ended.set()
 
     def poll(self) -> int | None:
         """Return the exit code of the command, 255 for a session that broke; None while it runs."""

@@ -10,7 +10,7 @@ import os
 import signal
 import stat
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.plainfile import write_all
@@ -23,6 +23,7 @@ _CODE = struct.Struct("!i")
 _LEAVE_S = 20.0  # a remote end takes up to 10 s to end its agents
 _LAST_WORDS_S = 5.0
 _LOOK_S = 0.1
+Write = Callable[[int, bytes], object]
 
 
 class Sessions:
@@ -144,9 +145,14 @@ async def _tell(channel: Channel, kind: bytes, stream: asyncio.StreamReader) -> 
 
 
 async def call_session(
-    channel: Channel, command: str, streams: tuple[int, int, int] = (0, 1, 2)
+    channel: Channel,
+    command: str,
+    streams: tuple[int, int, int] = (0, 1, 2),
+    write: Write = write_all,
 ) -> int:
     """Run a command at the other end with these as its standard input, output and errors; return its exit code.
+
+    `write` is called in other threads, and may be at it when this is cancelled.
 
     Raises:
         ChannelClosedError: The connection has ended before the command.
@@ -160,7 +166,7 @@ async def call_session(
                 (code,) = _CODE.unpack(frame[1:])
                 return int(code)
             fd = streams[1 if frame[:1] == OUTPUT else 2]
-            await asyncio.to_thread(write_all, fd, frame[1:])
+            await asyncio.to_thread(write, fd, frame[1:])
     except struct.error as error:
         raise ChannelClosedError("the end of the command can't be read") from error
     finally:

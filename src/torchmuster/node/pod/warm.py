@@ -44,8 +44,9 @@ def main(arguments: list[str]) -> int:
     folder = options.folder
     if program is None or not has_use(plan):
         return 0
-    os.makedirs(folder, mode=0o700)
-    atomic.write_json(RunDir(folder).plan, codec.to_plain(replace(plan, program=program)))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    warmed = replace(plan, program=program, engine="pods")  # no PYTHONPATH here is a supervisor's
+    atomic.write_json(RunDir(folder).plan, codec.to_plain(warmed))
     setup = SessionSetup(
         name=order.run_id,
         nodes=1,
