@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from kit.waiting import wait_until
 FAKES = Path(__file__).parents[1] / "fakes" / "slurm"
 SCRIPT = """
 import os
+import subprocess
+import sys
 x = int(os.environ["MUSTER_SWEEP_X"])
 print(f"loss={x}", flush=True)
 if x >= 100:
@@ -135,3 +139,31 @@ def test_the_command_that_follows_ends_the_worst_elements_early(cluster):
     assert cluster.members()[1]["why"] == "the rule `rules:Above` has ended it early"
     assert [words[-1] for words in cluster.commands("scancel")] == ["1_1"]
     assert "have succeeded" in cluster("restart", "s").stderr
+
+
+CLIENT = """
+import torchmuster
+
+def work(x, y):
+    return {"loss": x * y}
+
+if __name__ == "__main__":
+    sweep = torchmuster.sweep(work, {"x": [2, 3]}, y=0.5, on="slurm", metric="loss", run_id="s")
+    print(sweep.results(120.0), sweep.best().number)
+"""
+
+
+def test_a_function_travels_to_the_elements_and_its_values_come_back(cluster):
+    (cluster.folder / "client.py").write_text(CLIENT)
+    done = subprocess.run(
+        [sys.executable, "client.py"],
+        cwd=cluster.folder,
+        env=cluster.env,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[{'loss': 1.0}, {'loss': 1.5}] 0\n"
+    assert len(cluster.commands("sbatch")) == 1

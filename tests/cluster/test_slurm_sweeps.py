@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
 from kit.waiting import wait_until
+from kit.world import MACHINE_PATH
 
 SCRIPT = """
 import os, signal, sys
@@ -77,11 +79,52 @@ def test_members_that_are_requeued_or_cancelled(login, slurm_lab):
     wait_until(lambda: states(login)[2] == "cancelled", "the end of the last", limit_s=60)
 
 
+def test_a_member_that_a_job_of_more_priority_preempts_comes_back(login, slurm_lab):
+    whole = ("--cpus-per-node", "4")
+    done = login(*ON[:-2], *whole, "--detach", "train.py", "--grid", "x=2,3", "--", "wait")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: states(login) == ["running"] * 2, "two members")
+    wait_until(lambda: len(lines_of(login)) == 2, "their first lines")
+
+    urgent = slurm_lab.submit("sleep 1", "--partition=urgent", "--exclusive")
+    slurm_lab.wait_for_job(urgent, "COMPLETED", limit_s=90)
+    wait_until(lambda: "succeeded" in states(login), "the end of who was preempted", limit_s=120)
+    first = states(login).index("succeeded")
+    assert told(login)["members"][first]["attempt"] == 1
+    assert told(login)["members"][1 - first]["attempt"] == 0
+    assert states(login)[1 - first] == "running"
+    assert login("cancel", "s").returncode == 0
+    wait_until(lambda: states(login)[1 - first] == "cancelled", "the other's end", limit_s=60)
+
+
+def lines_of(login):
+    logs = (login.folder / "home/runs/s/members").glob("*/logs/main/train/attempt-0/rank-0.log")
+    return [log for log in logs if log.read_text()]
+
+
+def counting(login):
+    """Return a PATH whose commands of Slurm note their calls, and the file of the notes."""
+    folder, notes = login.folder / "counting", login.folder / "calls"
+    folder.mkdir()
+    for name in ("sbatch", "squeue", "sacct", "scontrol"):
+        real = shutil.which(name, path=MACHINE_PATH)
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >> "{notes}"\nexec {real} "$@"\n')
+        (folder / name).chmod(0o755)
+    return f"{folder}:{MACHINE_PATH}", notes
+
+
 def test_a_waiting_array_is_one_question(login):
-    done = login(*ON, "--detach", "train.py", "--grid", "x=0:300", "--slots", "1", "--", "wait")
+    path, notes = counting(login)
+    done = login(
+        *ON, "--detach", "train.py", "--grid", "x=0:300", "--slots", "1", "--", "wait", PATH=path
+    )
+    assert [line.split()[0] for line in notes.read_text().splitlines()] == ["scontrol", "sbatch"]
     assert done.returncode == 0, done.stderr
     wait_until(lambda: states(login).count("running") == 1, "the first member")
-    assert states(login).count("waiting") == 299
+    notes.write_text("")
+    found = json.loads(login("status", "s", "--json", PATH=path).stdout)["members"]
+    assert [member["state"] for member in found].count("waiting") == 299
+    assert [line.split()[0] for line in notes.read_text().splitlines()] == ["squeue"]
     assert os.listdir(login.folder / "home/runs/s/members") == ["s.0"]
     assert login("cancel", "s", "--now").returncode in (0, 1)
     wait_until(lambda: set(states(login)) == {"cancelled"}, "the end of all", limit_s=60)

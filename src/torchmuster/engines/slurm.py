@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster.engines import base
 from torchmuster.engines.base import AccountQuestion, EngineError, NodeStart, Queue, QueueQuestion
-from torchmuster.engines.slurm_reasons import REASONS, REFUSALS
+from torchmuster.engines.slurm_reasons import REASONS, REFUSALS, STATES
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
     AllocatedNode,
@@ -36,34 +36,6 @@ _EACH = {
     "constraint": "--constraint={}",
     "nodes_excluded": "--exclude={}",
     "time_limit_s": "--time={}",  # a bare number is minutes
-}
-# Source: https://slurm.schedmd.com/job_state_codes.html, states and flags.
-STATES = {
-    "PENDING": JobState.PENDING,
-    "CONFIGURING": JobState.PENDING,  # nodes boot, the script has not begun
-    "EXPEDITING": JobState.PENDING,
-    "RUNNING": JobState.RUNNING,
-    "RESIZING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "SUSPENDED": JobState.HELD,  # has its nodes, goes on only when somebody lets it
-    "STOPPED": JobState.HELD,
-    "REQUEUE_HOLD": JobState.HELD,
-    "RESV_DEL_HOLD": JobState.HELD,
-    "SPECIAL_EXIT": JobState.HELD,
-    "COMPLETING": JobState.ENDING,
-    "STAGE_OUT": JobState.ENDING,
-    "COMPLETED": JobState.SUCCEEDED,
-    "FAILED": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED,
-    "TIMEOUT": JobState.TIMED_OUT,
-    "DEADLINE": JobState.TIMED_OUT,
-    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
-    "NODE_FAIL": JobState.NODE_FAILED,
-    "BOOT_FAIL": JobState.NODE_FAILED,
-    "LAUNCH_FAILED": JobState.NODE_FAILED,
-    "PREEMPTED": JobState.PREEMPTED,
-    "REQUEUED": JobState.REQUEUED,
-    "REQUEUE_FED": JobState.REQUEUED,
 }
 # Source: https://slurm.schedmd.com/job_reason_codes.html
 _HOLDS = frozenset({"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"})

@@ -1,4 +1,4 @@
-"""Slurm's reason codes in sentences, whether a partition is too small for a job, and why sbatch refuses one.
+"""What Slurm's states mean, its reason codes in sentences, whether a partition is too small for a job, and why sbatch refuses one.
 
 Source: https://slurm.schedmd.com/job_reason_codes.html, and the section JOB REASON CODES of `man squeue`.
 """
@@ -8,6 +8,36 @@ from collections.abc import Sequence
 
 from torchmuster.engines.base import Refusal
 from torchmuster.engines.wait_reasons import WaitReason, WaitReasons
+from torchmuster.model.states import JobState
+
+# Source: https://slurm.schedmd.com/job_state_codes.html, states and flags.
+STATES = {
+    "PENDING": JobState.PENDING,
+    "CONFIGURING": JobState.PENDING,  # nodes boot, the script has not begun
+    "EXPEDITING": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "SUSPENDED": JobState.HELD,  # has its nodes, goes on only when somebody lets it
+    "STOPPED": JobState.HELD,
+    "REQUEUE_HOLD": JobState.HELD,
+    "RESV_DEL_HOLD": JobState.HELD,
+    "SPECIAL_EXIT": JobState.HELD,
+    "COMPLETING": JobState.ENDING,
+    "STAGE_OUT": JobState.ENDING,
+    "COMPLETED": JobState.SUCCEEDED,
+    "FAILED": JobState.FAILED,
+    "CANCELLED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIMED_OUT,
+    "DEADLINE": JobState.TIMED_OUT,
+    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
+    "NODE_FAIL": JobState.NODE_FAILED,
+    "BOOT_FAIL": JobState.NODE_FAILED,
+    "LAUNCH_FAILED": JobState.NODE_FAILED,
+    "PREEMPTED": JobState.PREEMPTED,
+    "REQUEUED": JobState.REQUEUED,
+    "REQUEUE_FED": JobState.REQUEUED,
+}
 
 _LIMITS = "`sacctmgr show associations user=$USER format=account,qos,grptres,maxtres,maxjobs`"
 _QOS = "`sacctmgr show qos format=name,grptres,maxtrespu,maxjobspu,maxwall` lists the limits"
