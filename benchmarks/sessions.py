@@ -49,8 +49,9 @@ SIDES = {
 }
 if importlib.util.find_spec("accelerate") is not None:
     SIDES["accelerate launch"] = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--multi_gpu"),
-        *("--num_processes", "4", "train.py"),
+        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"),  # also without GPUs
+        *("--num_machines", "1", "--num_processes", "4"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no", "train.py"),
     ]
 DEV = "muster dev, from the save"
 _LIMIT_S = 120.0

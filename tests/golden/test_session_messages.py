@@ -21,7 +21,7 @@ from torchmuster.node.door.messages import SessionSetup
 from torchmuster.owner.create import create_run_dir, write_owner
 from torchmuster.owner.views.sessions import why_gone
 
-FILE = "bad_input/sessions.txt"
+FILE = "sessions.txt"
 RUN_ID = "20261122-120000-session-main-12ab"
 # Of a session that lives, and of one whose owner has gone.
 COMMANDS = {

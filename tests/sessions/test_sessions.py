@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,30 @@ def test_two_hundred_edits_within_the_same_second_and_size_each_run(place):
         assert set(ran) == {"train.py", "model.py"}
         assert ran["model.py"]["sha256"] == hashlib.sha256(text.encode()).hexdigest()
         assert not ran["model.py"]["changed"]
+
+
+def test_runs_leave_neither_memory_nor_descriptors_in_the_doors(place):
+    place.start("--nodes", "2")
+    place.write("train.py", "")
+    doors = place.doors()
+    assert place.run().returncode == 0  # what is made once is there
+    before = [(own_kib(pid), num_open(pid)) for pid in doors]
+    for _ in range(20):
+        assert place.run().returncode == 0
+    assert place.doors() == doors
+    for pid, (memory, files) in zip(doors, before, strict=True):
+        assert own_kib(pid) - memory < 2048  # 1,000 runs would be 100 MiB
+        assert num_open(pid) == files
+
+
+def own_kib(pid):
+    """Return the memory that a process shares with nobody, in KiB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
+
+
+def num_open(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def test_an_edited_preloaded_module_is_imported_again(place):

@@ -84,15 +84,15 @@ def test_an_environment_lies_in_the_scratch_of_its_site_and_is_pruned_there(
     hosts, three, environment
 ):
     for home in three:
-        (home / "local disk").mkdir()
-    site = '[engines.lab]\nkind = "ssh"\nhosts = ["a", "b"]\nscratch = "$HOME/local disk"\n'
+        (home / "local-disk").mkdir()
+    site = '[engines.lab]\nkind = "ssh"\nhosts = ["a", "b"]\nscratch = "$HOME/local-disk"\n'
     (hosts.code / "muster.toml").write_text(site)
     code, out, err = hosts.run(
         f"--ship-env={environment}", "--on", "lab", "--tee", "all", "says.py"
     )
     assert code == 0, err
     assert out.count("shipped edited in") == 2
-    kept = [list(home.glob("local disk/muster-environments-*/*")) for home in three]
+    kept = [list(home.glob("local-disk/muster-environments-*/*")) for home in three]
     assert [len(found) for found in kept] == [1, 1, 0]
     assert places(three) == [[], [], []]
     code, out, err = hosts.run("--hosts", "lab", "--older", "0s", "--yes", command="prune")

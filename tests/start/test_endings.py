@@ -202,7 +202,9 @@ def test_an_exception_is_reported_by_the_worker_and_not_by_what_it_has_forked(pl
         agent.listen()
         outputs = workers.start()
         report = hear_report(agent)
-        assert report == WorkerEndedWell(largest_group=None)
+        assert isinstance(report, WorkerEndedWell)
+        assert report.largest_group is None
+        assert [file.path for file in report.code.files] == ["prog.py"]
         assert workers.finish(outputs).stdout == "1\n"
         agent.setblocking(False)
         with pytest.raises(BlockingIOError):
