@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.browser import Look, chromium, needs_chromium
 from torchmuster.diagnose.explain.catalogue.index import ENTRIES
 from torchmuster.diagnose.explain.causes import CAUSES
 
@@ -118,6 +119,22 @@ def test_errors_are_found_by_the_search(site):
     index = (site / "search" / "search_index.js").read_text()
     assert "ibv_modify_qp failed with error" in index
     assert "errors/port-taken.html" in index
+
+
+@pytest.mark.slow
+@needs_chromium()
+def test_a_browser_without_a_network_searches_the_site(site):
+    """Not by the index: by the box that a reader types into, from the files as they lie there."""
+    with chromium() as browser, Look(browser, site / "index.html") as look:
+        look.page.click("input[name=query]")
+        look.page.keyboard.type("ibv_modify_qp failed")
+        hit = look.page.locator(".md-search-result__link[href*='errors/']").first
+        hit.wait_for(timeout=60_000)
+        hit.click()
+        look.page.wait_for_url("**/errors/*.html*", timeout=60_000)
+        assert "ibv_modify_qp" in look.page.inner_text("article")
+        assert [url for url in look.asked if not url.startswith(("file:", "blob:"))] == []
+        assert look.said == []
 
 
 def test_the_navigation_has_every_page(site):

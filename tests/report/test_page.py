@@ -12,6 +12,8 @@ from torchmuster.report.compare import compare
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
 from torchmuster.report.pair_page import render_comparison
+from unit.report.test_network import story_of as story_of_nodes
+from unit.report.test_sweep import made as made_sweep
 
 pytestmark = needs_chromium()
 HOSTILE = (
@@ -109,12 +111,16 @@ def pages(tmp_path_factory):
         found[name] = folder / f"{name}.html"
         found[name].write_text(render_page(find_story(run.path)))
     one, other = find_story(runs["good"].path), find_story(runs["failed"].path)
+    found["sweep"] = folder / "sweep.html"
+    found["sweep"].write_text(render_page(find_story(made_sweep(folder / "swept").path)))
+    found["wide"] = folder / "wide.html"
+    found["wide"].write_text(render_page(story_of_nodes(folder / "wide", 40)))
     found["compared"] = folder / "compared.html"
     found["compared"].write_text(render_comparison(compare(one, other), one, other))
     return found
 
 
-NAMES = ["good", "many", "plain", "failed", "empty", "hostile", "compared"]
+NAMES = ["good", "many", "plain", "failed", "empty", "hostile", "compared", "sweep", "wide"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -152,6 +152,33 @@ def test_records_that_no_version_wrote_are_shown_or_said(env, tmp_path):
     assert b"Traceback" not in screen.sent
 
 
+@pytest.mark.parametrize("how", ["finished", "killed"])
+def test_a_recorded_run_on_a_terminal(env, tmp_path, how):
+    """The record alone is shown: of a run that ended well, and of one whose owner was killed."""
+    script = tmp_path / "well.py"
+    script.write_text("print('well')\n")
+    assert run_muster("run", "--nproc-per-node", "2", script, env=env).returncode == 0
+    runs = os.path.join(env["MUSTER_HOME"], "runs")
+    (name,) = os.listdir(runs)
+    if how == "killed":
+        os.remove(os.path.join(runs, name, "result.json"))
+        with open(os.path.join(runs, name, "events.jsonl")) as file:
+            kept = [line for line in file if "run_ended" not in line]
+        with open(os.path.join(runs, name, "events.jsonl"), "w") as file:
+            file.writelines(kept)
+    with top(name, env=env) as screen:
+        if how == "finished":
+            screen.wait_for("succeeded", "attempt 0", "ended after", "well.py", limit_s=60)
+        else:
+            screen.wait_for("lost", "ended by", "its owner process has ended", limit_s=60)
+        screen.press("a\r")
+        screen.wait_for("log of rank 0 in attempt 0", "well", limit_s=60)
+        screen.press("qqc")
+        screen.wait_for("the run has ended")
+        screen.press("q")
+        assert screen.wait_for_end() == 0
+
+
 def test_a_signal_gives_the_terminal_back(env, tmp_path):
     with top(env=env) as screen:
         screen.wait_for("no runs yet")
