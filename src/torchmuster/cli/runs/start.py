@@ -1,6 +1,5 @@
-"""Starts a run whose agents are processes of this machine, and follows it; what all starts choose and check."""
+"""Starts a run whose agents are processes of this machine, and follows it."""
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,31 +99,3 @@ def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
         click.echo(
             f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
         )
-
-
-def check_debugger(request: "RunRequest", problems: "Problems") -> None:
-    """Refuse a debugger that could not be reached from here."""
-    for option in ("debugpy", "pdb"):
-        value = getattr(request, option)
-        if value is None or value is False:
-            continue
-        if request.detach:
-            why = "its connection goes through the command that follows the run"
-            problems.add(
-                f"--{option} can't be combined with --detach", "--detach", why, "leave it out"
-            )
-        for other in ("--debugpy", "--stdin") if option == "pdb" else ():
-            if getattr(request, "stdin_rank" if other == "--stdin" else "debugpy") is not None:
-                what = f"--pdb can't be combined with {other}"
-                problems.add(what, other, fix="leave one of them out")
-    if request.pdb and not (_is_terminal(0) and _is_terminal(1)):
-        why = "standard input or output of this command is none"
-        fix = "muster run --debugpy, for an editor; `muster logs RUN` has the traceback"
-        problems.add("--pdb needs a terminal", "--pdb", why, fix)
-
-
-def _is_terminal(fd: int) -> bool:
-    try:
-        return os.isatty(fd)
-    except OSError:
-        return False
