@@ -126,9 +126,17 @@ def test_a_closure_fails_on_two_nodes_is_fixed_and_runs_again(notebook):
 def test_a_cell_shows_the_status_and_the_kernel_s_interrupt_cancels_the_run(notebook, tmp_path):
     def interrupt():
         """Do as `KernelManager.interrupt_kernel`, once the cell has shown the status."""
-        wait_until((tmp_path / "begun").exists, "the function to begin", LIMIT_S)
+
+        def log():
+            return "".join(
+                one.read_text() for one in tmp_path.glob("home/runs/*/logs/main/**/rank-0.log")
+            )
+
+        wait_until(lambda: "begun" in log(), "the function to begin", LIMIT_S)
         shown = tmp_path / "shown"
-        wait_until(lambda: shown.exists() and "running" in shown.read_text(), "a status", LIMIT_S)
+        wait_until(shown.exists, "a status", LIMIT_S)
+        before = shown.read_text().count("\n")
+        wait_until(lambda: shown.read_text().count("\n") > before + 2, "more of them", LIMIT_S)
         os.kill(int((tmp_path / "kernel").read_text()), signal.SIGINT)
 
     beside = threading.Thread(target=interrupt)
@@ -149,13 +157,14 @@ def test_a_cell_shows_the_status_and_the_kernel_s_interrupt_cancels_the_run(note
 def test_the_examples_of_the_page_do_what_it_says(notebook):
     said = [text_of(outputs) for outputs in notebook(CELLS)]
 
-    assert not any("Error:" in text or "RunFailed:" in text for text in (said[0], *said[2:5]))
+    assert not any("Error:" in text or "RunFailed:" in text for text in (said[0], *said[2:6]))
     assert "5 steps with lr 0.01, result 10.0\n" in said[0]
     assert said[0].count("'lr': 0.01") == 4
     assert re.search(r"^(ranks 0-1|rank [01]) raised ZeroDivisionError: division by zero", said[1])
     assert 'return batch["label"] / 0' in said[1]
     assert said[2].startswith("failed ")
-    assert said[3] == "['hello Ada']"
-    assert said[4] == "hello --lr 0.1\n\n"
-    assert "`lock` is a lock" in said[5]
-    assert len(said) == 6
+    assert said[3] == "0.02 []\n"
+    assert said[4] == "['hello Ada']"
+    assert said[5] == "hello --lr 0.1\n\n"
+    assert "`lock` is a lock" in said[6]
+    assert len(said) == 7

@@ -1,25 +1,9 @@
 """What `follow` shows where: in a cell, on a terminal, in a file."""
 
-import io
-
-import pytest
-
 from torchmuster.api import follow
 
 
-class Stream(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def screen(monkeypatch):
-    stream = Stream()
-    monkeypatch.setattr("sys.stdout", stream)
-    return stream
-
-
-def test_on_a_terminal_the_status_stands_below_the_output_and_goes_before_more(screen):
+def test_on_a_terminal_the_status_stands_below_the_output_and_goes_before_more(capsys):
     shown = follow._Terminal()
     shown.write("step 1\n")
     shown.show("running")
@@ -27,17 +11,17 @@ def test_on_a_terminal_the_status_stands_below_the_output_and_goes_before_more(s
     shown.show("")
 
     clear = "\r\x1b[K"
-    assert screen.getvalue() == f"step 1\nrunning{clear}step 2\nrunning{clear}"
+    assert capsys.readouterr().out == f"step 1\nrunning{clear}step 2\nrunning{clear}"
 
 
-def test_on_a_terminal_no_status_stands_in_the_middle_of_a_line(screen):
+def test_on_a_terminal_no_status_stands_in_the_middle_of_a_line(capsys):
     shown = follow._Terminal()
     shown.write("half")
     shown.show("running")
     shown.write(" and the rest\n")
     shown.show("run\x1b[2Jning")
 
-    assert screen.getvalue() == "half and the rest\nrun\\x1b[2Jning"
+    assert capsys.readouterr().out == "half and the rest\nrun\\x1b[2Jning"
 
 
 def test_a_cell_has_one_output_for_the_status_which_is_replaced():
