@@ -84,9 +84,8 @@ def _check(request: "RunRequest", given: dict[str, Any]) -> None:
     Raises:
         ManyErrors: All that is wrong with the command line.
     """
-    from torchmuster.cli.runs.run import check_debugger
     from torchmuster.cli.runs.session_places import find_place
-    from torchmuster.cli.runs.start import choose_id
+    from torchmuster.cli.runs.start import check_debugger, choose_id
     from torchmuster.spec.launch import plan_run
     from torchmuster.spec.problems import Problems
 

@@ -25,7 +25,6 @@ IDLE = "30m"
 _MAX_RESTARTS = 20  # of its doors, over its whole life
 _LOOK_S = 0.05
 _END_S = 40.0
-_SOON_S = 600.0
 # Options of `muster run` that a session has decided, or that need agents which live longer than the client.
 _REFUSED = {
     "engine": "--on",
@@ -375,8 +374,8 @@ def run_in_session(request: "RunRequest") -> int:
         NotFoundError: There is no such session.
         ManyErrors: All that is wrong with the options.
     """
-    from torchmuster.cli.runs.run import check_debugger
-    from torchmuster.cli.runs.start import choose_id, start
+    from torchmuster.cli.runs.session_places import say_when_it_ends
+    from torchmuster.cli.runs.start import check_debugger, choose_id, start
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.node.door.call import read_setup
     from torchmuster.owner.create import create_run_dir
@@ -435,24 +434,5 @@ def run_in_session(request: "RunRequest") -> int:
 
         return follow_on_nodes(plan, create_run_dir(plan), held)
     if is_here:
-        _say_when_it_ends(held.run_dir, name)
+        say_when_it_ends(held.run_dir, name)
     return start(plan, create_run_dir(plan), gpus, detach=request.detach, session=held)
-
-
-def _say_when_it_ends(run_dir: "RunDir", name: str) -> None:
-    """Warn of the end of the session's time: its idle time begins anew with the run."""
-    from torchmuster.model.display.text import in_minutes
-    from torchmuster.node.door import messages
-    from torchmuster.node.door.call import ask
-
-    try:
-        state = ask(run_dir, 0, messages.AskDoor())
-    except ChannelError:
-        return  # the start says it
-    if not isinstance(state, messages.DoorState):
-        return
-    left_s = state.ends_in_s
-    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
-        click.echo(
-            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
-        )

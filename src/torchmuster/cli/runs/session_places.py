@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from torchmuster import proc
-from torchmuster.errors import MusterError, UsageError
+from torchmuster.errors import ChannelError, MusterError, UsageError
 
 if TYPE_CHECKING:
     from torchmuster.engines.own_job import OwnJob
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
 
+_SOON_S = 600.0
 _DOOR_ENDED = (0, "exit code 0")  # of the first node, by itself
 _END_HINT = "muster session start --on slurm, --hosts a,b, or in a job: muster session start"
 
@@ -305,3 +306,22 @@ def follow_on_nodes(plan: "RunPlan", run_dir: "RunDir", held: "HeldSession") -> 
         return own_on_nodes(plan, run_dir, held, voice, begun=begun)
 
     return follow_run(plan, run_dir, follow)
+
+
+def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
+    """Warn of the end of the session's time: its idle time begins anew with the run."""
+    from torchmuster.model.display.text import in_minutes
+    from torchmuster.node.door import messages
+    from torchmuster.node.door.call import ask
+
+    try:
+        state = ask(run_dir, 0, messages.AskDoor())
+    except ChannelError:
+        return  # the start says it
+    if not isinstance(state, messages.DoorState):
+        return
+    left_s = state.ends_in_s
+    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
+        click.echo(
+            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
+        )

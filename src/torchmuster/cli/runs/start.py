@@ -1,5 +1,6 @@
 """Starts a run whose agents are processes of this machine, and follows it."""
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,34 @@ def choose_id(request: "RunRequest", problems: "Problems") -> str:
     except UsageError as error:
         problems.found.append(error)
         return ""
+
+
+def check_debugger(request: "RunRequest", problems: "Problems") -> None:
+    """Refuse a debugger that could not be reached from here."""
+    for option in ("debugpy", "pdb"):
+        value = getattr(request, option)
+        if value is None or value is False:
+            continue
+        if request.detach:
+            why = "its connection goes through the command that follows the run"
+            problems.add(
+                f"--{option} can't be combined with --detach", "--detach", why, "leave it out"
+            )
+        for other in ("--debugpy", "--stdin") if option == "pdb" else ():
+            if getattr(request, "stdin_rank" if other == "--stdin" else "debugpy") is not None:
+                what = f"--pdb can't be combined with {other}"
+                problems.add(what, other, fix="leave one of them out")
+    if request.pdb and not (_is_terminal(0) and _is_terminal(1)):
+        why = "standard input or output of this command is none"
+        fix = "muster run --debugpy, for an editor; `muster logs RUN` has the traceback"
+        problems.add("--pdb needs a terminal", "--pdb", why, fix)
+
+
+def _is_terminal(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
 
 
 def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool, session: Any = None) -> int:
