@@ -2,7 +2,7 @@
 
     python benchmarks/python.py [--repeats 5] [--peers FOLDER] [--quick] [--json FILE] [--limit SECONDS]
 
-The function imports torch and returns nothing. Every trial is a client of its own that has imported its launcher before the time begins.
+The function imports torch and returns nothing. The session is there already, and one call has been made in it. Every trial is a client of its own that has imported its launcher before the time begins.
 Every round measures every side once, and the next round begins with another side. The floor is one `import torch` (with the
 modules that muster imports before it forks) in the same round. `--peers` is a folder of
 `pip install --target FOLDER --no-deps submitit torchrunx && pip install --target FOLDER fabric`; without it muster is measured alone.
@@ -39,6 +39,13 @@ CLIENTS = {
         f"{_FUNCTION}import torchmuster\nlaunch = torchmuster.launch\nbegun = time.perf_counter()\n"
         f"values = launch(empty, nproc_per_node={WORKERS}, here=True).results(90)\n{_SAY}"
     ),
+    "muster, in a session": (
+        f"{_FUNCTION}import torchmuster\n"
+        f"with torchmuster.session(nproc_per_node={WORKERS}, here=True) as held:\n"
+        "    held.launch(empty).results(90)\n"
+        "    begun = time.perf_counter()\n"
+        f"    values = held.launch(empty).results(90)\n    {_SAY}"
+    ),
     "submitit": (
         f"{_FUNCTION}import submitit\nbegun = time.perf_counter()\n"
         "executor = submitit.LocalExecutor('jobs')\n"
@@ -56,7 +63,12 @@ CLIENTS = {
 def main() -> None:
     """Measure, print the table and write the file."""
     options = _parser().parse_args()
-    sides = [FLOOR, "muster", *(["submitit", "torchrunx"] if options.peers else [])]
+    sides = [
+        FLOOR,
+        "muster",
+        "muster, in a session",
+        *(["submitit", "torchrunx"] if options.peers else []),
+    ]
     repeats = 1 if options.quick else options.repeats
     machine = machine_facts()
     readings: dict[str, list[float]] = {side: [] for side in sides}

@@ -127,11 +127,11 @@ class _Dev:
     """`muster dev` on the session, in a folder of its own: other sides' scripts are not saved there."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self._script, self._out = folder / "dev" / "train.py", folder / "dev-out"
+        self._script, self._out = folder / "dev" / "train.py", Path(environment["BENCH_OUT"])
         self._script.parent.mkdir()
         self._script.write_text(SCRIPT)
         self._said = folder / "dev-said"
-        self._environment = {**environment, "BENCH_OUT": str(self._out)}
+        self._environment = environment  # the same: imports read it, perhaps
 
     def __enter__(self) -> Self:
         with self._said.open("wb") as said:
@@ -148,8 +148,10 @@ class _Dev:
 
     def save(self, number: int) -> float:
         """Save the script; return the seconds until the first all-reduce of the run that follows."""
+        written = self._script.with_suffix(".saved")
+        written.write_text(f"{SCRIPT}# {number}\n")
         began_at = time.time()
-        self._script.write_text(f"{SCRIPT}# {number}\n")
+        written.replace(self._script)  # as editors do
         self._wait_for_status(number + 2)
         return float(self._out.read_text()) - began_at
 

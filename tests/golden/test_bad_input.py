@@ -27,10 +27,12 @@ TOPICS = {
         "unknown_command": "fly",
         "script_as_command": "train.py",
         "argument_too_many": "ps train.py",
+        "dev_without_a_script": "dev",
     },
     "the_script": {
         "unknown_script_with_near_miss": "run trian.py --epochs 3",
         "unknown_script": "run prepare_data.py",
+        "dev_of_an_unknown_script": "dev trian.py",
         "script_is_a_directory": "run data",
         "script_is_a_package": "run package",
     },
@@ -44,6 +46,7 @@ TOPICS = {
         "workers_for_other_nodes": "run --nodes 3 --nproc-per-node 4,2 train.py",
         "a_worker_on_each_gpu_without_gpus": "run --nproc-per-node gpu train.py",
         "no_nodes": "run --nodes 0 train.py",
+        "dev_with_a_range_of_nodes": "dev --nodes 1:2 train.py",
         "nodes_the_wrong_way_round": "run --nodes 3:2 train.py",
         "no_number_of_nodes": "run --nodes two train.py",
         "too_many_nodes": "run --nodes 1000000 train.py",
@@ -56,9 +59,11 @@ TOPICS = {
         "bad_durations": "run --grace soon --join-timeout 10x --last-call -3 train.py",
         "bad_choice": "run --tee some train.py",
         "pdb_without_a_terminal": "run --pdb train.py",
+        "dev_with_pdb_without_a_terminal": "dev --pdb train.py",
         "debuggers_that_exclude_each_other": "run --pdb --debugpy --stdin 0 --detach train.py",
         "an_environment_for_simulated_nodes": "run --ship-env --python python3 train.py",
         "an_editor_in_the_background": "run --detach --debugpy train.py",
+        "dev_where_no_session_can_be": "dev --on kubernetes --python /no/such/python train.py",
         "missing_interpreter": "run --python /no/such/python train.py",
         "interpreter_with_open_quotation": 'run --python "python -c \'x" train.py',
         "unknown_engine": "run --on slrum train.py",
@@ -80,6 +85,7 @@ TOPICS = {
         "script_from_standard_input": "run -",
         "script_that_is_not_there_as_command": "trian.py --lr 1",
         "unknown_option": "run --frobnicate train.py",
+        "dev_in_the_background": "dev --detach train.py",
         "unknown_short_option": "run -x train.py",
         "option_without_value": "run --nodes",
         "torchrun_s_endpoint": "run --rdzv_endpoint n1:29500 train.py",
@@ -90,6 +96,7 @@ TOPICS = {
     },
     "unknown_runs": {
         "status_of_an_unknown_run": "status 20270101",
+        "dev_in_an_unknown_session": "dev --session nope train.py",
         "logs_of_an_unknown_run": "logs 20270101",
         "wait_for_an_unknown_run": "wait 20270101",
         "cancel_an_unknown_run": "cancel 20270101",
@@ -182,6 +189,7 @@ TOPICS = {
 }
 COMMANDS = {name: (topic, line) for topic, lines in TOPICS.items() for name, line in lines.items()}
 EXIT_CODES = {
+    "dev_in_an_unknown_session": 4,
     "logs_before_there_are_any": 4,
     "logs_of_an_unknown_attempt": 4,
     "logs_of_an_unknown_rank": 4,

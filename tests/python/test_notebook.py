@@ -1,17 +1,23 @@
-"""A real notebook: the cells of docs/python.md, and one that fails, is fixed and runs again."""
+"""A real notebook: the cells of docs/python.md, and a closure that fails on two nodes, is fixed and runs again in a session."""
 
+import os
 import re
+import signal
+import threading
+from pathlib import Path
 
 import pytest
 
 from kit.command import SOURCE
+from kit.waiting import wait_until
+
+LIMIT_S = 120.0
 
 PAGE = SOURCE.parent / "docs" / "python.md"
 CELLS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 BROKEN = """\
 import os, pathlib, time
-import torchmuster
 factor, printed = 7, pathlib.Path("printed").resolve()
 
 def work(x):
@@ -23,16 +29,48 @@ def work(x):
         time.sleep(0.01)
     raise ValueError(f"bad batch {x}")
 
-run = torchmuster.launch(work, 6, nodes=2, nproc_per_node=1, max_restarts=0)
+run = held.launch(work, 6, max_restarts=0)
 run.follow()
 """
 FIXED = """\
 def work(x):
     return x * factor
 
-torchmuster.launch(work, 6, nodes=2, nproc_per_node=1, max_restarts=0).results()
+held.launch(work, 6).results()
 """
-AWAITED = "await torchmuster.launch(work, 2, nproc_per_node=1).results_async()"
+HELD = "import torchmuster; held = torchmuster.session(nodes=2, nproc_per_node=1)"
+AWAITED = "await held.launch(work, 2, nodes=1).results_async()"
+GIVEN_BACK = "held.end(); torchmuster.sessions()"
+FOLLOWED = """\
+import os, pathlib, time
+import torchmuster
+import torchmuster.api.follow
+torchmuster.api.follow._STATUS_EVERY_S = 0.1
+folder = pathlib.Path.cwd()
+
+def endless():
+    print("begun", flush=True)
+    (folder / "begun").touch()
+    time.sleep(600)
+
+class Display:  # what the cell shows, kept
+    def __init__(self, display):
+        self.display, self.said = display, (folder / "shown").open("a")
+    def __call__(self, data, **more):
+        return Display(self.display(data, **more)).note(data)
+    def note(self, data):
+        print(data["text/plain"], file=self.said, flush=True)
+        return self
+    def update(self, data, **more):
+        self.display.update(data, **more)
+        self.note(data)
+
+import IPython.display
+IPython.display.display = Display(IPython.display.display)
+pathlib.Path("kernel").write_text(str(os.getpid()))
+run = torchmuster.launch(endless, nproc_per_node=1)
+run.follow()
+"""
 
 
 @pytest.fixture
@@ -73,13 +111,45 @@ def text_of(outputs):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of the client of notebooks
 def test_a_closure_fails_on_two_nodes_is_fixed_and_runs_again(notebook):
-    failed, fixed, awaited = notebook([BROKEN, FIXED, AWAITED])
+    _, failed, fixed, awaited, over = notebook([HELD, BROKEN, FIXED, AWAITED, GIVEN_BACK])
 
     assert "here 0\n" in text_of(failed)
     assert "RunFailed: rank 1 raised ValueError: bad batch 6" in text_of(failed)
     assert 'raise ValueError(f"bad batch {x}")' in text_of(failed)  # the line of the cell
     assert text_of(fixed) == "[42, 42]"
     assert text_of(awaited) == "[14]"
+    assert text_of(over) == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_cell_shows_the_status_and_the_kernel_s_interrupt_cancels_the_run(notebook, tmp_path):
+    def interrupt():
+        """Do as `KernelManager.interrupt_kernel`, once the cell has shown the status."""
+
+        def log():
+            return "".join(
+                one.read_text() for one in tmp_path.glob("home/runs/*/logs/main/**/rank-0.log")
+            )
+
+        wait_until(lambda: "begun" in log(), "the function to begin", LIMIT_S)
+        shown = tmp_path / "shown"
+        wait_until(shown.exists, "a status", LIMIT_S)
+        before = shown.read_text().count("\n")
+        wait_until(lambda: shown.read_text().count("\n") > before + 2, "more of them", LIMIT_S)
+        os.kill(int((tmp_path / "kernel").read_text()), signal.SIGINT)
+
+    beside = threading.Thread(target=interrupt)
+    beside.start()
+    followed, after = notebook([FOLLOWED, "run.status().state"])
+    beside.join()
+
+    assert "begun\n" in text_of(followed)
+    assert "KeyboardInterrupt" in text_of(followed)
+    assert text_of(after) == "'cancelled'"
+    shown = [one["data"]["text/plain"] for one in followed if one.output_type == "display_data"]
+    assert shown == [""]  # one output, which was replaced, and is empty at the end
+    assert Path(tmp_path, "shown").read_text().count("\n") > 1
 
 
 @pytest.mark.slow
@@ -87,16 +157,17 @@ def test_a_closure_fails_on_two_nodes_is_fixed_and_runs_again(notebook):
 def test_the_examples_of_the_page_do_what_it_says(notebook):
     said = [text_of(outputs) for outputs in notebook(CELLS)]
 
-    assert not any("Error:" in text or "RunFailed:" in text for text in (said[0], *said[2:6]))
+    assert not any("Error:" in text or "RunFailed:" in text for text in (said[0], *said[2:7]))
     assert "5 steps with lr 0.01, result 10.0\n" in said[0]
     assert said[0].count("'lr': 0.01") == 4
-    assert "ranks 0-1 raised ZeroDivisionError: division by zero" in said[1] or "rank" in said[1]
+    assert re.search(r"^(ranks 0-1|rank [01]) raised ZeroDivisionError: division by zero", said[1])
     assert 'return batch["label"] / 0' in said[1]
     assert said[2].startswith("failed ")
-    assert said[3] == "['hello Ada']"
-    assert "member 2, lr=0.3 seed=0" in said[4]
-    assert "{'lr': 0.3, 'seed': 0}" in said[4]
-    assert said[4].count("succeeded") >= 4
-    assert said[5] == "hello --lr 0.1\n\n"
-    assert "`lock` is a lock" in said[6]
-    assert len(said) == 7
+    assert said[3] == "0.02 []\n"
+    assert said[4] == "['hello Ada']"
+    assert "member 2, lr=0.3 seed=0" in said[5]
+    assert "{'lr': 0.3, 'seed': 0}" in said[5]
+    assert said[5].count("succeeded") >= 4
+    assert said[6] == "hello --lr 0.1\n\n"
+    assert "`lock` is a lock" in said[7]
+    assert len(said) == 8

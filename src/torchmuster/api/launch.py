@@ -34,7 +34,7 @@ sys.exit(main())
 """
 
 
-class Client(Protocol):
+class RunClient(Protocol):
     """The process that owns a run."""
 
     def poll(self) -> int | None:
@@ -48,7 +48,7 @@ class Client(Protocol):
 
 
 # Of runs that this process has launched: who is a parent has to reap.
-_owners: list[Client] = []
+_owners: list[RunClient] = []
 
 
 def launch(
@@ -81,7 +81,7 @@ def launch(
 
 
 def launch_by(
-    begin: Callable[[list[str], int, int], Client],
+    begin: Callable[[list[str], int, int], RunClient],
     function: Callable[..., Any] | str | os.PathLike[str],
     args: Sequence[Any],
     options: Mapping[str, Any],
@@ -162,11 +162,11 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-P", "-c", _PROGRAM.format(folder=package), *words]
 
 
-def _begin(words: list[str], stdout: int, stderr: int) -> Client:
+def _begin(words: list[str], stdout: int, stderr: int) -> RunClient:
     return proc.start(command(*words), stdout=stdout, stderr=stderr)
 
 
-def _start(begin: Callable[[list[str], int, int], Client], words: list[str]) -> str:
+def _start(begin: Callable[[list[str], int, int], RunClient], words: list[str]) -> str:
     """Start the command; return the run's id when it has said it.
 
     Raises:

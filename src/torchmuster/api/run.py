@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from torchmuster.api import values
 from torchmuster.api.failures import RunFailed
+from torchmuster.errors import ChannelError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
@@ -220,8 +221,20 @@ class RunHandle:
         if any_result(self._dir) is not None:
             return
         view = self._view()
-        # In a thread: a notebook has an event loop in this one.
-        result = _in_thread(lambda: stop_and_wait(view, at_once=at_once, timeout_s=timeout_s))
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                # In a thread: a notebook has an event loop in this one.
+                result = _in_thread(
+                    lambda: stop_and_wait(view, at_once=at_once, timeout_s=timeout_s)
+                )
+                break
+            except ChannelError:
+                # One that has just been launched has no head yet.
+                is_new = not os.path.exists(self._dir.head) and owner_lives(self._dir)
+                if not is_new or time.monotonic() > until:
+                    raise
+                threading.Event().wait(_POLL_S)
         if result is None:
             raise TimeoutError(
                 f"{short_id(self.run_id)} was told to stop {timeout_s:g} s ago and has not ended"

@@ -8,6 +8,7 @@ import signal
 import socket
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -76,7 +77,15 @@ class SessionHandle:
             raise NotLaunchedError(
                 f"`session` is {self.name} already", fix="torchmuster.launch(..., session=NAME)"
             )
+        from torchmuster.owner.views.sessions import find_session
+
         if self._clients is None or not self._clients.lives():
+            try:
+                find_session(self.name)
+            except MusterError as error:
+                raise NotLaunchedError(
+                    error.what, where=error.where, why=error.why, fix=error.fix
+                ) from None
             self._clients = _Clients()
         run = launch_by(self._clients.begin, function, args, {**options, "session": self.name})
         self._runs = [*(one for one in self._runs if not one.status().is_final), run]
@@ -182,6 +191,8 @@ class _Clients:
             fd = theirs.fileno()
             argv = command("session", "clients", str(fd))
             self._child = proc.start(argv, pass_fds=(fd,))
+        # Also of a handle that nobody has ended.
+        self.close = weakref.finalize(self, _end_clients, self._line, self._child)
 
     def lives(self) -> bool:
         """Say whether it can be asked."""
@@ -208,10 +219,11 @@ class _Clients:
             os.close(order)
         return _Client(pid)
 
-    def close(self) -> None:
-        """End it; clients that it has forked go on."""
-        self._line.close()
-        self._child.wait(_END_S)
+
+def _end_clients(line: socket.socket, child: proc.Child) -> None:
+    """End the process; clients that it has forked go on."""
+    line.close()
+    child.wait(_END_S)
 
 
 class _Client:

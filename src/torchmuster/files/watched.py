@@ -58,6 +58,9 @@ class SavedFiles:
             pause(_QUIET_S / 2)
             if more := self._look_once():
                 saved |= dict.fromkeys(more)
+            if more or any(
+                _is_empty(self._facts.get(path, _GONE)) for path in saved
+            ):  # being written
                 quiet_at = time.monotonic() + _QUIET_S
         return tuple(saved)
 
@@ -86,6 +89,10 @@ class SavedFiles:
         self._paths = list_files(self._folders)
         directories = dict.fromkeys([*self._folders, *map(os.path.dirname, self._paths)])
         self._directories = facts_of(directories)
+
+
+def _is_empty(facts: tuple[int, ...]) -> bool:
+    return facts != _GONE and facts[1] == 0
 
 
 def pause(seconds: float) -> None:

@@ -63,7 +63,7 @@ def dev(*, until_error: bool, **given: Any) -> int:
     if given["max_restarts"] is None:
         given["max_restarts"] = 0
     asked = request_of({**dict.fromkeys(_NOT_HERE), **_off(), **given})
-    _check(asked)
+    _check(asked, given)
     from torchmuster.files.watched import SavedFiles
 
     with _Session(asked, given) as held:
@@ -78,22 +78,26 @@ def _off() -> dict[str, object]:
     return {str(name): False for name in flags if name in _NOT_HERE}
 
 
-def _check(request: "RunRequest") -> None:
+def _check(request: "RunRequest", given: dict[str, Any]) -> None:
     """Refuse what can't run before a session is started for it.
 
     Raises:
         ManyErrors: All that is wrong with the command line.
     """
-    from torchmuster.cli.runs.run import check_debugger
-    from torchmuster.cli.runs.start import choose_id
+    from torchmuster.cli.runs.session_places import find_place
+    from torchmuster.cli.runs.start import check_debugger, choose_id
     from torchmuster.spec.launch import plan_run
     from torchmuster.spec.problems import Problems
 
     problems = Problems()
     check_debugger(request, problems)
+    if request.session is None:
+        find_place(given, problems)
     nodes = request.nodes or "1"
     if not nodes.isdecimal():
-        problems.add(f"a session has a number of nodes, not `{nodes}`", f"--nodes {nodes}")
+        most = nodes.rpartition(":")[2]
+        fix = f"--nodes {most}" if most.isdecimal() else None
+        problems.add(f"a session has a number of nodes, not `{nodes}`", f"--nodes {nodes}", fix=fix)
     workers = request.nproc_per_node
     there = request.session or request.engine or request.hosts or request.hostfile
     local = replace(request, nodes="1", nproc_per_node="1" if there else workers)

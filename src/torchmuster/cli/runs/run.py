@@ -259,7 +259,7 @@ def launch(request: "RunRequest") -> int:
     """Start what is asked for where it is asked for, and follow it."""
     from torchmuster.cli import ending
     from torchmuster.cli.runs import job
-    from torchmuster.cli.runs.start import choose_id
+    from torchmuster.cli.runs.start import check_debugger, choose_id
     from torchmuster.cli.spelling import option_behind, option_names
     from torchmuster.spec.launch import read_job_limits
     from torchmuster.spec.problems import Problems
@@ -320,27 +320,6 @@ def launch(request: "RunRequest") -> int:
     return _run_here(request, run_id, problems)
 
 
-def check_debugger(request: "RunRequest", problems: "Problems") -> None:
-    """Refuse a debugger that could not be reached from here."""
-    for option in ("debugpy", "pdb"):
-        value = getattr(request, option)
-        if value is None or value is False:
-            continue
-        if request.detach:
-            why = "its connection goes through the command that follows the run"
-            problems.add(
-                f"--{option} can't be combined with --detach", "--detach", why, "leave it out"
-            )
-        for other in ("--debugpy", "--stdin") if option == "pdb" else ():
-            if getattr(request, "stdin_rank" if other == "--stdin" else "debugpy") is not None:
-                what = f"--pdb can't be combined with {other}"
-                problems.add(what, other, fix="leave one of them out")
-    if request.pdb and not (_is_terminal(0) and _is_terminal(1)):
-        why = "standard input or output of this command is none"
-        fix = "muster run --debugpy, for an editor; `muster logs RUN` has the traceback"
-        problems.add("--pdb needs a terminal", "--pdb", why, fix)
-
-
 def _check_ship_env(request: "RunRequest", problems: "Problems", *, travels: bool) -> None:
     if request.ship_env is None:
         return
@@ -353,13 +332,6 @@ def _check_ship_env(request: "RunRequest", problems: "Problems", *, travels: boo
     if request.python is not None:
         what = "--ship-env can't be combined with --python"
         problems.add(what, where, "the environment brings its interpreter", "leave one of them out")
-
-
-def _is_terminal(fd: int) -> bool:
-    try:
-        return os.isatty(fd)
-    except OSError:
-        return False
 
 
 def _run_here(request: "RunRequest", run_id: str, problems: "Problems") -> int:

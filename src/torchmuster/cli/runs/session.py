@@ -378,8 +378,8 @@ def run_in_session(request: "RunRequest") -> int:
         NotFoundError: There is no such session.
         ManyErrors: All that is wrong with the options.
     """
-    from torchmuster.cli.runs.run import check_debugger
-    from torchmuster.cli.runs.start import choose_id, say_when_it_ends, start
+    from torchmuster.cli.runs.session_places import say_when_it_ends
+    from torchmuster.cli.runs.start import check_debugger, choose_id, start
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.node.door.call import read_setup
     from torchmuster.owner.create import create_run_dir

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from torchmuster import proc
-from torchmuster.errors import MusterError, UsageError
+from torchmuster.errors import ChannelError, MusterError, UsageError
 
 if TYPE_CHECKING:
     from torchmuster.engines.own_job import OwnJob
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
 
+_SOON_S = 600.0
 _DOOR_ENDED = (0, "exit code 0")  # of the first node, by itself
 _END_HINT = "muster session start --on slurm, --hosts a,b, or in a job: muster session start"
 
@@ -336,3 +337,22 @@ def said_at_end(run_dir: "RunDir") -> str | None:
     report = result.report
     at = f"at: {report.at}" if report.at is not None else ""
     return "\n".join(filter(None, (report.error, at, *report.because)))
+
+
+def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
+    """Warn of the end of the session's time: its idle time begins anew with the run."""
+    from torchmuster.model.display.text import in_minutes
+    from torchmuster.node.door import messages
+    from torchmuster.node.door.call import ask
+
+    try:
+        state = ask(run_dir, 0, messages.AskDoor())
+    except ChannelError:
+        return  # the start says it
+    if not isinstance(state, messages.DoorState):
+        return
+    left_s = state.ends_in_s
+    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
+        click.echo(
+            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
+        )

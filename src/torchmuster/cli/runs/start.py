@@ -1,14 +1,12 @@
 """Starts a run whose agents are processes of this machine, and follows it."""
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchmuster.files.layout import RunDir
     from torchmuster.spec.launch import RunRequest
     from torchmuster.spec.problems import Problems
-
-_SOON_S = 600.0
 
 
 def choose_id(request: "RunRequest", problems: "Problems") -> str:
@@ -21,6 +19,34 @@ def choose_id(request: "RunRequest", problems: "Problems") -> str:
     except UsageError as error:
         problems.found.append(error)
         return ""
+
+
+def check_debugger(request: "RunRequest", problems: "Problems") -> None:
+    """Refuse a debugger that could not be reached from here."""
+    for option in ("debugpy", "pdb"):
+        value = getattr(request, option)
+        if value is None or value is False:
+            continue
+        if request.detach:
+            why = "its connection goes through the command that follows the run"
+            problems.add(
+                f"--{option} can't be combined with --detach", "--detach", why, "leave it out"
+            )
+        for other in ("--debugpy", "--stdin") if option == "pdb" else ():
+            if getattr(request, "stdin_rank" if other == "--stdin" else "debugpy") is not None:
+                what = f"--pdb can't be combined with {other}"
+                problems.add(what, other, fix="leave one of them out")
+    if request.pdb and not (_is_terminal(0) and _is_terminal(1)):
+        why = "standard input or output of this command is none"
+        fix = "muster run --debugpy, for an editor; `muster logs RUN` has the traceback"
+        problems.add("--pdb needs a terminal", "--pdb", why, fix)
+
+
+def _is_terminal(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
 
 
 def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool, session: Any = None) -> int:
@@ -77,25 +103,3 @@ def _size(plan: Any) -> str:
     workers = f"{most}{total} worker{'s' if total != 1 else ''}"
     spares = f", {plan.spares} spare" if plan.spares else ""
     return f"{workers} on {nodes} node{'s' if plan.max_nodes != 1 else ''}{spares}"
-
-
-def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
-    """Warn of the end of the session's time: its idle time begins anew with the run."""
-    import click
-
-    from torchmuster.errors import ChannelError
-    from torchmuster.model.display.text import in_minutes
-    from torchmuster.node.door import messages
-    from torchmuster.node.door.call import ask
-
-    try:
-        state = ask(run_dir, 0, messages.AskDoor())
-    except ChannelError:
-        return  # the start says it
-    if not isinstance(state, messages.DoorState):
-        return
-    left_s = state.ends_in_s
-    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
-        click.echo(
-            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
-        )

@@ -175,16 +175,19 @@ def _check(value: Any) -> None:
             raise _RefusedError(f"a tensor on {device}")
     if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
         raise _RefusedError("an open file")
-    kind: Any = type(value)
-    client = _client(kind)
+    client = _client(value)
     if client is not None:
         why = "its connections and its login are this process's, and could not be told from new ones there"
         raise _RefusedError(client, why)
 
 
+def _client(value: Any) -> str | None:
+    """Return what a client is, in words; None of everything else."""
+    return _client_of(type(value))  # type: ignore[arg-type]  # classes can be hashed
+
+
 @functools.cache
-def _client(kind: type) -> str | None:
-    """Return what a class of clients is, in words; None of all other classes."""
+def _client_of(kind: Any) -> str | None:
     for base in kind.__mro__:
         root = base.__module__.partition(".")[0]
         names, words = _CLIENTS.get(root, (frozenset(), ""))
@@ -203,7 +206,7 @@ def _is_tensor(value: Any) -> bool:
 
 def _find(path: str, value: Any, error: Exception, depth: int) -> tuple[str, Any, Exception]:
     """Return the innermost part that can't be pickled, its name, and why."""
-    if depth < _MAX_DEPTH:
+    if depth < _MAX_DEPTH and _client(value) is None:  # its inside is not the user's
         for name, part in _parts(path, value):
             try:
                 _pickled(part, sys.maxsize)

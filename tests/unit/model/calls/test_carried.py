@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from torchmuster.model.calls import carried
 from torchmuster.model.calls.carried import CarryError, Named, pack_value
 
 MIB = 1 << 20
@@ -63,6 +64,40 @@ def test_a_client_of_something_is_named_with_its_class_and_what_it_holds():
     error = refused(closure({"s3": client}))
 
     assert error.what.endswith("`held['s3'].session.mutex` is a lock")
+
+
+def test_a_client_that_a_pickle_would_take_is_refused_by_the_name_of_its_package():
+    requests = pytest.importorskip("requests")
+
+    class OwnSession(requests.Session):
+        pass
+
+    error = refused(closure({"web": OwnSession()}))
+
+    assert error.what.endswith("`held['web']` is an HTTP session of `requests`")
+    assert "login" in error.why
+    assert pack_value(requests.Response(), "x", "x", MIB)  # data of the same package
+
+
+def test_connections_to_databases_and_to_object_stores_are_refused():
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    boto3 = pytest.importorskip("boto3")
+    s3 = boto3.client("s3", region_name="x", aws_access_key_id="a", aws_secret_access_key="b")
+
+    error = refused(closure(sqlalchemy.create_engine("sqlite://")))
+    assert error.what.endswith("`held` is a connection to a database of `sqlalchemy`")
+    assert refused(closure(s3)).what.endswith("`held` is a client of `botocore`")
+    assert pack_value(sqlalchemy.MetaData(), "x", "x", MIB)
+
+
+@pytest.mark.parametrize("root", sorted(carried._CLIENTS))
+def test_every_package_of_the_list_is_known_by_the_names_of_its_classes(root):
+    names, words = carried._CLIENTS[root]
+    for name in names:
+        made = type(name, (), {"__module__": f"{root}.inner", "__qualname__": name})
+        assert carried._client_of(made) == f"{words} of `{root}`"
+    other = type("Answer", (), {"__module__": f"{root}.inner", "__qualname__": "Answer"})
+    assert carried._client_of(other) is None
 
 
 def test_arguments_and_defaults_and_partials_are_named():
