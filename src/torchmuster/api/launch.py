@@ -21,7 +21,7 @@ from torchmuster.model import codec
 from torchmuster.model.calls.call_file import LaunchOrder
 from torchmuster.model.plan import FunctionCall
 from torchmuster.node.door.call import SESSION_FILE
-from torchmuster.owner.views.find import RunView
+from torchmuster.owner.views.run_view import RunView
 
 # The very torchmuster that runs here, in a process of its own; workers inherit none of this.
 _PROGRAM = """\

@@ -15,7 +15,8 @@ from torchmuster.errors import ChannelError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
-from torchmuster.owner.views.find import RunView, any_result, owner_lives, view_run
+from torchmuster.owner.views.find import any_result, owner_lives, view_run
+from torchmuster.owner.views.run_view import RunView
 
 _POLL_S = 0.02
 _MOST_POLL_S = 0.05  # it looks for files; a scheduler is asked less often

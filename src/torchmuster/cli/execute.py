@@ -13,7 +13,7 @@ from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
     from torchmuster.owner.views.execute import ExecOrder
-    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.run_view import RunView
 
 _COMMAND = "muster.exec.command"
 

@@ -11,7 +11,7 @@ from torchmuster.files.layout import short_id
 from torchmuster.model.states import RunState
 
 if TYPE_CHECKING:
-    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.run_view import RunView
     from torchmuster.owner.views.sweep_view import MemberView, SweepView
 
 _MAX_ROWS = 40

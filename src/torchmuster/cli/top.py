@@ -13,7 +13,7 @@ from torchmuster.cli.echo import echo
 
 if TYPE_CHECKING:
     from torchmuster.model.display.live import LiveRun
-    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.run_view import RunView
 
 _PLAIN_COLUMNS, _LIST_COLUMNS = 100, 200  # where no terminal says how wide it is
 _ANSWER_S = 2.0

@@ -15,11 +15,12 @@ from torchmuster.errors import MusterError
 from torchmuster.files.tail import last_lines
 from torchmuster.head.hangs.stack_words import rank_first
 from torchmuster.model.display.live import LiveRow, LiveRun
-from torchmuster.owner.views.find import RunView, find_run
+from torchmuster.owner.views.find import find_run
 from torchmuster.owner.views.live import LiveReader
 from torchmuster.owner.views.live_list import ListReader
 from torchmuster.owner.views.raw_terminal import RawTerminal
 from torchmuster.owner.views.record import DAMAGED, unreadable
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.plainfile import write_all
 from torchmuster.ui.top.frame import Known, draw
 from torchmuster.ui.top.keys import read_keys

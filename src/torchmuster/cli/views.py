@@ -20,7 +20,7 @@ from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
     from torchmuster.owner.views.account import Account
-    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.run_view import RunView
     from torchmuster.owner.views.training import EpochView, TrainingView
 
 _MOST_ROWS = 20

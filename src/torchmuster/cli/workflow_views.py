@@ -9,7 +9,7 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
-    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.run_view import RunView
     from torchmuster.owner.views.workflow_view import WorkflowView
 
 _MAX_ROWS = 60

@@ -4,7 +4,8 @@ import os
 
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir
-from torchmuster.owner.views.find import RunView, find_run, view_run
+from torchmuster.owner.views.find import find_run, view_run
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.report.read import owner_of, read_run_story
 from torchmuster.report.story import Story
 from torchmuster.report.sweep import read_sweep_story

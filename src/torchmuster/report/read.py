@@ -14,8 +14,8 @@ from torchmuster.model import codec
 from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secrets, is_secret_name
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
-from torchmuster.owner.views.find import RunView
 from torchmuster.owner.views.record import DAMAGED, with_losses
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.report.attempts import (
     EventRecord,
     few_attempts,

@@ -7,8 +7,8 @@ import torchmuster
 from torchmuster.files.layout import short_id
 from torchmuster.model.event import moment_of
 from torchmuster.model.states import RunState
-from torchmuster.owner.views.find import RunView
 from torchmuster.owner.views.record import last_event
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 from torchmuster.report.attempts import read_events_of
 from torchmuster.report.loose import LooseRecord, number, text

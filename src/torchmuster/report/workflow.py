@@ -11,7 +11,8 @@ from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.event import moment_of
 from torchmuster.owner.views.account import account_of
-from torchmuster.owner.views.find import RunView, view_run
+from torchmuster.owner.views.find import view_run
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.report.attempts import read_events_of
 from torchmuster.report.loose import (
     LooseRecord,

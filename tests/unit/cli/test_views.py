@@ -6,7 +6,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
-from torchmuster.owner.views.find import RunView
+from torchmuster.owner.views.run_view import RunView
 
 
 def view_of(tmp_path, **fields):

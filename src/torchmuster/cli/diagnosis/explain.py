@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from torchmuster.diagnose.explain.events import LogVerdict
-    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.run_view import RunView
 
 _DASH = "-"
 _PIPE = "give it a log: `kubectl logs POD | muster explain -`, or `muster explain - < FILE`"

@@ -15,7 +15,7 @@ from torchmuster.model.plan import WARN_S
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.model.plan import RunPlan
-    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.run_view import RunView
 
 
 @click.command()

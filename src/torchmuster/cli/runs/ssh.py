@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
-    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.run_view import RunView
     from torchmuster.spec.launch import RunRequest
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.verdict import Result
-    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.run_view import RunView
     from torchmuster.spec.sweep_plan import SweepPlan
 
 

@@ -10,8 +10,9 @@ from torchmuster.model.display.text import few_of
 from torchmuster.model.event import moment_of
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
-from torchmuster.owner.views.find import RunView, read_jobs_of, view_job
+from torchmuster.owner.views.find import read_jobs_of, view_job
 from torchmuster.owner.views.record import last_event, read_events, read_plan
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.training import view_training
 
 _STEP = re.compile(r"step-(\d{9,})")

@@ -13,8 +13,8 @@ from torchmuster.errors import MusterError
 from torchmuster.model.sample import RankSample, join
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
-from torchmuster.owner.views.find import RunView
 from torchmuster.owner.views.head_call import call_head
+from torchmuster.owner.views.run_view import RunView
 
 ASK_EVERY_S = 1.0
 _RANKS_PER_S = 200  # one rank costs the head about 20 us

@@ -24,16 +24,10 @@ from torchmuster.owner.jobs.jobs import cancel_job, read_jobs
 from torchmuster.owner.jobs.links import cancel_jobs
 from torchmuster.owner.jobs.never import NeverWatch
 from torchmuster.owner.sweep.arrays import cancel_arrays
-from torchmuster.owner.views.find import (
-    RunView,
-    any_result,
-    owner_is_here,
-    owner_lives,
-    view_job,
-    view_run,
-)
+from torchmuster.owner.views.find import any_result, owner_is_here, owner_lives, view_job, view_run
 from torchmuster.owner.views.head_call import call_head
 from torchmuster.owner.views.record import read_new
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.workflow_view import task_logs
 
 _POLL_S = 0.1

@@ -21,9 +21,10 @@ from torchmuster.model.states import State
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.owner.views.exec_threads import InputThread, OutputThread, Write
-from torchmuster.owner.views.find import RunView, any_result, owner_is_here, owner_lives
+from torchmuster.owner.views.find import any_result, owner_is_here, owner_lives
 from torchmuster.owner.views.head_call import call_head
 from torchmuster.owner.views.raw_terminal import RawTerminal
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.workflow_view import TaskView, WorkflowView
 
 TIMED_OUT = 124

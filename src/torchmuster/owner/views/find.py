@@ -4,7 +4,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
@@ -12,9 +11,7 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir, short_id
 from torchmuster.model.display.text import did_you_mean, few_of
-from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView
-from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import owner_process_lives
@@ -27,7 +24,8 @@ from torchmuster.owner.views.record import (
     unreadable,
     with_losses,
 )
-from torchmuster.owner.views.sweep_view import SweepView, view_sweep
+from torchmuster.owner.views.run_view import RunView, submitted_at
+from torchmuster.owner.views.sweep_view import view_sweep
 from torchmuster.owner.views.workflow_view import (
     WorkflowView,
     as_result,
@@ -43,67 +41,6 @@ if TYPE_CHECKING:
 
 _MOST_CANDIDATES = 5  # of an ambiguous word
 _NEXT_GROUP_S = 30.0  # from the end of a group on a cluster to the next one of its workflow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """A run as its directory shows it; `problem` says why its record can't be read, or is empty."""
-
-    run_id: str
-    run_dir: RunDir
-    state: RunState
-    plan: RunPlan | None
-    result: Result | None
-    events: tuple[dict[str, object], ...]
-    workflow: WorkflowView | None = None
-    sweep: SweepView | None = None
-    problem: str = ""
-
-    @property
-    def is_sweep(self) -> bool:
-        """Say whether it was started by `muster sweep`."""
-        return os.path.isfile(self.run_dir.sweep)
-
-    @property
-    def is_headless_member(self) -> bool:
-        """Say whether it is a single process of a sweep, which the sweep's owner starts and ends."""
-        folder = os.path.dirname(os.path.dirname(self.run_dir.path))
-        is_member = os.path.isfile(RunDir(folder).sweep)
-        return is_member and not os.path.exists(self.run_dir.head)
-
-    @property
-    def is_workflow(self) -> bool:
-        """Say whether it was started by `muster submit`."""
-        return os.path.isfile(self.run_dir.workflow)
-
-    @property
-    def attempts(self) -> list[dict[str, object]]:
-        """The starts of its attempts, in order."""
-        return [e for e in self.events if e.get("event") == "attempt_started"]
-
-    @property
-    def spares(self) -> list[str]:
-        """The nodes that wait for the loss of another one, as far as the record says."""
-        names: list[str] = []
-        for event in self.events:
-            match event:
-                case {"event": "attempt_started", "spares": [*told]}:
-                    names = [str(name) for name in told]
-                case {"event": "spare_joined", "node": node}:
-                    names.append(str(node))
-                case {"event": "spare_lost" | "spare_taken", "node": node} if str(node) in names:
-                    names.remove(str(node))
-        return names
-
-    @property
-    def started(self) -> str:
-        """When it began, as the record says."""
-        return str(self.events[0].get("time", "")) if self.events else ""
-
-    @property
-    def submitted(self) -> float:
-        """When somebody asked for it, seconds since 1970: a job may begin days later."""
-        return _submitted(self.run_dir, self.started)
 
 
 def all_runs() -> list[RunView]:
@@ -148,32 +85,12 @@ def _names() -> list[str]:
         ) from error
 
 
-def _submitted(run_dir: RunDir, started: str) -> float:
-    """Return when a run was asked for: the earliest sign of it.
-
-    The client writes these files before anything starts; a later link or a copy may write some of them again.
-    """
-    of_kind = (run_dir.plan, run_dir.workflow, run_dir.sweep)
-    files = (run_dir.secret, *of_kind, run_dir.owner, run_dir.job)
-    times = [time for path in files if (time := _changed(path)) is not None]
-    if (begun := moment_of(started)) is not None:  # a job in a queue has no event
-        times.append(begun)
-    return min(times, default=_changed(run_dir.path) or 0.0)
-
-
-def _changed(path: str) -> float | None:
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return None
-
-
 def _last_run() -> RunDir | None:
     """Return the run submitted last, with no question to a scheduler."""
 
     def key(folder: RunDir) -> float:
         first = next(read_events(folder.events), {})
-        return _submitted(folder, str(first.get("time", "")))
+        return submitted_at(folder, str(first.get("time", "")))
 
     return max(all_dirs(), key=key, default=None)
 

@@ -10,7 +10,7 @@ from torchmuster.net.channel import Channel, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.net.secret import read_secret
-from torchmuster.owner.views.find import RunView
+from torchmuster.owner.views.run_view import RunView
 
 
 async def call_head(view: RunView, group: str | None = None) -> Channel:

@@ -24,9 +24,10 @@ from torchmuster.model.event import moment_of
 from torchmuster.model.job import describe_job
 from torchmuster.model.sample import RankSample
 from torchmuster.owner.views.account import account_of
-from torchmuster.owner.views.find import RunView, view_job, view_run
+from torchmuster.owner.views.find import view_job, view_run
 from torchmuster.owner.views.live_training import TrainingTail
 from torchmuster.owner.views.record import DAMAGED, RecordTail, unreadable
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 
 MOST_ATTEMPTS = 200  # that are kept; 10,000 are counted

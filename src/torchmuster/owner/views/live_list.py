@@ -14,7 +14,7 @@ from torchmuster.model.display.narration import narrate_wait
 from torchmuster.model.event import moment_of
 from torchmuster.model.sample import RankSample
 from torchmuster.owner.views.account import account_of
-from torchmuster.owner.views.find import RunView, all_dirs, ask_for_all, view_run
+from torchmuster.owner.views.find import all_dirs, ask_for_all, view_run
 from torchmuster.owner.views.live import (
     command_of,
     job_words,
@@ -23,6 +23,7 @@ from torchmuster.owner.views.live import (
 )
 from torchmuster.owner.views.live_training import TrainingTail
 from torchmuster.owner.views.record import DAMAGED, RecordTail, unreadable
+from torchmuster.owner.views.run_view import RunView
 
 _MOST_ENDED = 5
 _FATE_KNOWN_S = 600.0  # after this no scheduler starts a job again that has ended

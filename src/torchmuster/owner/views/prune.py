@@ -17,7 +17,8 @@ from torchmuster.files.environment import kept_archives
 from torchmuster.files.layout import RunDir, muster_home, runs_dir
 from torchmuster.model.states import RunState
 from torchmuster.node.shipping import shelf
-from torchmuster.owner.views.find import RunView, all_runs, owner_lives, view_run
+from torchmuster.owner.views.find import all_runs, owner_lives, view_run
+from torchmuster.owner.views.run_view import RunView
 
 DOOMED = ".pruned-"
 ENVIRONMENTS = "environments"

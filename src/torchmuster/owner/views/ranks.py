@@ -12,8 +12,9 @@ from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.owner.views.exec_threads import Write
 from torchmuster.owner.views.execute import ExecOrder, ExecResult, ExecSession
-from torchmuster.owner.views.find import RunView, any_result, owner_lives
+from torchmuster.owner.views.find import any_result, owner_lives
 from torchmuster.owner.views.head_call import call_head
+from torchmuster.owner.views.run_view import RunView
 
 ANSWER_LIMIT_S = 15.0
 

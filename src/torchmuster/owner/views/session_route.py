@@ -22,8 +22,8 @@ from torchmuster.net import messages, remote_messages
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.net.frames import FrameReader
 from torchmuster.node.door.messages import DoorState
-from torchmuster.owner.views.find import RunView
 from torchmuster.owner.views.head_call import call_head
+from torchmuster.owner.views.run_view import RunView
 
 _LOST = 255  # as ssh's status
 _TRY_EVERY_S = 0.1

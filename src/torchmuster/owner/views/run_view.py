@@ -1,0 +1,93 @@
+"""A run as its directory shows it."""
+
+import os
+from dataclasses import dataclass
+
+from torchmuster.files.layout import RunDir
+from torchmuster.model.event import moment_of
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
+from torchmuster.owner.views.sweep_view import SweepView
+from torchmuster.owner.views.workflow_view import WorkflowView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run as its directory shows it; `problem` says why its record can't be read, or is empty."""
+
+    run_id: str
+    run_dir: RunDir
+    state: RunState
+    plan: RunPlan | None
+    result: Result | None
+    events: tuple[dict[str, object], ...]
+    workflow: WorkflowView | None = None
+    sweep: SweepView | None = None
+    problem: str = ""
+
+    @property
+    def is_sweep(self) -> bool:
+        """Say whether it was started by `muster sweep`."""
+        return os.path.isfile(self.run_dir.sweep)
+
+    @property
+    def is_headless_member(self) -> bool:
+        """Say whether it is a single process of a sweep, which the sweep's owner starts and ends."""
+        folder = os.path.dirname(os.path.dirname(self.run_dir.path))
+        is_member = os.path.isfile(RunDir(folder).sweep)
+        return is_member and not os.path.exists(self.run_dir.head)
+
+    @property
+    def is_workflow(self) -> bool:
+        """Say whether it was started by `muster submit`."""
+        return os.path.isfile(self.run_dir.workflow)
+
+    @property
+    def attempts(self) -> list[dict[str, object]]:
+        """The starts of its attempts, in order."""
+        return [e for e in self.events if e.get("event") == "attempt_started"]
+
+    @property
+    def spares(self) -> list[str]:
+        """The nodes that wait for the loss of another one, as far as the record says."""
+        names: list[str] = []
+        for event in self.events:
+            match event:
+                case {"event": "attempt_started", "spares": [*told]}:
+                    names = [str(name) for name in told]
+                case {"event": "spare_joined", "node": node}:
+                    names.append(str(node))
+                case {"event": "spare_lost" | "spare_taken", "node": node} if str(node) in names:
+                    names.remove(str(node))
+        return names
+
+    @property
+    def started(self) -> str:
+        """When it began, as the record says."""
+        return str(self.events[0].get("time", "")) if self.events else ""
+
+    @property
+    def submitted(self) -> float:
+        """When somebody asked for it, seconds since 1970: a job may begin days later."""
+        return submitted_at(self.run_dir, self.started)
+
+
+def submitted_at(run_dir: RunDir, started: str) -> float:
+    """Return when a run was asked for: the earliest sign of it.
+
+    The client writes these files before anything starts; a later link or a copy may write some of them again.
+    """
+    of_kind = (run_dir.plan, run_dir.workflow, run_dir.sweep)
+    files = (run_dir.secret, *of_kind, run_dir.owner, run_dir.job)
+    times = [time for path in files if (time := _changed(path)) is not None]
+    if (begun := moment_of(started)) is not None:  # a job in a queue has no event
+        times.append(begun)
+    return min(times, default=_changed(run_dir.path) or 0.0)
+
+
+def _changed(path: str) -> float | None:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
