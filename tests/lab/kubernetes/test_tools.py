@@ -1,5 +1,7 @@
 """What a user does before the first run: a first muster.toml, a check of the cluster, the doctor."""
 
+import json
+
 
 def test_a_first_section_is_written_from_what_the_cluster_has(bench):
     path = bench.user.folder / "muster.toml"
@@ -30,7 +32,11 @@ def test_the_check_of_a_cluster_names_the_line_that_the_role_lacks(bench):
 
 
 def test_the_doctor_looks_at_pods(bench):
-    code, said = bench.user.run("doctor", "--on", "kubernetes", "--nodes", "2")
+    code, said = bench.user.run("doctor", "--on", "kubernetes", "--nodes", "2", "--json")
     assert code in (0, 1), said  # a machine of two cores may warn
-    assert "all-reduce" in said
+    found = json.loads(said[said.index("\n{") :])
+    nodes = {row["node"] for row in found["nodes"]}
+    assert {node.rpartition(" ")[2] for node in nodes} == {"(n1)", "(n2)"}
+    assert found["job"]["right"]
+    assert len(found["job"]["ranks_per_host"]) == 2
     bench.wait_nothing_left()
