@@ -36,8 +36,16 @@ _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 # What only a client needs; the rest must leave room for code in a Secret.
 _CLIENT_ONLY = ("cli/", "ui/", "report/", "diagnose/lint/", "diagnose/convert/")
-# Of the folder of what users write, what a training task of a workflow plans with.
-_SPEC_IN_PODS = ("__init__.py", "launch.py", "problems.py", "units.py")
+# Of the folder of what users write, what a training task of a workflow plans with, and what the program for data reads.
+_SPEC_IN_PODS = (
+    "__init__.py",
+    "launch.py",
+    "metadata.py",
+    "problems.py",
+    "sites/__init__.py",
+    "sites/files.py",
+    "units.py",
+)
 SECRET_BYTES = 1 << 20
 _SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
 
@@ -236,7 +244,8 @@ def check_way(job: JobRequest, what: str, where: str) -> None:
         UsageError: It is too large for a Secret, and pods can't be reached.
     """
     keys = dict(job.own_keys)
-    words = ("auth", "can-i", "create", "pods/portforward")
+    # As `pods/portforward` it would be a pod of that name.
+    words = ("auth", "can-i", "create", "pods", "--subresource=portforward")
     said = proc.ask(kubectl(keys["context"], keys["namespace"], *words), b"", _ASK_S)
     if said.stdout.decode(errors="replace").strip() != "no":
         return

@@ -3,6 +3,9 @@
 import hashlib
 import os
 import random
+import subprocess
+import sys
+import tarfile
 from dataclasses import replace
 
 import pytest
@@ -92,8 +95,6 @@ def test_the_same_code_is_the_same_archive_whatever_its_times_and_the_umask(code
 
 
 def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_needs(code, tmp_path):
-    import tarfile
-
     first, _ = bring(code, tmp_path / "a")
     path = dict(first.brings)["package.txz"]
     before = os.stat(path).st_mtime_ns
@@ -106,6 +107,15 @@ def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_need
     assert not [name for name in names if name.startswith(("torchmuster/cli/", "torchmuster/ui/"))]
 
 
+@pytest.mark.parametrize("module", ["torchmuster.data.__main__", "torchmuster.spec.metadata"])
+def test_what_comes_along_can_move_data(code, tmp_path, module):
+    job, _ = bring(code, tmp_path / "runs")
+    with tarfile.open(dict(job.brings)["package.txz"]) as archive:
+        archive.extractall(tmp_path / "package", filter="data")
+    found = f"import sys; sys.path.insert(0, {str(tmp_path / 'package')!r}); import {module}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", found], check=True)
+
+
 def test_large_code_is_sent_later_where_that_is_allowed(code, tmp_path, cluster):
     (code / "weights.bin").write_bytes(random.Random(1).randbytes(1 << 20))
     job, run_dir = bring(code, tmp_path / "runs")
@@ -113,7 +123,7 @@ def test_large_code_is_sent_later_where_that_is_allowed(code, tmp_path, cluster)
     assert "code.tar.gz" not in dict(job.brings)
     archive = os.path.join(run_dir.path, "pods", "code.tar.gz")
     assert order.code_bytes == os.path.getsize(archive) > 1 << 20
-    assert cluster.asked == ["auth can-i create pods/portforward"]
+    assert cluster.asked == ["auth can-i create pods --subresource=portforward"]
 
 
 def test_large_code_without_a_way_is_refused_before_anything_is_made(code, tmp_path, cluster):
