@@ -56,7 +56,7 @@ class SavedFiles:
         quiet_at = time.monotonic() + _QUIET_S
         while time.monotonic() < min(quiet_at, until):
             pause(_QUIET_S / 2)
-            if more := self._look_once():
+            if more := self._changed():
                 saved |= dict.fromkeys(more)
             if more or any(
                 _is_empty(self._facts.get(path, _GONE)) for path in saved
@@ -69,18 +69,19 @@ class SavedFiles:
         return max(_LOOK_S, self._took_s * _COST)
 
     def _look_once(self) -> list[str]:
+        """Look at the known files; only where none was saved, list new ones: that asks git, for which no run should wait."""
         began = time.perf_counter()
-        now = time.monotonic()
-        if (
-            now - self._listed_at >= _LIST_AGAIN_S
-            and facts_of(self._directories) != self._directories
-        ):
+        found = self._changed()
+        is_due = time.monotonic() - self._listed_at >= _LIST_AGAIN_S
+        if not found and is_due and facts_of(self._directories) != self._directories:
             self._list()
-        facts = facts_of(self._paths)
-        found = changed(self._facts, facts)
-        self._facts = facts
+            found = self._changed()
         self._took_s = time.perf_counter() - began
         return found
+
+    def _changed(self) -> list[str]:
+        before, self._facts = self._facts, facts_of(self._paths)
+        return changed(before, self._facts)
 
     _took_s = 0.0
 
