@@ -22,7 +22,7 @@ NO_ROOM_FILE = "no-room"
 NODES_FILE = "nodes.json"  # of a group: which pods each task has
 WORKFLOW_FILE = "workflow.json"  # of a group, as its run directory calls it
 CREDENTIALS_FILE = "credentials.toml"
-WORKFLOW_FILE = (
+SUBMITTED_FILE = (
     "workflow.json.xz"  # of a group: for clients on other machines, the pods have their own
 )
 STAMPS_FILE = "code.stamps.json"  # beside what was unpacked: it is whole

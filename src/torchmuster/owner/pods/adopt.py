@@ -179,7 +179,7 @@ def _workflow_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, by
     """
     try:
         key = files[orders.KEY_FILE]
-        text = lzma.decompress(files[orders.WORKFLOW_FILE])
+        text = lzma.decompress(files[orders.SUBMITTED_FILE])
         codec.from_plain(WorkflowPlan, json.loads(text))
     except (codec.CodecError, KeyError, ValueError, lzma.LZMAError, EOFError) as error:
         raise EngineError(

@@ -227,11 +227,11 @@ def bring_group(
     if text := _credentials(group):
         brings[orders.CREDENTIALS_FILE] = os.path.join(folder, orders.CREDENTIALS_FILE)
         atomic.replace_file(brings[orders.CREDENTIALS_FILE], text.encode(), mode=0o600)
-    path = os.path.join(folder, orders.WORKFLOW_FILE)
+    path = os.path.join(folder, orders.SUBMITTED_FILE)
     atomic.replace_file(path, lzma.compress(atomic.as_json(codec.to_plain(plan))))
     # Without room the workflow is not found from other machines.
     if sum(map(os.path.getsize, (path, *brings.values()))) <= SECRET_BYTES:
-        brings[orders.WORKFLOW_FILE] = path
+        brings[orders.SUBMITTED_FILE] = path
     first = replace(pods.jobs[0], brings=tuple(brings.items()))
     return replace(pods, jobs=(first, *pods.jobs[1:]), order=order)
 
