@@ -238,12 +238,25 @@ class NodePolicy:
         if not is_spare:  # nobody misses one
             self._lost[self.members.name_alone(member)] = why
         self.tell("spare_lost" if is_spare else "node_lost", node=name, why=why)
-        attempt = self.running
+        attempt = self.running or self._ending_by_echoes
         if attempt is not None and member in attempt.members.values():
             attempt.take_loss(member, name, why, now)
         place = member.started_at
         if place is not None and not self.plan.is_elastic and self._may_go_on:
             self._ask_for([place])
+
+    @property
+    def _ending_by_echoes(self) -> Attempt | None:
+        """Return the attempt that ends because of echoes only: what was their cause may be heard later than they.
+
+        The workers of a node that stands still are killed there before its lease ends, and the others notice that first.
+        """
+        attempt = self.attempt
+        if attempt is None or self.phase is not AttemptPhase.ENDING or self._stop is not None:
+            return None
+        failures = attempt.failures
+        is_echo = bool(failures) and all(end.looks_like_echo for end in failures)
+        return attempt if is_echo and attempt.preempted_at is None else None
 
     @property
     def _may_go_on(self) -> bool:

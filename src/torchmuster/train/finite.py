@@ -118,14 +118,14 @@ class FiniteGradients:
             self._tell(step, ranks, why)
             return
         what = f"the gradients of step {step} are not finite"
+        look = "" if ": " not in why else ", and a look at these samples"
         if self._skips:
             what = f"the gradients of {self._in_a_row} steps in a row are not finite, the last is step {step}"
         raise NotFiniteError(
             what,
-            where=name_ranks(ranks) if ranks else None,
             why=why,
-            fix="the weights are still those of the step before; a lower learning rate, clipping (`max_norm`), bf16 in place of"
-            " fp16, and a look at these samples are what usually helps"
+            fix="the weights are still those of the step before; what usually helps: a lower learning rate, clipping"
+            f" (`max_norm`), bf16 in place of fp16{look}"
             + ("" if self._skips else '; on_nan="skip" leaves such steps out'),
         )
 

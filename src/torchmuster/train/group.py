@@ -152,7 +152,8 @@ def _in_words(error: MusterError, trace: TracebackType | None) -> str:
     """Return the report on an error, with the line of the script that led to it."""
     ours = os.path.dirname(os.path.dirname(__file__))
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
-    script = [(name, line) for name, line in frames if not name.startswith((ours, "<"))]
+    others = [(name, line) for name, line in frames if not name.startswith((ours, "<"))]
+    script = [frame for frame in others if "/site-packages/" not in frame[0]] or others
     report = report_of_error(error)
     if script:
         line = f"{script[-1][0]}:{script[-1][1]}"

@@ -39,7 +39,8 @@ class Told(World):
     def let_speak(self):
         """Each agent says what it owes, until nobody owes anything."""
         while True:
-            speaking = [n for n in self.nodes if n.line is not None and n.lives and n.owes]
+            heard = [n for n in self.nodes if n.line is not None and n.lives and not n.is_silent]
+            speaking = [n for n in heard if n.owes]
             if not speaking:
                 break
             self.say(speaking[0])
@@ -170,6 +171,24 @@ def test_a_spare_whose_interpreter_is_refused_is_let_go(world):
     assert world.policy.phase is AttemptPhase.RUNNING
     assert world.named("notice")[-1]["text"] == "the spare n3 can't be used: 3.9"
     assert not world.nodes[2].lives
+
+
+def test_a_node_that_is_lost_after_its_echo_was_heard_is_the_cause(world):
+    """Its workers were killed on their own node, and what they leave the other node hears first."""
+    world.nodes[1].is_silent = True
+    echo = world.end(world.nodes[0], 0, "echo", asked=False)
+    world.nodes[0].workers.discard(0)
+    world.nodes[0].owes.append(echo)
+    world.say(world.nodes[0])
+    world.settle()
+    assert world.policy.phase is AttemptPhase.ENDING
+    while world.policy.attempt.number == 0:
+        world.wait(1)
+        world.let_speak()
+    (failed,) = world.named("attempt_failed")
+    assert failed["cause"]["kind"] == "node_lost"
+    assert failed["cause"]["node"] == "n2"
+    assert places(world) == {0: 0, 1: 2}
 
 
 def test_all_nodes_hear_of_the_end(world):
