@@ -118,7 +118,7 @@ class FiniteGradients:
             self._tell(step, ranks, why)
             return
         what = f"the gradients of step {step} are not finite"
-        look = "" if ": " not in why else ", and a look at these samples"
+        look = "" if "; samples of rank" not in why else ", and a look at these samples"
         if self._skips:
             what = f"the gradients of {self._in_a_row} steps in a row are not finite, the last is step {step}"
         raise NotFiniteError(
