@@ -125,6 +125,7 @@ def test_a_waiting_array_is_one_question(login):
     found = json.loads(login("status", "s", "--json", PATH=path).stdout)["members"]
     assert [member["state"] for member in found].count("waiting") == 299
     assert [line.split()[0] for line in notes.read_text().splitlines()] == ["squeue"]
-    assert os.listdir(login.folder / "home/runs/s/members") == ["s.0"]
+    members = login.folder / "home/runs/s/members"  # each makes its own when its job begins
+    wait_until(lambda: os.listdir(members) == ["s.0"], "the folder of the first member alone")
     assert login("cancel", "s", "--now").returncode in (0, 1)
     wait_until(lambda: set(states(login)) == {"cancelled"}, "the end of all", limit_s=60)
