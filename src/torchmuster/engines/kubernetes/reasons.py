@@ -17,6 +17,12 @@ _ONE_NODE = (
     "pods on several nodes need a volume that is ReadWriteMany: `kubectl get pvc` shows the modes"
 )
 _OF_KIND = r"(?:(?!; couldn't).)*"  # Kueue's words on one kind of pods of a JobSet
+# Kueue after 0.19 says `Pending` and `Inadmissible` with more words: apis/kueue/v1beta2/workload_types.go.
+_QUEUED = (
+    "(?:Pending|ExceedsMaxQuota|WaitingForQuota|WaitingForPreemptedWorkloads|TopologyPlacementFailed"
+    "|PendingEvaluation)"
+)
+_MISLED = "(?:Inadmissible|Misconfigured)"
 _STANDS_S = 2.0  # the next answer has to agree; with the time to ask twice it is told within 5 s of the first sign
 _PULLS_S = 60.0  # a registry that is away for a moment is tried again by the node
 
@@ -186,34 +192,40 @@ REASONS = WaitReasons(
         _reason("FailedCreatePodSandBox", "the node can't give it a network", _EVENTS),
         # Kueue's; recorded.
         _reason(
-            r"Inadmissible: LocalQueue \S+ doesn't exist",
+            rf"{_MISLED}: LocalQueue \S+ doesn't exist",
             "there is no such queue in the namespace",
             "`kubectl get localqueues` lists them; another one with --queue",
             never=True,
         ),
         _reason(
-            "Inadmissible",
+            f"(?:{_MISLED}|Suspended)",
             "its queue is stopped, or does not lead anywhere",
             "`kubectl describe localqueue NAME` tells more; it goes on when somebody resumes the queue",
         ),
         # Of any one kind of pods; with a second flavor that has room at times, it is no such case.
         _reason(
-            rf"Pending: (?:.*; (?=couldn't))?(?!{_OF_KIND}more needed){_OF_KIND}> maximum capacity",
+            rf"{_QUEUED}: (?:.*; (?=couldn't))?(?!{_OF_KIND}more needed){_OF_KIND}> maximum capacity",
             "it asks for more than its queue can ever give",
             "ask for less, or take another queue with --queue",
             never=True,
         ),
         _reason(
-            r"Pending: .*Pending the preemption of",
+            r"Pending: .*Pending the preemption of|WaitingForPreemptedWorkloads",
             "runs of a lower priority leave their place to it",
         ),
         _reason(
-            r"Pending: .*topology \"[^\"]*\" doesn't allow",
+            rf"{_QUEUED}: .*topology \"[^\"]*\" doesn't allow",
             "no part of the topology has room for all of its pods now",
             "`topology` of the site asks that one has",
         ),
-        _reason(r"Pending: .*insufficient unused quota", "its queue has no room for it now"),
-        _reason("Pending", "it waits in its queue"),
+        _reason(rf"{_QUEUED}: .*insufficient unused quota", "its queue has no room for it now"),
+        _reason(
+            "NoMatchingFlavor",
+            "no kind of nodes of its queue takes it: their labels or taints don't fit",
+            "`node_selector` and `tolerations` of the site; `kubectl get resourceflavors` lists the kinds of nodes",
+        ),
+        _reason("WaitingForPodsReady", "its queue waits until the pods of earlier runs are ready"),
+        _reason(_QUEUED, "it waits in its queue"),
         _reason(
             "Preempted", "a run of a higher priority has its place; it goes on when there is room"
         ),

@@ -257,14 +257,34 @@ TOO_MUCH = "insufficient quota for nvidia.com/gpu in flavor a, request > maximum
         ([NO_ROOM, f"{TOO_MUCH}, {NO_ROOM}"], False),
     ],
 )
-def test_one_kind_of_pods_that_no_flavor_can_ever_take_keeps_all_from_starting(kinds, never):
+@pytest.mark.parametrize("word", ["Pending", "ExceedsMaxQuota", "WaitingForQuota"])
+def test_one_kind_of_pods_that_no_flavor_can_ever_take_keeps_all_from_starting(kinds, never, word):
     said = [
         f"couldn't assign flavors to pod set {name}: {k}"
         for name, k in zip("ab", kinds, strict=False)
     ]
-    reason = f"Pending: {'; '.join(said)}; 1 before it in the queue"
+    reason = f"{word}: {'; '.join(said)}; 1 before it in the queue"
     view = JobView(job_id="j", state=JobState.HELD, reason=reason)
     assert REASONS.explained(view).wait.never == never
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence", "never"),
+    [
+        ("Misconfigured: LocalQueue nosuch doesn't exist", "there is no such queue", True),
+        ("Misconfigured: ClusterQueue nosuch doesn't exist", "its queue is stopped, or", False),
+        ("Suspended: LocalQueue held is on hold", "its queue is stopped, or", False),
+        ("WaitingForPreemptedWorkloads: Pending the preemption", "runs of a lower", False),
+        ("NoMatchingFlavor: couldn't assign flavors", "no kind of nodes of its queue", False),
+        ("WaitingForPodsReady: waiting", "its queue waits until the pods", False),
+        ("PendingEvaluation: not yet", "it waits in its queue", False),
+        ("WaitingForQuota: insufficient unused quota for cpu", "its queue has no room", False),
+    ],
+)
+def test_the_words_of_a_newer_kueue_are_known(reason, sentence, never):
+    wait = REASONS.explained(JobView(job_id="j", state=JobState.HELD, reason=reason)).wait
+    assert wait.sentence.startswith(sentence)
+    assert wait.never == never
 
 
 def test_the_jobs_of_a_jobset_are_read_one_by_one():
