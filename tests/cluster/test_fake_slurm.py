@@ -128,7 +128,7 @@ def test_a_failure_has_its_verdict_on_the_login_node(cluster, tmp_path):
 
     assert done.returncode == 1
     assert "raised ValueError: no luck" in done.stderr
-    assert "train.py:12" in done.stderr
+    assert "train.py:15" in done.stderr
 
 
 def test_a_restart_of_a_job_is_a_job_and_nothing_is_started_on_the_login_node(cluster, tmp_path):
