@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 
@@ -197,6 +198,28 @@ def test_keys_of_a_terminal_run_again_and_leave(place, monkeypatch):
         terminal.wait_for("answer 6 of 1", WAITS, limit_s=LIMIT_S)
         terminal.press("q")
         assert terminal.wait_for_end(LIMIT_S) == 0
+
+
+def test_keys_are_heard_again_after_ctrl_z_and_fg(place, monkeypatch):
+    monkeypatch.chdir(place.project)
+    env = {**place.env, "TERM": "xterm", "PS1": "shell> "}
+    with TerminalOf(["/bin/bash", "--norc", "--noprofile", "-i"], env) as terminal:
+        terminal.wait_for("shell>", limit_s=LIMIT_S)
+        terminal.press(f"{shlex.join([*MUSTER, 'dev', 'train.py'])}\n")
+        terminal.wait_for("answer 0 of 1", "q: quit", limit_s=LIMIT_S)
+        for way in ("fg", "bg; clear; fg"):
+            terminal.press("\x1a")
+            terminal.wait_for("Stopped", "shell>", limit_s=LIMIT_S)
+            terminal.press(f"clear; {way}\n")
+            terminal.wait_for(WAITS, "q: quit", limit_s=LIMIT_S, without=["Stopped"])
+        terminal.press("r")
+        wait_until(lambda: len(states(place)) == 2, "the run of a key", LIMIT_S)
+        terminal.wait_for("answer 0 of 1", WAITS, limit_s=LIMIT_S)
+        terminal.press("q")
+        terminal.wait_for("shell>", limit_s=LIMIT_S)
+        assert living_session(place) == []
+        terminal.press("exit\n")
+        terminal.wait_for_end(LIMIT_S)
 
 
 def test_pdb_opens_on_the_rank_that_failed_and_a_save_leaves_it(place, monkeypatch):

@@ -191,6 +191,7 @@ class _Runner:
         self._saved: tuple[str, ...] = ()
         self._saved_at = ""
         self._told = 0
+        self._status = ""
         self._began_at = 0.0
         self._kill_at: float | None = None
 
@@ -199,6 +200,7 @@ class _Runner:
         woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._hear)
+        signal.signal(signal.SIGCONT, self._keys.hear_continued)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         with self._keys.taken():
             act: Act | None = self._loop.start()
@@ -215,6 +217,8 @@ class _Runner:
 
     def _wait(self, woken: int) -> Act | None:
         """Return what follows from what happens next; None after a moment."""
+        if self._keys.came_back() and self._status:
+            say(self._status)  # what the shell has written in between stands above it
         poll = select.poll()
         fds = [woken, *([self._pidfd] if self._pid else []), *self._keys.fds(idle=not self._pid)]
         for fd in fds:
@@ -241,6 +245,7 @@ class _Runner:
         return self._loop.start() if act is Act.START else act
 
     def _start(self) -> None:
+        self._status = ""
         self._held.open()
         if _is_terminal():
             sys.stdout.write("\x1b[H\x1b[2J")  # what is above can still be scrolled to
@@ -279,7 +284,8 @@ class _Runner:
                 saved=self._saved,
                 saved_at=self._saved_at,
             )
-            say(status_of(last, has_keys=self._keys.is_terminal))
+            self._status = status_of(last, has_keys=self._keys.is_terminal)
+            say(self._status)
         return act
 
 
@@ -299,10 +305,11 @@ class _Keys:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.is_terminal = os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp()
+        self.is_terminal = os.isatty(fd) and _is_in_front(fd)
         self._is_open = self.is_terminal or not os.isatty(fd)
         self._before: list[Any] | None = None
         self._is_lent = False
+        self._was_away = False  # stopped, or in the background
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
@@ -318,11 +325,32 @@ class _Keys:
     def take_again(self) -> None:
         """Take the terminal for single keys; a run has given it back."""
         self._is_lent = False
-        if self._before is not None:
+        if self._before is None:
+            return
+        if _is_in_front(self.fd):
             tty.setcbreak(self.fd, termios.TCSADRAIN)
+        else:  # it would stop us
+            self._was_away = True
+
+    def hear_continued(self, signum: int, frame: object) -> None:
+        """Note that the shell has gone on with us: it has set the terminal as it wants it."""
+        self._was_away = True
+
+    def came_back(self) -> bool:
+        """Say whether the terminal is ours again after the shell had it; single keys come again then."""
+        if self._before is None or self._is_lent:
+            return False
+        if not _is_in_front(self.fd):
+            self._was_away = True
+            return False
+        if not self._was_away:
+            return False
+        self._was_away = False
+        self.take_again()
+        return True
 
     def _give_back(self) -> None:
-        if self._before is not None:
+        if self._before is not None and _is_in_front(self.fd):
             with contextlib.suppress(termios.error):  # the terminal has gone
                 termios.tcsetattr(self.fd, termios.TCSADRAIN, self._before)
 
@@ -336,7 +364,8 @@ class _Keys:
 
     def fds(self, *, idle: bool) -> Sequence[int]:
         """Return what to wait for."""
-        return [self.fd] if self._is_open and (idle or not self._is_lent) else []
+        is_away = self.is_terminal and self._was_away
+        return [self.fd] if self._is_open and not is_away and (idle or not self._is_lent) else []
 
     def read(self) -> str:
         """Return what was typed."""
@@ -344,6 +373,14 @@ class _Keys:
         if not data and not self.is_terminal:
             self._is_open = False  # nobody types any more, and files are watched on
         return data.decode(errors="replace") or ("q" if self.is_terminal else "")
+
+
+def _is_in_front(fd: int) -> bool:
+    """Say whether the terminal is ours; False when it has gone."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _is_terminal() -> bool:
