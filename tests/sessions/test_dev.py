@@ -29,8 +29,8 @@ while True:
 class Dev:
     """The command with its standard input as a pipe, and what it has said."""
 
-    def __init__(self, place, *words, script="train.py"):
-        self.out, self.err = place.folder / "out", place.folder / "err"
+    def __init__(self, place, *words, script="train.py", log="first"):
+        self.out, self.err = place.folder / f"{log}.out", place.folder / f"{log}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
                 [*MUSTER, "dev", *words, script],
@@ -175,7 +175,7 @@ def test_a_signal_ends_the_run_and_the_session(place, signum):
     assert states(place) == ["cancelled"]
 
 
-def test_the_death_of_the_command_ends_its_run(place):
+def test_the_death_of_the_command_ends_its_run_and_its_session(place):
     place.write("train.py", ENDLESS)
     with Dev(place) as dev:
         wait_until((place.project / "begun").exists, "the first run", LIMIT_S)
@@ -183,7 +183,38 @@ def test_the_death_of_the_command_ends_its_run(place):
         dev.process.kill()
         wait_until(lambda: not proc.is_running(worker), "the end of the worker")
 
-    assert living_session(place) == ["dev-project"]  # until it has been idle for so long
+    wait_until(lambda: not living_session(place), "the end of the session", LIMIT_S)
+    log = "".join(one.read_text() for one in place.session_dir().rglob("rank-0.log"))
+    assert "ends: the command that it was started for has ended" in log
+
+
+def test_a_second_command_in_the_folder_has_a_session_of_its_own(place):
+    with Dev(place) as first:
+        first.wait_for_status(1)
+        with Dev(place, log="second") as second:
+            second.wait_for_status(1)
+            assert sorted(living_session(place)) == ["dev-project", "dev-project-2"]
+            said = f"another `muster dev` runs in this folder (process {first.process.pid})"
+            assert f"{said}; this one has a session of its own, dev-project-2" in (
+                second.err.read_text()
+            )
+            place.write("model.py", "ANSWER = 3\n")
+            first.wait_for_status(2)
+            second.wait_for_status(2)
+            first.type("q")
+            assert first.process.wait(LIMIT_S) == 0
+            assert living_session(place) == ["dev-project-2"]
+            second.type("r")
+            second.wait_for_status(3)
+            assert living_session(place) == [
+                "dev-project-2"
+            ]  # its own, also where the first name is free
+            second.type("q")
+            assert second.process.wait(LIMIT_S) == 0
+
+    assert first.out.read_text() == "answer 0 of 1\nanswer 3 of 1\n"
+    assert second.out.read_text() == "answer 0 of 1\nanswer 3 of 1\nanswer 3 of 1\n"
+    assert living_session(place) == []
 
 
 def test_keys_of_a_terminal_run_again_and_leave(place, monkeypatch):

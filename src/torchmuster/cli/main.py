@@ -203,6 +203,10 @@ def _leave(errors: Any) -> NoReturn:
 def _translate(error: click.UsageError, words: list[str]) -> UsageError:
     """Return click's complaint in our own form."""
     command = " ".join(["muster", *[word for word in words[:1] if word in COMMANDS]])
+    if error.ctx is not None and isinstance(
+        getattr(error.ctx.parent, "command", None), click.Group
+    ):
+        command = error.ctx.command_path  # of a command in a group: `muster session end`
     help_line = f"{command} --help"
     if isinstance(error, click.NoSuchOption):
         known: list[str] = []

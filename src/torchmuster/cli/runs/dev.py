@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -29,9 +29,10 @@ from torchmuster.errors import MusterError
 
 if TYPE_CHECKING:
     from torchmuster.files.watched import SavedFiles
+    from torchmuster.node.door.messages import ClientProcess, SessionSetup
     from torchmuster.spec.launch import RunRequest
 
-_IDLE = "2h"  # a session whose command was killed
+_IDLE = "2h"  # a session on other machines, whose command was killed
 _END_S = 20.0
 # Options of `muster run` that make no sense again and again, or belong to a job.
 _NOT_HERE = frozenset(
@@ -120,6 +121,7 @@ class _Session:
     def __init__(self, request: "RunRequest", given: dict[str, Any]) -> None:
         self._request, self._given = request, given
         self._is_own = False
+        self._client: ClientProcess | None = None
         self.name = request.session or ""
 
     def __enter__(self) -> Self:
@@ -137,25 +139,49 @@ class _Session:
             NotFoundError: The user has named one that does not live.
             click.exceptions.Exit: It can't be started, which has been said.
         """
-        from torchmuster.node.door.call import read_setup
+        from torchmuster.node.door.call import read_setup, this_process
         from torchmuster.owner.views.sessions import find_session, living_sessions
 
         if self._request.session is not None:
             find_session(self._request.session)
             return
-        setups = map(read_setup, living_sessions())
-        taken = {setup.name: setup.folder for setup in setups}
+        setups = {setup.name: setup for setup in map(read_setup, living_sessions())}
+        if self._is_own and self.name in setups:
+            return
+        taken = {name: self._folder_of(setup) for name, setup in setups.items()}
         self.name = name_for(os.getcwd(), taken)
         if self.name in taken:
             return
+        self._say_who_else(setups.values())
         say("importing torch on the session's nodes")
         self._is_own = True
+        self._client = this_process()  # not the fork, which ends
         pid = os.fork()  # who starts an owner would have to reap it
         if pid == 0:
             be_a_client(self._start)
         _, status = os.waitpid(pid, 0)
         if status:
             raise click.exceptions.Exit(abs(os.waitstatus_to_exitcode(status)))
+
+    def _folder_of(self, setup: "SessionSetup") -> str:
+        """Return the folder whose runs may use a session; none where it is another command's, or ends."""
+        from torchmuster.node.door.call import client_lives
+        from torchmuster.owner.views.sessions import find_session, plan_of
+
+        lives = client_lives(setup)
+        if lives is False:  # on other nodes it stays for a while
+            with contextlib.suppress(MusterError):
+                lives = plan_of(find_session(setup.name).run_dir).engine == "local"
+        return "" if lives else setup.folder
+
+    def _say_who_else(self, setups: "Iterable[SessionSetup]") -> None:
+        from torchmuster.node.door.call import client_lives
+
+        for one in setups:
+            if one.client is not None and one.folder == os.getcwd() and client_lives(one):
+                other = f"another `muster dev` runs in this folder (process {one.client.pid})"
+                say(f"{other}; this one has a session of its own, {self.name}")
+                return
 
     def _start(self) -> int:
         from torchmuster.cli.runs import session
@@ -164,7 +190,7 @@ class _Session:
         names = (*_OF_SESSION, "nproc_per_node", "preload", "python")
         given = {name: self._given[name] for name in names}
         nodes = int(self._request.nodes) if self._request.nodes else None
-        own = {"nodes": nodes, "name": self.name, "idle": _IDLE}
+        own = {"nodes": nodes, "name": self.name, "idle": _IDLE, "client": self._client}
         session.wait_until_open(session.start_session({**given, **own}, Problems()), self.name)
         return 0
 

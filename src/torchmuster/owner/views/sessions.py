@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from torchmuster.engines.session import HeldSession
-from torchmuster.errors import ChannelError, MusterError, NotFoundError
+from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model.display.text import did_you_mean
@@ -87,6 +87,21 @@ def name_of_session(run_dir: RunDir) -> str:
     """Return the name that its folder tells."""
     match = _STEM.match(os.path.basename(run_dir.path))
     return match[1] if match is not None else ""
+
+
+def check_name(name: str) -> None:
+    """Refuse the name of a session that lives.
+
+    Raises:
+        UsageError: It is one.
+    """
+    taken = next((one for one in living_sessions() if name_of_session(one) == name), None)
+    if taken is not None:
+        raise UsageError(
+            f"there is a session `{name}` already",
+            where=taken.path,
+            fix=f"muster run --session {name} SCRIPT, muster session end {name}, or another --name",
+        )
 
 
 def find_session(name: str) -> HeldSession:
