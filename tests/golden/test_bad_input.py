@@ -87,6 +87,7 @@ TOPICS = {
         "unknown_option": "run --frobnicate train.py",
         "dev_in_the_background": "dev --detach train.py",
         "option_of_another_command_of_a_group": "session list --name k1",
+        "session_without_nodes": "session start --nodes 0",
         "two_names_for_one_session": "session end k1 --name k2",
         "unknown_short_option": "run -x train.py",
         "option_without_value": "run --nodes",

@@ -219,7 +219,9 @@ def _translate(error: click.UsageError, words: list[str]) -> UsageError:
         name = error.param.human_readable_name
         return UsageError(f"`{command}` needs {name}", fix=help_line)
     if isinstance(error, click.BadParameter) and error.param is not None:
-        name = error.param.opts[-1]
+        typed = {word.partition("=")[0] for word in words}
+        opts = error.param.opts
+        name = next((word for word in opts if _with_dashes(word) in typed), opts[-1])
         what = error.message.rstrip(".").replace("'", "`")
         what = what.replace(" is not in the range x>=", " is less than ")
         return UsageError(what, where=name, fix=help_line)

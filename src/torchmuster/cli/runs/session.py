@@ -175,8 +175,8 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
         workers = parse_workers(given["nproc_per_node"], visible_gpus(), problems)
     run_id = ""
     try:
-        run_id = choose_run_id("", None, f"{PREFIX}{name}")
         check_name(name)
+        run_id = choose_run_id("", None, f"{PREFIX}{name}")
     except UsageError as error:
         problems.found.append(error)
     if problems.found or python is None or workers is None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import time
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from torchmuster.owner.create import owner_process_lives
 from torchmuster.owner.views.record import read_events, read_plan
 
 PREFIX = "session-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")  # with the prefix 40, as of a run
 _STEM = re.compile(r"\d{8}-\d{6}-session-(.+)-[0-9a-f]{4}$")
 
 
@@ -90,11 +92,18 @@ def name_of_session(run_dir: RunDir) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of a session that lives.
+    """Refuse what can't be the name of a new session.
 
     Raises:
-        UsageError: It is one.
+        UsageError: It can be no name, or a session that lives has it.
     """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name}` is not a valid name for a session",
+            where=f"--name {shlex.quote(name)}",
+            why="it is part of a folder's name",
+            fix="a letter or digit, then up to 31 letters, digits, `.`, `_` and `-`",
+        )
     taken = next((one for one in living_sessions() if name_of_session(one) == name), None)
     if taken is not None:
         raise UsageError(
