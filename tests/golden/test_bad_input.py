@@ -86,6 +86,9 @@ TOPICS = {
         "script_that_is_not_there_as_command": "trian.py --lr 1",
         "unknown_option": "run --frobnicate train.py",
         "dev_in_the_background": "dev --detach train.py",
+        "option_of_another_command_of_a_group": "session list --name k1",
+        "session_without_nodes": "session start --nodes 0",
+        "two_names_for_one_session": "session end k1 --name k2",
         "unknown_short_option": "run -x train.py",
         "option_without_value": "run --nodes",
         "torchrun_s_endpoint": "run --rdzv_endpoint n1:29500 train.py",
@@ -96,6 +99,7 @@ TOPICS = {
     },
     "unknown_runs": {
         "status_of_an_unknown_run": "status 20270101",
+        "end_of_an_unknown_session": "session end --name k1",
         "dev_in_an_unknown_session": "dev --session nope train.py",
         "logs_of_an_unknown_run": "logs 20270101",
         "wait_for_an_unknown_run": "wait 20270101",
@@ -189,6 +193,7 @@ TOPICS = {
 }
 COMMANDS = {name: (topic, line) for topic, lines in TOPICS.items() for name, line in lines.items()}
 EXIT_CODES = {
+    "end_of_an_unknown_session": 4,
     "dev_in_an_unknown_session": 4,
     "logs_before_there_are_any": 4,
     "logs_of_an_unknown_attempt": 4,

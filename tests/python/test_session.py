@@ -79,6 +79,15 @@ def test_errors_are_those_of_launch(held):
         torchmuster.session(nodse=2)
     with pytest.raises(torchmuster.NotLaunchedError, match="`soon` is not a valid duration"):
         torchmuster.session(idle="soon")
+    with pytest.raises(
+        torchmuster.NotLaunchedError, match=r"(?s)is not in the range.*at: nodes=0"
+    ) as no:
+        torchmuster.session(nodes=0)
+    assert "muster session" not in str(no.value)
+    with pytest.raises(
+        torchmuster.NotLaunchedError, match=r"^`a/b c` is not a .*\n  at: name='a/b c'"
+    ):
+        torchmuster.session(name="a/b c")
     with pytest.raises(torchmuster.NotLaunchedError, match="there is a session"):
         torchmuster.session(name=held.name)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 
@@ -28,8 +29,8 @@ while True:
 class Dev:
     """The command with its standard input as a pipe, and what it has said."""
 
-    def __init__(self, place, *words, script="train.py"):
-        self.out, self.err = place.folder / "out", place.folder / "err"
+    def __init__(self, place, *words, script="train.py", log="first"):
+        self.out, self.err = place.folder / f"{log}.out", place.folder / f"{log}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
                 [*MUSTER, "dev", *words, script],
@@ -174,7 +175,7 @@ def test_a_signal_ends_the_run_and_the_session(place, signum):
     assert states(place) == ["cancelled"]
 
 
-def test_the_death_of_the_command_ends_its_run(place):
+def test_the_death_of_the_command_ends_its_run_and_its_session(place):
     place.write("train.py", ENDLESS)
     with Dev(place) as dev:
         wait_until((place.project / "begun").exists, "the first run", LIMIT_S)
@@ -182,7 +183,38 @@ def test_the_death_of_the_command_ends_its_run(place):
         dev.process.kill()
         wait_until(lambda: not proc.is_running(worker), "the end of the worker")
 
-    assert living_session(place) == ["dev-project"]  # until it has been idle for so long
+    wait_until(lambda: not living_session(place), "the end of the session", LIMIT_S)
+    log = "".join(one.read_text() for one in place.session_dir().rglob("rank-0.log"))
+    assert "ends: the command that it was started for has ended" in log
+
+
+def test_a_second_command_in_the_folder_has_a_session_of_its_own(place):
+    with Dev(place) as first:
+        first.wait_for_status(1)
+        with Dev(place, log="second") as second:
+            second.wait_for_status(1)
+            assert sorted(living_session(place)) == ["dev-project", "dev-project-2"]
+            said = f"another `muster dev` runs in this folder (process {first.process.pid})"
+            assert f"{said}; this one has a session of its own, dev-project-2" in (
+                second.err.read_text()
+            )
+            place.write("model.py", "ANSWER = 3\n")
+            first.wait_for_status(2)
+            second.wait_for_status(2)
+            first.type("q")
+            assert first.process.wait(LIMIT_S) == 0
+            assert living_session(place) == ["dev-project-2"]
+            second.type("r")
+            second.wait_for_status(3)
+            assert living_session(place) == [
+                "dev-project-2"
+            ]  # its own, also where the first name is free
+            second.type("q")
+            assert second.process.wait(LIMIT_S) == 0
+
+    assert first.out.read_text() == "answer 0 of 1\nanswer 3 of 1\n"
+    assert second.out.read_text() == "answer 0 of 1\nanswer 3 of 1\nanswer 3 of 1\n"
+    assert living_session(place) == []
 
 
 def test_keys_of_a_terminal_run_again_and_leave(place, monkeypatch):
@@ -197,6 +229,28 @@ def test_keys_of_a_terminal_run_again_and_leave(place, monkeypatch):
         terminal.wait_for("answer 6 of 1", WAITS, limit_s=LIMIT_S)
         terminal.press("q")
         assert terminal.wait_for_end(LIMIT_S) == 0
+
+
+def test_keys_are_heard_again_after_ctrl_z_and_fg(place, monkeypatch):
+    monkeypatch.chdir(place.project)
+    env = {**place.env, "TERM": "xterm", "PS1": "shell> "}
+    with TerminalOf(["/bin/bash", "--norc", "--noprofile", "-i"], env) as terminal:
+        terminal.wait_for("shell>", limit_s=LIMIT_S)
+        terminal.press(f"{shlex.join([*MUSTER, 'dev', 'train.py'])}\n")
+        terminal.wait_for("answer 0 of 1", "q: quit", limit_s=LIMIT_S)
+        for way in ("fg", "bg; clear; fg"):
+            terminal.press("\x1a")
+            terminal.wait_for("Stopped", "shell>", limit_s=LIMIT_S)
+            terminal.press(f"clear; {way}\n")
+            terminal.wait_for(WAITS, "q: quit", limit_s=LIMIT_S, without=["Stopped"])
+        terminal.press("r")
+        wait_until(lambda: len(states(place)) == 2, "the run of a key", LIMIT_S)
+        terminal.wait_for("answer 0 of 1", WAITS, limit_s=LIMIT_S)
+        terminal.press("q")
+        terminal.wait_for("shell>", limit_s=LIMIT_S)
+        assert living_session(place) == []
+        terminal.press("exit\n")
+        terminal.wait_for_end(LIMIT_S)
 
 
 def test_pdb_opens_on_the_rank_that_failed_and_a_save_leaves_it(place, monkeypatch):

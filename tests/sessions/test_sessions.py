@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -108,6 +109,18 @@ def test_a_preloaded_module_that_is_broken_fails_the_run_not_the_session(place):
     assert "--preload model: SyntaxError" in done.stderr
     place.write("model.py", "ANSWER = 7\n")
     assert "answer 7" in place.run().stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "frames"),
+    [("def (:\n", ["train.py"]), ("def f():\n    1 / 0\nf()\n", ["train.py"] * 2)],
+)
+def test_a_traceback_has_the_frames_of_the_script_only(place, text, frames):
+    place.start()
+    place.write("train.py", text)
+    done = place.run("--max-restarts", "0")
+    said = done.stderr.partition("muster: attempt 0 ended")[0]
+    assert [os.path.basename(name) for name in re.findall(r'File "(.*?)"', said)] == frames
 
 
 def test_a_variable_that_changed_is_seen_by_imports(place):

@@ -159,6 +159,28 @@ def _raise(errors: Sequence[NotLaunchedError]) -> None:
         )
 
 
+def named_as_here(error: NotLaunchedError, given: Mapping[str, object]) -> NotLaunchedError:
+    """Return the error of a command about an option as one about the keyword that was given for it.
+
+    Args:
+        error: Of `muster session start`, with those that came with it.
+        given: The keywords of the call.
+    """
+    option = (error.where or "").partition(" ")[0].partition("=")[0]
+    known = options("session")
+    keyword = next((name for name in given if option in known[name].opts), None)
+    fix = error.fix
+    if fix is not None and fix.endswith("--help"):
+        fix = "docs/sessions.md has the keywords and their values"
+    return NotLaunchedError(
+        error.what,
+        where=f"{keyword}={given[keyword]!r}" if keyword is not None else error.where,
+        why=error.why,
+        fix=fix,
+        others=tuple(named_as_here(other, given) for other in error.others),
+    )
+
+
 def words(keywords: Mapping[str, Any], of: str = "launch") -> list[str]:
     """Return the words of the command line; `env` is not among them.
 

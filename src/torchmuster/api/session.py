@@ -143,9 +143,9 @@ def session(**options: Any) -> SessionHandle:
     try:
         _muster("session", "start", *words)
         return SessionHandle(name, find_session(name).run_dir, clients)
-    except NotLaunchedError:
+    except NotLaunchedError as error:
         clients.close()
-        raise
+        raise keywords.named_as_here(error, options) from None
     except BaseException:  # interrupted: who has asked does not want it any more
         clients.close()
         with contextlib.suppress(MusterError):

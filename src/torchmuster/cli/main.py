@@ -203,6 +203,10 @@ def _leave(errors: Any) -> NoReturn:
 def _translate(error: click.UsageError, words: list[str]) -> UsageError:
     """Return click's complaint in our own form."""
     command = " ".join(["muster", *[word for word in words[:1] if word in COMMANDS]])
+    if error.ctx is not None and isinstance(
+        getattr(error.ctx.parent, "command", None), click.Group
+    ):
+        command = error.ctx.command_path  # of a command in a group: `muster session end`
     help_line = f"{command} --help"
     if isinstance(error, click.NoSuchOption):
         known: list[str] = []
@@ -215,7 +219,9 @@ def _translate(error: click.UsageError, words: list[str]) -> UsageError:
         name = error.param.human_readable_name
         return UsageError(f"`{command}` needs {name}", fix=help_line)
     if isinstance(error, click.BadParameter) and error.param is not None:
-        name = error.param.opts[-1]
+        typed = {word.partition("=")[0] for word in words}
+        opts = error.param.opts
+        name = next((word for word in opts if _with_dashes(word) in typed), opts[-1])
         what = error.message.rstrip(".").replace("'", "`")
         what = what.replace(" is not in the range x>=", " is less than ")
         return UsageError(what, where=name, fix=help_line)

@@ -6,9 +6,11 @@ import time
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.text import in_minutes
+from torchmuster.node.door.call import client_lives
 from torchmuster.node.door.messages import SessionSetup
 
 _WARN_S = 300.0
+_CLIENT_ENDED = "the command that it was started for has ended"
 _END_FILE = "session-end.json"
 
 
@@ -46,6 +48,9 @@ class SessionTime:
         if self._place != 0:
             told = atomic.read_json(self._end_file)
             return str(told.get("why", "")) if isinstance(told, dict) else None
+        if client_lives(self._setup) is False:
+            self.tell_others(_CLIENT_ENDED)
+            return _CLIENT_ENDED
         left_s, why = self.left(run_id)
         if left_s is not None and left_s <= 0:
             self.tell_others(why)

@@ -1,8 +1,11 @@
 """When a session ends, and that it says so before."""
 
+from dataclasses import replace
+
 import pytest
 
 from torchmuster.files.layout import RunDir
+from torchmuster.node.door.call import this_process
 from torchmuster.node.door.messages import SessionSetup
 from torchmuster.programs import door_time
 from torchmuster.programs.door_time import SessionTime
@@ -29,7 +32,7 @@ def clock(monkeypatch):
 def make(clock, tmp_path):
     """Return a function that makes the clock of a door."""
 
-    def made(*, limit_s=None, idle_s=None, place=0):
+    def made(*, limit_s=None, idle_s=None, place=0, client=None):
         setup = SessionSetup(
             name="main",
             nodes=2,
@@ -40,6 +43,7 @@ def make(clock, tmp_path):
             limit_s=limit_s,
             folder="",
             variables=(),
+            client=client,
         )
         return SessionTime(setup, RunDir(str(tmp_path)), place)
 
@@ -93,3 +97,14 @@ def test_a_short_session_warns_at_half_of_its_time(make, clock, capsys):
     clock.now += 2
     time.look("")
     assert "ends in 9 s" in capsys.readouterr().out
+
+
+def test_it_ends_with_the_process_that_it_was_started_for_but_not_with_one_of_another_machine(make):
+    us = this_process()
+    later = replace(us, start_ticks=us.start_ticks + 1)  # has our number, and is another process
+    elsewhere = replace(later, machine=("other", "net"))
+    assert make(client=us).look("") is None
+    assert make(client=elsewhere).look("") is None
+    why = make(client=later).look("a-run")
+    assert why == "the command that it was started for has ended"
+    assert make(client=later, place=1).look("") == why  # told by the first

@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -29,9 +29,10 @@ from torchmuster.errors import MusterError
 
 if TYPE_CHECKING:
     from torchmuster.files.watched import SavedFiles
+    from torchmuster.node.door.messages import ClientProcess, SessionSetup
     from torchmuster.spec.launch import RunRequest
 
-_IDLE = "2h"  # a session whose command was killed
+_IDLE = "2h"  # a session on other machines, whose command was killed
 _END_S = 20.0
 # Options of `muster run` that make no sense again and again, or belong to a job.
 _NOT_HERE = frozenset(
@@ -120,6 +121,7 @@ class _Session:
     def __init__(self, request: "RunRequest", given: dict[str, Any]) -> None:
         self._request, self._given = request, given
         self._is_own = False
+        self._client: ClientProcess | None = None
         self.name = request.session or ""
 
     def __enter__(self) -> Self:
@@ -137,25 +139,49 @@ class _Session:
             NotFoundError: The user has named one that does not live.
             click.exceptions.Exit: It can't be started, which has been said.
         """
-        from torchmuster.node.door.call import read_setup
+        from torchmuster.node.door.call import read_setup, this_process
         from torchmuster.owner.views.sessions import find_session, living_sessions
 
         if self._request.session is not None:
             find_session(self._request.session)
             return
-        setups = map(read_setup, living_sessions())
-        taken = {setup.name: setup.folder for setup in setups}
+        setups = {setup.name: setup for setup in map(read_setup, living_sessions())}
+        if self._is_own and self.name in setups:
+            return
+        taken = {name: self._folder_of(setup) for name, setup in setups.items()}
         self.name = name_for(os.getcwd(), taken)
         if self.name in taken:
             return
+        self._say_who_else(setups.values())
         say("importing torch on the session's nodes")
         self._is_own = True
+        self._client = this_process()  # not the fork, which ends
         pid = os.fork()  # who starts an owner would have to reap it
         if pid == 0:
             be_a_client(self._start)
         _, status = os.waitpid(pid, 0)
         if status:
             raise click.exceptions.Exit(abs(os.waitstatus_to_exitcode(status)))
+
+    def _folder_of(self, setup: "SessionSetup") -> str:
+        """Return the folder whose runs may use a session; none where it is another command's, or ends."""
+        from torchmuster.node.door.call import client_lives
+        from torchmuster.owner.views.sessions import find_session, plan_of
+
+        lives = client_lives(setup)
+        if lives is False:  # on other nodes it stays for a while
+            with contextlib.suppress(MusterError):
+                lives = plan_of(find_session(setup.name).run_dir).engine == "local"
+        return "" if lives else setup.folder
+
+    def _say_who_else(self, setups: "Iterable[SessionSetup]") -> None:
+        from torchmuster.node.door.call import client_lives
+
+        for one in setups:
+            if one.client is not None and one.folder == os.getcwd() and client_lives(one):
+                other = f"another `muster dev` runs in this folder (process {one.client.pid})"
+                say(f"{other}; this one has a session of its own, {self.name}")
+                return
 
     def _start(self) -> int:
         from torchmuster.cli.runs import session
@@ -164,7 +190,7 @@ class _Session:
         names = (*_OF_SESSION, "nproc_per_node", "preload", "python")
         given = {name: self._given[name] for name in names}
         nodes = int(self._request.nodes) if self._request.nodes else None
-        own = {"nodes": nodes, "name": self.name, "idle": _IDLE}
+        own = {"nodes": nodes, "name": self.name, "idle": _IDLE, "client": self._client}
         session.wait_until_open(session.start_session({**given, **own}, Problems()), self.name)
         return 0
 
@@ -191,6 +217,7 @@ class _Runner:
         self._saved: tuple[str, ...] = ()
         self._saved_at = ""
         self._told = 0
+        self._status = ""
         self._began_at = 0.0
         self._kill_at: float | None = None
 
@@ -199,6 +226,7 @@ class _Runner:
         woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._hear)
+        signal.signal(signal.SIGCONT, self._keys.hear_continued)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         with self._keys.taken():
             act: Act | None = self._loop.start()
@@ -215,6 +243,8 @@ class _Runner:
 
     def _wait(self, woken: int) -> Act | None:
         """Return what follows from what happens next; None after a moment."""
+        if self._keys.came_back() and self._status:
+            say(self._status)  # what the shell has written in between stands above it
         poll = select.poll()
         fds = [woken, *([self._pidfd] if self._pid else []), *self._keys.fds(idle=not self._pid)]
         for fd in fds:
@@ -241,6 +271,7 @@ class _Runner:
         return self._loop.start() if act is Act.START else act
 
     def _start(self) -> None:
+        self._status = ""
         self._held.open()
         if _is_terminal():
             sys.stdout.write("\x1b[H\x1b[2J")  # what is above can still be scrolled to
@@ -279,7 +310,8 @@ class _Runner:
                 saved=self._saved,
                 saved_at=self._saved_at,
             )
-            say(status_of(last, has_keys=self._keys.is_terminal))
+            self._status = status_of(last, has_keys=self._keys.is_terminal)
+            say(self._status)
         return act
 
 
@@ -299,10 +331,11 @@ class _Keys:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.is_terminal = os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp()
+        self.is_terminal = os.isatty(fd) and _is_in_front(fd)
         self._is_open = self.is_terminal or not os.isatty(fd)
         self._before: list[Any] | None = None
         self._is_lent = False
+        self._was_away = False  # stopped, or in the background
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
@@ -318,11 +351,32 @@ class _Keys:
     def take_again(self) -> None:
         """Take the terminal for single keys; a run has given it back."""
         self._is_lent = False
-        if self._before is not None:
+        if self._before is None:
+            return
+        if _is_in_front(self.fd):
             tty.setcbreak(self.fd, termios.TCSADRAIN)
+        else:  # it would stop us
+            self._was_away = True
+
+    def hear_continued(self, signum: int, frame: object) -> None:
+        """Note that the shell has gone on with us: it has set the terminal as it wants it."""
+        self._was_away = True
+
+    def came_back(self) -> bool:
+        """Say whether the terminal is ours again after the shell had it; single keys come again then."""
+        if self._before is None or self._is_lent:
+            return False
+        if not _is_in_front(self.fd):
+            self._was_away = True
+            return False
+        if not self._was_away:
+            return False
+        self._was_away = False
+        self.take_again()
+        return True
 
     def _give_back(self) -> None:
-        if self._before is not None:
+        if self._before is not None and _is_in_front(self.fd):
             with contextlib.suppress(termios.error):  # the terminal has gone
                 termios.tcsetattr(self.fd, termios.TCSADRAIN, self._before)
 
@@ -336,7 +390,8 @@ class _Keys:
 
     def fds(self, *, idle: bool) -> Sequence[int]:
         """Return what to wait for."""
-        return [self.fd] if self._is_open and (idle or not self._is_lent) else []
+        is_away = self.is_terminal and self._was_away
+        return [self.fd] if self._is_open and not is_away and (idle or not self._is_lent) else []
 
     def read(self) -> str:
         """Return what was typed."""
@@ -344,6 +399,14 @@ class _Keys:
         if not data and not self.is_terminal:
             self._is_open = False  # nobody types any more, and files are watched on
         return data.decode(errors="replace") or ("q" if self.is_terminal else "")
+
+
+def _is_in_front(fd: int) -> bool:
+    """Say whether the terminal is ours; False when it has gone."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _is_terminal() -> bool:

@@ -151,7 +151,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     from torchmuster.node.door.messages import SessionSetup
     from torchmuster.node.environment import THREADS
     from torchmuster.owner.create import choose_run_id, create_run_dir
-    from torchmuster.owner.views.sessions import PREFIX
+    from torchmuster.owner.views.sessions import PREFIX, check_name
     from torchmuster.spec.launch import find_python, parse_workers
 
     name = given["name"]
@@ -175,8 +175,8 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
         workers = parse_workers(given["nproc_per_node"], visible_gpus(), problems)
     run_id = ""
     try:
+        check_name(name)
         run_id = choose_run_id("", None, f"{PREFIX}{name}")
-        _check_name(name)
     except UsageError as error:
         problems.found.append(error)
     if problems.found or python is None or workers is None:
@@ -193,6 +193,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
         limit_s=limit_s,
         folder=os.getcwd(),
         variables=tuple(os.environ),
+        client=given.get("client"),
     )
     several = len(set(workers)) == 1 and workers[0] > 1 and THREADS not in os.environ
     program = Program(
@@ -230,18 +231,6 @@ def _duration(text: str, option: str, problems: "Problems") -> float | None:
         fix = duration_fix(option, text, IDLE)
         problems.add(f"`{text}` is not a valid duration", option, fix=fix)
     return seconds
-
-
-def _check_name(name: str) -> None:
-    from torchmuster.owner.views.sessions import living_sessions, name_of_session
-
-    taken = next((one for one in living_sessions() if name_of_session(one) == name), None)
-    if taken is not None:
-        raise UsageError(
-            f"there is a session `{name}` already",
-            where=taken.path,
-            fix=f"muster run --session {name} SCRIPT, muster session end {name}, or another --name",
-        )
 
 
 def wait_until_open(run_dir: "RunDir", name: str) -> None:
@@ -323,11 +312,15 @@ def _row(view: "SessionView") -> tuple[str, ...]:
 
 
 @session.command()
-@click.argument("name", shell_complete=complete_sessions, default="main")
-def end(name: str) -> int:
+@click.argument("name", shell_complete=complete_sessions, required=False)
+@click.option("--name", "same", metavar="WORD", help="The same, as `session start` takes it.")
+def end(name: str | None, same: str | None) -> int:
     """End the session NAME, default `main`."""
     from torchmuster.owner.views.sessions import find_session
 
+    if name is not None and same is not None:
+        raise UsageError("one session is ended at a time", where=f"--name {same}")
+    name = name or same or "main"
     held = find_session(name)
     view = _view(held.run_dir)
     if view is not None and view.state is not None and view.state.run_id:

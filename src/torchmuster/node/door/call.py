@@ -62,6 +62,24 @@ def own_setup(run_dir: RunDir) -> messages.SessionSetup:
     return replace(setup, folder=setup.folder or own)
 
 
+def this_process() -> messages.ClientProcess:
+    """Return this process, as one with which a session ends."""
+    facts = proc.read_process(os.getpid())
+    ticks = facts.start_ticks if facts is not None else 0
+    machine = (proc.boot_id(), proc.network_id())
+    return messages.ClientProcess(pid=os.getpid(), start_ticks=ticks, machine=machine)
+
+
+def client_lives(setup: messages.SessionSetup) -> bool | None:
+    """Say whether the process with which a session ends still runs; None: it has none, or it is another machine's."""
+    client = setup.client
+    state = proc.state_here(client.pid, client.machine) if client is not None else None
+    if client is None or state is None:
+        return None
+    facts = proc.read_process(client.pid)
+    return facts is not None and facts.start_ticks == client.start_ticks and state not in ("Z", "X")
+
+
 def peer_uid(line: socket.socket) -> int:
     """Return the user at the other end, as the kernel knows it."""
     data = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)

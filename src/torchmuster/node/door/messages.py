@@ -16,6 +16,20 @@ MAX_FDS = 5  # of an order: the file in memory, standard output and errors, the 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClientProcess:
+    """The process with which a session ends.
+
+    Attributes:
+        start_ticks: When it started, so that no later process is taken for it.
+        machine: `proc.boot_id()` and `proc.network_id()`: on another machine nobody can look at it.
+    """
+
+    pid: int
+    start_ticks: int
+    machine: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSetup:
     """What a session was started with: the content of `session.json`.
 
@@ -29,6 +43,7 @@ class SessionSetup:
         limit_s: It ends so long after its start; None: never.
         folder: Where it was started: its modules are imported from there.
         variables: The names of those that the user had set.
+        client: The process with which it ends; None: it outlives its start.
     """
 
     name: str
@@ -40,6 +55,7 @@ class SessionSetup:
     limit_s: float | None
     folder: str
     variables: tuple[str, ...]
+    client: ClientProcess | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ from torchmuster.net.ipc_messages import DebuggerHeld, WorkerEndedWell, WorkerFa
 from torchmuster.node.spawner.ran_code import CodeNote
 
 _FOLDER = os.path.dirname(__file__)
+_PACKAGE = os.path.dirname(os.path.dirname(_FOLDER))
+_OWN_FOLDERS = (_FOLDER, os.path.join(_PACKAGE, "programs"))  # a session's door is a program
 _kept: list[object] = []
 
 
@@ -98,7 +100,7 @@ def strip_own_frames(error: BaseException) -> types.TracebackType | None:
 
 
 def _is_ours(frame: types.FrameType) -> bool:
-    return os.path.dirname(frame.f_code.co_filename) == _FOLDER
+    return os.path.dirname(frame.f_code.co_filename) in _OWN_FOLDERS
 
 
 def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
@@ -166,7 +168,7 @@ def user_line(error: BaseException, trace: types.TracebackType | None) -> str | 
         return f"{error.filename}:{error.lineno}"
     library = os.path.dirname(os.__file__)  # sysconfig may be a file of the script's
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
-    ours = os.path.dirname(os.path.dirname(_FOLDER))
+    ours = _PACKAGE
     own = [
         (name, line)
         for name, line in frames

@@ -2,11 +2,12 @@
 
 import os
 import re
+import shlex
 import time
 from dataclasses import dataclass, replace
 
 from torchmuster.engines.session import HeldSession
-from torchmuster.errors import ChannelError, MusterError, NotFoundError
+from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model.display.text import did_you_mean
@@ -17,6 +18,7 @@ from torchmuster.owner.create import owner_process_lives
 from torchmuster.owner.views.record import read_events, read_plan
 
 PREFIX = "session-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")  # with the prefix 40, as of a run
 _STEM = re.compile(r"\d{8}-\d{6}-session-(.+)-[0-9a-f]{4}$")
 
 
@@ -87,6 +89,28 @@ def name_of_session(run_dir: RunDir) -> str:
     """Return the name that its folder tells."""
     match = _STEM.match(os.path.basename(run_dir.path))
     return match[1] if match is not None else ""
+
+
+def check_name(name: str) -> None:
+    """Refuse what can't be the name of a new session.
+
+    Raises:
+        UsageError: It can be no name, or a session that lives has it.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name}` is not a valid name for a session",
+            where=f"--name {shlex.quote(name)}",
+            why="it is part of a folder's name",
+            fix="a letter or digit, then up to 31 letters, digits, `.`, `_` and `-`",
+        )
+    taken = next((one for one in living_sessions() if name_of_session(one) == name), None)
+    if taken is not None:
+        raise UsageError(
+            f"there is a session `{name}` already",
+            where=taken.path,
+            fix=f"muster run --session {name} SCRIPT, muster session end {name}, or another --name",
+        )
 
 
 def find_session(name: str) -> HeldSession:
