@@ -94,8 +94,7 @@ def _size_and_command(view: "RunView") -> tuple[str, str]:
         from torchmuster.cli.sweep_views import size_and_command
 
         return size_and_command(view)
-    attempts = view.attempts
-    workers = str(attempts[-1]["world_size"]) if attempts else "-"
+    workers = str(view.num_workers or "-")
     return workers, " ".join(view.plan.program.display()) if view.plan else "-"
 
 
@@ -208,6 +207,7 @@ def _print_pod_log(view: "RunView") -> None:
 
 
 def _print_attempts(view: "RunView") -> None:
+    from torchmuster.owner.views.run_view import workers_of
     from torchmuster.ui.table import render_table
 
     rows: list[list[str]] = []
@@ -219,7 +219,7 @@ def _print_attempts(view: "RunView") -> None:
         number, nodes = str(start.get("attempt")), start.get("nodes")
         named = [n for n in nodes if isinstance(n, dict)] if isinstance(nodes, list) else []
         places = few_of((f"{n.get('node')}: {n.get('ranks')}" for n in named), 8)
-        rows.append([number, str(start.get("world_size")), places, failures.get(number, "")])
+        rows.append([number, str(workers_of(start) or "-"), places, failures.get(number, "")])
     if rows:
         echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
 
@@ -295,7 +295,7 @@ def logs(
         )
     choice = LogChoice(task=task, attempt=attempt, rank=rank)
     names = task_names(view)
-    several = len(names) > 1 if view.is_workflow else _num_ranks(view) > 1
+    several = len(names) > 1 if view.is_workflow else (view.num_workers or 1) > 1
     joiner = LineJoiner(prefix_always=several and task is None and rank is None)
     joiner.names.update(enumerate(names))
 
@@ -320,16 +320,14 @@ def logs(
     return 0
 
 
-def _num_ranks(view: "RunView") -> int:
-    attempts = view.attempts
-    return int(str(attempts[-1]["world_size"])) if attempts else 1
-
-
 def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> None:
+    import io
+
     from torchmuster.files.tail import offset_of_last_lines
+    from torchmuster.plainfile import open_plain
 
     try:
-        with open(path, errors="replace") as log:
+        with io.TextIOWrapper(open_plain(path), errors="replace") as log:
             log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
             while text := log.read(1 << 20):
                 write(text)

@@ -268,7 +268,7 @@ def num_workers_of(view: RunView) -> int | None:
     """Return how many ranks the last attempt has, or the first will have."""
     with suppress(*DAMAGED):
         if view.attempts:
-            return int(str(view.attempts[-1]["world_size"]))
+            return view.num_workers
         if view.plan is not None:
             return sum(view.plan.num_workers(place) for place in range(view.plan.max_nodes))
     return None

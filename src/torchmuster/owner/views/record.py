@@ -1,6 +1,7 @@
 """Read what a run has written: tolerant of a half last line, reopened at every look."""
 
 import contextlib
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,9 +28,9 @@ def unreadable(error: BaseException) -> str:
 
 
 def read_events(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run in order; a torn line is left out."""
+    """Yield the events of a run in order; a torn line is left out, and what is no plain file has none."""
     try:
-        with open(path, errors="replace") as file:
+        with io.TextIOWrapper(open_plain(path), errors="replace") as file:
             for line in file:
                 if (event := _event(line)) is not None:
                     yield event
@@ -175,7 +176,7 @@ def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:
 def read_new(path: str, positions: dict[str, int]) -> Iterator[str]:
     """Yield what a growing log has got since the last look, in blocks; `positions` remembers how far that was."""
     try:
-        with open(path, "rb") as log:  # reopened each time: NFS caches what an open file shows
+        with open_plain(path) as log:  # reopened each time: NFS caches what an open file shows
             log.seek(positions.get(path, 0))
             while data := log.read(_BLOCK_BYTES):
                 positions[path] = log.tell()
