@@ -354,6 +354,7 @@ def wait(run: str) -> int:
     except KeyboardInterrupt:
         return 130
     if result is None:
+        _check_result(view)
         raise MusterError(
             f"the run {short_id(view.run_id)} has no result and its owner has gone",
             where=view.run_dir.owner,
@@ -362,6 +363,20 @@ def wait(run: str) -> int:
         )
     echo(last_line(result, view.run_dir), err=True)
     return result.exit_code
+
+
+def _check_result(view: "RunView") -> None:
+    """Refuse a result that nobody can read: its run was not lost.
+
+    Raises:
+        MusterError: It is damaged.
+    """
+    from torchmuster.owner.views.record import damage_of_result
+
+    if (damage := damage_of_result(view.run_dir)) is not None:
+        name = short_id(view.run_id)
+        what = f"how the run {name} ended is not known"
+        raise MusterError(what, where=view.run_dir.result, why=damage, fix=f"muster logs {name}")
 
 
 def identity(view: "RunView") -> str:

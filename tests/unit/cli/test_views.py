@@ -99,3 +99,12 @@ def test_a_pipe_in_place_of_a_log_is_refused(run_dir, muster):
     os.mkfifo(run_dir.rank_log(0, 0))
 
     assert "not a file" in muster("logs last")
+
+
+def test_who_waits_for_a_run_with_a_damaged_result_is_told_of_the_damage(run_dir, muster):
+    with open(run_dir.result, "w") as file:
+        file.write("[1]")
+
+    told = muster("wait last")
+
+    assert f"at: {run_dir.result}\n" in told and "because: result.json is damaged" in told
