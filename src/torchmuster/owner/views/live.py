@@ -23,6 +23,7 @@ from torchmuster.model.display.narration import narrate, narrate_wait
 from torchmuster.model.event import moment_of
 from torchmuster.model.job import describe_job
 from torchmuster.model.sample import RankSample
+from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_job, view_run
 from torchmuster.owner.views.live_training import TrainingTail
@@ -88,7 +89,7 @@ class LiveReader:
         view = view_run(self._run_dir, self._events)
         now = time.time()
         account = account_of(view, now)
-        attempts = self._attempts()
+        attempts = _closed(self._attempts(), view, account.elapsed_s)
         sample, sample_at, unheard = self._sample(view)
         training = self._training.read(is_over=view.state.is_final)
         running = bool(attempts) and attempts[-1].ended_at is None and not view.state.is_final
@@ -238,6 +239,18 @@ def _note_attempt(found: dict[int, LiveAttempt], event: Mapping[str, Any]) -> No
 def _ended(attempt: LiveAttempt, at: float | None, by: str) -> LiveAttempt:
     ended_at = at if at is not None else attempt.began_at
     return replace(attempt, ended_at=ended_at, ended_by=by or "its head was lost")
+
+
+def _closed(
+    attempts: list[LiveAttempt], view: RunView, elapsed_s: float | None
+) -> list[LiveAttempt]:
+    """Return the attempts of a run; the last one has ended with the run, also where the record lacks its end."""
+    if not attempts or not view.state.is_final or attempts[-1].ended_at is not None:
+        return attempts
+    began_at, last = moment_of(view.started), attempts[-1]
+    ended_at = began_at + (elapsed_s or 0.0) if began_at is not None else None
+    by = "" if view.state is RunState.LOST else view.state.value
+    return [*attempts[:-1], _ended(last, ended_at, by)]
 
 
 def _command(view: RunView) -> str:
