@@ -95,7 +95,9 @@ def _size_and_command(view: "RunView") -> tuple[str, str]:
 
         return size_and_command(view)
     workers = str(view.num_workers or "-")
-    return workers, " ".join(view.plan.program.display()) if view.plan else "-"
+    if view.plan is not None:
+        return workers, " ".join(view.plan.program.display())
+    return workers, "(plan.json can't be read)" if not view.problem else "-"
 
 
 @click.command()
@@ -121,6 +123,7 @@ def print_status(run: str, *, as_json: bool) -> int:
     from torchmuster.owner.views.account import account_of, how_to_go_on
     from torchmuster.owner.views.find import find_run, view_job
     from torchmuster.owner.views.record import code_that_ran, read_events
+    from torchmuster.owner.views.run_view import problems_of
     from torchmuster.owner.views.training import view_training
     from torchmuster.ui.messages import last_report, paint_report
 
@@ -156,6 +159,8 @@ def print_status(run: str, *, as_json: bool) -> int:
     if view.plan is not None:
         echo(f"command  {in_one_line(' '.join(view.plan.program.display()))}")
     echo(f"folder   {in_one_line(view.run_dir.path)}")
+    for problem in problems_of(view):
+        echo(f"problem  {in_one_line(problem)}")
     if job is not None:
         from torchmuster.model.job import describe_job
         from torchmuster.owner.jobs.links import describe_link

@@ -9,6 +9,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
+from torchmuster.owner.create import write_owner
 from torchmuster.owner.views.run_view import RunView
 
 
@@ -109,3 +110,16 @@ def test_who_waits_for_a_run_with_a_damaged_result_is_told_of_the_damage(run_dir
 
     assert f"at: {run_dir.result}\n" in told
     assert "because: result.json is damaged" in told
+
+
+@pytest.mark.parametrize("left", [None, "", '{"run_id": "2', "[1]"])
+def test_a_plan_that_can_not_be_read_is_said(run_dir, muster, left):
+    os.unlink(run_dir.plan)
+    if left is not None:
+        with open(run_dir.plan, "w") as file:
+            file.write(left)
+    write_owner(run_dir)  # it lives
+
+    assert "(plan.json can't be read)" in muster("ps")
+    assert "problem  plan.json is missing, half written" in muster("status train-ab12")
+    assert "plan.json is missing, half written" in muster("top --once")

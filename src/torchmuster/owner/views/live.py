@@ -28,7 +28,7 @@ from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_job, view_run
 from torchmuster.owner.views.live_training import TrainingTail
 from torchmuster.owner.views.record import DAMAGED, RecordTail, unreadable
-from torchmuster.owner.views.run_view import RunView
+from torchmuster.owner.views.run_view import RunView, problems_of
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 
 MOST_ATTEMPTS = 200  # that are kept; 10,000 are counted
@@ -115,7 +115,7 @@ class LiveReader:
             bar=self._bar(attempts) if running and training is None else None,
             tasks=_tasks(view),
             ended_by=account.ended_by or "",
-            problems=_problems(view),
+            problems=problems_of(view),
         )
 
     # The record of the head.
@@ -262,9 +262,9 @@ def _command(view: RunView) -> str:
 
 
 def command_of(view: RunView) -> str:
-    """Return its command with the name of its script only."""
+    """Return its command with the name of its script only; of a run whose plan can't be read, that."""
     if view.plan is None:
-        return _command(view)
+        return _command(view) or "; ".join(problems_of(view))
     program = view.plan.program
     return " ".join((os.path.basename(program.target), *program.args))
 
@@ -326,23 +326,6 @@ def _member(view: RunView, sweep: SweepView, member: MemberView) -> LiveTask:
 def _folder(path: str) -> str:
     """Return the folder of a run that is there; empty where it is not."""
     return path if os.path.isdir(path) else ""
-
-
-def _problems(view: RunView) -> tuple[str, ...]:
-    path = view.run_dir.path
-    if not os.path.isdir(path):
-        return (f"its folder has been removed: {path}",)
-    if not os.access(path, os.R_OK | os.X_OK):
-        return (f"its folder can't be read by this user: {path}",)
-    if view.problem:
-        return (view.problem,)
-    if view.is_workflow:
-        return () if view.workflow is not None else ("the plan of the workflow can't be read",)
-    if view.is_sweep:
-        return () if view.sweep is not None else ("the plan of the sweep can't be read",)
-    if view.plan is None:
-        return ("plan.json is missing, half written, or of another version of muster",)
-    return ()
 
 
 def _clock(event: Mapping[str, Any]) -> str:

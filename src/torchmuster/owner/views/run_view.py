@@ -81,6 +81,24 @@ class RunView:
         return submitted_at(self.run_dir, self.started)
 
 
+def problems_of(view: RunView) -> tuple[str, ...]:
+    """Return why not all of a run is known, one sentence each."""
+    path = view.run_dir.path
+    if not os.path.isdir(path):
+        return (f"its folder has been removed: {path}",)
+    if not os.access(path, os.R_OK | os.X_OK):
+        return (f"its folder can't be read by this user: {path}",)
+    if view.problem:
+        return (view.problem,)
+    if view.is_workflow:
+        return () if view.workflow is not None else ("the plan of the workflow can't be read",)
+    if view.is_sweep:
+        return () if view.sweep is not None else ("the plan of the sweep can't be read",)
+    if view.plan is None:
+        return ("plan.json is missing, half written, or of another version of muster",)
+    return ()
+
+
 def workers_of(start: Mapping[str, object]) -> int | None:
     """Return how many workers an attempt has, by the event of its start; None where that is no such number."""
     count = start.get("world_size")

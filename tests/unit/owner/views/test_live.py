@@ -14,6 +14,7 @@ from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
+from torchmuster.owner.create import write_owner
 from torchmuster.owner.views import live_list
 from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.live import MOST_ATTEMPTS, LiveReader, last_sample
@@ -71,6 +72,7 @@ def sample_line(**changed):
 
 
 def test_a_run_is_read_again_from_where_the_last_look_ended(run_dir):
+    write_owner(run_dir)
     reader = LiveReader(run_dir)
     write(run_dir.events, STARTED)
     assert [one.ended_by for one in reader.read().attempts] == [""]
