@@ -10,15 +10,19 @@ import pytest
 from test_bad_input import transcript
 
 from kit.command import muster_env, run_muster
+from torchmuster.cli.runs.session_places import error_at_end
 from torchmuster.engines.session import HeldSession, ended
 from torchmuster.errors import ChannelError
 from torchmuster.files import atomic
 from torchmuster.model import codec
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.node.door.call import SESSION_FILE, DoorAgent, busy
 from torchmuster.node.door.messages import SessionSetup
 from torchmuster.owner.create import create_run_dir, write_owner
+from torchmuster.owner.sweep.hosts import error_of_start
 from torchmuster.owner.views.sessions import why_gone
 
 FILE = "sessions.txt"
@@ -88,6 +92,36 @@ def test_what_can_t_be_done_in_a_session_is_said_in_these_words(name, make, tmp_
 
 def said(error):
     return render_report(report_of_error(error))
+
+
+def test_a_session_that_never_opened_is_told_in_the_words_of_its_result(make, tmp_path, golden):
+    run_dir = make(lives=False)
+
+    def told():
+        return said(error_at_end(run_dir, "main")).replace(str(tmp_path), "$TMP")
+
+    golden(FILE, "session_that_left_no_word", told().replace(RUN_ID, "$SESSION"))
+    report = Report(
+        error="1 host can't be used: nosuch.invalid",
+        at="--on ssh",
+        because=("nosuch.invalid: ssh: Could not resolve hostname nosuch.invalid",),
+        hint="is the name right? look in ~/.ssh/config and DNS",
+    )
+    result = Result(
+        run_id=RUN_ID,
+        state=RunState.FAILED,
+        exit_code=5,
+        attempts=0,
+        restarts_spent=0,
+        elapsed_s=0.0,
+        report=report,
+    )
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+    golden(FILE, "session_on_a_host_without_address", told().replace(RUN_ID, "$SESSION"))
+    lines = [*told().splitlines(), "error: of another slot", "  because: it is another"]
+    of_sweep = error_of_start(["muster: a note", *lines], "$SWEEP/logs/agents/slots.log")
+    golden(FILE, "slots_on_a_host_without_address", said(of_sweep))
+    assert said(error_of_start(lines[:1], "there")).splitlines()[1:] == ["  at: there"]
 
 
 def test_what_a_door_refuses_is_said_in_these_words(make, tmp_path, golden):

@@ -94,9 +94,10 @@ def _size_and_command(view: "RunView") -> tuple[str, str]:
         from torchmuster.cli.sweep_views import size_and_command
 
         return size_and_command(view)
-    attempts = view.attempts
-    workers = str(attempts[-1]["world_size"]) if attempts else "-"
-    return workers, " ".join(view.plan.program.display()) if view.plan else "-"
+    workers = str(view.num_workers or "-")
+    if view.plan is not None:
+        return workers, " ".join(view.plan.program.display())
+    return workers, "(plan.json can't be read)" if not view.problem else "-"
 
 
 @click.command()
@@ -122,6 +123,7 @@ def print_status(run: str, *, as_json: bool) -> int:
     from torchmuster.owner.views.account import account_of, how_to_go_on
     from torchmuster.owner.views.find import find_run, view_job
     from torchmuster.owner.views.record import code_that_ran, read_events
+    from torchmuster.owner.views.run_view import problems_of
     from torchmuster.owner.views.training import view_training
     from torchmuster.ui.messages import last_report, paint_report
 
@@ -157,6 +159,8 @@ def print_status(run: str, *, as_json: bool) -> int:
     if view.plan is not None:
         echo(f"command  {in_one_line(' '.join(view.plan.program.display()))}")
     echo(f"folder   {in_one_line(view.run_dir.path)}")
+    for problem in problems_of(view):
+        echo(f"problem  {in_one_line(problem)}")
     if job is not None:
         from torchmuster.model.job import describe_job
         from torchmuster.owner.jobs.links import describe_link
@@ -208,6 +212,7 @@ def _print_pod_log(view: "RunView") -> None:
 
 
 def _print_attempts(view: "RunView") -> None:
+    from torchmuster.owner.views.run_view import workers_of
     from torchmuster.ui.table import render_table
 
     rows: list[list[str]] = []
@@ -219,7 +224,7 @@ def _print_attempts(view: "RunView") -> None:
         number, nodes = str(start.get("attempt")), start.get("nodes")
         named = [n for n in nodes if isinstance(n, dict)] if isinstance(nodes, list) else []
         places = few_of((f"{n.get('node')}: {n.get('ranks')}" for n in named), 8)
-        rows.append([number, str(start.get("world_size")), places, failures.get(number, "")])
+        rows.append([number, str(workers_of(start) or "-"), places, failures.get(number, "")])
     if rows:
         echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
 
@@ -295,7 +300,7 @@ def logs(
         )
     choice = LogChoice(task=task, attempt=attempt, rank=rank)
     names = task_names(view)
-    several = len(names) > 1 if view.is_workflow else _num_ranks(view) > 1
+    several = len(names) > 1 if view.is_workflow else (view.num_workers or 1) > 1
     joiner = LineJoiner(prefix_always=several and task is None and rank is None)
     joiner.names.update(enumerate(names))
 
@@ -320,16 +325,14 @@ def logs(
     return 0
 
 
-def _num_ranks(view: "RunView") -> int:
-    attempts = view.attempts
-    return int(str(attempts[-1]["world_size"])) if attempts else 1
-
-
 def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> None:
+    import io
+
     from torchmuster.files.tail import offset_of_last_lines
+    from torchmuster.plainfile import open_plain
 
     try:
-        with open(path, errors="replace") as log:
+        with io.TextIOWrapper(open_plain(path), errors="replace") as log:
             log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
             while text := log.read(1 << 20):
                 write(text)
@@ -356,6 +359,7 @@ def wait(run: str) -> int:
     except KeyboardInterrupt:
         return 130
     if result is None:
+        _check_result(view)
         raise MusterError(
             f"the run {short_id(view.run_id)} has no result and its owner has gone",
             where=view.run_dir.owner,
@@ -364,6 +368,20 @@ def wait(run: str) -> int:
         )
     echo(last_line(result, view.run_dir), err=True)
     return result.exit_code
+
+
+def _check_result(view: "RunView") -> None:
+    """Refuse a result that nobody can read: its run was not lost.
+
+    Raises:
+        MusterError: It is damaged.
+    """
+    from torchmuster.owner.views.record import damage_of_result
+
+    if (damage := damage_of_result(view.run_dir)) is not None:
+        name = short_id(view.run_id)
+        what = f"how the run {name} ended is not known"
+        raise MusterError(what, where=view.run_dir.result, why=damage, fix=f"muster logs {name}")
 
 
 def identity(view: "RunView") -> str:

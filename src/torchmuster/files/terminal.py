@@ -91,6 +91,8 @@ class TerminalVoice:
         with self._changed:
             if event == "attempt_started":
                 self.shown.begin_attempt()
+            if event == "notice" and fields.get("logs_lost_lines"):
+                self._joiner.lacks_logs = True
             sentence = narrate(event, fields, self.shown)
         if sentence is not None:
             self.explain(sentence)

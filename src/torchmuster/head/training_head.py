@@ -228,7 +228,10 @@ class TrainingHead(Head[Member]):
             case messages.Notice(text=text):
                 self._logs_lost += message.logs_lost_lines
                 if text:
-                    self.event("notice", node=self.policy.members.name(agent), text=text)
+                    lost = message.logs_lost_lines
+                    fields = {"logs_lost_lines": lost} if lost else {}
+                    name = self.policy.members.name(agent)
+                    self.event("notice", node=name, text=text, **fields)
             case messages.Progress() | messages.Stacks():
                 self._take_progress(agent, message)
             case _ if isinstance(message, messages.FromExecTask):

@@ -1,11 +1,15 @@
 import os
 
+import pytest
+
+from torchmuster.cli.main import main
 from torchmuster.cli.views import identity
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
+from torchmuster.owner.create import write_owner
 from torchmuster.owner.views.run_view import RunView
 
 
@@ -39,3 +43,83 @@ def test_what_is_cancelled_on_this_machine_is_named_without_a_job(tmp_path):
     view = view_of(tmp_path, state=RunState.RUNNING)
 
     assert identity(view) == "train-ab12 (train.py, running)"
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """A run with a plan and one line in its log, which has ended without a result."""
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+    os.makedirs(tmp_path / "runs")
+    made = view_of(tmp_path / "runs").run_dir
+    os.makedirs(os.path.dirname(made.rank_log(0, 0)))
+    with open(made.rank_log(0, 0), "w") as log:
+        log.write("step 1\n")
+    return made
+
+
+@pytest.fixture
+def muster(capsys):
+    """Run a command; return what it has printed."""
+
+    def run(words):
+        with pytest.raises(SystemExit):
+            main(words.split())
+        return "".join(capsys.readouterr())
+
+    return run
+
+
+def leave_start(run_dir, world_size):
+    start = f'"event":"attempt_started","attempt":0,"num_nodes":1,"world_size":{world_size}'
+    with open(run_dir.events, "w") as file:
+        file.write(f'{{"time":"2026-01-01T00:00:00Z",{start}}}\n')
+
+
+@pytest.mark.parametrize("world_size", ["1e400", '"many"', "null", "-1", "[2]", "9" * 400])
+def test_a_number_of_workers_that_is_none_is_not_shown(run_dir, muster, world_size):
+    leave_start(run_dir, world_size)
+
+    assert muster("logs last") == "step 1\n"
+    row = muster("ps").splitlines()[-1].split()
+    assert row[row.index("local") + 1] == "-"
+    rows = muster("status last").partition("ATTEMPT")[2].splitlines()
+    assert rows[1].split() == ["0", "-"]
+
+
+@pytest.mark.parametrize(
+    "words", ["ps", "status last", "top --once", "top last --once", "wait last"]
+)
+def test_a_pipe_in_place_of_a_record_holds_no_command(run_dir, muster, words):
+    os.mkfifo(run_dir.events)
+
+    assert "train-ab12" in muster(words)
+
+
+def test_a_pipe_in_place_of_a_log_is_refused(run_dir, muster):
+    os.unlink(run_dir.rank_log(0, 0))
+    os.mkfifo(run_dir.rank_log(0, 0))
+
+    assert "not a file" in muster("logs last")
+
+
+def test_who_waits_for_a_run_with_a_damaged_result_is_told_of_the_damage(run_dir, muster):
+    with open(run_dir.result, "w") as file:
+        file.write("[1]")
+
+    told = muster("wait last")
+
+    assert f"at: {run_dir.result}\n" in told
+    assert "because: result.json is damaged" in told
+
+
+@pytest.mark.parametrize("left", [None, "", '{"run_id": "2', "[1]"])
+def test_a_plan_that_can_not_be_read_is_said(run_dir, muster, left):
+    os.unlink(run_dir.plan)
+    if left is not None:
+        with open(run_dir.plan, "w") as file:
+            file.write(left)
+    write_owner(run_dir)  # it lives
+
+    assert "(plan.json can't be read)" in muster("ps")
+    assert "problem  plan.json is missing, half written" in muster("status train-ab12")
+    assert "plan.json is missing, half written" in muster("top --once")

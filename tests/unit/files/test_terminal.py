@@ -54,6 +54,23 @@ voice.say("staged"); voice.flush(10)
 """
 
 
+def test_after_a_loss_of_logs_no_log_is_said_to_have_what_is_not_shown():
+    out, err = said(
+        "voice.show(0, 1, '', 2)\n"
+        "voice.tell('notice', {'text': 'logs are being lost on n1', 'logs_lost_lines': 9})\n"
+        "voice.show(0, 1, '', 3); voice.flush(10)"
+    )
+
+    assert (out, err.splitlines()) == (
+        "",
+        [
+            "[rank 0: 2 lines are not shown here; see its log]",
+            "muster: logs are being lost on n1",
+            "[rank 0: 3 lines are not shown here; not all are in its log]",
+        ],
+    )
+
+
 def test_in_a_log_a_transfer_is_told_once():
     _, err = said(TRANSFER)
     assert err.splitlines() == [

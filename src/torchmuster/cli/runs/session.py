@@ -239,8 +239,7 @@ def wait_until_open(run_dir: "RunDir", name: str) -> None:
     Raises:
         MusterError: The session has ended before.
     """
-    from torchmuster.cli.runs.session_places import JobWait, said_at_end
-    from torchmuster.files.layout import short_id
+    from torchmuster.cli.runs.session_places import JobWait, error_at_end
     from torchmuster.owner.views.sessions import lives
 
     wait = JobWait(run_dir) if os.path.isfile(run_dir.job) else None
@@ -251,12 +250,7 @@ def wait_until_open(run_dir: "RunDir", name: str) -> None:
         if wait is not None:
             wait.look(name)
         if not lives(run_dir):
-            raise MusterError(
-                f"the session {name} has ended before it was open",
-                where=run_dir.path,
-                why=said_at_end(run_dir),
-                fix=f"muster logs {short_id(os.path.basename(run_dir.path))}",
-            )
+            raise error_at_end(run_dir, name)
         threading.Event().wait(_LOOK_S)
 
 

@@ -327,16 +327,22 @@ def follow_on_nodes(plan: "RunPlan", run_dir: "RunDir", held: "HeldSession") -> 
     return follow_run(plan, run_dir, follow)
 
 
-def said_at_end(run_dir: "RunDir") -> str | None:
-    """Return what the result of a session says of its failure; None where there is none."""
+def error_at_end(run_dir: "RunDir", name: str) -> MusterError:
+    """Return the error of a session that has ended before it was open, with the words of its result where it has one."""
+    from torchmuster.files.layout import short_id
     from torchmuster.owner.views.record import read_result
 
-    result = read_result(run_dir)
-    if result is None or result.report is None:
-        return None
-    report = result.report
+    what, result = f"the session {name} has ended before it was open", read_result(run_dir)
+    report = result.report if result is not None else None
+    has_logs = os.path.isdir(run_dir.logs) and any(
+        entry.startswith("attempt-") for entry in os.listdir(run_dir.logs)
+    )
+    logs = f"muster logs {short_id(os.path.basename(run_dir.path))}" if has_logs else None
+    if report is None:
+        return MusterError(what, where=run_dir.path, fix=logs or f"cat {run_dir.supervisor_log}")
     at = f"at: {report.at}" if report.at is not None else ""
-    return "\n".join(filter(None, (report.error, at, *report.because)))
+    why = "\n".join(filter(None, (report.error, at, *report.because)))
+    return MusterError(what, where=run_dir.path, why=why, fix=report.hint or logs)
 
 
 def say_when_it_ends(run_dir: "RunDir", name: str) -> None:

@@ -36,6 +36,7 @@ class LineJoiner:
     prefix_always: bool = False
     names: dict[int, str] = field(default_factory=dict)  # instead of `rank N`, e.g. of tasks
     prefixes: dict[int, str] = field(default_factory=dict)  # instead of `[rank N] `
+    lacks_logs: bool = False  # a disk has not taken all lines
     _ranks: set[int] = field(default_factory=set)
     _half: dict[_Key, str] = field(default_factory=dict)
     _unseen: dict[_Key, None] = field(default_factory=dict)  # half lines with news, in their order
@@ -48,12 +49,9 @@ class LineJoiner:
         out: list[tuple[int, str]] = []
         if left_out:
             out += self.interject()
-            out.append(
-                (
-                    2,
-                    f"[{self._name(rank)}: {left_out} lines are not shown here; its log has them]\n",
-                )
-            )
+            # A full disk may be told of only later: a log is not promised to have them.
+            where = "not all are in its log" if self.lacks_logs else "see its log"
+            out.append((2, f"[{self._name(rank)}: {left_out} lines are not shown here; {where}]\n"))
         if len(self._ranks) == 1 and not self.prefix_always:
             if text:
                 out.append((stream, text))

@@ -137,19 +137,25 @@ class HostSlots(RunSlots):
                 await asyncio.sleep(_LOOK_S)
             if status and words[0] == "start":
                 said = os.pread(log, 1 << 16, begin).decode(errors="replace")
-                raise _as_error(said.splitlines(), path)
+                raise error_of_start(said.splitlines(), path)
         finally:
             os.close(log)
 
 
-def _as_error(lines: Sequence[str], where: str) -> MusterError:
+def error_of_start(lines: Sequence[str], where: str) -> MusterError:
     """Return the error that the start of a session has printed; those of other slots may stand beside it."""
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    reasons = [line.removeprefix("because: ") for line in lines if line.startswith("because: ")]
-    hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
-    return MusterError(
-        errors[0] if errors else "a session for the slots can't be started",
-        where=where,
-        why=reasons[0] if reasons else None,
-        fix=hints[0] if hints else None,
-    )
+    begins = [at for at, line in enumerate(lines) if line.startswith("error: ")]
+    if not begins:
+        return MusterError("a session for the slots can't be started", where=where)
+    first, after = begins[0], begins[1] if len(begins) > 1 else len(lines)
+    reasons, hint = list[str](), None
+    for line in lines[first + 1 : after]:
+        if line.startswith("  because: "):
+            reasons = [line.removeprefix("  because: ")]
+        elif line.startswith("    ") and reasons:
+            reasons.append(line.removeprefix("    "))
+        elif line.startswith("hint: "):
+            hint = line.removeprefix("hint: ")
+            break
+    error = lines[first].removeprefix("error: ")
+    return MusterError(error, where=where, why="\n".join(reasons) or None, fix=hint)

@@ -11,7 +11,7 @@ from torchmuster.model.event import moment_of
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.views.find import read_jobs_of, view_job
-from torchmuster.owner.views.record import last_event, read_events, read_plan
+from torchmuster.owner.views.record import damage_of_result, last_event, read_events, read_plan
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.training import view_training
 
@@ -104,6 +104,8 @@ def _ended_by(view: RunView) -> str | None:
         return None
     if result is not None:
         return result.report.error if result.report is not None else f"exit code {result.exit_code}"
+    if (damage := damage_of_result(view.run_dir)) is not None:
+        return damage
     job = view_job(view.run_dir) if os.path.isfile(view.run_dir.job) else None
     if job is not None:
         return f"job {job.job_id} left no result: it is {job.state.value.replace('_', ' ')}"

@@ -23,11 +23,12 @@ from torchmuster.model.display.narration import narrate, narrate_wait
 from torchmuster.model.event import moment_of
 from torchmuster.model.job import describe_job
 from torchmuster.model.sample import RankSample
+from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_job, view_run
 from torchmuster.owner.views.live_training import TrainingTail
 from torchmuster.owner.views.record import DAMAGED, RecordTail, unreadable
-from torchmuster.owner.views.run_view import RunView
+from torchmuster.owner.views.run_view import RunView, problems_of
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 
 MOST_ATTEMPTS = 200  # that are kept; 10,000 are counted
@@ -88,7 +89,7 @@ class LiveReader:
         view = view_run(self._run_dir, self._events)
         now = time.time()
         account = account_of(view, now)
-        attempts = self._attempts()
+        attempts = _closed(self._attempts(), view, account.elapsed_s)
         sample, sample_at, unheard = self._sample(view)
         training = self._training.read(is_over=view.state.is_final)
         running = bool(attempts) and attempts[-1].ended_at is None and not view.state.is_final
@@ -114,7 +115,7 @@ class LiveReader:
             bar=self._bar(attempts) if running and training is None else None,
             tasks=_tasks(view),
             ended_by=account.ended_by or "",
-            problems=_problems(view),
+            problems=problems_of(view),
         )
 
     # The record of the head.
@@ -240,6 +241,18 @@ def _ended(attempt: LiveAttempt, at: float | None, by: str) -> LiveAttempt:
     return replace(attempt, ended_at=ended_at, ended_by=by or "its head was lost")
 
 
+def _closed(
+    attempts: list[LiveAttempt], view: RunView, elapsed_s: float | None
+) -> list[LiveAttempt]:
+    """Return the attempts of a run; the last one has ended with the run, also where the record lacks its end."""
+    if not attempts or not view.state.is_final or attempts[-1].ended_at is not None:
+        return attempts
+    began_at, last = moment_of(view.started), attempts[-1]
+    ended_at = began_at + (elapsed_s or 0.0) if began_at is not None else None
+    by = "" if view.state is RunState.LOST else view.state.value
+    return [*attempts[:-1], _ended(last, ended_at, by)]
+
+
 def _command(view: RunView) -> str:
     if view.workflow is not None:
         return f"workflow {view.workflow.plan.name}"
@@ -249,9 +262,9 @@ def _command(view: RunView) -> str:
 
 
 def command_of(view: RunView) -> str:
-    """Return its command with the name of its script only."""
+    """Return its command with the name of its script only; of a run whose plan can't be read, that."""
     if view.plan is None:
-        return _command(view)
+        return _command(view) or "; ".join(problems_of(view))
     program = view.plan.program
     return " ".join((os.path.basename(program.target), *program.args))
 
@@ -268,7 +281,7 @@ def num_workers_of(view: RunView) -> int | None:
     """Return how many ranks the last attempt has, or the first will have."""
     with suppress(*DAMAGED):
         if view.attempts:
-            return int(str(view.attempts[-1]["world_size"]))
+            return view.num_workers
         if view.plan is not None:
             return sum(view.plan.num_workers(place) for place in range(view.plan.max_nodes))
     return None
@@ -313,23 +326,6 @@ def _member(view: RunView, sweep: SweepView, member: MemberView) -> LiveTask:
 def _folder(path: str) -> str:
     """Return the folder of a run that is there; empty where it is not."""
     return path if os.path.isdir(path) else ""
-
-
-def _problems(view: RunView) -> tuple[str, ...]:
-    path = view.run_dir.path
-    if not os.path.isdir(path):
-        return (f"its folder has been removed: {path}",)
-    if not os.access(path, os.R_OK | os.X_OK):
-        return (f"its folder can't be read by this user: {path}",)
-    if view.problem:
-        return (view.problem,)
-    if view.is_workflow:
-        return () if view.workflow is not None else ("the plan of the workflow can't be read",)
-    if view.is_sweep:
-        return () if view.sweep is not None else ("the plan of the sweep can't be read",)
-    if view.plan is None:
-        return ("plan.json is missing, half written, or of another version of muster",)
-    return ()
 
 
 def _clock(event: Mapping[str, Any]) -> str:

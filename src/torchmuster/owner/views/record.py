@@ -1,7 +1,10 @@
 """Read what a run has written: tolerant of a half last line, reopened at every look."""
 
 import contextlib
+import dataclasses
+import io
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -27,9 +30,9 @@ def unreadable(error: BaseException) -> str:
 
 
 def read_events(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run in order; a torn line is left out."""
+    """Yield the events of a run in order; a torn line is left out, and what is no plain file has none."""
     try:
-        with open(path, errors="replace") as file:
+        with io.TextIOWrapper(open_plain(path), errors="replace") as file:
             for line in file:
                 if (event := _event(line)) is not None:
                     yield event
@@ -145,12 +148,38 @@ def read_plan(run_dir: RunDir) -> RunPlan | None:
 
 
 def read_result(run_dir: RunDir) -> Result | None:
-    """Return the result of a run that has one."""
-    plain = atomic.read_json(run_dir.result)
-    try:
-        return codec.from_plain(Result, plain)
-    except codec.CodecError:
+    """Return the result of a run that has one; of a damaged file, what the record says of the same end."""
+    result = _as_result(atomic.read_json(run_dir.result))
+    if result is None and os.path.lexists(run_dir.result):
+        return _recorded_result(run_dir)
+    return result
+
+
+def damage_of_result(run_dir: RunDir) -> str | None:
+    """Return the sentence for a run that has a result which nobody can read; None where that is not so."""
+    if not os.path.lexists(run_dir.result) or read_result(run_dir) is not None:
         return None
+    return "result.json is damaged, and events.jsonl does not say how the run ended"
+
+
+def _as_result(plain: Any) -> Result | None:
+    try:
+        result = codec.from_plain(Result, plain)
+        return result if math.isfinite(result.elapsed_s + result.lost_s) else None
+    except (codec.CodecError, OverflowError):
+        return None
+
+
+def _recorded_result(run_dir: RunDir) -> Result | None:
+    """Return the end that the record of a run has, unless an attempt has begun since."""
+    names = {field.name for field in dataclasses.fields(Result)}
+    result = None
+    for event in read_events(run_dir.events):
+        if event.get("event") == "run_ended":
+            result = _as_result({name: event[name] for name in names & event.keys()})
+        elif event.get("event") == "attempt_started":
+            result = None
+    return result
 
 
 def keep_result(run_dir: RunDir, result: Result) -> str | None:
@@ -175,7 +204,7 @@ def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:
 def read_new(path: str, positions: dict[str, int]) -> Iterator[str]:
     """Yield what a growing log has got since the last look, in blocks; `positions` remembers how far that was."""
     try:
-        with open(path, "rb") as log:  # reopened each time: NFS caches what an open file shows
+        with open_plain(path) as log:  # reopened each time: NFS caches what an open file shows
             log.seek(positions.get(path, 0))
             while data := log.read(_BLOCK_BYTES):
                 positions[path] = log.tell()

@@ -1,6 +1,7 @@
 """A run as its directory shows it."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchmuster.files.layout import RunDir
@@ -10,6 +11,8 @@ from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.views.sweep_view import SweepView
 from torchmuster.owner.views.workflow_view import WorkflowView
+
+_MOST_WORKERS = 10**7  # more than any machine has processors: the record is damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,11 @@ class RunView:
         return [e for e in self.events if e.get("event") == "attempt_started"]
 
     @property
+    def num_workers(self) -> int | None:
+        """How many workers its last attempt has; None before the first one, and where its record is damaged."""
+        return workers_of(self.attempts[-1]) if self.attempts else None
+
+    @property
     def spares(self) -> list[str]:
         """The nodes that wait for the loss of another one, as far as the record says."""
         names: list[str] = []
@@ -71,6 +79,30 @@ class RunView:
     def submitted(self) -> float:
         """When somebody asked for it, seconds since 1970: a job may begin days later."""
         return submitted_at(self.run_dir, self.started)
+
+
+def problems_of(view: RunView) -> tuple[str, ...]:
+    """Return why not all of a run is known, one sentence each."""
+    path = view.run_dir.path
+    if not os.path.isdir(path):
+        return (f"its folder has been removed: {path}",)
+    if not os.access(path, os.R_OK | os.X_OK):
+        return (f"its folder can't be read by this user: {path}",)
+    if view.problem:
+        return (view.problem,)
+    if view.is_workflow:
+        return () if view.workflow is not None else ("the plan of the workflow can't be read",)
+    if view.is_sweep:
+        return () if view.sweep is not None else ("the plan of the sweep can't be read",)
+    if view.plan is None:
+        return ("plan.json is missing, half written, or of another version of muster",)
+    return ()
+
+
+def workers_of(start: Mapping[str, object]) -> int | None:
+    """Return how many workers an attempt has, by the event of its start; None where that is no such number."""
+    count = start.get("world_size")
+    return count if type(count) is int and 0 < count <= _MOST_WORKERS else None
 
 
 def submitted_at(run_dir: RunDir, started: str) -> float:

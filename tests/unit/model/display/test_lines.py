@@ -85,9 +85,15 @@ def test_lines_that_are_left_out_are_counted_in_a_line_of_their_own():
     pieces = LineJoiner().add(2, 1, "on\n", 7)
 
     assert pieces == [
-        (2, "[rank 2: 7 lines are not shown here; its log has them]\n"),
+        (2, "[rank 2: 7 lines are not shown here; see its log]\n"),
         (1, "on\n"),
     ]
+
+
+def test_lines_that_are_left_out_are_not_all_in_a_log_that_lacks_lines():
+    pieces = LineJoiner(lacks_logs=True).add(2, 1, "", 7)
+
+    assert pieces == [(2, "[rank 2: 7 lines are not shown here; not all are in its log]\n")]
 
 
 def test_a_count_without_text_leaves_no_open_line():

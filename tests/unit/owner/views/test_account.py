@@ -112,6 +112,38 @@ def test_a_run_whose_owner_was_killed_says_so(run_dir):
     assert account.ended_by == "its owner process has ended without a result"
 
 
+DAMAGED_RESULTS = ("", '{"run_id": "2', "\x00\x01", "[1]", "1e400")
+
+
+@pytest.mark.parametrize("left", DAMAGED_RESULTS)
+def test_the_record_says_how_a_run_ended_whose_result_is_damaged(run_dir, left):
+    ended = {"time": "2026-01-01T00:00:02Z", "event": "run_ended", **codec.to_plain(ENDED_WELL)}
+    write_events(run_dir.events, json.dumps(ended))
+    write_events(run_dir.result, left)
+
+    view = view_run(run_dir)
+
+    assert (view.state, view.result) == (RunState.SUCCEEDED, ENDED_WELL)
+
+
+@pytest.mark.parametrize("left", DAMAGED_RESULTS)
+def test_a_damaged_result_is_said_to_be_so_where_the_record_has_no_end(run_dir, left):
+    ended = {"time": "2026-01-01T00:00:02Z", "event": "run_ended", **codec.to_plain(ENDED_WELL)}
+    write_events(run_dir.events, json.dumps(ended), '{"event":"attempt_started","attempt":1}')
+    write_events(run_dir.result, left)
+
+    account = account_of(view_run(run_dir), 0.0)
+
+    words = "result.json is damaged, and events.jsonl does not say how the run ended"
+    assert account.ended_by == words
+
+
+def test_a_result_of_endless_time_is_damaged(run_dir):
+    leave_result(run_dir, RunState.FAILED, elapsed_s=float("inf"))
+
+    assert "is damaged" in str(account_of(view_run(run_dir), 0.0).ended_by)
+
+
 def test_a_refused_submission_has_failed_with_the_schedulers_reason(run_dir):
     error = EngineError("Slurm knows no such partition", why="invalid partition specified: nope")
     with pytest.raises(EngineError), note_refusal(run_dir):

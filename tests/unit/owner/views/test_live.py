@@ -12,6 +12,9 @@ from torchmuster.cli.top import _print_once
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
+from torchmuster.owner.create import write_owner
 from torchmuster.owner.views import live_list
 from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.live import MOST_ATTEMPTS, LiveReader, last_sample
@@ -69,6 +72,7 @@ def sample_line(**changed):
 
 
 def test_a_run_is_read_again_from_where_the_last_look_ended(run_dir):
+    write_owner(run_dir)
     reader = LiveReader(run_dir)
     write(run_dir.events, STARTED)
     assert [one.ended_by for one in reader.read().attempts] == [""]
@@ -252,6 +256,24 @@ def test_the_last_event_is_found_without_reading_the_record(run_dir):
     write(run_dir.events, "\n", {"event": "network", "pairs": "x" * 200_000})
     assert last_event(run_dir.events)["event"] == "network"
     assert last_event(run_dir.training) is None
+
+
+def test_the_last_attempt_ends_with_its_run_where_the_record_is_cut(run_dir):
+    write(run_dir.events, STARTED, "{torn")
+    result = Result(
+        run_id="r",
+        state=RunState.SUCCEEDED,
+        exit_code=0,
+        attempts=1,
+        restarts_spent=0,
+        elapsed_s=3.0,
+    )
+    write(run_dir.result, codec.to_plain(result))
+
+    (attempt,) = LiveReader(run_dir).read().attempts
+
+    assert attempt.began_at is not None
+    assert (attempt.ended_at, attempt.ended_by) == (attempt.began_at + 3.0, "succeeded")
 
 
 def test_the_plan_of_another_version_is_said_to_be_so(run_dir):
