@@ -65,7 +65,8 @@ class Dev:
 
 def states(place):
     """Return how each run of the script has ended, the oldest first."""
-    folders = sorted((place.home / "runs").glob("*-train-*"))
+    found = (place.home / "runs").glob("*-train-*")
+    folders = sorted(found, key=lambda folder: (folder / "plan.json").stat().st_mtime_ns)
     results = [folder / "result.json" for folder in folders]
     return [json.loads(one.read_text())["state"] if one.exists() else "open" for one in results]
 

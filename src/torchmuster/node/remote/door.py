@@ -99,8 +99,8 @@ class WarmDoor(RemoteDoor):
     def __init__(self, told: str) -> None:
         pid, _, folder = told.partition(" ")
         # Setup lines and interpreters of a site are those of sessions: a pod that needs them has no such door.
-        nothing = DoorNode(asked=(), python=(), environment={}, site_names=())
-        super().__init__(RunDir(folder), WARM_PLACE, nothing)
+        pod = DoorNode(asked=(), python=(), environment=dict(os.environ), site_names=())
+        super().__init__(RunDir(folder), WARM_PLACE, pod)
         self._pid = int(pid)
 
     def wait_open(self) -> bool:
