@@ -93,6 +93,7 @@ def main() -> None:
             processes.kill_descendants()
     kept = json.loads(options.json.read_text()) if options.json.exists() else {}
     parts = {
+        "machine": machine,
         "times": {"machine": machine, "samples": samples} if num_rounds else kept.get("times"),
         "memory": {"machine": machine, **memory} if num_runs else kept.get("memory"),
     }
