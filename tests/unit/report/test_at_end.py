@@ -1,6 +1,5 @@
 """The page that a failed run leaves: at once, a little later, or the command that makes it."""
 
-import contextlib
 import os
 import threading
 
@@ -10,6 +9,8 @@ from kit.records import EVENTS, event, failure, make_run, result
 from kit.waiting import wait_until
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
+from torchmuster.owner.views.find import view_run
+from torchmuster.report import at_end
 from torchmuster.report.at_end import report_at_end
 
 ENDED = result(RunState.FAILED, "rank 3 was killed", exit_code=137)
@@ -29,29 +30,24 @@ def test_the_line_names_the_page(run_dir):
     assert os.stat(run_dir.report).st_mode & 0o777 == 0o600
 
 
-def test_a_record_that_takes_long_is_read_by_a_process_that_outlives_the_end(run_dir):
-    os.rename(run_dir.events, f"{run_dir.events}.kept")
-    os.mkfifo(run_dir.events)  # an open for reading waits for ever
+def test_a_record_that_takes_long_is_read_by_a_process_that_outlives_the_end(run_dir, monkeypatch):
+    go_on = threading.Event()
 
-    said = report_at_end(run_dir, "20260101-000000-train-ab12", limit_s=0.5)
+    def read_slowly(folder):
+        go_on.wait()
+        return view_run(folder)
+
+    monkeypatch.setattr(at_end, "view_run", read_slowly)  # here, and not in the other process
+
+    said = report_at_end(run_dir, "20260101-000000-train-ab12", limit_s=0.1)
 
     assert said == "report: r/report.html (it is being made)"
-    (thread,) = [one for one in threading.enumerate() if one.name == "report"]
-    kept = f"{run_dir.events}.kept"
-    os.symlink(kept, f"{run_dir.events}.link")
-    pipe = f"{run_dir.events}.pipe"
-    os.rename(run_dir.events, pipe)
-    os.rename(f"{run_dir.events}.link", run_dir.events)
-    wait_until(lambda: let_go(pipe) or not thread.is_alive(), "the end of the thread")
-    wait_until(lambda: let_go(pipe) or os.path.exists(run_dir.report), "the page")
+    wait_until(lambda: os.path.exists(run_dir.report), "the page, by the other process")
     with open(run_dir.report) as page:
         assert "rank 3 was killed" in page.read()
-
-
-def let_go(pipe):
-    """Let a reader go on that waits for somebody to open the pipe for writing."""
-    with contextlib.suppress(OSError):  # nobody reads now
-        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    (thread,) = [one for one in threading.enumerate() if one.name == "report"]
+    go_on.set()
+    thread.join()
 
 
 def test_a_page_that_cannot_be_written_leaves_the_command(tmp_path):
