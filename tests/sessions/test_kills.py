@@ -74,4 +74,4 @@ def test_a_door_that_is_killed_with_a_run_in_it_opens_again_and_the_run_goes_on(
     done = place.run()
     assert done.returncode == 0, done.stderr
     assert place.muster("session", "end").returncode == 0
-    assert not processes_of(place)
+    wait_until(lambda: not processes_of(place), "the end of all processes")

@@ -145,7 +145,8 @@ def test_a_second_run_at_the_same_time_is_refused(place):
     assert "is in the session main" in refused.stderr
     behind = place.run("--detach")
     assert behind.returncode == 0, behind.stderr
-    refused_run = max((place.home / "runs").glob("*-train-*"))
+    plans = (place.home / "runs").glob("*-train-*/plan.json")
+    refused_run = max(plans, key=lambda plan: plan.stat().st_mtime_ns).parent
     wait_until((refused_run / "result.json").exists, "the result of a run that could not begin")
     result = json.loads((refused_run / "result.json").read_text())
     assert (result["state"], result["attempts"]) == ("failed", 0)

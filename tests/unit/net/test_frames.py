@@ -1,5 +1,6 @@
 """Messages between client and remote end: whole, bounded, and nothing outside of the run directory."""
 
+import contextlib
 import json
 import os
 import threading
@@ -29,12 +30,14 @@ from torchmuster.net.remote_messages import (
 @pytest.fixture
 def pipe():
     ends = os.pipe()
+    pipe = os.fstat(ends[0]).st_ino
     yield ends
     for fd in ends:
-        try:
-            os.close(fd)
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            if (
+                os.fstat(fd).st_ino == pipe
+            ):  # a writer has closed its end, and the number may be another's
+                os.close(fd)
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=300)), max_size=20))
@@ -157,10 +160,16 @@ def test_writer_pings_between_bulk_data_too(pipe):
     while heard.count(RemotePing()) < 3:
         heard.append(reader.read(5.0))
     sending.set()
-    thread.join()
-    writer.close()
+
+    def finish():
+        thread.join()  # it may wait until more is read
+        writer.close()
+
+    finishing = threading.Thread(target=finish)
+    finishing.start()
     while reader.read(5.0) is not None:
         continue
+    finishing.join()
     assert len(heard) > heard.count(RemotePing())
 
 
