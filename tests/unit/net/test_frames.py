@@ -185,6 +185,8 @@ def test_a_piece_of_an_environment_travels_as_bytes(pipe):
     with pytest.raises(FrameError):
         reader.read(5.0)
     writer.close()
+    while os.read(pipe[0], 1 << 16):  # until its thread has closed its end
+        continue
 
 
 def test_bulk_waits_for_a_slow_reader_and_gives_up_when_it_goes():
