@@ -57,7 +57,7 @@ chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -s -k chaos tests/faults
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -q tests/sessions
 
-matrix: $(STAMP) system-packages ## twelve faults on every engine, for README.md and docs/matrix.md (root on Debian)
+matrix: $(STAMP) system-packages ## twelve faults on every engine, for docs/matrix.md (root on Debian)
 	@$(BIN)/python tests/matrix
 
 lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and networks in namespaces (root on Debian)
