@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torchmuster import proc
 from torchmuster.api import call, keywords
 from torchmuster.api.failures import NotLaunchedError, read_errors
+from torchmuster.api.program import command
 from torchmuster.api.run import RunHandle
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
@@ -22,16 +23,6 @@ from torchmuster.model.calls.call_file import LaunchOrder
 from torchmuster.model.plan import FunctionCall
 from torchmuster.node.door.call import SESSION_FILE
 from torchmuster.owner.views.run_view import RunView
-
-# The very torchmuster that runs here, in a process of its own; workers inherit none of this.
-_PROGRAM = """\
-import sys
-sys.path.insert(0, {folder!r})
-import torchmuster
-del sys.path[0]
-from torchmuster.__main__ import main
-sys.exit(main())
-"""
 
 
 class RunClient(Protocol):
@@ -154,12 +145,6 @@ def _of_script(
     words = [*keywords.words(options), "--", script]
     environment = keywords.environment(options)
     return words, LaunchOrder(args=tuple(str(arg) for arg in args), environment=environment)
-
-
-def command(*words: str) -> list[str]:
-    """Return the command line of the very torchmuster that runs here."""
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [sys.executable, "-P", "-c", _PROGRAM.format(folder=package), *words]
 
 
 def _begin(words: list[str], stdout: int, stderr: int) -> RunClient:

@@ -1,4 +1,4 @@
-"""Commands of muster that Python waits for, in a process of their own: one that has said its answer and ended."""
+"""The very torchmuster that runs here as a command, and those commands that Python waits for until they have said their answer."""
 
 import contextlib
 import os
@@ -20,14 +20,19 @@ sys.exit(main())
 """
 
 
-def start_command(command: str, words: Sequence[str]) -> str:
+def command(*words: str) -> list[str]:
+    """Return the command line of the very torchmuster that runs here."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [sys.executable, "-P", "-c", _PROGRAM.format(folder=package), *words]
+
+
+def start_command(name: str, words: Sequence[str]) -> str:
     """Run a command that leaves its run in the background; return the run's id, which it prints.
 
     Raises:
         NotLaunchedError: It has ended with errors.
     """
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    argv = [sys.executable, "-P", "-c", _PROGRAM.format(folder=package), command, *words]
+    argv = command(name, *words)
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         child = proc.start(argv, stdout=said.fileno(), stderr=errors.fileno())
         try:
@@ -42,7 +47,7 @@ def start_command(command: str, words: Sequence[str]) -> str:
         lines = said.read().decode(errors="replace").split()
         text = errors.read().decode(errors="replace")
     if status != 0 or not lines:
-        raise _as_error(command, text, status)
+        raise _as_error(name, text, status)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text)  # what the command notes, e.g. of a disk that is nearly full
     return lines[-1]

@@ -16,7 +16,8 @@ from typing import Any, Self
 from torchmuster import proc
 from torchmuster.api import keywords
 from torchmuster.api.failures import NotLaunchedError
-from torchmuster.api.launch import as_error, command, launch_by
+from torchmuster.api.launch import as_error, launch_by
+from torchmuster.api.program import command
 from torchmuster.api.run import RunHandle
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
