@@ -306,6 +306,11 @@ def forget_views() -> None:
     _DESK.forget()
 
 
+def doubt_views(dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
+    """Ask a scheduler again at the next look for jobs of which there was news at this time, by the monotonic clock."""
+    _DESK.doubt(dialect, job_ids, since)
+
+
 def cancel_job(dialect: Dialect, job_id: str) -> None:
     """Ask the scheduler to end a job.
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.answers import (
+    MANAGED_BY,
+    MANAGER,
     RUN_ID_ANNOTATION,
     RUN_LABEL,
     read_objects,
@@ -31,7 +33,6 @@ from torchmuster.owner.pods.reach import ask
 from torchmuster.spec.sites.site import load_sites
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
-_MANAGED = "app.kubernetes.io/managed-by=torchmuster"
 _Job = Mapping[str, Any]
 
 
@@ -121,7 +122,9 @@ def secret_of(job: _Job) -> str:
 
 
 def _jobs(context: str, namespace: str) -> list[_Job]:
-    argv = kubectl(context, namespace, "get", "jobs.batch", "-l", _MANAGED, "-o", "json")
+    argv = kubectl(
+        context, namespace, "get", "jobs.batch", "-l", f"{MANAGED_BY}={MANAGER}", "-o", "json"
+    )
     return [
         job for job in read_objects(ask(argv)) if job["metadata"].get("labels", {}).get(RUN_LABEL)
     ]

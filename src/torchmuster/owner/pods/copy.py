@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.dialect import DIALECT
 from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -13,14 +14,15 @@ from torchmuster.model import codec
 from torchmuster.model.job import JobView
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Result
-from torchmuster.owner.jobs.jobs import failed_before_start, forget_views
+from torchmuster.owner.jobs.jobs import doubt_views, failed_before_start
 from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
 from torchmuster.owner.pods.end import keep_last_message, remove
 from torchmuster.owner.pods.losses import LossNotes
 from torchmuster.owner.pods.mirror import RecordMirror
-from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
+from torchmuster.owner.pods.reach import job_of, pod_order
 from torchmuster.owner.pods.release import PlaceRelease
 from torchmuster.owner.pods.starts import PodStarts
+from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.views.record import read_result
 
 
@@ -88,7 +90,7 @@ class RunCopy:
         number, before = self.watch.number, self._seen
         self._seen = number
         if number != before:
-            forget_views()
+            doubt_views(DIALECT, [self.job_id], self.watch.changed_at)
         return number != before
 
     def look_after(self, view: JobView | None) -> None:

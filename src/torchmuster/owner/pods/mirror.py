@@ -31,7 +31,8 @@ from torchmuster.node.pod.outputs import take_outputs
 from torchmuster.owner.jobs.jobs import failed_before_start
 from torchmuster.owner.pods.losses import explain_group_loss, explain_loss
 from torchmuster.owner.pods.pull import RecordPull
-from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, forward
+from torchmuster.owner.pods.reach import NotAllowedError, find_pod, forward
+from torchmuster.owner.pods.watch import PodWatch
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
 _SILENCE_S = 60.0
