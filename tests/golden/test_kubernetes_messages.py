@@ -358,6 +358,16 @@ TOPICS = {
             "--join-timeout 1",
             {"refuse": {"get jobs.batch,pods": [1, may_not("list", "pods")]}},
         ),
+        "no_right_to_patch": (
+            {},
+            "--join-timeout 1",
+            {
+                "pods": "job-pods-unschedulable",
+                "refuse": {
+                    "patch": [1, may_not("patch", "secrets") + may_not("patch", "services")]
+                },
+            },
+        ),
         "no_right_to_delete": (
             {},
             "--join-timeout 1",
@@ -407,6 +417,7 @@ EXIT_CODES = {
     **dict.fromkeys(TOPICS["apart"], 6),
     **dict.fromkeys(TOPICS["rights"], 14),
     "no_right_to_delete": 6,
+    "no_right_to_patch": 6,
     **dict.fromkeys((name for name in TOPICS["site"] if name.startswith("volume_")), 14),
     **{
         name: 6

@@ -101,7 +101,7 @@ class PodGroup:
         try:
             for number, job in enumerate(pods.jobs):
                 script = folder.job_script if not number else f"{folder.job_script}.{number}"
-                self._job_ids.append(submit_script(job, script, DIALECT))
+                self._job_ids.append(submit_script(job, script, DIALECT, self.say))
         except MusterError:
             self._remove()
             raise
