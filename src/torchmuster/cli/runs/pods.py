@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.cli.runs.job import plan_for_job, submit_and_follow
+from torchmuster.errors import MusterError
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import ObjectDialect
+    from torchmuster.files.layout import RunDir
     from torchmuster.model.job import JobRequest
     from torchmuster.model.plan import RunPlan
+    from torchmuster.owner.jobs.jobs import JobAgain
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
@@ -60,6 +63,42 @@ def submit_to_pods(
             click.echo(f"muster: {sentence}", err=True)
     _say_what_goes(job, detach=request.detach)
     return submit_and_follow(plan, run_dir, job, dialect, num_more=0, detach=request.detach)
+
+
+def submit_to_pods_again(plan: "RunPlan", old: "RunDir", asked: "JobAgain", *, detach: bool) -> int:
+    """Submit a run in pods again, on the snapshots of the one before where these have outlived its pods.
+
+    Raises:
+        UsageError: They have not.
+        MusterError: What its pods were told is not in its record.
+    """
+    from torchmuster.engines.base import object_dialect
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.owner.create import create_run_dir
+    from torchmuster.owner.jobs.jobs import note_refusal
+    from torchmuster.owner.pods.again import find_before
+    from torchmuster.owner.pods.bring import bring_run, check_code, settle_place
+    from torchmuster.owner.pods.check import look_at_claims
+    from torchmuster.owner.pods.reach import pod_order
+
+    order, dialect = pod_order(old), object_dialect(asked.dialect)
+    if order is None or dialect is None:
+        raise MusterError(
+            "the run's record does not tell what its pods were told",
+            where=os.path.join(old.path, "pods"),
+            fix="type its command again",
+        )
+    before = find_before(old, order, asked.request)
+    check_code(plan)
+    job = asked.renamed(old, RunDir(os.path.join(runs_dir(), plan.run_id)))
+    job = settle_place(replace(job, run_id=plan.run_id), job.num_nodes)
+    for sentence in look_at_claims(job):
+        click.echo(f"muster: {sentence}", err=True)
+    run_dir = create_run_dir(plan)
+    with note_refusal(run_dir):
+        job = bring_run(plan, run_dir, job, order.warn_s, order.start_limit_s, before)
+    _say_what_goes(job, detach=detach)
+    return submit_and_follow(plan, run_dir, job, dialect, num_more=0, detach=detach)
 
 
 def _fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":

@@ -49,6 +49,8 @@ class PodOrder:
         has_volume: All pods see the same `home`.
         join_s: How long a group waits for its pods, without the time in which the cluster has no room for them.
         environment: Variables of everything that runs in the pods.
+        continues: The run on the volume whose snapshots this one goes on with; None for none.
+        saved_step: What that one has saved last, as its record tells: it has to be there.
     """
 
     run_id: str
@@ -67,6 +69,8 @@ class PodOrder:
     has_volume: bool = False
     join_s: float = 600.0
     environment: dict[str, str] = field(default_factory=dict)
+    continues: str | None = None
+    saved_step: int | None = None
 
     @property
     def run_dir(self) -> RunDir:

@@ -127,24 +127,14 @@ class JobAgain:
     num_more: int
 
     def renamed(self, old: RunDir, run_dir: RunDir) -> JobRequest:
-        """Return the same request for a new run.
-
-        Raises:
-            MusterError: It brought files of the old run along, as pods do.
-        """
-        if self.request.brings:
-            raise MusterError(
-                "a run in pods can't be started again by its name",
-                where=old.path,
-                why="its disks have gone with its pods",
-                fix="type its command again; snapshots in a folder on a volume are found",
-            )
+        """Return the same request for a new run, without the files that the old one brought along."""
         return replace(
             self.request,
             name=short_id(os.path.basename(run_dir.path)),
             head=tuple(run_dir.path if word == old.path else word for word in self.request.head),
             log_path=run_dir.job_log,
             package_copy=run_dir.package_copy,
+            brings=(),
         )
 
 

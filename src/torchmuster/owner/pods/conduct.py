@@ -159,6 +159,10 @@ class _PodOwner:
         make_mark(run_dir.path)
         write_owner(run_dir)
         self._set_aside_result()
+        if self.order.continues is not None:
+            from torchmuster.owner.pods.again import link_before
+
+            link_before(self.order, self.order.continues)
         call = os.path.join(self.brought, orders.CALL_FILE)
         if os.path.exists(call):
             with open(call, "rb") as brought:
