@@ -1,6 +1,6 @@
 """Pods without a Kubernetes: process trees with a network, a host name, processes and a file of names of their own.
 
-They start as the manifest says: the image's Python runs `start.py` of the Secret's folder. What stands for the cluster: folders
+They start as the manifest says, with as many descriptors as containers often have: the image's Python runs `start.py` of the Secret's folder. What stands for the cluster: folders
 for Secret and disk, a file for DNS whose lines the test writes, and a kill of the first process for the loss of a pod. That real
 pods behave so was seen on a control plane of 1.36.
 """
@@ -22,7 +22,7 @@ from torchmuster.spec.sites.site import Site
 
 PORT = 29517
 KEYS = (("image", "x"), ("home", "/nowhere"), ("door_port", str(PORT)))
-_INSIDE = 'mount --bind "$1" /etc/hosts; mount --bind "$2" "$3"; mount -t proc proc /proc; hostname "$4"; shift 4; exec "$@"'
+_INSIDE = 'ulimit -Sn 1024; mount --bind "$1" /etc/hosts; mount --bind "$2" "$3"; mount -t proc proc /proc; hostname "$4"; shift 4; exec "$@"'
 
 
 class PodWorld:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -60,6 +61,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--order", required=True)
     options = parser.parse_args(arguments)
     order = orders.read_order(options.order)
+    _allow_many_files()
     voice = TerminalVoice()
     voice.start()
     owner = _PodOwner(order, options.key, os.path.dirname(options.order), voice)
@@ -67,6 +69,13 @@ def main(arguments: list[str]) -> int:
         return owner.run()
     finally:
         voice.flush(5.0)
+
+
+def _allow_many_files() -> None:
+    """Take as many descriptors as there may be: a pod needs seven, and a container often begins with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @dataclass(slots=True)
