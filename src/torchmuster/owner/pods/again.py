@@ -3,11 +3,10 @@
 import os
 
 from torchmuster.engines.kubernetes.wishes import claims_of, keeps_runs
-from torchmuster.errors import MusterError, UsageError
+from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.job import JobRequest
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.create import holds_snapshots, link_snapshots
 from torchmuster.owner.pods.bring import Before
 from torchmuster.owner.views.account import find_saved
 from torchmuster.owner.views.record import read_result
@@ -49,23 +48,3 @@ def _outlives_pods(folder: str, job: JobRequest) -> bool:
     return "://" in folder or any(
         folder == path or folder.startswith(f"{path}/") for path in volumes
     )
-
-
-def link_before(order: PodOrder, run_id: str) -> None:
-    """Let a run find the snapshots of the one that it goes on from; a first pod that is made again finds the link.
-
-    Raises:
-        MusterError: They are not on the volume any more: it would begin at step 0 without a word.
-    """
-    run_dir = order.run_dir
-    if os.path.lexists(run_dir.snapshots):
-        return
-    before = RunDir(os.path.join(order.home, "runs", run_id)).snapshots
-    if order.saved_step is not None and not holds_snapshots(before):
-        raise MusterError(
-            f"the snapshots of {short_id(run_id)} are gone: the last was of step {order.saved_step}",
-            where=before,
-            why="the volume does not have them any more",
-            fix="put them back, or type its command again to start over at step 0",
-        )
-    link_snapshots(run_dir, before)

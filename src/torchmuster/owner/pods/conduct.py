@@ -24,7 +24,7 @@ from torchmuster.engines.ssh_command import SshHost
 from torchmuster.engines.ssh_places import SshWishes
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic, code_copy
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, short_id
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.display.repeats import shortened
@@ -39,7 +39,7 @@ from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.lines import PodLines
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.node.remote.files import CodeOutputs, make_mark
-from torchmuster.owner.create import write_owner
+from torchmuster.owner.create import holds_snapshots, link_snapshots, write_owner
 from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
 from torchmuster.owner.pods.archive import wait_for_archive
@@ -169,8 +169,6 @@ class _PodOwner:
         write_owner(run_dir)
         self._set_aside_result()
         if self.order.continues is not None:
-            from torchmuster.owner.pods.again import link_before
-
             link_before(self.order, self.order.continues)
         call = os.path.join(self.brought, orders.CALL_FILE)
         if os.path.exists(call):
@@ -220,6 +218,26 @@ class _PodOwner:
         code = _pod_code(result)
         atomic.write_json(self.order.ended, {"code": code})
         return code
+
+
+def link_before(order: PodOrder, run_id: str) -> None:
+    """Let a run find the snapshots of the one that it goes on from; a first pod that is made again finds the link.
+
+    Raises:
+        MusterError: They are not on the volume any more: it would begin at step 0 without a word.
+    """
+    run_dir = order.run_dir
+    if os.path.lexists(run_dir.snapshots):
+        return
+    before = RunDir(os.path.join(order.home, "runs", run_id)).snapshots
+    if order.saved_step is not None and not holds_snapshots(before):
+        raise MusterError(
+            f"the snapshots of {short_id(run_id)} are gone: the last was of step {order.saved_step}",
+            where=before,
+            why="the volume does not have them any more",
+            fix="put them back, or type its command again to start over at step 0",
+        )
+    link_snapshots(run_dir, before)
 
 
 def pods_engine(

@@ -13,8 +13,9 @@ from torchmuster.model import codec
 from torchmuster.model.job import JobRequest, NodeChunk
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
-from torchmuster.owner.pods.again import find_before, link_before
+from torchmuster.owner.pods.again import find_before
 from torchmuster.owner.pods.bring import Before
+from torchmuster.owner.pods.conduct import link_before
 from torchmuster.owner.views.account import find_saved, how_to_go_on
 from unit.owner.pods.conftest import RUN_ID, order_of
 
