@@ -31,7 +31,7 @@ from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.views.record import read_outcome
 from torchmuster.owner.views.workflow_view import read_workflow
 
-_LOOK_S = 5.0
+_LOOK_S = 10.0  # at the Jobs of the workflow: each look is a question to the API
 _END_S = 60.0
 _AGAIN_S = 0.5
 

@@ -53,7 +53,7 @@ _FROM = "pod"  # where the pieces come from, for `FilesBack`
 _STATE_FILE = "pods/mirror.json"
 _PIECE_BYTES = 1 << 16
 _LATE_S = 5.0
-_LOOK_S = 10.0  # without news of the watch
+_LOOK_S = 60.0  # without news: a watch that breaks begins with all pods, so none are missed
 
 
 @dataclass(slots=True)
