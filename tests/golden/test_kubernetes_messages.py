@@ -530,6 +530,24 @@ def test_a_run_in_pods_is_started_again_as_it_was_on_the_snapshots_of_its_volume
     assert (place / "case.made").read_text() == order["job"]
 
 
+def test_a_run_that_was_found_on_its_cluster_is_started_again_where_it_was_submitted(place):
+    run(place, {}, "--join-timeout 1", TOPICS["pods"]["no_room"][2])
+    path = place / "home" / "runs" / "wrong" / "job.json"
+    noted = json.loads(path.read_text())
+    path.write_text(json.dumps({k: noted[k] for k in ("engine", "job_id")}))
+    (path.parent / "pods" / "code.tar.gz").unlink()
+
+    text, code = run(place, {}, "", {}, command="restart wrong")
+
+    assert code == 2
+    assert text.splitlines()[1:-1] == [
+        "error: the run wrong was submitted on another machine",
+        "  at: $TMP/home/runs/wrong",
+        "  because: its code, and what it asked of the cluster, are there",
+        "hint: restart it there, or type its command here",
+    ]
+
+
 def test_a_run_whose_snapshots_went_with_its_pods_is_not_started_again(place):
     case = TOPICS["pods"]["no_room"][2]
     run(place, {}, "--join-timeout 1", case)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.cli.runs.job import plan_for_job, submit_and_follow
-from torchmuster.errors import MusterError
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import ObjectDialect
@@ -63,6 +64,27 @@ def submit_to_pods(
             click.echo(f"muster: {sentence}", err=True)
     _say_what_goes(job, detach=request.detach)
     return submit_and_follow(plan, run_dir, job, dialect, num_more=0, detach=request.detach)
+
+
+def check_origin(old: "RunDir") -> None:
+    """Refuse a run that was found on its cluster: what it asked for, and its code, are where it was submitted.
+
+    Raises:
+        UsageError: It was submitted on another machine.
+    """
+    from torchmuster.files import atomic
+    from torchmuster.node.pod.order import CODE_FILE
+
+    noted = atomic.read_json(old.job)
+    has_request = isinstance(noted, dict) and "request" in noted
+    if has_request or os.path.exists(os.path.join(old.path, "pods", CODE_FILE)):
+        return
+    raise UsageError(
+        f"the run {short_id(os.path.basename(old.path))} was submitted on another machine",
+        where=old.path,
+        why="its code, and what it asked of the cluster, are there",
+        fix="restart it there, or type its command here",
+    )
 
 
 def submit_to_pods_again(plan: "RunPlan", old: "RunDir", asked: "JobAgain", *, detach: bool) -> int:

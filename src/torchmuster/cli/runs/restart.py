@@ -95,6 +95,10 @@ def _submit_again(plan: "RunPlan", old: "RunDir", *, detach: bool) -> int:
     from torchmuster.owner.create import create_run_dir, link_snapshots
     from torchmuster.owner.jobs.jobs import read_request
 
+    if os.path.isdir(os.path.join(old.path, "pods")):
+        from torchmuster.cli.runs.pods import check_origin
+
+        check_origin(old)
     asked = read_request(old)
     if asked.request.brings:
         from torchmuster.cli.runs.pods import submit_to_pods_again
