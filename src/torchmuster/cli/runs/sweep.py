@@ -143,6 +143,12 @@ def sweep(**given: Any) -> int:
 
     if (site := find_hosts(given, engine)) is not None:
         return _start(given, plan_on_hosts(given, site, Problems()))
+    from torchmuster.cli.runs.job import find_objects
+
+    if (pods := find_objects(engine)) is not None:
+        from torchmuster.cli.runs.sweep_pods import submit_to_pods
+
+        return submit_to_pods(given, *pods)
     from torchmuster.cli.runs.sweep_jobs import submit_sweep
 
     return submit_sweep(given, engine)
@@ -246,6 +252,10 @@ def restart_sweep(view: "RunView", *, detach: bool) -> int:
 
         failed = [member.number for member in sweep_view.members if member.state not in done]
         return submit_again(sweep_view.plan, view.run_dir, failed, detach=detach)
+    if os.path.isfile(view.run_dir.job):
+        from torchmuster.cli.runs import sweep_pods
+
+        return sweep_pods.submit_again(sweep_view, view.run_dir, detach=detach)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(view.run_dir.result)
     write_owner(view.run_dir)
