@@ -32,6 +32,8 @@ PROGRAMS = {
     "pod-task": "node.pod.task",
     "conduct-pods": "owner.pods.conduct",
     "conduct-group-pods": "owner.pods.conduct_group",
+    "conduct-sweep-pods": "owner.pods.sweep.conduct",
+    "pod-slot": "owner.pods.sweep.slot",
     "conduct": "owner.jobs.conduct",
     "conduct-group": "owner.jobs.conduct_group",
     "conduct-member": "owner.sweep.conduct",

@@ -44,13 +44,13 @@ def submit_to_pods(
     from torchmuster.owner.pods.release import words_on_leavers
 
     gpus = request.gpus_per_node or site.gpus_per_node or 0
-    plan = _fit(problems.checked(plan_for_job(request, run_id, gpus, problems)), request, site)
+    plan = fit(problems.checked(plan_for_job(request, run_id, gpus, problems)), request, site)
     check_code(plan)
     job = make_job(plan, RunDir(os.path.join(runs_dir(), plan.run_id)), site, request, limits)
     job = replace(job, python=python_of(site), run_id=plan.run_id)
     job = settle_place(job, job.num_nodes)
     if request.dry_run:
-        return _show(replace(job, brings=shown_files()), dialect)
+        return show_manifest(replace(job, brings=shown_files()), dialect)
     for sentence in look_at_claims(job):
         click.echo(f"muster: {sentence}", err=True)
     if request.run_id is not None and (text := words_on_leavers(job)) is not None:
@@ -62,7 +62,7 @@ def submit_to_pods(
         job = bring_run(plan, run_dir, job, warn_s, limit_s)
         for sentence in dialect.unmapped(job):
             click.echo(f"muster: {sentence}", err=True)
-    _say_what_goes(job, detach=request.detach)
+    say_what_goes(job, detach=request.detach)
     return submit_and_follow(plan, run_dir, job, dialect, num_more=0, detach=request.detach)
 
 
@@ -123,7 +123,7 @@ def submit_to_pods_again(plan: "RunPlan", old: "RunDir", asked: "JobAgain", *, d
     return submit_and_follow(plan, run_dir, job, dialect, num_more=0, detach=detach)
 
 
-def _fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
+def fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
     """Return the plan for pods: the image's interpreter, and nodes that come back."""
     from torchmuster.engines.sites import with_node_setup
     from torchmuster.owner.pods.bring import PYTHON
@@ -134,7 +134,7 @@ def _fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
     return replace(plan, engine=site.name, nodes_return=True)
 
 
-def _show(job: "JobRequest", dialect: "ObjectDialect") -> int:
+def show_manifest(job: "JobRequest", dialect: "ObjectDialect") -> int:
     """Print the manifest, to look at or for `kubectl create --dry-run=server -f -`."""
     import shlex
 
@@ -145,7 +145,7 @@ def _show(job: "JobRequest", dialect: "ObjectDialect") -> int:
     return 0
 
 
-def _say_what_goes(job: "JobRequest", *, detach: bool) -> None:
+def say_what_goes(job: "JobRequest", *, detach: bool) -> None:
     """Say what would be lost: without a volume a run lives in its pods."""
     from torchmuster.engines.kubernetes.wishes import keeps_runs
 

@@ -162,14 +162,15 @@ def _run_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, bytes]:
     Raises:
         EngineError: Its Secret has no plan.
     """
-    if orders.PLAN_FILE not in files or orders.KEY_FILE not in files:
+    plan = orders.SWEEP_FILE if order.is_sweep else orders.PLAN_FILE
+    if plan not in files or orders.KEY_FILE not in files:
         what = f"the Secret of the run {short_id(order.run_id)} has no plan of it"
         raise EngineError(
             what, where=f"secret/{order.job}", fix="another version of muster has made it"
         )
     return {
         RunDir.secret: files[orders.KEY_FILE],
-        RunDir.plan: files[orders.PLAN_FILE],
+        plan: files[plan],  # it has the same name in a run directory
         os.path.join("pods", orders.ORDER_FILE): files[orders.ORDER_FILE],
     }
 

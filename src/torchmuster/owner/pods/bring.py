@@ -44,6 +44,7 @@ _SPEC_IN_PODS = (
     "problems.py",
     "sites/__init__.py",
     "sites/files.py",
+    "sweep_plan.py",
     "units.py",
 )
 SECRET_BYTES = 1 << 20

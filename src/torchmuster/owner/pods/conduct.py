@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
     _allow_many_files()
     voice = TerminalVoice()
     voice.start()
-    owner = _PodOwner(order, options.key, os.path.dirname(options.order), voice)
+    owner = PodOwner(order, options.key, os.path.dirname(options.order), voice)
     try:
         return owner.run()
     finally:
@@ -79,7 +79,9 @@ def _allow_many_files() -> None:
 
 
 @dataclass(slots=True)
-class _PodOwner:
+class PodOwner:
+    """Owns the run of these pods; a sweep's owner does so in another way."""
+
     order: PodOrder
     key: str
     brought: str
@@ -92,12 +94,13 @@ class _PodOwner:
         return self.order.run_dir
 
     def run(self) -> int:
+        """Own it to its end; return the pod's exit code."""
         signal.signal(signal.SIGTERM, self._take_stop)
         before = read_result(self.run_dir)
         if before is not None and os.path.exists(self.order.ended):
             return _pod_code(before)  # its end was interrupted
         try:
-            result = self._own()
+            result = self.own()
         except MusterError as error:
             if self.is_told_to_stop:
                 return AGAIN_CODE
@@ -118,7 +121,8 @@ class _PodOwner:
         self.is_told_to_stop = True
         raise KeyboardInterrupt  # before there is a run to stop
 
-    def _own(self) -> Result:
+    def own(self) -> Result:
+        """Conduct the run; return its result."""
         neighbours = RecordNeighbours(self.order, self.key)
         plan = self._place_run(neighbours)
         if (lost := count_loss(self.run_dir, plan)) is not None:
@@ -159,6 +163,21 @@ class _PodOwner:
     def _place_run(self, neighbours: RecordNeighbours) -> RunPlan:
         """Make the run directory, or find that of an earlier pod on a volume; return the plan for here."""
         run_dir = self.run_dir
+        self.make_run_dir(neighbours)
+        plain = atomic.read_json(os.path.join(self.brought, orders.PLAN_FILE))
+        plan = codec.from_plain(RunPlan, plain)
+        code = CodeOutputs(run_dir)
+        if not code.is_there:
+            wait_for_archive(self.order, self.brought, _plan_limit_s(self.brought), self.voice.say)
+            code.unpack()
+        program = code_copy.moved(plan.program, self.order.code_root, code.root)
+        plan = replace(plan, program=program, nodes_return=True)
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        return plan
+
+    def make_run_dir(self, neighbours: RecordNeighbours) -> None:
+        """Make the run directory, with what an earlier first pod has left."""
+        run_dir = self.run_dir
         os.makedirs(run_dir.path, mode=0o700, exist_ok=True)  # the mode is of the last folder alone
         os.makedirs(run_dir.logs, exist_ok=True)
         os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
@@ -174,16 +193,6 @@ class _PodOwner:
         if os.path.exists(call):
             with open(call, "rb") as brought:
                 atomic.replace_file(run_dir.call, brought.read(), mode=0o600)
-        plain = atomic.read_json(os.path.join(self.brought, orders.PLAN_FILE))
-        plan = codec.from_plain(RunPlan, plain)
-        code = CodeOutputs(run_dir)
-        if not code.is_there:
-            wait_for_archive(self.order, self.brought, _plan_limit_s(self.brought), self.voice.say)
-            code.unpack()
-        program = code_copy.moved(plan.program, self.order.code_root, code.root)
-        plan = replace(plan, program=program, nodes_return=True)
-        atomic.write_json(run_dir.plan, codec.to_plain(plan))
-        return plan
 
     def _engine(self, plan: RunPlan, answer: list[int]) -> SshEngine:
         order = self.order
