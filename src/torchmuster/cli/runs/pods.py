@@ -119,7 +119,7 @@ def submit_to_pods_again(plan: "RunPlan", old: "RunDir", asked: "JobAgain", *, d
     run_dir = create_run_dir(plan)
     with note_refusal(run_dir):
         job = bring_run(plan, run_dir, job, order.warn_s, order.start_limit_s, before)
-    _say_what_goes(job, detach=detach)
+    say_what_goes(job, detach=detach)
     return submit_and_follow(plan, run_dir, job, dialect, num_more=0, detach=detach)
 
 
