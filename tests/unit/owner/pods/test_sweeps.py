@@ -19,9 +19,9 @@ from torchmuster.owner.create import create_sweep_dir
 from torchmuster.owner.pods.copy import RunCopy, copied
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import pod_order
-from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.pods.sweep.bring import bring_sweep, job_again
 from torchmuster.owner.pods.sweep.member_copies import MemberCopies
+from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.sweep.members import member_dir
 from torchmuster.owner.views.record import read_result
 from torchmuster.owner.views.sweep_view import view_sweep
