@@ -1,5 +1,6 @@
 """Sweeps in pods: each pod is a slot, the first one owns the sweep and has the record of all members."""
 
+import hashlib
 import json
 import signal
 from pathlib import Path
@@ -11,6 +12,8 @@ from kit import missing
 from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
 from places.pods import PodWorld
+from torchmuster.api.call import pack
+from torchmuster.model.plan import FunctionCall
 from torchmuster.model.states import RunState
 from torchmuster.owner.sweep.members import member_dir
 from torchmuster.owner.views.record import read_events, read_result
@@ -47,10 +50,11 @@ def world(tmp_path, monkeypatch):
     (code / "fit.py").write_text(SCRIPT)
     made = []
 
-    def make(members=4, slots=2, workers="1"):
+    def make(members=4, slots=2, workers="1", call=None):
         request = RunRequest(
-            script="fit.py",
-            args=("--folder", str(tmp_path)),
+            script="fit.py" if call is None else "fit:square",
+            args=("--folder", str(tmp_path)) if call is None else (),
+            call=call,
             nproc_per_node=workers,
             cwd=str(code),
             tee="none",
@@ -121,6 +125,22 @@ def test_members_run_in_all_pods_and_their_records_are_in_the_first(world, worke
         member = member_dir(pods.run_dir(0), read_sweep(pods.run_dir(0)), number)
         assert read_result(member).state is RunState.SUCCEEDED
         assert Path(member.path, "output", f"made-{number}.txt").read_text() == str(number)
+
+
+def test_functions_go_along_and_their_values_come_back(world, tmp_path):
+    def square(n):
+        return n * n
+
+    packed = pack(square, (), {}, str(tmp_path), [{"n": n} for n in range(3)])
+    path = tmp_path / "call"
+    path.write_bytes(packed.data)
+    sha = hashlib.sha256(packed.data).hexdigest()
+    pods = world(members=3, call=FunctionCall(source=str(path), sha256=sha))
+    pods.know(p0=1, p1=2)
+    pods.start(0)
+    pods.start(1)
+    assert pods.wait(0) == 0
+    assert [member.value for member in view(pods).members] == [0.0, 1.0, 4.0]
 
 
 def test_a_sweep_begins_without_the_pods_that_have_no_room_yet(world):

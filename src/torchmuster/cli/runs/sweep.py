@@ -61,7 +61,7 @@ class _SweepCommand(SetCommand):
     "--slots",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Members at a time; default GPUs or CPUs, on a scheduler all.",
+    help="Members at a time; default GPUs or CPUs, on a scheduler all, in pods at most 32.",
 )
 @click.option(
     "--per-gpu", type=click.IntRange(1, 64), default=1, help="Members that share a GPU; default 1."
