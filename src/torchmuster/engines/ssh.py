@@ -62,9 +62,9 @@ class SshEngine:
         self._said_bad: set[str] = set()
         self._closing = False
         self._port = RelayPort(self._pick_head, wishes.head_port)
-        packed = wishes.environment
+        pack = wishes.environment
         scratch = plan.node_setup.scratch
-        self._environment = Shipping(packed, say, scratch) if packed is not None else None
+        self._environment = Shipping(pack, say, scratch) if pack is not None else None
 
     @property
     def address(self) -> tuple[str, int]:
