@@ -66,6 +66,11 @@ class _SweepCommand(SetCommand):
 @click.option(
     "--per-gpu", type=click.IntRange(1, 64), default=1, help="Members that share a GPU; default 1."
 )
+@click.option(
+    "--gpu-mem",
+    metavar="SIZE",
+    help="Of a shared GPU for each worker, e.g. 8Gi; default as the first is seen to use.",
+)
 @click.option("--nproc-per-node", metavar="N", help="Workers of each member; default 1.")
 @click.option("--metric", metavar="NAME", help="What to look for, as recorded or printed.")
 @click.option(
