@@ -133,14 +133,14 @@ class RunHandle:
             RunFailed: It has not succeeded.
             TimeoutError: The time is up.
         """
-        with _copied(self._dir):
+        with copied_run(self._dir):
             for pause_s in self._look_until_ended(timeout_s):
                 threading.Event().wait(pause_s)
         return self
 
     async def wait_async(self, timeout_s: float | None = None) -> "RunHandle":
         """Wait as `wait` does, without blocking the event loop: `await run.wait_async()`."""
-        with _copied(self._dir):
+        with copied_run(self._dir):
             for pause_s in self._look_until_ended(timeout_s):
                 await asyncio.sleep(pause_s)
         return self
@@ -184,7 +184,7 @@ class RunHandle:
         from torchmuster.api.follow import follow
 
         try:
-            with _copied(self._dir):
+            with copied_run(self._dir):
                 follow(self._dir)
         except KeyboardInterrupt:
             with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
@@ -202,7 +202,7 @@ class RunHandle:
         """
         from torchmuster.api.follow import follow_async
 
-        with _copied(self._dir):
+        with copied_run(self._dir):
             await follow_async(self._dir)
         return await self.wait_async()
 
@@ -286,7 +286,7 @@ class RunHandle:
         ]
 
 
-def _copied(run_dir: RunDir) -> contextlib.AbstractContextManager[None]:
+def copied_run(run_dir: RunDir) -> contextlib.AbstractContextManager[None]:
     """Copy the record of a run in pods while somebody waits for it, as `muster wait` does; others need no copy."""
     if not os.path.isdir(os.path.join(run_dir.path, "pods")):
         return contextlib.nullcontext()  # the usual case costs no import

@@ -22,12 +22,19 @@ from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
 from torchmuster.owner.pods.release import PlaceRelease
 from torchmuster.owner.pods.starts import PodStarts
 from torchmuster.owner.views.record import read_result
+from torchmuster.spec.sweep_plan import member_of_id
 
 
 @contextlib.contextmanager
 def copied(run_dir: RunDir) -> Iterator[None]:
-    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here."""
+    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here.
+
+    The record of a member of a sweep comes with that of the sweep.
+    """
     copy: RunCopy | GroupCopies | None
+    if member_of_id(os.path.basename(run_dir.path)) is not None:
+        sweep_dir = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
+        run_dir = sweep_dir if os.path.isfile(sweep_dir.sweep) else run_dir
     if is_elsewhere(run_dir):
         copy = GroupCopies(run_dir)
         copy.start()

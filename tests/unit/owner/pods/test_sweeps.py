@@ -16,6 +16,7 @@ from torchmuster.model.verdict import Result
 from torchmuster.net.remote_messages import FilePiece, FrameError
 from torchmuster.node.pod.order import SETTLED_FILE
 from torchmuster.owner.create import create_sweep_dir
+from torchmuster.owner.pods.copy import RunCopy, copied
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, pod_order
 from torchmuster.owner.pods.sweep.bring import bring_sweep, job_again
@@ -207,6 +208,14 @@ def test_the_record_of_a_sweep_comes_through_one_connection(sweep, cluster, tmp_
     here = member_dir(run_dir, plan, 0)
     assert Path(here.path, "output", "model.bin").read_text() == "weights"
     assert read_result(here).state is RunState.SUCCEEDED
+
+
+def test_who_looks_at_a_member_copies_its_sweep(sweep, monkeypatch):
+    plan, run_dir = sweep
+    seen = []
+    monkeypatch.setattr(RunCopy, "of", lambda folder, *_: seen.append(folder.path))
+    with copied(member_dir(run_dir, plan, 1)), copied(run_dir):
+        assert seen == [run_dir.path] * 2
 
 
 # Again.
