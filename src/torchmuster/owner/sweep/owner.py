@@ -38,7 +38,7 @@ from torchmuster.owner.sweep.runs import RunSlots
 from torchmuster.owner.sweep.slots import MemberEnd, Slots, gpus_of_slots
 from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
 from torchmuster.owner.views.record import read_result
-from torchmuster.owner.views.sweep_view import read_sweep, view_sweep
+from torchmuster.owner.views.sweep_view import MemberView, read_sweep, view_sweep
 from torchmuster.spec.sweep_plan import SweepPlan
 
 _TICK_S = 0.5
@@ -47,6 +47,7 @@ _MAX_TOLD = 20  # failures that are worth a line each
 _MAX_EVIDENCE = 5
 _FLUSH_S = 5.0
 _MAX_LOSSES = 2
+_MOST_WITH_OWNER = 5  # attempts of a member that ran in pods when the first one was lost
 NOT_AGAIN = (RunState.SUCCEEDED, RunState.STOPPED)
 
 
@@ -183,6 +184,10 @@ class SweepOwner:
         for member in view.members if view is not None else ():
             if member.attempt is not None:
                 self._attempts[member.number] = member.attempt
+            if self._ends_its_owner(member):
+                self._failures.append((member.number, "it was lost with the first pod each time"))
+                settled[member.number] = RunState.LOST
+                continue
             if member.state not in self.done:
                 continue
             settled[member.number] = member.state
@@ -194,6 +199,13 @@ class SweepOwner:
                     self.rule.report(member.number, point.step, point.value)
                 self.rule.ended(member.number, member.state is RunState.SUCCEEDED)
         return settled
+
+    def _ends_its_owner(self, member: MemberView) -> bool:
+        """Say whether a member may be why the first pod was lost, again and again: nobody counts its losses but the record."""
+        is_over = member.attempt is not None and member.attempt + 1 >= _MOST_WITH_OWNER
+        # Where a user wants the sweep to go on, failed ones run again too.
+        is_by_itself = RunState.FAILED in self.done
+        return is_by_itself and member.state is RunState.LOST and is_over
 
     # Members.
 
