@@ -60,8 +60,9 @@ def main(args):
         optimizer=optimizer,
         scheduler=scheduler,
         data=data,
-        folder=str(args.out / "snapshots"),
+        folder=os.environ.get("EXACT_FOLDER") or str(args.out / "snapshots"),
         every_steps=args.every,
+        memory_every_steps=args.memory,
     )
     losses = (args.out / f"losses-{world.rank}.txt").open("a", buffering=1)
     for _ in run.epochs(args.epochs):
@@ -95,6 +96,7 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, default=101)
     parser.add_argument("--batch", type=int, default=13)
     parser.add_argument("--every", type=int, default=4)
+    parser.add_argument("--memory", type=int)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--noise", type=float, default=0.1)

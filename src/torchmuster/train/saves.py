@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,15 +14,17 @@ from torchmuster.model import contract
 from torchmuster.train import rng
 from torchmuster.train.batches.ledger import Sums
 from torchmuster.train.exchange import gather_ints
+from torchmuster.train.memory.saves import MemorySaves
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import Folder, LocalFolder, open_folder
-from torchmuster.train.snapshot.load import LoadedSnapshot, load_agreed
+from torchmuster.train.snapshot.load import LoadedSnapshot, agree
 from torchmuster.train.snapshot.staging import Staged, Staging, whole_boxes
 from torchmuster.train.snapshot.state import (
     MisfitError,
     NoGoodSnapshotError,
+    NoRoomError,
     SnapshotError,
     pack,
 )
@@ -54,6 +56,7 @@ class Moment:
     Attributes:
         own: The run's own state, the same on all ranks.
         ledger: Of this rank.
+        sums: Metrics of this rank that are not in `own` yet.
         generators: Their state to save, if not the present one.
         end: The state to save, if not the present one.
     """
@@ -62,6 +65,7 @@ class Moment:
     epoch: int
     own: dict[str, Any]
     ledger: Sums
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     generators: dict[str, Any] | None = None
     end: EndOfEpoch | None = None
 
@@ -77,9 +81,10 @@ class Saves:
     def __init__(
         self,
         objects: Objects,
-        crew: writer.Writers,
+        crew: writer.Writers[Folder],
         record: MetricsRecord,
         *,
+        memory: MemorySaves | None = None,
         warn: Callable[[str], None] | None,
         skips: bool,
     ) -> None:
@@ -89,6 +94,7 @@ class Saves:
             objects: The user's.
             crew: From `find_crew`.
             record: Of the run; rank 0 writes to it.
+            memory: Makes those in memory, if there are any.
             warn: Called with the message of a failed save; None: the error is raised.
             skips: Skip a save while another one runs.
         """
@@ -96,6 +102,7 @@ class Saves:
         self.at = time.monotonic()
         self._objects = objects
         self._crew = crew
+        self._memory = memory
         self._record = record
         self._warn = warn
         self._skips = skips
@@ -122,22 +129,37 @@ class Saves:
         return self._loaded_step if written is None else written
 
     def load(self) -> LoadedSnapshot | None:
-        """Load the newest good snapshot into the user's objects and return it; None when there is none.
+        """Load the newest good snapshot of disk and memory into the user's objects and return it; None when there is none.
 
         Raises:
             SnapshotError: There are snapshots, but none is good or none fits; or earlier ones have vanished.
         """
-        crew = self._crew
+        crew, memory, held = self._crew, self._memory, None
         reads = crew.rank == 0 or crew.copies
         if reads:
             crew.folder.tidy(crew.generation)
-        loaded = load_agreed(crew.folder, reads=reads, report=_report)
+
+        def look_in_memory(age: tuple[int, int]) -> bool:
+            nonlocal held
+            held = memory.look(age, _report) if memory is not None else None
+            return held is not None
+
+        agreed = agree(crew.folder, reads=reads, report=_report, elsewhere=look_in_memory)
+        loaded = held.loaded() if held is not None else agreed.load()
         if loaded is not None:
             self._objects.load(loaded, crew.folder)
-            self.step = self._loaded_step = loaded.manifest.step
         elif crew.rank == 0:
             self._refuse_to_forget()
+        if agreed.age[1] >= 0:
+            self.step = self._loaded_step = agreed.age[1]
+        if memory is not None:
+            memory.step = held.manifest.step if held is not None else -1
+            self._check_room(memory)
         return loaded
+
+    def _check_room(self, memory: MemorySaves) -> None:
+        has_part = memory.crew.confirms or self._crew.rank == 0 or memory.crew.copies
+        memory.check_room(self._objects.expected_bytes() if has_part else 0)
 
     def _refuse_to_forget(self) -> None:
         """Refuse to start over if an earlier attempt of this run has saved and its snapshots are gone."""
@@ -165,9 +187,31 @@ class Saves:
             SnapshotError: The save before this one failed, or a value can't be saved.
         """
         self._saver.wait()
-        order = self._order(moment)
-        self._saver.submit(order)
+        number, self._num_orders = self._num_orders, self._num_orders + 1
+        self._saver.submit(self._order(moment, self._crew, self._staging, number))
         self.step, self.at = moment.step, time.monotonic()
+
+    def is_due_in_memory(self, step: int) -> bool:
+        """Return whether a snapshot in memory is to be made after this step."""
+        return self._memory is not None and self._memory.is_due(step)
+
+    def keep_in_memory(self, moment: Moment) -> None:
+        """Copy the state into memory that outlives the workers; what else it takes runs in the background.
+
+        One that could not be made is told of and left out: what lies on disk does not depend on it.
+
+        Raises:
+            SnapshotError: A value can't be saved.
+        """
+        memory = self._memory
+        if memory is None:
+            return
+        memory.wait()
+        number = memory.next_number()
+        try:
+            memory.submit(self._order(moment, memory.crew, memory.staging, number))
+        except NoRoomError as error:
+            memory.refuse(number, moment.step, error)
 
     def check(self, now: int, *, wait: bool = False, by_all: bool = False) -> None:
         """Check the outcome of the last save, at step `now`, and record completed snapshots.
@@ -209,15 +253,19 @@ class Saves:
             state=state, tensors=tensors, versions=_versions(tensors), generators=rng.capture()
         )
 
-    def _order(self, moment: Moment) -> writer.WriteOrder:
-        sharded, crew, end = self._objects.is_sharded, self._crew, moment.end
+    def _order(
+        self, moment: Moment, crew: writer.Writers[Any], staging: Staging, number: int
+    ) -> writer.WriteOrder:
+        sharded, end = self._objects.is_sharded, moment.end
         staged: Staged | None = None
         state: Any = None
+        buffers: tuple[tuple[int, int], ...] = ()
         if sharded or crew.rank == 0 or crew.copies:
             state, tensors = (end.state, end.tensors) if end else self._objects.pack()
-            staged = self._stage(tensors, sharded)
+            staged = _stage(tensors, staging, crew.rank, sharded=sharded)
             state = {**state, OWN_NAME: pack(moment.own, OWN_NAME, {})}
-        number, self._num_orders = self._num_orders, self._num_orders + 1
+            if not sharded and crew.copies:
+                buffers = staged.places(self._objects.buffer_paths())
         return writer.WriteOrder(
             number=number,
             step=moment.step,
@@ -226,15 +274,18 @@ class Saves:
             staged=staged,
             state=state,
             rank_state=_rank_state(moment),
+            buffers=buffers,
         )
 
-    def _stage(self, tensors: dict[str, torch.Tensor], sharded: bool) -> Staged:
-        if not sharded:
-            return self._staging.copy(whole_boxes(tensors), "data-00000.bin")
-        from torchmuster.train.snapshot.sharded import boxes_of
 
-        rank = self._crew.rank
-        return self._staging.copy(boxes_of(tensors, rank), f"data-{rank:05d}.bin")
+def _stage(
+    tensors: dict[str, torch.Tensor], staging: Staging, rank: int, *, sharded: bool
+) -> Staged:
+    if not sharded:
+        return staging.copy(whole_boxes(tensors), "data-00000.bin")
+    from torchmuster.train.snapshot.sharded import boxes_of
+
+    return staging.copy(boxes_of(tensors, rank), f"data-{rank:05d}.bin")
 
 
 def default_folder() -> str:
@@ -254,7 +305,7 @@ def record_path(folder: Folder) -> str:
 
 def find_crew(
     world: Any, url: str, *, keep: int, timeout_s: float, is_sharded: bool
-) -> writer.Writers:
+) -> writer.Writers[Folder]:
     """Choose the ranks that write: agree on a generation, and test whether all nodes share the folder.
 
     Raises:
@@ -314,6 +365,7 @@ def _rank_state(moment: Moment) -> dict[str, Any]:
     return {
         "generators": pack(generators_to_plain(generators), "generators", {}),
         "ledger": [sums.count, sums.first, sums.second],
+        **({"sums": moment.sums} if moment.sums else {}),
     }
 
 

@@ -35,6 +35,7 @@ from torchmuster.train.exchange import broadcast_bytes, gather_ints
 from torchmuster.train.finite import watch_gradients
 from torchmuster.train.heartbeat import StepState
 from torchmuster.train.launch import Launcher
+from torchmuster.train.memory.saves import MemorySettings, open_memory
 from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
 from torchmuster.train.once import OncePlace, node_folder
@@ -327,6 +328,9 @@ class World:
         every_steps: int | None = None,
         every_s: float | None = 300.0,
         every_epoch: bool = True,
+        memory_every_steps: int | None = None,
+        memory_copies: int = 1,
+        memory_mb_per_s: float | None = None,
         keep: int = 3,
         asynchronous: bool = True,
         when_busy: str = "wait",
@@ -348,6 +352,9 @@ class World:
             every_steps: Save after this many steps.
             every_s: Save after this many seconds, checked every `log_every` steps; None: never.
             every_epoch: Save at the end of every epoch.
+            memory_every_steps: After this many steps, save into memory of the nodes that outlives their workers.
+            memory_copies: On how many other nodes each node's part of a sharded model is; of a whole one each node has all.
+            memory_mb_per_s: What a rank sends to other nodes for that at most.
             keep: How many snapshots are kept.
             asynchronous: Write in the background; the loop waits for the copy only.
             when_busy: `wait` for a save that is still running, or `skip` the new one.
@@ -370,7 +377,9 @@ class World:
                 "when_busy is `wait` or `skip`, on_save_error `raise` or `warn`",
                 where=f"when_busy={when_busy!r}, on_save_error={on_save_error!r}",
             )
-        for name, value in (("every_steps", every_steps), ("keep", keep), ("log_every", log_every)):
+        counts = {"every_steps": every_steps, "keep": keep, "log_every": log_every}
+        counts |= {"memory_every_steps": memory_every_steps, "memory_copies": memory_copies}
+        for name, value in counts.items():
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}, below one", where="World.resume")
         if self._run is not None:
@@ -379,6 +388,10 @@ class World:
         things.check()
         where, sharded = folder or default_folder(), things.is_sharded
         crew = find_crew(self, where, keep=keep, timeout_s=save_timeout_s, is_sharded=sharded)
+        in_memory = None
+        if memory_every_steps is not None:
+            wanted = MemorySettings(memory_every_steps, memory_copies, memory_mb_per_s)
+            in_memory = open_memory(wanted, crew, self, is_sharded=sharded)
         record = MetricsRecord(record_path(crew.folder))
         chosen = open_sinks(sinks, tensorboard) if self.is_first else []
         metrics = RunMetrics(self.device, record, chosen, is_first=self.is_first)
@@ -388,7 +401,8 @@ class World:
             self.say(f'{text}; training goes on (on_save_error="warn")')
 
         warns = warn if on_save_error == "warn" else None
-        saves = Saves(things, crew, record, warn=warns, skips=when_busy == "skip")
+        skips = when_busy == "skip"
+        saves = Saves(things, crew, record, memory=in_memory, warn=warns, skips=skips)
         settings = RunSettings(
             every_steps=every_steps,
             every_s=every_s,

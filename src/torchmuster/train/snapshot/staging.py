@@ -4,12 +4,13 @@ The buffer is kept from save to save. The first save pays for its memory (page f
 to a GPU), every later one for the copy alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from torchmuster.train.snapshot.layout import TensorEntry, place, view_of
+from torchmuster.train.snapshot.state import dtype_named
 
 Box = tuple[str, torch.Tensor, tuple[int, ...], tuple[int, ...]]
 
@@ -28,12 +29,27 @@ class Staged:
     data: torch.Tensor
     tensors: dict[str, TensorEntry]
 
+    def places(self, paths: Container[str]) -> tuple[tuple[int, int], ...]:
+        """Return the first byte and the end of each of these tensors, which are whole."""
+        found = []
+        for path, entry in self.tensors.items():
+            if path in paths:
+                (chunk,) = entry.chunks
+                itemsize = dtype_named(entry.dtype).itemsize
+                found.append((chunk.begin, chunk.begin + chunk.num_bytes(itemsize)))
+        return tuple(found)
+
 
 class Staging:
-    """Owns the buffer."""
+    """Owns the buffer.
 
-    def __init__(self) -> None:
+    Args:
+        room: Returns the place of a file of so many bytes, `(num_bytes,)` uint8, where it stays; default: memory of this process.
+    """
+
+    def __init__(self, room: Callable[[str, int], torch.Tensor] | None = None) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._room = room
 
     def copy(self, boxes: Sequence[Box], file: str) -> Staged:
         """Return a copy of `boxes`, complete when this returns.
@@ -42,10 +58,7 @@ class Staging:
         """
         entries, num_bytes = place(boxes, file)
         on_gpu = any(box[1].is_cuda for box in boxes)
-        if self._buffer.numel() < num_bytes:
-            # Zeros: the gaps between tensors are written too, and must not be someone's old memory.
-            self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
-        data = self._buffer[:num_bytes]
+        data = self._place(file, num_bytes, on_gpu)
         taken: dict[str, int] = {}
         with torch.no_grad():
             for path, tensor, _, _ in boxes:
@@ -56,6 +69,14 @@ class Staging:
         if on_gpu:
             torch.cuda.current_stream().synchronize()
         return Staged(file=file, data=data, tensors=entries)
+
+    def _place(self, file: str, num_bytes: int, on_gpu: bool) -> torch.Tensor:
+        if self._room is not None:
+            return self._room(file, num_bytes)
+        if self._buffer.numel() < num_bytes:
+            # Zeros: the gaps between tensors are written too, and must not be someone's old memory.
+            self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        return self._buffer[:num_bytes]
 
 
 def whole_boxes(tensors: dict[str, torch.Tensor]) -> list[Box]:

@@ -43,6 +43,10 @@ class UnreadableError(SnapshotError):
     """A snapshot could not be read; another attempt may succeed."""
 
 
+class NoRoomError(SnapshotError):
+    """A node's memory has no room for a snapshot."""
+
+
 class NoGoodSnapshotError(SnapshotError):
     """All snapshots are damaged or have vanished: only the user may decide to start over."""
 
