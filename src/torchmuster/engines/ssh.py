@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import ClassVar
 
 from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.engines.ssh_bundle import Bundle, CodeArchive
@@ -34,6 +35,8 @@ _DEAF_S = 6.0
 
 class SshEngine:
     """The agents of one run on hosts that ssh reaches."""
+
+    keeps_agents: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -397,6 +400,14 @@ class SshEngine:
         return bool(self._coming)
 
     # The end.
+
+    def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
+        """Not here: agents of other hosts know one address of their head."""
+        raise NotImplementedError
+
+    def kill_head(self) -> None:
+        """End every agent: those of other hosts know one address of their head."""
+        self.kill_all()
 
     def kill_all(self) -> None:
         """End every agent at once; a host that gives no sign of life loses its session, and so its agent."""

@@ -5,6 +5,7 @@ either direction ends it (`docs/design.md`, rule 13).
 """
 
 import asyncio
+import json
 import os
 import socket
 import time
@@ -29,6 +30,8 @@ from torchmuster.node.options import HeadPlace
 SAY_EVERY_S = 5.0
 _RETRY_S = 0.1
 _HEAD_GONE_S = 2.0
+_HEAD_RETURNS_S = 20.0  # where a run's owner puts another one in its place
+_MOST_FILE_BYTES = 64 << 10
 _SECRET_FILE = "`--rdzv_conf secret_file=FILE`"
 
 
@@ -87,6 +90,7 @@ class HeadLink:
                 return channel
             if isinstance(error, HandshakeError):
                 _judge_handshake(error, host, port)
+            self._look_for_successor()
             now, problem = time.monotonic(), _describe_failure(error)
             refused = isinstance(error, ConnectionRefusedError)
             gone_since = (gone_since or now) if refused else None
@@ -96,6 +100,22 @@ class HeadLink:
                 self._say(f"waiting for the head at {host}:{port} ({problem}); {left_s:.0f} s left")
                 say_at = now + SAY_EVERY_S
             await asyncio.sleep(_RETRY_S if now - started < 5 else 4 * _RETRY_S)
+
+    def _look_for_successor(self) -> None:
+        """Take the addresses of a head that stands in for a lost one, where the owner of the run has written them."""
+        if self._place.file is None or self._head is None:
+            return
+        try:
+            with open(self._place.file) as file:
+                told = json.loads(file.read(_MOST_FILE_BYTES))
+            port = int(told["port"])
+            hosts = [str(host) for host in told.get("addresses") or [told["host"]]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return  # not written yet, or of another machine
+        known = {port for _, port in self._addresses}
+        if port not in known:
+            self._addresses = tuple((host, port) for host in hosts)
+            self._known = None
 
     async def _connect(self, host: str, port: int) -> Channel:
         """Call the head with our key, else with the public one where that is allowed."""
@@ -113,7 +133,8 @@ class HeadLink:
             return channel
 
     def _judge_wait(self, where: str, problem: str, waited_s: float, gone_s: float) -> None:
-        if self._head is not None and gone_s > _HEAD_GONE_S:
+        limit_s = _HEAD_GONE_S if self._place.file is None else _HEAD_RETURNS_S
+        if self._head is not None and gone_s > limit_s:
             raise HeadLostError(
                 "the head of this run has ended, so this node's workers were ended too",
                 where=where,

@@ -96,7 +96,7 @@ class Supervisor:
             watch=self._watch,
             stops=self._stops,
             state=lambda: self.engine.head_state,
-            kill=self.engine.kill_all,
+            kill=self.engine.kill_head,
             hear=self._take,
             say=self.display.say,
         )
@@ -196,9 +196,12 @@ class Supervisor:
     # The head's loss.
 
     async def _replace_head(self, ended: str) -> None:
-        """The head has gone: end everything, then begin again where the record stops."""
-        self.engine.cut_lifeline()
-        await self._reap_all(kill_after_s=3.0)
+        """The head has gone: begin again where the record stops, with the other agents where they find its successor."""
+        if self.engine.keeps_agents:
+            await self._reap_head()
+        else:
+            self.engine.cut_lifeline()
+            await self._reap_all(kill_after_s=3.0)
         self.result = read_result(self.engine.run_dir)
         if self.result is not None:  # it had ended well; its last words did not reach us
             return
@@ -214,11 +217,32 @@ class Supervisor:
                 return
             self._progress.restarts_spent += 1
         self._progress.heads_lost += 1
+        follows = "another one takes its place" if self.engine.keeps_agents else "all nodes are started again"
         self.display.say(
-            f"the head's agent ended ({ended}): all nodes are started again with attempt"
-            f" {self._progress.next_attempt}"
+            f"the head's agent ended ({ended}): {follows} with attempt {self._progress.next_attempt}"
         )
-        await self._start_all_again()
+        if self.engine.keeps_agents:
+            self._start_head()
+        else:
+            await self._start_all_again()
+
+    async def _reap_head(self) -> None:
+        """Wait until nothing of the head's agent is left: only then may there be another one."""
+        self.engine.kill_head()
+        until = time.monotonic() + _END_LIMIT_S
+        while self.engine.holds(HEAD) or self.engine.has_orphans():
+            self.engine.poll()
+            if time.monotonic() > until:
+                raise MusterError("what the head's agent has started could not be ended")
+            await asyncio.sleep(_POLL_S)
+
+    def _start_head(self) -> None:
+        """Start the head's successor; agents that have gone meanwhile are started again, the others call it."""
+        self.engine.start_head(
+            first_attempt=self._progress.next_attempt, restarts_spent=self._progress.restarts_spent
+        )
+        missing = (p for p in range(self.engine.plan.num_places) if not self.engine.holds(p))
+        self._wanted = set(missing)
 
     async def _start_all_again(self) -> None:
         """Start all agents beside the loop: a host may take ten seconds to answer, a Ctrl-C none."""
