@@ -3,10 +3,12 @@
 import os
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 from launching import EXACT, losses, muster, weights
+from test_changing_world import global_losses
 
 # `make chaos` runs 100 seeds.
 SEEDS = range(int(os.environ.get("MUSTER_TRAIN_SEEDS", "2")))
@@ -54,3 +56,24 @@ def test_a_killed_node_costs_at_most_the_steps_between_two_snapshots_in_memory(
     for rank in range(nodes * workers):
         assert losses(tmp_path, rank) == losses(undisturbed, rank)
         assert weights(tmp_path, rank) == weights(undisturbed, rank)
+
+
+SHARDED = Path(__file__).parent / "sharded_script.py"
+
+
+@pytest.mark.parametrize("shape", [("2", 2), ("3", 1), ("1:3", 1)], ids=str)
+def test_shards_of_a_killed_node_come_from_its_neighbour_at_any_world_size(shape, tmp_path):
+    nodes, workers = shape
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    for folder in (alone, killed):
+        folder.mkdir()
+    muster(tmp_path / "home", 1, SHARDED, alone, "--sharded")
+    script = [SHARDED, killed, "--sharded", "--every", 1000, "--memory", 1]
+    script += ["--kill", "1:4", f"{0 if ':' in nodes else 2}:9"]
+    ended = muster(tmp_path / "home", workers, *script, restarts=3, nodes=nodes)
+    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    # Of the step that has just ended the parts may have been on their way.
+    assert [int(step) for step in resumed] in ([4, 9], [3, 9], [4, 8], [3, 8]), ended.stderr
+    want = global_losses(alone, 1)
+    assert len(want) == 15
+    assert global_losses(killed, 6) == pytest.approx(want, rel=1e-9)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from torchmuster.diagnose.facts.memory import free_bytes
 from torchmuster.model import codec, contract
 from torchmuster.net import ipc
 from torchmuster.net.ipc_messages import AgentAnswer, AskMemory, CallFailed, MemoryHeld
@@ -71,15 +72,23 @@ class HeldFile:
         self.forget()
         whole = PAGE_BYTES + num_bytes
         if self._map is None or len(self._map) < whole:
-            try:
-                os.posix_fallocate(self._descriptor, 0, whole)  # else a page that lacks kills us
-                self._map = mmap.mmap(self._descriptor, whole)
-            except (OSError, ValueError) as error:
-                raise NoRoomError(
-                    f"this node has no memory for {num_bytes / 1e6:.1f} MB of a snapshot",
-                    why=str(error),
-                ) from error
+            self._grow(whole)
         return self._bytes(num_bytes)
+
+    def _grow(self, num_bytes: int) -> None:
+        """Make room; asked for before, since a page that can't be had kills somebody when it is written."""
+        more, free = num_bytes - self.size, free_bytes()
+        why = f"{free / 1e6:.1f} MB are free" if free is not None and more > free else ""
+        if not why:
+            try:
+                os.ftruncate(self._descriptor, num_bytes)
+                self._map = mmap.mmap(self._descriptor, num_bytes)
+            except (OSError, ValueError) as error:
+                why = str(error)
+        if why:
+            raise NoRoomError(
+                f"this node has no memory for {num_bytes / 1e6:.1f} MB of a snapshot", why=why
+            )
 
     def forget(self) -> None:
         """Hold nothing any more."""
@@ -162,18 +171,19 @@ class NodeMemory:
 
     def _ask(self, ask: AskMemory) -> MemoryHeld:
         try:
-            with ipc.connect(self._socket_path) as agent:
-                agent.settimeout(_ANSWER_S)
-                agent.sendall(ipc.pack(ask))
-                answer = ipc.receive(agent, AgentAnswer)
+            answer = self._call(ask)
         except (OSError, EOFError, codec.CodecError) as error:
             raise _cant_hold(str(error) or "its agent hung up") from error
         if isinstance(answer, MemoryHeld):
             return answer
-        why = (
-            answer.why or answer.what if isinstance(answer, CallFailed) else "an older torchmuster"
-        )
+        why = answer.why or answer.what if isinstance(answer, CallFailed) else "it is another one"
         raise _cant_hold(why)
+
+    def _call(self, ask: AskMemory) -> AgentAnswer:
+        with ipc.connect(self._socket_path) as agent:
+            agent.settimeout(_ANSWER_S)
+            agent.sendall(ipc.pack(ask))
+            return ipc.receive(agent, AgentAnswer)
 
 
 def _cant_hold(why: str) -> SnapshotError:
