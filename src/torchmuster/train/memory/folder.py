@@ -6,7 +6,7 @@ a file is written where it is staged, so there is no second copy, and its bytes 
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +39,27 @@ class Neighbours:
 class HeldFolder:
     """The parts of snapshots that this rank puts into memory.
 
+    Args:
+        memory: Of this node.
+        names: The data files that any rank of this node writes or takes: all others are of another world.
+        neighbours: Of a sharded model.
+
     Attributes:
         url: For messages.
     """
 
     url = WHERE
 
-    def __init__(self, memory: NodeMemory, neighbours: Neighbours | None = None) -> None:
+    def __init__(
+        self,
+        memory: NodeMemory,
+        names: Collection[str] = ("data-00000.bin",),
+        neighbours: Neighbours | None = None,
+    ) -> None:
         self._memory = memory
+        self._names = {*names, MANIFEST}
         self._neighbours = neighbours
         self._turns: dict[str, HeldFile] = {}  # the file that each name is being written to
-        self._used: set[str] = set()
         self._is_tidy = False
 
     def room(self, name: str, num_bytes: int) -> torch.Tensor:
@@ -88,8 +98,7 @@ class HeldFolder:
             old = [
                 file.name
                 for file in self._memory.all()
-                if file.name not in self._used
-                and (file.part is None or file.part.generation < generation)
+                if file.name.rpartition(".")[0] not in self._names
             ]
             self._memory.drop(old)
 
@@ -111,7 +120,6 @@ class HeldFolder:
     def _turn(self, name: str) -> HeldFile:
         """Return, of the two files of a name, the one that has nothing or the older part."""
         files = self._memory.open(*(f"{name}.{turn}" for turn in _TURNS))
-        self._used.update(file.name for file in files)
         file = min(files, key=lambda file: file.part.age if file.part is not None else (-1, -1))
         self._turns[name] = file
         return file

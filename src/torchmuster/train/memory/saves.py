@@ -185,15 +185,20 @@ def open_memory(
     memory = NodeMemory(path)
     if leads:
         memory.all()  # now, when it can still be refused
-    neighbours = None
+    neighbours, names = None, {"data-00000.bin"}
     if is_sharded:
-        send_to, take_from = _partners(told, world.rank, sorted(stands), shifts)
-        group = dist.new_group(backend="gloo")
+        targets = _targets(told, sorted(stands), shifts)
         limit = settings.mb_per_s * 1e6 if settings.mb_per_s is not None else None
         neighbours = Neighbours(
-            group=group, send_to=send_to, take_from=take_from, bytes_per_s=limit
+            group=dist.new_group(backend="gloo"),
+            send_to=tuple(targets[world.rank]),
+            take_from=tuple(rank for rank, goals in targets.items() if world.rank in goals),
+            bytes_per_s=limit,
         )
-    folder = HeldFolder(memory, neighbours)
+        here = {rank for rank, one in enumerate(told) if one["node"] == world.node_rank}
+        ranks = {rank for rank, goals in targets.items() if here & {rank, *goals}}
+        names = {f"data-{rank:05d}.bin" for rank in ranks}
+    folder = HeldFolder(memory, names, neighbours)
     crew = writer.Writers(
         folder=folder,
         store=dist.PrefixStore("memory", world.connect()),
@@ -208,19 +213,17 @@ def open_memory(
     return MemorySaves(settings, crew, memory, [one["node"] for one in told])
 
 
-def _partners(
-    told: Sequence[Any], rank: int, nodes: Sequence[int], shifts: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks that get this one's part, and those whose parts it gets: of the same number on their nodes."""
+def _targets(
+    told: Sequence[Any], nodes: Sequence[int], shifts: Sequence[int]
+) -> dict[int, list[int]]:
+    """Return the ranks that get each rank's part: those of the same number on other nodes."""
     ranks_of: dict[int, list[int]] = {}
     for other, one in enumerate(told):
         ranks_of.setdefault(one["node"], []).append(other)
-    targets: dict[int, list[int]] = {}
+    targets: dict[int, list[int]] = {rank: [] for rank in range(len(told))}
     for place, node in enumerate(nodes):
         for number, source in enumerate(ranks_of[node]):
             for shift in shifts:
                 there = ranks_of[nodes[(place + shift) % len(nodes)]]
-                targets.setdefault(source, []).append(there[number % len(there)])
-    send_to = tuple(targets.get(rank, ()))
-    take_from = tuple(source for source, goals in targets.items() if rank in goals)
-    return send_to, take_from
+                targets[source].append(there[number % len(there)])
+    return targets
