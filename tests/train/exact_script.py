@@ -68,7 +68,9 @@ def main(args):
         optimizer=optimizer,
         scheduler=scheduler,
         data=data,
-        folder=str(args.out / (f"snapshots-{os.environ['MUSTER_NODE']}" if args.apart else "snapshots")),
+        folder=str(
+            args.out / (f"snapshots-{os.environ['MUSTER_NODE']}" if args.apart else "snapshots")
+        ),
         every_steps=args.every,
         every_epoch=not args.apart,
         memory_every_steps=args.memory,

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from test_changing_world import global_losses
 
 from launching import EXACT, losses, muster, weights
-from test_changing_world import global_losses
 
 # `make chaos` runs 100 seeds.
 SEEDS = range(int(os.environ.get("MUSTER_TRAIN_SEEDS", "2")))

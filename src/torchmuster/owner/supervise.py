@@ -217,7 +217,11 @@ class Supervisor:
                 return
             self._progress.restarts_spent += 1
         self._progress.heads_lost += 1
-        follows = "another one takes its place" if self.engine.keeps_agents else "all nodes are started again"
+        follows = (
+            "another one takes its place"
+            if self.engine.keeps_agents
+            else "all nodes are started again"
+        )
         self.display.say(
             f"the head's agent ended ({ended}): {follows} with attempt {self._progress.next_attempt}"
         )

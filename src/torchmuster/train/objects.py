@@ -1,6 +1,7 @@
 """The user's objects as one packed state, and back: models, optimizers, anything with state_dict."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,17 @@ _CANT_LOAD = (
     ValueError,
 )
 OWN_NAME = "muster"  # under which a snapshot holds the run's own state
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedPaths:
+    """A container of paths: an optimizer's parameters, and its own state."""
+
+    parameters: AbstractSet[str]
+    optimizers: AbstractSet[str]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.parameters or str(path).partition(".")[0] in self.optimizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,18 @@ class Objects:
         return {
             f"{k}.{name}" for k, model in self.models().items() for name, _ in model.named_buffers()
         }
+
+    def stepped(self) -> "SteppedPaths":
+        """Return the paths of what only an optimizer's step changes."""
+        stepped = {id(p) for o in self.optimizers() for g in o.param_groups for p in g["params"]}
+        parameters = {
+            f"{k}.{name}"
+            for k, model in self.models().items()
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if id(parameter) in stepped
+        }
+        own = {k for k, v in self.by_name.items() if isinstance(v, torch.optim.Optimizer)}
+        return SteppedPaths(parameters, own)
 
     def expected_bytes(self) -> int:
         """Return how many bytes of tensors this rank saves, with those that known optimizers make at their first step."""

@@ -1,9 +1,10 @@
 """The snapshots of a run: their contents, the ranks that write them, and the outcome of each save."""
 
+import array
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +155,7 @@ class Saves:
             self.step = self._loaded_step = agreed.age[1]
         if memory is not None:
             memory.step = held.manifest.step if held is not None else -1
+            memory.follow(self._objects)
             self._check_room(memory)
         return loaded
 
@@ -209,7 +211,8 @@ class Saves:
         memory.wait()
         number = memory.next_number()
         try:
-            memory.submit(self._order(moment, memory.crew, memory.staging, number))
+            later = memory.stepped if moment.end is None else ()
+            memory.submit(self._order(moment, memory.crew, memory.staging, number, later))
         except NoRoomError as error:
             memory.refuse(number, moment.step, error)
 
@@ -254,7 +257,12 @@ class Saves:
         )
 
     def _order(
-        self, moment: Moment, crew: writer.Writers[Any], staging: Staging, number: int
+        self,
+        moment: Moment,
+        crew: writer.Writers[Any],
+        staging: Staging,
+        number: int,
+        later: Container[str] = (),
     ) -> writer.WriteOrder:
         sharded, end = self._objects.is_sharded, moment.end
         staged: Staged | None = None
@@ -262,7 +270,7 @@ class Saves:
         buffers: tuple[tuple[int, int], ...] = ()
         if sharded or crew.rank == 0 or crew.copies:
             state, tensors = (end.state, end.tensors) if end else self._objects.pack()
-            staged = _stage(tensors, staging, crew.rank, sharded=sharded)
+            staged = _stage(tensors, staging, crew.rank, later, sharded=sharded)
             state = {**state, OWN_NAME: pack(moment.own, OWN_NAME, {})}
             if not sharded and crew.copies:
                 buffers = staged.places(self._objects.buffer_paths())
@@ -279,13 +287,18 @@ class Saves:
 
 
 def _stage(
-    tensors: dict[str, torch.Tensor], staging: Staging, rank: int, *, sharded: bool
+    tensors: dict[str, torch.Tensor],
+    staging: Staging,
+    rank: int,
+    later: Container[str],
+    *,
+    sharded: bool,
 ) -> Staged:
     if not sharded:
-        return staging.copy(whole_boxes(tensors), "data-00000.bin")
+        return staging.copy(whole_boxes(tensors), "data-00000.bin", later)
     from torchmuster.train.snapshot.sharded import boxes_of
 
-    return staging.copy(boxes_of(tensors, rank), f"data-{rank:05d}.bin")
+    return staging.copy(boxes_of(tensors, rank), f"data-{rank:05d}.bin", later)
 
 
 def default_folder() -> str:
@@ -374,18 +387,24 @@ def _versions(tensors: dict[str, torch.Tensor]) -> list[int]:
 
 
 def generators_to_plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the generators' state without tensors: it goes into a rank's JSON."""
+    """Return the generators' state without tensors and long lists: it goes into a rank's JSON."""
     plain = dict(state)
     for name in ("torch", "cuda"):
         if plain[name] is not None:
-            plain[name] = bytes(plain[name].tolist())
+            plain[name] = plain[name].numpy().tobytes()
+    version, words, gauss = plain["python"]
+    plain["python"] = (version, array.array("I", words).tobytes(), gauss)
     return plain
 
 
 def generators_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """Inverse of `generators_to_plain`."""
+    """Inverse of `generators_to_plain`; older snapshots have the words of `random` one by one."""
     state = dict(plain)
     for name in ("torch", "cuda"):
         if state[name] is not None:
             state[name] = torch.frombuffer(bytearray(state[name]), dtype=torch.uint8)
+    version, words, gauss = state["python"]
+    if isinstance(words, bytes):
+        words = tuple(array.array("I", words))
+    state["python"] = (version, words, gauss)
     return state

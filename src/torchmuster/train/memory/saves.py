@@ -1,7 +1,8 @@
 """Snapshots in memory as a run makes them: who holds what, when one is made, and what it needs of each node."""
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from torchmuster.diagnose.facts.memory import free_bytes
 from torchmuster.errors import UsageError
+from torchmuster.model import contract
 from torchmuster.train.exchange import gather_json
 from torchmuster.train.memory.folder import HeldFolder, Neighbours
 from torchmuster.train.memory.held import NodeMemory, agent_socket
@@ -19,10 +21,11 @@ from torchmuster.train.memory.neighbours import (
     own_stand,
     risk_in_words,
 )
+from torchmuster.train.objects import Objects
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.staging import Staging
-from torchmuster.train.snapshot.state import MisfitError, SnapshotError
+from torchmuster.train.snapshot.state import ChangedError, MisfitError, SnapshotError
 
 _TURNS = 2  # each part is there twice: the last whole one, and the next
 
@@ -42,6 +45,7 @@ class MemorySaves:
     Attributes:
         crew: Of the writers, as of those on disk.
         staging: Copies the state to where it stays.
+        stepped: What only optimizers change, so that it may be copied until the next one steps.
         step: The step of the newest one that was started or loaded; -1 for none.
     """
 
@@ -62,6 +66,13 @@ class MemorySaves:
         self.staging = Staging(crew.folder.room)
         self._num_orders = 0
         self._has_told = False
+        self.stepped: Container[str] = ()
+
+    def follow(self, objects: Objects) -> None:
+        """Copy what only these optimizers change beside the forward and backward that follow; they wait for it."""
+        self.stepped = objects.stepped()
+        for optimizer in objects.optimizers():
+            optimizer.register_step_pre_hook(lambda *_: self._saver.wait_for_copy())
 
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot in memory is to be made after this step."""
@@ -108,6 +119,9 @@ class MemorySaves:
         """Wait until the last one is written, and complete on all nodes if its parts differ: its place is needed."""
         try:
             self._saver.wait()
+        except ChangedError as error:
+            self.stepped = ()  # from now on the loop waits for the copy of all
+            self._tell(error)
         except SnapshotError as error:
             self._tell(error)
 
@@ -180,7 +194,8 @@ def open_memory(
             fix=f"at most memory_copies={max(len(nodes) - 1, 1)}, or more nodes",
         )
     shifts = choose_shifts(nodes, settings.copies)
-    if (risk := risk_in_words(nodes, shifts)) is not None:
+    is_first = os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0"
+    if is_first and (risk := risk_in_words(nodes, shifts)) is not None:
         world.say(f"note: {risk}")
     memory = NodeMemory(path)
     if leads:

@@ -30,7 +30,7 @@ from torchmuster.train.snapshot.layout import (
     plain_tensors,
 )
 from torchmuster.train.snapshot.staging import Staged
-from torchmuster.train.snapshot.state import SnapshotError, vanished
+from torchmuster.train.snapshot.state import ChangedError, SnapshotError, vanished
 
 Place_co = TypeVar("Place_co", bound=Destination, covariant=True)
 
@@ -94,21 +94,28 @@ class Saver:
         self.crew = crew
         self.last_s = 0.0
         self.written_step: int | None = None
+        self._orders: queue.SimpleQueue[WriteOrder] = queue.SimpleQueue()
+        self._idle, self._copied = threading.Event(), threading.Event()
+        self._idle.set()
+        self._copied.set()
         self._thread: threading.Thread | None = None
         self._error: SnapshotError | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a write is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return not self._idle.is_set()
 
     def submit(self, order: WriteOrder) -> None:
         """Start writing `order` in the background; the last write must have ended."""
         self.wait()
-        self._thread = threading.Thread(
-            target=self._run, args=(order,), name="muster-save", daemon=True
-        )
-        self._thread.start()
+        if self._thread is None:
+            # One for all: to start another each time took longer than many a copy.
+            self._thread = threading.Thread(target=self._serve, name="muster-save", daemon=True)
+            self._thread.start()
+        self._idle.clear()
+        self._copied.clear()
+        self._orders.put(order)
 
     def wait(self) -> None:
         """Wait for the last write.
@@ -116,10 +123,12 @@ class Saver:
         Raises:
             SnapshotError: It failed.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._idle.wait()
         self.check()
+
+    def wait_for_copy(self) -> None:
+        """Wait until the last order has a copy of its own of all tensors: they may change from here on."""
+        self._copied.wait()
 
     def check(self) -> None:
         """Raise the error of the last write, if any; once."""
@@ -127,13 +136,29 @@ class Saver:
         if error is not None:
             raise error
 
+    def _serve(self) -> None:
+        while True:
+            order = self._orders.get()
+            self._run(order)
+            del order  # it keeps memory
+            self._copied.set()
+            self._idle.set()
+
     def _run(self, order: WriteOrder) -> None:
         began = time.monotonic()
         try:
+            if order.staged is not None:
+                try:
+                    order.staged.finish()
+                finally:
+                    self._copied.set()
             write(self.crew, order)
             if self.crew.confirms:
                 wait_for_outcome(self.crew, order.number)
             self.written_step = order.step
+        except ChangedError as error:
+            refuse(self.crew, order.number, order.step, error)
+            self._error = error
         except SnapshotError as error:
             self._error = error
         except RuntimeError as error:  # of the store
