@@ -49,6 +49,9 @@ class AllocationEngine(AgentProcesses):
         for place in range(1, min(self.plan.num_places, len(self.job.nodes))):
             self.start_place(place)
 
+    def _endpoints(self) -> tuple[str, ...]:
+        return own_endpoints(self.address[1])
+
     def start_place(self, place: int) -> None:
         """Start an agent on one place, first or replacement."""
         if place >= len(self.job.nodes):
@@ -57,7 +60,7 @@ class AllocationEngine(AgentProcesses):
         order = AgentOrder(
             run_dir=self.run_dir.path,
             place=place,
-            head=own_endpoints(self.address[1]),
+            head=self._endpoints(),
             environment=self.run_dir.environment,
         )
         argv = self.job.argv(node, agent_argv(order))

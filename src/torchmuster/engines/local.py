@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchmuster import proc
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.codec import to_words
 from torchmuster.model.display.terminal import Terminal
@@ -58,6 +59,7 @@ class AgentProcesses:
     def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
         """Start the agent with the head, on this machine: the first one, or one that the other agents look for."""
         proc.become_subreaper()
+        is_first = self._lifeline is None
         self._lifeline = self._lifeline or os.pipe2(os.O_CLOEXEC)
         listening = bind(self.bind_to, 0)
         self.address = ("127.0.0.1", int(listening.getsockname()[1]))
@@ -69,6 +71,12 @@ class AgentProcesses:
                 first_attempt=first_attempt,
                 restarts_spent=restarts_spent,
             )
+        if not is_first:
+            atomic.write_json(self.run_dir.moved, self._endpoints())
+
+    def _endpoints(self) -> tuple[str, ...]:
+        """Return where other agents find the head."""
+        return (f"127.0.0.1:{self.address[1]}",)
 
     def _start_here(
         self,

@@ -214,6 +214,7 @@ class Agent:
         while True:
             await asyncio.sleep(PING_EVERY_S / 2)
             self.spawners.look()
+            self.link.look_for_successor()
             silent_s = self.link.silent_s()
             if silent_s is not None:
                 self._end_lease(silent_s)

@@ -22,6 +22,7 @@ from torchmuster.model.lease import (
     large_packets_lost,
 )
 from torchmuster.net import messages
+from torchmuster.net.address import split_endpoint
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role
 from torchmuster.net.race import RaceError, race, worst_failure
@@ -59,6 +60,7 @@ class HeadLink:
         self._place, self._say = place, say
         self._addresses = place.addresses
         self._known: tuple[str, int] | None = None  # the address that has answered
+        self._moved_to: tuple[tuple[str, int], ...] = ()
         self._head: tuple[int, str, str] | None = None  # its process, kernel and network
         self._called_at = self.clock()
         self._stuck_bytes, self._stuck_at = 0, 0.0  # of the connection that ended with the lease
@@ -90,7 +92,7 @@ class HeadLink:
                 return channel
             if isinstance(error, HandshakeError):
                 _judge_handshake(error, host, port)
-            self._look_for_successor()
+            self.look_for_successor()
             now, problem = time.monotonic(), _describe_failure(error)
             refused = isinstance(error, ConnectionRefusedError)
             gone_since = (gone_since or now) if refused else None
@@ -101,21 +103,24 @@ class HeadLink:
                 say_at = now + SAY_EVERY_S
             await asyncio.sleep(_RETRY_S if now - started < 5 else 4 * _RETRY_S)
 
-    def _look_for_successor(self) -> None:
-        """Take the addresses of a head that stands in for a lost one, where the owner of the run has written them."""
+    def look_for_successor(self) -> None:
+        """Obey the head that stands in for a lost one, where the owner of the run says so: the old one has lost this agent.
+
+        Only agents that were welcomed look: an address of the past must not stand in their way.
+        """
         if self._place.file is None or self._head is None:
             return
         try:
             with open(self._place.file) as file:
                 told = json.loads(file.read(_MOST_FILE_BYTES))
-            port = int(told["port"])
-            hosts = [str(host) for host in told.get("addresses") or [told["host"]]]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return  # not written yet, or of another machine
-        known = {port for _, port in self._addresses}
-        if port not in known:
-            self._addresses = tuple((host, port) for host in hosts)
+            addresses = tuple(split_endpoint(word) for word in told)
+        except (OSError, ValueError, TypeError, AttributeError, MusterError):
+            return  # there is none
+        if addresses and addresses != self._moved_to:
+            self._moved_to = self._addresses = addresses
             self._known = None
+            if self.channel is not None:
+                self.channel.abort()
 
     async def _connect(self, host: str, port: int) -> Channel:
         """Call the head with our key, else with the public one where that is allowed."""

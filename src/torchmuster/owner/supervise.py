@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -226,9 +227,12 @@ class Supervisor:
             f"the head's agent ended ({ended}): {follows} with attempt {self._progress.next_attempt}"
         )
         if self.engine.keeps_agents:
-            self._start_head()
+            await self._start_beside(self.engine.start_head)
+            # Those that have gone meanwhile are started again, the others call it.
+            places = range(self.engine.plan.num_places)
+            self._wanted = {place for place in places if not self.engine.holds(place)}
         else:
-            await self._start_all_again()
+            await self._start_beside(self.engine.start_all)
 
     async def _reap_head(self) -> None:
         """Wait until nothing of the head's agent is left: only then may there be another one."""
@@ -240,19 +244,11 @@ class Supervisor:
                 raise MusterError("what the head's agent has started could not be ended")
             await asyncio.sleep(_POLL_S)
 
-    def _start_head(self) -> None:
-        """Start the head's successor; agents that have gone meanwhile are started again, the others call it."""
-        self.engine.start_head(
-            first_attempt=self._progress.next_attempt, restarts_spent=self._progress.restarts_spent
-        )
-        missing = (p for p in range(self.engine.plan.num_places) if not self.engine.holds(p))
-        self._wanted = set(missing)
-
-    async def _start_all_again(self) -> None:
-        """Start all agents beside the loop: a host may take ten seconds to answer, a Ctrl-C none."""
+    async def _start_beside(self, start: Callable[..., None]) -> None:
+        """Start agents beside the loop: a host may take ten seconds to answer, a Ctrl-C none."""
         starting = asyncio.create_task(
             asyncio.to_thread(
-                self.engine.start_all,
+                start,
                 first_attempt=self._progress.next_attempt,
                 restarts_spent=self._progress.restarts_spent,
             )
