@@ -92,8 +92,8 @@ class SshEngine:
     @property
     def used_names(self) -> tuple[str, ...]:
         """Return the hosts on which the run has begun; a range may have left some of them out."""
-        used = (self._hosts[place] for place in sorted(self._hosts))
-        return tuple(host.host.name for host in used if host.problem is None)
+        used = (host for _, host in sorted(self._hosts.items()) if host.problem is None)
+        return tuple(host.host.name for host in used)
 
     def localized(self, result: Result) -> Result:
         """Return the result with paths of this machine: hosts that share nothing have other run directories."""
@@ -412,9 +412,8 @@ class SshEngine:
     def kill_all(self) -> None:
         """End every agent at once."""
         with self._lock:
-            opening = list(self._opening)
-        for host in opening:
-            host.cut_off()
+            for host in self._opening:
+                host.cut_off()
         for host in self._alive():
             self._kill(host)
 

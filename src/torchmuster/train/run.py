@@ -26,7 +26,7 @@ from torchmuster.train.memory.folder import WHERE
 from torchmuster.train.meter import Number, RunMetrics, Totals, in_words, means_of, totals_at
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.preempt import TIME_IS_UP, StopWatch, TimeLimit, how_to_go_on
-from torchmuster.train.saves import EndOfEpoch, Moment, Saves, generators_from_plain
+from torchmuster.train.saves import EndOfEpoch, Moment, Saves, begin_generators
 from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.state import MisfitError, unpack
 
@@ -332,19 +332,7 @@ class Run:
             self._data.load_state_dict(own["data"])
             pieces = [piece["ledger"] for piece in manifest.ranks.values()]
             begin_ledger(self._data, pieces, manifest.step, is_first=self._world.rank == 0)
-        self._begin_generators(loaded, seed)
-
-    def _begin_generators(self, loaded: LoadedSnapshot, seed: int) -> None:
-        manifest, world = loaded.manifest, self._world
-        if manifest.world_size == world.world_size:
-            piece = unpack(manifest.ranks[world.rank]["generators"], {})
-            self._generators = generators_from_plain(piece)
-        else:
-            rng.seed_everything(seed, manifest.step, world.rank)
-            world.say(
-                f"the world had {manifest.world_size} workers when it was saved, now it has"
-                f" {world.world_size}: random generators are seeded anew from seed and step"
-            )
+        self._generators = begin_generators(manifest, self._world, seed)
 
     def _put_generators_back(self) -> None:
         generators, self._generators = self._generators, None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.train import rng
@@ -20,6 +21,7 @@ from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import Folder, LocalFolder, open_folder
+from torchmuster.train.snapshot.layout import SnapshotManifest
 from torchmuster.train.snapshot.load import LoadedSnapshot, agree
 from torchmuster.train.snapshot.staging import Staged, Staging, whole_boxes
 from torchmuster.train.snapshot.state import (
@@ -28,6 +30,7 @@ from torchmuster.train.snapshot.state import (
     NoRoomError,
     SnapshotError,
     pack,
+    unpack,
 )
 
 
@@ -408,3 +411,31 @@ def generators_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
         words = tuple(array.array("I", words))
     state["python"] = (version, words, gauss)
     return state
+
+
+def begin_generators(manifest: SnapshotManifest, world: Any, seed: int) -> dict[str, Any] | None:
+    """Return the generators' state of this rank in a snapshot; of another world there is none, and they are seeded anew."""
+    if manifest.world_size == world.world_size:
+        return generators_from_plain(unpack(manifest.ranks[world.rank]["generators"], {}))
+    rng.seed_everything(seed, manifest.step, world.rank)
+    world.say(
+        f"the world had {manifest.world_size} workers when it was saved, now it has"
+        f" {world.world_size}: random generators are seeded anew from seed and step"
+    )
+    return None
+
+
+def check_options(when_busy: str, on_save_error: str, **counts: int | None) -> None:
+    """Refuse options of `World.resume` that no save can follow.
+
+    Raises:
+        UsageError: A word is unknown, or a count is below one.
+    """
+    if when_busy not in ("wait", "skip") or on_save_error not in ("raise", "warn"):
+        raise UsageError(
+            "when_busy is `wait` or `skip`, on_save_error `raise` or `warn`",
+            where=f"when_busy={when_busy!r}, on_save_error={on_save_error!r}",
+        )
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}, below one", where="World.resume")

@@ -14,7 +14,6 @@ for epoch in run.epochs(10):
 import atexit
 import contextlib
 import functools
-import os
 import sys
 import uuid
 import weakref
@@ -38,10 +37,16 @@ from torchmuster.train.launch import Launcher
 from torchmuster.train.memory.saves import MemorySettings, open_memory
 from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
-from torchmuster.train.once import OncePlace, node_folder
+from torchmuster.train.once import OncePlace, folder_of
 from torchmuster.train.once import once as once_in
 from torchmuster.train.run import Run, RunSettings
-from torchmuster.train.saves import Saves, default_folder, find_crew, record_path
+from torchmuster.train.saves import (
+    Saves,
+    check_options,
+    default_folder,
+    find_crew,
+    record_path,
+)
 from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
 from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
 
@@ -307,16 +312,8 @@ class World:
         Raises:
             OnceError: The process that did the work failed; raised on all ranks that wait for it.
         """
-        if per not in ("node", "run"):
-            raise UsageError(f"per={per!r}: `node` or `run`", where="World.once")
-        if per == "run":
-            place = folder or os.path.join(default_folder(), "once")
-        else:
-            run = self._standing.launch.run_id
-            # torchrun's own default is `none`, for every job.
-            place = folder or node_folder(
-                self.token if run in ("", "none") else run, self.node_rank
-            )
+        run_id = self._standing.launch.run_id
+        place = folder_of(per, folder, default_folder(), run_id, self.token, self.node_rank)
         return once_in(name, OncePlace(folder=place, token=self.token, say=self._say_anywhere))
 
     def resume(
@@ -372,16 +369,9 @@ class World:
             UsageError: An object can't be saved, or an option has an invalid value.
             SnapshotError: There are snapshots, but none is good or none fits the script.
         """
-        if when_busy not in ("wait", "skip") or on_save_error not in ("raise", "warn"):
-            raise UsageError(
-                "when_busy is `wait` or `skip`, on_save_error `raise` or `warn`",
-                where=f"when_busy={when_busy!r}, on_save_error={on_save_error!r}",
-            )
         counts = {"every_steps": every_steps, "keep": keep, "log_every": log_every}
         counts |= {"memory_every_steps": memory_every_steps, "memory_copies": memory_copies}
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}, below one", where="World.resume")
+        check_options(when_busy, on_save_error, **counts)
         if self._run is not None:
             raise UsageError("resume() was called twice", fix="put all objects into one call")
         things = Objects(objects)

@@ -49,7 +49,7 @@ def _wanted(told: Sequence[Sequence[Row]]) -> dict[Age, dict[str, list[int]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class HeldSnapshot:
     """The chosen snapshot.
 
     Attributes:
@@ -82,7 +82,9 @@ class Found:
         return LoadedSnapshot(manifest=self.manifest, buffers=buffers, parts=self)
 
 
-def look(held: Sequence[HeldFile], newer_than: Age, report: Callable[[str], None]) -> Found | None:
+def look(
+    held: Sequence[HeldFile], newer_than: Age, report: Callable[[str], None]
+) -> HeldSnapshot | None:
     """Return the newest good snapshot in memory that is newer than disk's; a collective.
 
     Args:
@@ -117,7 +119,7 @@ def look(held: Sequence[HeldFile], newer_than: Age, report: Callable[[str], None
         }  # the first one of each
         if {*wanted, MANIFEST} <= set(holders):
             raw = broadcast_bytes(manifest, holders.pop(MANIFEST))
-            return Found(decode_manifest(raw), holders, files)
+            return HeldSnapshot(decode_manifest(raw), holders, files)
 
 
 def _row(file: HeldFile) -> Row | None:

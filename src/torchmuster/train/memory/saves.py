@@ -14,7 +14,7 @@ from torchmuster.model import contract
 from torchmuster.train.exchange import gather_json
 from torchmuster.train.memory.folder import HeldFolder, Neighbours
 from torchmuster.train.memory.held import NodeMemory, agent_socket
-from torchmuster.train.memory.look import Age, Found, look
+from torchmuster.train.memory.look import Age, HeldSnapshot, look
 from torchmuster.train.memory.neighbours import (
     NodeStand,
     choose_shifts,
@@ -78,7 +78,7 @@ class MemorySaves:
         """Return whether a snapshot in memory is to be made after this step."""
         return step % self.settings.every_steps == 0 and step != self.step
 
-    def look(self, newer_than: Age, report: Callable[[str], None]) -> Found | None:
+    def look(self, newer_than: Age, report: Callable[[str], None]) -> HeldSnapshot | None:
         """Return the newest good snapshot in memory, if it is newer than disk's; forget all others. A collective."""
         leads = self.crew.rank == 0 or self.crew.copies
         found = look(self._memory.all() if leads else [], newer_than, report)
