@@ -17,7 +17,7 @@ PROGRAMS = {
     "container": "node.sandbox.container",
     "exec": "node.sandbox.exec_launch",
     "network": "node.sandbox.network_hold",
-    "stage": "node.staging",
+    "stage": "programs.staging",
     "unpack": "node.shipping.unpack",
     "remote": "node.remote.main",
     "proxy": "node.remote.proxy",
