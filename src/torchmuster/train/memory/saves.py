@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torchmuster.diagnose.facts.memory import free_bytes
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
+from torchmuster.model.display.text import show_size
 from torchmuster.train.exchange import gather_json
 from torchmuster.train.memory.folder import HeldFolder, Neighbours
 from torchmuster.train.memory.held import NodeMemory, agent_socket
@@ -110,8 +111,8 @@ class MemorySaves:
                 raise MisfitError(
                     f"node {node} has too little memory for snapshots in memory",
                     where="World.resume(memory_every_steps=...)",
-                    why=f"they take {needed / 1e9:.2f} GB there (the last whole one and the next{of}),"
-                    f" and {free / 1e9:.2f} GB are free",
+                    why=f"they take {show_size(needed)} there (the last whole one and the next{of}),"
+                    f" and {show_size(free)} are free",
                     fix="ask for more memory for the job, or leave memory_every_steps out",
                 )
 
