@@ -19,7 +19,8 @@ from torchmuster.owner.views.find import any_result, owner_lives, view_run
 from torchmuster.owner.views.run_view import RunView
 
 _POLL_S = 0.02
-_MOST_POLL_S = 0.05  # it looks for files; a scheduler is asked less often
+# It looks for a file: after a fiftieth of the time that it has waited, and a scheduler is asked less often.
+_LEAST_POLL_S, _MOST_POLL_S, _POLL_SHARE = 0.004, 0.05, 0.02
 _LOOK_AT_OWNER_S = 2.0  # it may ask a scheduler
 _COMES_S = 10.0  # files of other hosts, behind the result
 
@@ -253,7 +254,6 @@ class RunHandle:
     def _look_until_ended(self, timeout_s: float | None) -> Any:
         """Yield how long to wait until the next look, until the run has succeeded."""
         started = look_at = time.monotonic()
-        pause_s = _POLL_S
         while (result := any_result(self._dir)) is None:
             now = time.monotonic()
             if timeout_s is not None and now - started >= timeout_s:
@@ -262,8 +262,7 @@ class RunHandle:
                 look_at = now + _LOOK_AT_OWNER_S
                 if not owner_lives(self._dir) and (result := any_result(self._dir)) is None:
                     break
-            yield pause_s
-            pause_s = min(pause_s * 1.2, _MOST_POLL_S)
+            yield min(max(_POLL_SHARE * (now - started), _LEAST_POLL_S), _MOST_POLL_S)
         self._raise_unless_succeeded(result)
 
     def _raise_unless_succeeded(self, result: Result | None) -> None:
