@@ -243,7 +243,10 @@ def test_too_little_memory_is_said_with_the_sum_before_the_first_step(world, age
         begin(world, model=nn.Linear(3, 100_000), memory_every_steps=1)
     said = message(error)
     assert "node 0 has too little memory for snapshots in memory" in said
-    assert "they take 3.052 MiB there (the last whole one and the next), and 976.6 KiB are free" in said
+    assert (
+        "they take 3.052 MiB there (the last whole one and the next), and 976.6 KiB are free"
+        in said
+    )
 
 
 def test_an_agent_of_another_version_is_named(world, agent, monkeypatch):

@@ -4,6 +4,7 @@ It owns what it starts. When an agent dies, its orphans become ours (we are a su
 before a replacement is started; when we die, the agents see the end of their lifeline.
 """
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import ClassVar
@@ -60,6 +61,9 @@ class AgentProcesses:
         """Start the agent with the head, on this machine: the first one, or one that the other agents look for."""
         proc.become_subreaper()
         is_first = self._lifeline is None
+        if is_first:  # that of another job of the same run is past
+            with contextlib.suppress(OSError):
+                os.unlink(self.run_dir.moved)
         self._lifeline = self._lifeline or os.pipe2(os.O_CLOEXEC)
         listening = bind(self.bind_to, 0)
         self.address = ("127.0.0.1", int(listening.getsockname()[1]))

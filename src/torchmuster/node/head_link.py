@@ -33,6 +33,7 @@ _RETRY_S = 0.1
 _HEAD_GONE_S = 2.0
 _HEAD_RETURNS_S = 20.0  # where a run's owner puts another one in its place
 _MOST_FILE_BYTES = 64 << 10
+_LOOK_EVERY_S = 2.0
 _SECRET_FILE = "`--rdzv_conf secret_file=FILE`"
 
 
@@ -60,7 +61,8 @@ class HeadLink:
         self._place, self._say = place, say
         self._addresses = place.addresses
         self._known: tuple[str, int] | None = None  # the address that has answered
-        self._moved_to: tuple[tuple[str, int], ...] = ()
+        self._moved_to = place.addresses
+        self._look_at = 0.0
         self._head: tuple[int, str, str] | None = None  # its process, kernel and network
         self._called_at = self.clock()
         self._stuck_bytes, self._stuck_at = 0, 0.0  # of the connection that ended with the lease
@@ -110,6 +112,9 @@ class HeadLink:
         """
         if self._place.file is None or self._head is None:
             return
+        if self.channel is not None and self.clock() < self._look_at:
+            return  # it may be on a network's disk, and nobody waits
+        self._look_at = self.clock() + _LOOK_EVERY_S
         try:
             with open(self._place.file) as file:
                 told = json.loads(file.read(_MOST_FILE_BYTES))

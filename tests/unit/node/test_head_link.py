@@ -1,6 +1,7 @@
 """The connection of an agent to its head: who is called, what ends it, and what a lease is worth."""
 
 import asyncio
+import json
 import os
 
 import pytest
@@ -195,3 +196,65 @@ def test_a_name_that_never_resolves_is_the_reason_in_words():
     error = asyncio.run(asyncio.wait_for(call(), 60))
     assert error.what == "the head at no-such-pod.invalid:29500 could not be reached within 0 s"
     assert error.why == "its name is not known here"
+
+
+WELCOME = messages.Welcome(run_id="r", node="n2", tee="0", head_pid=1, boot_id="b", network_id="n")
+
+
+def write_moved(path, *addresses):
+    path.write_text(json.dumps([f"127.0.0.1:{port}" for port in addresses]))
+
+
+def test_an_agent_that_was_welcomed_finds_the_head_in_a_lost_ones_place(tmp_path):
+    moved = tmp_path / "moved.json"
+
+    async def conversation(successor):
+        place = HeadPlace(
+            addresses=(("127.0.0.1", reserve_port()),),
+            secret=SECRET,
+            join_timeout_s=10.0,
+            file=str(moved),
+        )
+        link = HeadLink(place, lambda text: None)
+        link.welcome(WELCOME)  # by a head that has gone since
+        calling = asyncio.create_task(link.call())
+        await asyncio.sleep(0.2)
+        assert not calling.done()
+        write_moved(moved, successor.listener.port)
+        (await calling).abort()
+
+    meet(conversation)
+
+
+def test_a_head_that_was_given_up_by_the_owner_loses_its_agents_though_it_lives(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(head_link, "_LOOK_EVERY_S", 0.0)
+    moved = tmp_path / "moved.json"
+
+    async def conversation(old):
+        link = old.link(file=str(moved))
+        talking = asyncio.create_task(link.converse(await link.call(), HELLO, take_all))
+        await wait_until_async(lambda: link.channel is not None, "the conversation")
+        link.look_for_successor()
+        write_moved(moved, 1)
+        link.look_for_successor()  # it was not welcomed: nothing of the past stands in its way
+        assert not talking.done()
+        link.welcome(WELCOME)
+        link.look_for_successor()
+        return await talking
+
+    assert meet(conversation)
+
+
+@pytest.mark.parametrize("text", ["", "{", "5", '"x"', '["no port"]', '[["a", 1]]', "[]"])
+def test_a_file_of_addresses_that_is_no_such_thing_changes_nothing(tmp_path, text):
+    (tmp_path / "moved.json").write_text(text)
+
+    async def conversation(doorman):
+        link = doorman.link(file=str(tmp_path / "moved.json"))
+        link.welcome(WELCOME)
+        link.look_for_successor()
+        (await link.call()).abort()
+
+    meet(conversation)

@@ -127,6 +127,8 @@ class RemoteEnd:
     def _set_up_run(self, message: messages.SetUpRun) -> None:
         place = self._place = RemotePlace(message)
         self.agents.run_dir = place.run_dir
+        with contextlib.suppress(OSError):
+            os.unlink(place.run_dir.moved)  # that of an earlier session is past
         placed = place.answer()
         self._session.send(placed)
         if not placed.wants_code:
