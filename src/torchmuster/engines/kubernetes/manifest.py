@@ -81,7 +81,8 @@ def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[
     whole = replace(first, name=name)
     jobs: list[dict[str, Any]] = []
     for kind, run in kinds:
-        job = _patched_job(replace(run, queue=None, queue_priority=None))
+        inside = replace(run.resources, asks_for_disk=run.queue is None)
+        job = _patched_job(replace(run, queue=None, queue_priority=None, resources=inside))
         del job["metadata"]["name"]
         if QUEUE_LABEL in _queue_labels(first):  # a label there would be for Kueue itself
             job["metadata"]["annotations"][QUEUE_LABEL] = first.queue
@@ -365,7 +366,7 @@ def _container(run: PodsRequest) -> dict[str, Any]:
         "command": list(run.command),
         "terminationMessagePolicy": "File",
         "env": environment,
-        "resources": _resources(run.resources),
+        "resources": _resources(run.resources, asks_for_disk=run.queue is None),
         "volumeMounts": [
             {"name": "package", "mountPath": PACKAGE_FOLDER, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},
@@ -383,7 +384,7 @@ def _container(run: PodsRequest) -> dict[str, Any]:
     return container
 
 
-def _resources(wanted: PodResources) -> dict[str, Any]:
+def _resources(wanted: PodResources, *, asks_for_disk: bool) -> dict[str, Any]:
     """Return requests and limits: memory and devices are equal in both, and a CPU is asked for but not limited."""
     both: dict[str, Any] = {}
     if wanted.memory_bytes is not None:
@@ -392,8 +393,10 @@ def _resources(wanted: PodResources) -> dict[str, Any]:
         both[wanted.gpu_resource] = str(wanted.gpus)
     both |= {name: str(number) for name, number in wanted.devices.items()}
     requests = {"cpu": str(wanted.cpus)} if wanted.cpus is not None else {}
-    # Of the node's disk: what the scheduler counts, and what a pod is evicted for last.
-    requests["ephemeral-storage"] = str(wanted.scratch_bytes or _SCRATCH_BYTES)
+    # Of the node's disk: what the scheduler counts, and what a pod is evicted for last. A queue of Kueue admits nothing that
+    # asks for a resource which it has no quota of, and few have one of this: there it is asked for by the user only.
+    if wanted.scratch_bytes is not None or (asks_for_disk and wanted.asks_for_disk):
+        requests["ephemeral-storage"] = str(wanted.scratch_bytes or _SCRATCH_BYTES)
     return {"requests": {**requests, **both}, "limits": both}
 
 

@@ -22,7 +22,8 @@ class PodResources:
         gpus: How many of `gpu_resource`.
         devices: Other resources by the site's own names: `rdma/ib`.
         shm_bytes: Of /dev/shm; it counts as memory of the pod. None for half of the memory.
-        scratch_bytes: Of the node's disk, request and limit; None for no limit, and a request of 1 GiB.
+        scratch_bytes: Of the node's disk, request and limit; None for no limit.
+        asks_for_disk: Without `scratch_bytes` it asks for 1 GiB, where no queue counts it.
     """
 
     cpus: int | None = None
@@ -32,6 +33,7 @@ class PodResources:
     devices: Mapping[str, int] = field(default_factory=dict)
     shm_bytes: int | None = None
     scratch_bytes: int | None = None
+    asks_for_disk: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
