@@ -75,7 +75,9 @@ def test_a_container_that_is_killed_as_a_whole_for_its_memory_is_the_verdict(ben
     # With equal requests and limits all processes but the first one are the kernel's last choice.
     cpu = "spec.template.spec.containers.0.resources"
     equal = [f"{cpu}.limits.cpu=500m", f"{cpu}.requests.cpu=500m"]
-    bench.site(memory="1Gi", directives=equal)
+    bench.site(
+        memory="1Gi", shm="2Gi", directives=equal
+    )  # a full /dev/shm of half of it is an error
     run = bench.start("--max-restarts", "0")
     bench.wait_up()
     pod, node = bench.pod_of_rank(rank)

@@ -155,6 +155,8 @@ def _reason(verdict: LogVerdict, own: LogFinding | None, cause: WorkerEnd) -> Lo
 
 
 def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str) -> Report:
+    if as_sure(finding) in report.because or (finding.hint and finding.hint in (report.hint or "")):
+        return report  # its job has done this already
     lines = _telling(finding.evidence)
     # The head saw the exception itself: what is not certain is only what led to it.
     sure = finding.confidence is Confidence.HIGH or finding.cause == "exception"

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,10 @@ def test_logs_that_were_not_read_in_time_are_counted(run_dir, monkeypatch):
     report = explained(result_of(end(exit_code=3)), run_dir("step 1\n", DISK, "step 1\n"))
     assert "disk is full" in report.because[0]
     assert report.because[-1] == "2 of 3 logs were looked at; `muster explain r-1` reads all"
+
+
+def test_a_report_that_a_job_has_explained_is_not_explained_again(run_dir):
+    folder, result = run_dir("step 1\n", "step 1\n" + DISK), result_of(end(exit_code=3))
+    once = explained(result, folder)
+    assert once != result.report
+    assert explained(replace(result, report=once), folder) == once
