@@ -35,6 +35,7 @@ DEBUG_VARIABLE = "TORCHMUSTER_DEBUG"
 # `muster run --debugpy R` and `--pdb`: the tool, and the rank that it is for (of none: every rank).
 DEBUGGER_VARIABLE = "TORCHMUSTER_DEBUGGER"
 DEBUGPY, PDB = "debugpy", "pdb"
+PDB_STOPS = "pdb:stops"  # a rank that has not failed: it goes on when the user has looked
 # The first byte that a worker says to who brings its debugger: call me at your port, or here it is.
 CALLS_BACK, STREAMS = b"C", b"S"
 

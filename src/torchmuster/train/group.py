@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.model.display.text import render_report, report_of_error
@@ -88,6 +89,8 @@ def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> 
         UsageError: The environment contradicts itself.
         WorldError: Ranks are missing, or two of them share a GPU.
     """
+    if timeout_s == DEFAULT_TIMEOUT_S:  # a debugger has made torch's own longer
+        timeout_s = max(timeout_s, torch_timeout_s())
     launch = read_launch(os.environ, _node_file())
     if launch.launcher is not Launcher.NONE:  # a child of ours is not a rank of this world
         for name, value in torchrun_variables(launch).items():
@@ -310,6 +313,13 @@ def _check_roll(launch: Launch, cards: list[RankFacts], on_my_node: list[int]) -
                 why="both see the same device as their own",
                 fix="start one worker per GPU, e.g. muster run --nproc-per-node gpu",
             )
+
+
+def torch_timeout_s() -> float:
+    """Return torch's own limit for a collective of Gloo, in seconds, where somebody has made it longer than a day; else 0."""
+    default: Any = getattr(distributed_c10d, "default_pg_timeout", None)
+    is_long = isinstance(default, timedelta) and default >= timedelta(days=1)
+    return float(default.total_seconds()) if is_long else 0.0
 
 
 def first_line(error: BaseException) -> str:
