@@ -72,7 +72,10 @@ class Saves:
     Attributes:
         step: The step of the newest snapshot that was started or loaded; -1 for none.
         at: The time of that, by `time.monotonic()`.
+        source: What is loaded, where that is another folder than the one that is written.
     """
+
+    source: Folder | None = None
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Saves:
     @property
     def folder_url(self) -> str:
         """The folder of the snapshots: a path or URL."""
-        return self._crew.folder.url
+        return (self.source or self._crew.folder).url
 
     @property
     def last_s(self) -> float:
@@ -131,10 +134,17 @@ class Saves:
         reads = crew.rank == 0 or crew.copies
         if reads:
             crew.folder.tidy(crew.generation)
-        loaded = load_agreed(crew.folder, reads=reads, report=_report)
+        source = self.source or crew.folder
+        loaded = load_agreed(source, reads=reads, report=_report)
         if loaded is not None:
-            self._objects.load(loaded, crew.folder)
+            self._objects.load(loaded, source)
             self.step = self._loaded_step = loaded.manifest.step
+        elif self.source is not None:
+            raise NoGoodSnapshotError(
+                "there is no snapshot that the step can be made from",
+                where=self.source.url,
+                fix="choose a later --step",
+            )
         elif crew.rank == 0:
             self._refuse_to_forget()
         return loaded

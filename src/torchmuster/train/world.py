@@ -39,6 +39,7 @@ from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
 from torchmuster.train.once import OncePlace, node_folder
 from torchmuster.train.once import once as once_in
+from torchmuster.train.replay.run import is_replay, make_run
 from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.saves import Saves, default_folder, find_crew, record_path
 from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
@@ -352,7 +353,8 @@ class World:
             asynchronous: Write in the background; the loop waits for the copy only.
             when_busy: `wait` for a save that is still running, or `skip` the new one.
             on_save_error: `raise` when a save failed, or `warn` and continue training.
-            on_nan: When a step's gradients are not finite: `ignore` it, `stop` before the optimizer uses them, or `skip` the step.
+            on_nan: When a step's gradients are not finite: `ignore` it, `stop` before the optimizer uses them, `skip` the step,
+                or `replay`: stop, make the forward that began it again, and go on only if it is finite then.
             save_timeout_s: How long rank 0 waits for the other ranks' parts.
             log_every: Steps between two reductions of the metrics.
             time_limit_s: Save and stop before this many seconds have passed. Under Slurm the
@@ -377,6 +379,8 @@ class World:
             raise UsageError("resume() was called twice", fix="put all objects into one call")
         things = Objects(objects)
         things.check()
+        if is_replay():  # it writes nothing where the run that it replays does
+            folder, sinks, tensorboard = None, None, None
         where, sharded = folder or default_folder(), things.is_sharded
         crew = find_crew(self, where, keep=keep, timeout_s=save_timeout_s, is_sharded=sharded)
         record = MetricsRecord(record_path(crew.folder))
@@ -397,7 +401,7 @@ class World:
             log_every=log_every,
             time_limit_s=time_limit_s,
         )
-        run = Run(self, things, data, settings, saves, metrics)
+        run = make_run(self, things, data, settings, saves, metrics)
         watch_gradients(on_nan, run, things, data, self, record)
         run.begin(self.seed)
         self._run = run
