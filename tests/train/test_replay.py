@@ -87,6 +87,19 @@ def test_a_step_that_failed_is_made_again_bit_for_bit(seed, tmp_path):
         assert noted is (on_nan != "ignore"), said.stderr
 
 
+def test_a_step_behind_a_change_of_the_world_is_made_by_the_world_that_made_it(tmp_path):
+    """Its snapshot is that of two ranks: three have seeded their generators anew, and do so again."""
+    shared = ["--snapshots", tmp_path / "shared", "--keep", 9]
+    muster(tmp_path, 2, SCRIPT, *shared, "--kind", "exception", "--step", 5, check=False)
+    words = [*shared, "--kind", "exception", "--step", 8, "--rank", 2]
+    muster(tmp_path, 3, SCRIPT, *words, check=False)
+    first = run_dirs(tmp_path)[1]
+    said, again = replay(tmp_path, first.name, "--step", 5, check=True)
+    assert "from the snapshot of step 3, 3 ranks" in said.stderr
+    assert "the world had 2 workers when it was saved, now it has 3" in said.stderr
+    assert_made_alike(first, again, 5, range(3))
+
+
 @pytest.mark.parametrize("kind", ["nan", "exception"])
 def test_a_step_of_a_sharded_model_is_made_again(kind, tmp_path):
     words = ("--sharded", "--kind", kind, "--step", 8, "--rank", 2)
