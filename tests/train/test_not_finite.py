@@ -119,6 +119,69 @@ def test_a_forward_that_is_not_finite_again_is_no_accident_of_the_machine(world)
     assert len(noted["gradients"]) == 1
 
 
+class Count:
+    """Something whose state a step changes at a moment that only the script knows."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def saved_steps():
+    return sorted(int(path.name[5:]) for path in Path.cwd().glob("snapshots/step-*"))
+
+
+@pytest.mark.parametrize("more", [{}, {"count": Count()}])
+def test_the_boundary_before_the_step_is_saved_where_all_of_it_is_known(world, more):
+    model = world.wrap(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    data = world.loader(Odd(24, {9}), global_batch_size=4)
+    things = {"model": model, "optimizer": optimizer, "schedule": schedule, **more}
+    run = world.resume(data=data, on_nan="replay", every_s=None, asynchronous=False, **things)
+    means = []
+
+    def loop():
+        for _ in run.epochs(1):
+            for x in data:
+                means.append(model[1].running_mean.clone())
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                run.step()
+                schedule.step()
+
+    with pytest.raises(tm.NotFiniteError, match="of step 3 "):
+        loop()
+    assert saved_steps() == ([0] if more else [0, 2])
+    if not more:
+        assert torch.equal(model[1].running_mean, means[2]), "the forward has changed it"
+
+
+def test_behind_the_first_of_two_optimizers_the_boundary_is_gone(world):
+    model = world.wrap(nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)}))
+    first = torch.optim.SGD(model["a"].parameters(), lr=0.1)
+    second = torch.optim.SGD(model["b"].parameters(), lr=0.1)
+    data = world.loader(Ones(24), global_batch_size=4)
+    things = {"model": model, "first": first, "second": second}
+    run = world.resume(data=data, on_nan="replay", every_s=None, asynchronous=False, **things)
+
+    def loop():
+        for _ in run.epochs(1):
+            for x in data:
+                model["a"](x).mean().backward()
+                first.step()
+                (model["b"](x).mean() * (float("nan") if run.steps_done == 2 else 1)).backward()
+                second.step()
+                run.step()
+
+    with pytest.raises(tm.NotFiniteError, match="of step 3 "):
+        loop()
+    assert saved_steps() == [0]
+
+
 class Once(nn.Linear):
     """Not finite in its third forward, as after a bit that has flipped."""
 

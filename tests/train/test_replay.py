@@ -71,6 +71,8 @@ def test_a_step_that_failed_is_made_again_bit_for_bit(seed, tmp_path):
     said, again = replay(tmp_path, first.name, *more)
     assert said.returncode == 1, said.stderr
     assert f"step {step} of" in said.stderr
+    if kind != "exception" and on_nan == "replay":
+        assert f"from the snapshot of step {step - 1}, " in said.stderr, "it was saved at the end"
     assert f"looking into rank {rank}" in said.stderr or place in ("loss", "backward"), said.stderr
     # Of an exception the others learn at different moments: they are ended, or lose a connection.
     whole = [rank] if kind == "exception" else range(world_size)
@@ -98,6 +100,17 @@ def test_a_step_behind_a_change_of_the_world_is_made_by_the_world_that_made_it(t
     assert "from the snapshot of step 3, 3 ranks" in said.stderr
     assert "the world had 2 workers when it was saved, now it has 3" in said.stderr
     assert_made_alike(first, again, 5, range(3))
+
+
+@pytest.mark.parametrize("step", [6, 7])
+def test_the_boundary_is_saved_also_at_the_end_of_an_epoch(step, tmp_path):
+    words = ("--step", step, "--rank", 1, "--every", 100)
+    muster(tmp_path, 2, SCRIPT, *words, check=False)
+    first = run_dirs(tmp_path)[0]
+    said, again = replay(tmp_path, first.name)
+    assert f"from the snapshot of step {step - 1}, 2 ranks" in said.stderr
+    assert "the gradients of all ranks are those of the run, bit for bit" in said.stderr
+    assert_made_alike(first, again, step, range(2))
 
 
 @pytest.mark.parametrize("kind", ["nan", "exception"])
@@ -224,7 +237,7 @@ def test_a_nan_that_a_machine_has_made_once_is_tried_again_from_the_snapshot(tmp
     ended = muster(ill, 2, SCRIPT, *words, restarts=1)
     assert "because: the model's output was not finite on rank 1" in ended.stderr
     assert "random numbers it is finite on rank 1 (" in ended.stderr
-    assert "attempt 1" in ended.stderr
+    assert "resuming after step 4 " in ended.stderr, "the boundary before the step was saved"
     ours, theirs = run_dirs(quiet)[0], run_dirs(ill)[0]
     assert steps(theirs, 1)[NUM_STEPS] == steps(ours, 1)[NUM_STEPS], "as if nothing had happened"
     said, _ = replay(ill, "last", check=True)

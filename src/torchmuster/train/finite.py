@@ -81,6 +81,8 @@ def watch_gradients(
         if world.rank == 0:
             found = {"ranks": bad.ranks, "samples": bad.samples, "gradients": bad.checksums}
             record.event(name, step=bad.step, why=bad.why, **found)
+        if name == "not_finite" and hasattr(run, "save_boundary"):
+            run.save_boundary()
         if name == "skipped":
             world.say(f"step {bad.step} is skipped: its gradients are not finite; {bad.why}")
 

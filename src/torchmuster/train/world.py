@@ -401,7 +401,7 @@ class World:
             log_every=log_every,
             time_limit_s=time_limit_s,
         )
-        run = make_run(self, things, data, settings, saves, metrics)
+        run = make_run(on_nan, self, things, data, settings, saves, metrics)
         watch_gradients(on_nan, run, things, data, self, record)
         run.begin(self.seed)
         self._run = run

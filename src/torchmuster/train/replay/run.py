@@ -20,6 +20,7 @@ from torchmuster.train.finite import BadStep, NotFiniteError, are_finite, replay
 from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
 from torchmuster.train.replay.births import Birth, GradientWatch, NanBirths
+from torchmuster.train.replay.boundary import BoundaryRun
 from torchmuster.train.replay.source import SnapshotsBefore
 from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.saves import Saves
@@ -31,6 +32,7 @@ def is_replay() -> bool:
 
 
 def make_run(
+    on_nan: str,
     world: Any,
     objects: Objects,
     data: Loader | None,
@@ -41,7 +43,8 @@ def make_run(
     """Return the run of a script; where `muster replay` has started it, the one that makes a step again."""
     order = contract.replay_order(os.environ)
     if order is None:
-        return Run(world, objects, data, settings, saves, metrics)
+        kind = BoundaryRun if on_nan == "replay" else Run
+        return kind(world, objects, data, settings, saves, metrics)
     saves.source = SnapshotsBefore(order.snapshots, order.step)
     settings = replace(
         settings, every_steps=None, every_s=None, every_epoch=False, time_limit_s=None
