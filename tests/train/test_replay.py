@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -242,3 +244,26 @@ def test_a_nan_that_a_machine_has_made_once_is_tried_again_from_the_snapshot(tmp
     assert steps(theirs, 1)[NUM_STEPS] == steps(ours, 1)[NUM_STEPS], "as if nothing had happened"
     said, _ = replay(ill, "last", check=True)
     assert "its gradients are finite; in the run they were not" in said.stderr
+
+
+def test_the_code_of_then_is_run_from_another_folder(tmp_path):
+    then, now = tmp_path / "then", tmp_path / "now"
+    for folder in (then, now):
+        folder.mkdir()
+        shutil.copy(SCRIPT, folder / "train.py")
+    line = [*MUSTER, "run", "--nproc-per-node", "2", "--max-restarts", "0", "train.py"]
+    line += ["--step", "4", "--kind", "exception", "--rank", "1"]
+    env = muster_env(tmp_path, MUSTER_ON="local")
+    subprocess.run(line, cwd=now, env=env, capture_output=True, timeout=LIMIT_S)
+    first = run_dirs(tmp_path)[0]
+    (now / "train.py").write_text("raise SystemExit('other code')\n")
+    said, _ = replay(tmp_path, first.name)
+    assert (said.returncode, len(run_dirs(tmp_path))) == (2, 1), said.stderr
+    assert "error: the code has changed since the run: train.py" in said.stderr
+    said, again = replay(tmp_path, first.name, "--code", then)
+    assert_made_alike(first, again, 4, range(2), whole=[1])
+    assert "the exception is that of the run, word for word" in said.stderr
+    said, _ = replay(tmp_path, first.name, "--changed-code")
+    assert "in the run the step ended otherwise, with ValueError: this forward is unhappy" in (
+        said.stderr
+    )

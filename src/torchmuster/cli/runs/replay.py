@@ -13,7 +13,7 @@ from torchmuster.model.display.text import in_one_line
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
-    from torchmuster.model.plan import RunPlan
+    from torchmuster.model.plan import Program, RunPlan
     from torchmuster.owner.views.replay import StepOfRun
     from torchmuster.owner.views.run_view import RunView
 
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 @click.option(
     "--no-debugger", is_flag=True, help="Print what pdb would show; so without a terminal."
 )
+@click.option(
+    "--code",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="Run the code in FOLDER, e.g. a work tree of the run's commit.",
+)
 @click.option("--changed-code", is_flag=True, help="Go on though the code is not that of the run.")
 @options.here
 def replay(
@@ -40,6 +46,7 @@ def replay(
     step: int | None,
     rank: int | None,
     no_debugger: bool,
+    code: str | None,
     changed_code: bool,
     here: bool,
 ) -> int:
@@ -51,6 +58,7 @@ def replay(
     from torchmuster.cli.runs.start import start
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.errors import NotFoundError, UsageError
+    from torchmuster.files.code_copy import moved, root_of
     from torchmuster.files.layout import short_id
     from torchmuster.owner.create import create_run_dir
     from torchmuster.owner.views.find import find_run
@@ -66,9 +74,10 @@ def replay(
             f"{name} is a sweep: its members have steps",
             fix=f"muster replay {name}.NUMBER; `muster status {name}` lists them",
         )
-    if view.plan is None:
+    plan = view.plan
+    if plan is None:
         raise NotFoundError("the run has no plan that can be read", where=view.run_dir.plan)
-    if view.plan.is_replay:
+    if plan.is_replay:
         what = f"{name} is a replay itself"
         raise UsageError(what, fix="name the run whose step it made again: `muster ps` lists them")
     if not here and os.environ.get("MUSTER_ON") != "local":
@@ -80,18 +89,20 @@ def replay(
             where=f"--rank {rank}",
             fix=f"--rank {found.rank}",
         )
-    _check_code(view, go_on=changed_code)
+    if code is not None:
+        here_now = os.path.abspath(code)
+        plan = replace(plan, program=moved(plan.program, root_of(plan.program.cwd), here_now))
+    _check_code(view, plan.program, go_on=changed_code)
     found = found if rank is None else replace(found, rank=rank)
     debugger = not no_debugger and os.isatty(0) and os.isatty(1)
     gpus = visible_gpus()
-    plan = _plan(
-        view.plan, view.run_id, found, debugger=debugger, shares=0 < len(gpus) < found.world_size
-    )
+    shares = 0 < len(gpus) < found.world_size
+    plan = _plan(plan, view.run_id, found, debugger=debugger, shares=shares)
     click.echo(f"muster: {_what(view.run_id, found)}", err=True)
     run_dir = create_run_dir(plan)
-    code = start(plan, run_dir, gpus, detach=False)
+    status = start(plan, run_dir, gpus, detach=False)
     _compare(run_dir, found)
-    return code
+    return status
 
 
 def _compare(run_dir: "RunDir", found: "StepOfRun") -> None:
@@ -122,14 +133,13 @@ def _check_machine(name: str) -> None:
         raise UsageError(refusal.what, where=refusal.where, why=refusal.why, fix=fix)
 
 
-def _check_code(view: "RunView", *, go_on: bool) -> None:
+def _check_code(view: "RunView", program: "Program", *, go_on: bool) -> None:
     """Refuse code that is not what ran, unless the user knows it."""
     from torchmuster.errors import UsageError
     from torchmuster.model.display.text import few_of
     from torchmuster.owner.views.replay import changed_code, commit_that_ran
 
-    program = view.plan.program if view.plan is not None else None
-    changed = changed_code(view, program.cwd) if program is not None else None
+    changed = changed_code(view, program.cwd)
     if changed is None:
         click.echo("muster: the record does not tell which code ran: it may have changed", err=True)
         return
@@ -139,10 +149,10 @@ def _check_code(view: "RunView", *, go_on: bool) -> None:
         click.echo(f"muster: not as they ran: {few_of(changed, 5)}", err=True)
         return
     commit = commit_that_ran(view)
-    before = f"`git worktree add FOLDER {commit[:12]}` has the run's commit; " if commit else ""
+    before = f"`git worktree add FOLDER {commit[:12]}` and --code FOLDER; " if commit else ""
     raise UsageError(
         f"the code has changed since the run: {few_of(changed, 5)}",
-        where=program.cwd if program is not None else None,
+        where=program.cwd,
         why="their SHA-256 are not those in the run's record",
         fix=f"{before}--changed-code replays with the files of now",
     )

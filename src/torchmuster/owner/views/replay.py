@@ -234,7 +234,8 @@ def changed_code(view: RunView, folder: str) -> tuple[str, ...] | None:
         view: Of the run.
         folder: Where its program runs.
     """
-    code = code_that_ran(read_events(view.run_dir.events))
+    noted = [one for one in read_events(view.run_dir.training) if one.get("event") == "code"]
+    code = code_that_ran(read_events(view.run_dir.events)) or (noted[-1] if noted else None)
     files = code.get("files") if isinstance(code, dict) else None
     if not isinstance(files, list) or not files:
         return None

@@ -7,7 +7,7 @@ debugger, or is printed. Nothing of the earlier run is changed, and nothing is s
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ def make_run(
     """Return the run of a script; where `muster replay` has started it, the one that makes a step again."""
     order = contract.replay_order(os.environ)
     if order is None:
+        _note_code(metrics)
         kind = BoundaryRun if on_nan == "replay" else Run
         return kind(world, objects, data, settings, saves, metrics)
     saves.source = SnapshotsBefore(order.snapshots, order.step)
@@ -50,6 +51,18 @@ def make_run(
         settings, every_steps=None, every_s=None, every_epoch=False, time_limit_s=None
     )
     return ReplayRun(order, world, objects, data, settings, saves, metrics)
+
+
+def _note_code(metrics: RunMetrics) -> None:
+    """Note which code this attempt runs, on rank 0 under muster: at its end a rank that is killed can't say it."""
+    if not os.environ.get(contract.SOCKET_VARIABLE):
+        return
+    from torchmuster.node.spawner.ran_code import CodeNote
+
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    code = CodeNote(os.path.dirname(os.path.realpath(script)) if script else None).read()
+    if code is not None:
+        metrics.record.event("code", **asdict(code))
 
 
 class ReplayRun(Run):

@@ -130,5 +130,7 @@ def test_code_is_compared_with_what_ran(run_dir, tmp_path):
     for name in ("same.py", "other.py"):
         (tmp_path / name).write_text("" if name == "same.py" else "pass\n")
     files = [{"path": name, "sha256": empty} for name in ("same.py", "other.py", "gone.py")]
+    write(run_dir.training, {"event": "code", "files": files[:2]})
+    assert changed_code(view, str(tmp_path)) == ("other.py",), "what the library has noted"
     write(run_dir.events, {"event": "worker_ended", "code": {"files": files}})
-    assert changed_code(view, str(tmp_path)) == ("other.py", "gone.py")
+    assert changed_code(view, str(tmp_path)) == ("other.py", "gone.py"), "and what rank 0 said last"
