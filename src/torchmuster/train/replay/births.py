@@ -169,9 +169,12 @@ def _has_nan(tensor: torch.Tensor) -> bool:
     local = _local(tensor)
     if type(local) not in _WITH_NUMBERS:
         return False  # a compiler traces with tensors that have none
-    if local.layout != torch.strided or not local.untyped_storage().size():
-        return False  # FSDP frees the memory of parameters that it is about to gather
-    return bool(torch.isnan(local.detach()).any())
+    try:
+        if local.layout != torch.strided or not local.untyped_storage().size():
+            return False  # FSDP frees the memory of parameters that it is about to gather
+        return bool(torch.isnan(local.detach()).any())
+    except (RuntimeError, NotImplementedError):  # as within torch.vmap: a batch computed as one
+        return False
 
 
 def _name_of(func: Any) -> str:
@@ -194,7 +197,10 @@ def _describe(tensor: torch.Tensor) -> str:
     values = _local(tensor).detach()
     if not values.numel() or values.is_complex() or values.dtype == torch.bool:
         return _shape(tensor)
-    low, high = values.min().item(), values.max().item()
+    try:
+        low, high = values.min().item(), values.max().item()
+    except (RuntimeError, NotImplementedError):  # as in `_has_nan`
+        return _shape(tensor)
     return f"{_shape(tensor)} between {low:.6g} and {high:.6g}"
 
 

@@ -84,6 +84,24 @@ def test_numbers_and_generators_are_those_without_a_look():
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
 
 
+def test_functions_that_torch_transforms_or_compiles_work_as_without_a_look():
+    x = torch.tensor([[-1.0, 2.0], [3.0, 4.0]])
+
+    def roots(row):
+        return row.sqrt().sum()
+
+    wanted = torch.vmap(roots)(x.abs()), torch.func.grad(roots)(x.abs()[0])
+    found = []
+    births_of(
+        lambda: found.extend((torch.vmap(roots)(x.abs()), torch.func.grad(roots)(x.abs()[0])))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    compiled = torch.compile(roots, backend="aot_eager")
+    births = births_of(lambda: found.append(compiled(x[0])))
+    assert torch.isnan(found[-1])
+    assert len(births) == 1
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_the_first_gradient_that_is_not_finite_is_named_once(bad):
     model, told = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), []
