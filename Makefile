@@ -40,6 +40,7 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 	@$(BIN)/python benchmarks/launch.py $(PEER:%=--torchrun %)
 	@$(BIN)/python benchmarks/rendezvous.py $(PEER:%=--torchrun %)
 	@$(BIN)/python benchmarks/train.py
+	@$(BIN)/python benchmarks/losses.py
 	@$(BIN)/python benchmarks/workflows.py
 	@$(BIN)/python benchmarks/sweeps.py
 	@$(BIN)/python benchmarks/engines.py

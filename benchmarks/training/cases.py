@@ -97,6 +97,7 @@ def all_cases(sizes: Sizes) -> dict[str, Case]:
         "metrics": _metrics(sizes),
         "stall": _stall(sizes),
         "every10": _every10(sizes),
+        "memory": _memory(sizes),
         "write": _write(sizes),
         "goodput": _goodput(sizes),
     }
@@ -180,6 +181,35 @@ def _every10(sizes: Sizes) -> Case:
                 text="at most 2 % more" if name == first else "",
             )
             for name in shapes
+        ),
+    )
+
+
+def _memory(sizes: Sizes) -> Case:
+    shapes = {
+        "20 MB, every step": (1, 20, 1, 2.0),
+        "2 workers, 20 MB, every step": (2, 20, 1, None),
+        "200 MB (180 frozen), every 10 steps": (1, 200, 10, 3.0),
+        "100 MB (80 frozen), every 10 steps": (1, 100, 10, None),
+    }
+
+    def row(name: str) -> Callable[[], Values]:
+        num_workers, state_mb, every, _ = shapes[name]
+        what = {"case": "memory", "name": name, "state_mb": state_mb, "loads": 5}
+        what |= {"every": every, "steps": sizes.long_steps, "blocks": sizes.blocks}
+        return partial(jobs.measure, "saves.py", num_workers, what)
+
+    return Case(
+        title="Time of a step of about 50 ms without and with snapshots in memory that outlives the worker; their load",
+        rows={name: row(name) for name in shapes},
+        goals=tuple(
+            Goal(
+                row=name,
+                others=("no saves",),
+                kind="more",
+                text=f"at most {limit:g} % more" if limit is not None else "",
+            )
+            for name, (*_, limit) in shapes.items()
         ),
     )
 

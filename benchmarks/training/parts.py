@@ -1,9 +1,9 @@
 """What the measured scripts share: models, steps of a wanted length, blocks of steps in turn."""
 
+import gc
 import itertools
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from torchmuster.train.snapshot.writer import Saver
+
 NUM_CLASSES = 10
 MIN_BATCH, MAX_BATCH = 8, 4096
-SAVER_THREAD = "muster-save"
 IDLE_TIMEOUT_S = 120.0
 POLL_S = 0.005
 
@@ -101,12 +102,9 @@ def in_turn(
 
 
 def wait_until_saved() -> None:
-    """Return when no snapshot is being written in the background."""
-    deadline_s = time.monotonic() + IDLE_TIMEOUT_S
-    while any(thread.name == SAVER_THREAD for thread in threading.enumerate()):
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"a save took more than {IDLE_TIMEOUT_S} s")
-        time.sleep(POLL_S)
+    """Wait until nothing is being saved in this process."""
+    for saver in [one for one in gc.get_objects() if isinstance(one, Saver)]:
+        saver.wait()
 
 
 def arguments() -> tuple[Path, dict[str, Any]]:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.nn.functional import cross_entropy
 
 import torchmuster.train as tm
+from torchmuster.train.memory.saves import MemorySettings
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import open_folder
 from torchmuster.train.snapshot.staging import Staging, whole_boxes
@@ -50,7 +51,7 @@ def main() -> None:
     folder, what = arguments()
     torch.set_num_threads(1)
     world = tm.init()
-    measure = {"stall": stall, "saving": saving, "write": write}[what["case"]]
+    measure = {"stall": stall, "saving": saving, "memory": memory, "write": write}[what["case"]]
     report(folder, measure(world, folder, what))
     world.close()
 
@@ -164,17 +165,67 @@ def saving(world: tm.World, folder: Path, what: dict[str, Any]) -> Values:
     return {f"{what['name']}, ms a step": values}
 
 
+def memory(world: tm.World, folder: Path, what: dict[str, Any]) -> Values:
+    """Return the time of a step without snapshots in memory and with them, and of their load."""
+    batch_size = batch_for(perceptron(WIDTH, NUM_LAYERS), WIDTH, STEP_MS)
+    model = perceptron(WIDTH, NUM_LAYERS)
+    frozen = torch.randn(max(round(what["state_mb"] * 1e6 / 4) - NUM_LAYERS * WIDTH**2, 0))
+    model.frozen = nn.Parameter(frozen, requires_grad=False)
+    run, do_step = stepping(
+        world, folder, model, random_samples(batch_size, WIDTH), memory_every_steps=what["every"]
+    )
+    in_memory = run._saves._memory
+    assert in_memory is not None
+    kept, never = in_memory.settings, MemorySettings(1 << 60)
+
+    def steps(settings: MemorySettings) -> Iterator[None]:
+        while True:
+            in_memory.settings = settings
+            do_step(False)
+            yield
+
+    loops = {"no saves": steps(never), "torchmuster": steps(kept)}
+    values = in_turn(
+        loops, num_steps=what["steps"], num_blocks=what["blocks"], settle=wait_until_saved
+    )
+    found = {f"{what['name']}, ms a step": values}
+    if what["loads"]:
+        wait_until_saved()
+        found[f"{what['name']}, load, ms"] = {
+            "torchmuster": [load(run) for _ in range(what["loads"])]
+        }
+    return found
+
+
+def load(run: tm.Run) -> float:
+    """Return the milliseconds that it takes to load what memory holds."""
+    began_s = time.perf_counter()
+    loaded = run._saves.load()
+    elapsed_ms = 1e3 * (time.perf_counter() - began_s)
+    if loaded is None or not loaded.held:
+        raise RuntimeError("it was not loaded from memory")
+    return elapsed_ms
+
+
 def stepper(
     world: tm.World, folder: Path, model: Any, batch: tuple[Any, Any]
 ) -> Callable[[bool], None]:
     """Return what does one step, and a save behind it when told so."""
+    return stepping(world, folder, model, batch)[1]
+
+
+def stepping(
+    world: tm.World, folder: Path, model: Any, batch: tuple[Any, Any], **options: Any
+) -> tuple[tm.Run, Callable[[bool], None]]:
+    """Return a run, and what does one step of it and a save behind it when told so."""
     x, y = batch
     model = (
         world.wrap(model, broadcast_buffers=False) if world.world_size > 1 else world.wrap(model)
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE)
     run = world.resume(
-        model=model, optimizer=optimizer, folder=str(folder / "snapshots"), every_s=None
+        model=model, optimizer=optimizer, folder=str(folder / "snapshots"), every_s=None, **options
     )
 
     def do_step(is_saved: bool) -> None:
@@ -186,7 +237,7 @@ def stepper(
             run.save()
         run.step(loss=loss)
 
-    return do_step
+    return run, do_step
 
 
 def _stepping(do_step: Callable[[bool], None], *, every: int | None) -> Iterator[None]:

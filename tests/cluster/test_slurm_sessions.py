@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import sys
 
 import pytest
 
+from kit import sessions_page as page
 from kit.command import MUSTER
 from kit.venvs import make_venv
 from kit.waiting import wait_until
@@ -232,3 +234,67 @@ def test_the_site_s_setup_holds_for_runs_in_its_session_whatever_the_login_node_
     assert "imports its modules again" not in done.stderr
     assert login("session", "end").returncode == 0
     wait_until(lambda: not slurm_lab.run(["squeue", "-h"]).stdout, "the end of the job")
+
+
+def test_dev_runs_saved_code_on_the_nodes_of_a_job_and_ends_its_session(held, slurm_lab):
+    dev = held.begin("dev", "--nproc-per-node", "2", "--tee", "all", "train.py")
+    seen = _read_until(dev.stdout, "waiting for a change")
+    assert sum("answer 0 sum 4" in line for line in seen) == 4
+    (listed,) = json.loads(held.muster("session", "list", "--json").stdout)
+    assert listed["where"] == f"job {held.job} of slurm: n1, n2"
+    assert listed["name"].startswith("dev-")
+    held.write("model.py", "ANSWER = 1\n")
+    seen = _read_until(dev.stdout, "saved model.py")
+    assert sum("answer 1 sum 4" in line for line in seen) == 4
+    mark = f"{sys.executable}\0-m\0torchmuster\0dev".encode()
+    os.kill(min(_ours(slurm_lab, "login", mark)), signal.SIGINT)
+    dev.communicate(timeout=60)
+    for node in ("n1", "n2"):
+        wait_until(
+            lambda node=node: not _ours(slurm_lab, node, b"torchmuster"), f"the end on {node}"
+        )
+    assert held.shell.poll() is None
+
+
+def _read_until(lines, text):
+    """Return the lines of a command up to one with this text."""
+    seen = []
+    for line in lines:
+        seen.append(line)
+        if text in line:
+            return seen
+    raise AssertionError(f"it ended without `{text}`: {''.join(seen)}")
+
+
+# What docs/sessions.md shows, with fewer workers.
+
+
+def _fewer(words):
+    return ["2" if word == "8" else word for word in words[1:]]
+
+
+def test_the_commands_of_the_page_work_in_a_job(held):
+    salloc, start, run = page.commands(page.IN_A_JOB)
+    assert salloc[:3] == ["salloc", "--nodes", "2"]
+    page.write_files(held.login.folder)
+    begun = held.muster(*_fewer(start))
+    assert begun.returncode == 0, begun.stderr
+    (pattern,) = page.shown(page.IN_A_JOB)
+    assert re.search(pattern, begun.stderr), begun.stderr
+    done = held.muster(*_fewer(run))
+    assert (done.returncode, "workers: 4" in done.stdout) == (0, True), done.stderr
+
+
+def test_the_job_of_the_page_holds_a_session(login):
+    on_hosts, start = page.commands(page.ELSEWHERE)
+    assert "--hosts" in on_hosts  # in tests/ssh
+    page.write_files(login.folder)
+    begun = login(*_fewer(start), MUSTER_PROGRESS="off")
+    assert begun.returncode == 0, begun.stderr
+    pending, *others = page.shown(page.ELSEWHERE)
+    assert pending.endswith("pending")  # for a moment, which may be over
+    for pattern in others:
+        assert re.search(pattern, begun.stderr), (pattern, begun.stderr)
+    done = login("run", "--session", "big", "train.py", MUSTER_PROGRESS="off")
+    assert (done.returncode, "workers: 4" in done.stdout) == (0, True), done.stderr
+    assert login("session", "end", "big").returncode == 0

@@ -137,10 +137,13 @@ TOPICS = {
             "sweep train.py --grid lr=1,2 --metric loss --stop nowhere:Rule"
         ),
         "sweep_with_several_mistakes": "sweep trian.py --grid lr seed=1:0 --grace soon --name 'a b'",
-        "sweep_on_an_engine_without_arrays": "sweep train.py --grid lr=1,2 --on kubernetes",
+        "sweep_on_an_engine_without_arrays": "sweep train.py --grid lr=1,2 --on torque",
+        "sweep_in_pods_with_what_they_lack": "sweep train.py --grid lr=1,2 --on kubernetes --time 2h --per-gpu 2",
         "sweep_on_hosts": "sweep train.py --grid lr=1,2 --on ssh",
         "sweep_stops_jobs_early": "sweep train.py --grid lr=1,2 --on slurm --metric loss --stop asha --detach",
         "sweep_on_hosts_for_a_time": "sweep train.py --grid lr=1,2 --hosts a,b --time 2h",
+        "sweep_with_no_size_of_memory": "sweep train.py --grid lr=1,2 --gpu-mem much",
+        "sweep_of_jobs_that_share_a_gpu": "sweep train.py --grid lr=1,2 --on slurm --gpu-mem 8Gi",
         "sweep_in_no_slot": "sweep train.py --grid lr=1,2 --slots 0",
     },
     "torchrun": {

@@ -358,6 +358,16 @@ TOPICS = {
             "--join-timeout 1",
             {"refuse": {"get jobs.batch,pods": [1, may_not("list", "pods")]}},
         ),
+        "no_right_to_patch": (
+            {},
+            "--join-timeout 1",
+            {
+                "pods": "job-pods-unschedulable",
+                "refuse": {
+                    "patch": [1, may_not("patch", "secrets") + may_not("patch", "services")]
+                },
+            },
+        ),
         "no_right_to_delete": (
             {},
             "--join-timeout 1",
@@ -407,6 +417,7 @@ EXIT_CODES = {
     **dict.fromkeys(TOPICS["apart"], 6),
     **dict.fromkeys(TOPICS["rights"], 14),
     "no_right_to_delete": 6,
+    "no_right_to_patch": 6,
     **dict.fromkeys((name for name in TOPICS["site"] if name.startswith("volume_")), 14),
     **{
         name: 6
@@ -497,6 +508,65 @@ def test_a_group_that_a_cluster_refuses_is_told_with_what_it_said_and_what_helps
     assert "\nerror: group a-group is FAILED_START_ERROR: an extension of the cluster" in text
     assert "\n  because: Error from server (InternalError): Internal error occurred" in text
     assert "\nhint: try again in a minute" in text
+
+
+def test_a_run_in_pods_is_started_again_as_it_was_on_the_snapshots_of_its_volume(place):
+    site = {"claims": ["team:/home/team"], "home": "/home/team/muster"}
+    case = TOPICS["pods"]["no_room"][2]
+    run(place, site, "--nodes 3 --warn 9 --join-timeout 1", case)
+    (place / "work" / "train.py").write_text("raise SystemExit('this is the code of now')\n")
+
+    text, code = run(place, site, "", case, command="restart wrong")
+
+    assert code == EXIT_CODES["no_room"]
+    assert "no pod came within 1 s (--join-timeout)" in text
+    (again,) = [one for one in (place / "home" / "runs").iterdir() if one.name != "wrong"]
+    order = json.loads((again / "pods" / "order.json").read_text())
+    assert f"run {again.name[16:]} is job lab/research/{order['job']} of kubernetes" in text
+    assert (order["continues"], order["run_id"]) == ("wrong", again.name)
+    assert (order["num_pods"], order["warn_s"], order["start_limit_s"]) == (3, 9.0, 1.0)
+    before = json.loads((place / "home" / "runs" / "wrong" / "pods" / "order.json").read_text())
+    assert order["code_sha"] != before["code_sha"]
+    assert (place / "case.made").read_text() == order["job"]
+
+
+def test_a_run_that_was_found_on_its_cluster_is_started_again_where_it_was_submitted(place):
+    run(place, {}, "--join-timeout 1", TOPICS["pods"]["no_room"][2])
+    path = place / "home" / "runs" / "wrong" / "job.json"
+    noted = json.loads(path.read_text())
+    path.write_text(json.dumps({k: noted[k] for k in ("engine", "job_id")}))
+    (path.parent / "pods" / "code.tar.gz").unlink()
+
+    text, code = run(place, {}, "", {}, command="restart wrong")
+
+    assert code == 2
+    assert text.splitlines()[1:-1] == [
+        "error: the run wrong was submitted on another machine",
+        "  at: $TMP/home/runs/wrong",
+        "  because: its code, and what it asked of the cluster, are there",
+        "hint: restart it there, or type its command here",
+    ]
+
+
+def test_a_run_whose_snapshots_went_with_its_pods_is_not_started_again(place):
+    case = TOPICS["pods"]["no_room"][2]
+    run(place, {}, "--join-timeout 1", case)
+    folder = "/scratch/muster/runs/wrong/snapshots"
+    saved = {"event": "saved", "step": 60, "saved": 60, "folder": folder}
+    (place / "home" / "runs" / "wrong" / "training.jsonl").write_text(f"{json.dumps(saved)}\n")
+    (place / "case.json.log").unlink()
+
+    text, code = run(place, {}, "", case, command="restart wrong")
+
+    assert code == 2
+    assert text.splitlines()[1:] == [
+        "error: the snapshots of wrong are gone: the last was of step 60",
+        f"  at: {folder}",
+        "  because: they were on the disks of its pods and went with them",
+        "hint: type its command again to start over at step 0; `claims` and `home` of the site keep runs on a volume",
+        "exit 2",
+    ]
+    assert not (place / "case.json.log").exists()
 
 
 def test_a_machine_without_kubectl_is_told_so(place, golden):

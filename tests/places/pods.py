@@ -1,6 +1,6 @@
 """Pods without a Kubernetes: process trees with a network, a host name, processes and a file of names of their own.
 
-They start as the manifest says: the image's Python runs `start.py` of the Secret's folder. What stands for the cluster: folders
+They start as the manifest says, with as many descriptors as containers often have: the image's Python runs `start.py` of the Secret's folder. What stands for the cluster: folders
 for Secret and disk, a file for DNS whose lines the test writes, and a kill of the first process for the loss of a pod. That real
 pods behave so was seen on a control plane of 1.36.
 """
@@ -15,14 +15,15 @@ import sys
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import JobRequest, NodeChunk
 from torchmuster.node.pod.call import call_argv
-from torchmuster.owner.create import create_run_dir, create_workflow_dir
+from torchmuster.owner.create import create_run_dir, create_sweep_dir, create_workflow_dir
 from torchmuster.owner.pods.bring import bring_run
 from torchmuster.owner.pods.bring_group import bring_group, plan_group
+from torchmuster.owner.pods.sweep.bring import bring_sweep
 from torchmuster.spec.sites.site import Site
 
 PORT = 29517
 KEYS = (("image", "x"), ("home", "/nowhere"), ("door_port", str(PORT)))
-_INSIDE = 'mount --bind "$1" /etc/hosts; mount --bind "$2" "$3"; mount -t proc proc /proc; hostname "$4"; shift 4; exec "$@"'
+_INSIDE = 'ulimit -Sn 1024; mount --bind "$1" /etc/hosts; mount --bind "$2" "$3"; mount -t proc proc /proc; hostname "$4"; shift 4; exec "$@"'
 
 
 class PodWorld:
@@ -50,6 +51,16 @@ class PodWorld:
         pods = plan_group(plan, group, site)
         brought = bring_group(plan, group, client, pods)
         world._make(nodes, folder, client, brought.jobs[0])
+        return world
+
+    @classmethod
+    def of_sweep(cls, nodes, folder, plan, job="run"):
+        """Return the pods of a sweep, one for each slot."""
+        world = cls.__new__(cls)
+        chunks = (NodeChunk(num_nodes=plan.slots),)
+        request = JobRequest(name=job, chunks=chunks, head=(), log_path="", own_keys=KEYS)
+        client = create_sweep_dir(plan)
+        world._make(nodes, folder, client, bring_sweep(plan, client, request))
         return world
 
     def _make(self, nodes, folder, client, request):

@@ -91,6 +91,11 @@ def wait_for_other(world, attempt=0):
 
 def test_a_group_reads_finds_and_leaves_what_its_tasks_make(group):
     wait_for_other(group)
+    listed = "for one in /proc/[0-9]*; do tr '\\0' ' ' <$one/cmdline; echo; done"
+    lines = group.in_pod(0, listed).decode().splitlines()
+    # The first pod of many has not several processes for each of the others.
+    assert len([line for line in lines if " pod-task " in line]) == 1
+    assert not [line for line in lines if " call --key " in line]
     (group.folder / "stop").touch()
     assert group.wait(0) == 0
     run_dir = group.run_dir(0)

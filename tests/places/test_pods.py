@@ -149,6 +149,25 @@ def test_a_pod_that_is_asked_to_end_costs_no_restart(world):
     assert read_result(pods.run_dir(0)).restarts_spent == 0
 
 
+def test_the_owner_of_a_run_alone_may_open_as_much_as_many_pods_take(world):
+    pods = world(num_pods=1, nodes=1)
+    pods.know(p0=1)
+    pods.start(0)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    limits = "for one in /proc/[0-9]*; do tr '\\0' ' ' <$one/cmdline; grep 'open files' $one/limits; done"
+    lines = pods.in_pod(0, limits).decode().splitlines()
+    stop(pods)
+    assert pods.wait(0) == 0
+    (owner,) = [line for line in lines if " conduct-pods " in line]
+    soft, hard = owner.split("Max open files")[1].split()[:2]
+    assert soft == hard
+    others = [
+        line.split("Max open files")[1].split()[0] for line in lines if line and line != owner
+    ]
+    assert len(others) > 3
+    assert set(others) == {"1024"}
+
+
 def test_a_spare_pod_takes_the_place_of_a_lost_one(world):
     pods = world(num_pods=3)
     pods.know(p0=1, p1=2, p2=3)

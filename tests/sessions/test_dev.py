@@ -1,5 +1,6 @@
 """`muster dev`: what was saved runs at once, on a session of its own."""
 
+import fcntl
 import json
 import os
 import shlex
@@ -216,6 +217,30 @@ def test_a_second_command_in_the_folder_has_a_session_of_its_own(place):
     assert first.out.read_text() == "answer 0 of 1\nanswer 3 of 1\n"
     assert second.out.read_text() == "answer 0 of 1\nanswer 3 of 1\nanswer 3 of 1\n"
     assert living_session(place) == []
+
+
+def waiting_for(lock):
+    """Return how many processes wait for a lock that another one has."""
+    inode = f":{lock.stat().st_ino} "
+    with open("/proc/locks") as locks:
+        return sum("-> FLOCK" in line and inode in line for line in locks)
+
+
+def test_two_of_one_instant_have_a_session_each(place):
+    place.home.mkdir(exist_ok=True)
+    lock = place.home / "dev.lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with Dev(place) as first, Dev(place, log="second") as second:
+            wait_until(lambda: waiting_for(lock) == 2, "both to look for a name", LIMIT_S)
+            assert living_session(place) == []
+            fcntl.flock(held, fcntl.LOCK_UN)
+            for dev in (first, second):
+                assert dev.wait_for_status(1).startswith("muster: ran ")
+            assert sorted(living_session(place)) == ["dev-project", "dev-project-2"]
+            for dev in (first, second):
+                dev.type("q")
+                assert dev.process.wait(LIMIT_S) == 0
 
 
 def test_keys_of_a_terminal_run_again_and_leave(place, monkeypatch):

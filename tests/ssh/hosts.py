@@ -138,14 +138,15 @@ class Hosts:
             **more,
         }
 
-    def start(self, *words, command="run", **more):
+    def start(self, *words, command="run", stderr=subprocess.PIPE, **more):
         """Start `muster run`, or another command, in the code folder."""
         return subprocess.Popen(
             [*MUSTER, command, *words],
             cwd=self.code,
             env=self.environment(**more),
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 

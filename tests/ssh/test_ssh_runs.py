@@ -345,7 +345,7 @@ def test_stop_while_the_head_is_called_again_is_taken_at_once(hosts):
         wait_until(started(only_run(hosts.home), 1), "the first attempt", 60)
         with hosts.silence("a"):  # it takes calls from now on, and says nothing
             hosts.cut("a")
-            said = _read_until(process, "all nodes are started again")
+            said = _read_until(process, "another one takes its place")
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
             assert "can't be used" not in err  # as after the 10 s that a host has for its answer
@@ -395,3 +395,42 @@ def test_nodes_of_the_site_are_used_and_only_hosts_that_are_used_are_named(hosts
     assert code == 0, err
     assert "rank 0 of 1" in out
     assert " on a; logs in" in err
+
+
+# Kills its agent once, at step 5 of rank 0's node: with it goes the head, and all that this host's memory holds.
+REMEMBERS = """\
+import os, signal, sys, torch
+from pathlib import Path
+import torchmuster.train as tm
+world = tm.init(seed=1)
+model = world.wrap(torch.nn.Linear(4, 1))
+optimizer = torch.optim.Adam(model.parameters())
+data = world.loader(torch.utils.data.TensorDataset(torch.arange(160.).view(40, 4)), global_batch_size=4)
+run = world.resume(model=model, optimizer=optimizer, data=data, every_epoch=False, memory_every_steps=1)
+for _ in run.epochs(1):
+    for (x,) in data:
+        if run.steps_done == 5 and world.rank == 0 and not os.path.exists(sys.argv[1]):
+            Path(sys.argv[1]).touch()
+            parent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+            os.kill(int(parent), signal.SIGKILL)
+            signal.pause()
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.step(loss=loss)
+"""
+
+
+def test_memory_of_the_other_host_outlives_the_head(hosts, tmp_path):
+    hosts.add("a"), hosts.add("b")
+    words = ("--hosts", "a,b", script(hosts, REMEMBERS), tmp_path / "killed")
+    code, _, err = hosts.run(*words)
+    assert code == 0, err
+    assert "another one takes its place with attempt 1" in err
+    resumed = [line for line in err.splitlines() if "from the memory of the nodes" in line]
+    assert len(resumed) == 1, err
+    assert int(resumed[0].split("after step ")[1].split()[0]) in (4, 5)
+    events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()
+    joined = [e["pid"] for e in map(json.loads, events) if e["event"] == "agent_joined"]
+    assert len(set(joined)) == 3, "the agent of b has stayed"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from kit import sessions_page as page
 from kit.venvs import make_venv
 from kit.waiting import wait_until
 from ssh.hosts import processes_with
@@ -89,6 +90,53 @@ def test_killed_clients_and_doors_leave_the_session(held):
     wait_until(lambda: json.loads(place.read_text())["pid"] != old, "the door to open again")
     code, out, said = held.run("--session", "main", "train.py")
     assert (code, "answer 0 of 4" in out) == (0, True), said
+
+
+def test_dev_runs_saved_code_on_hosts_and_ends_its_session(hosts):
+    for name in ("a", "b"):
+        hosts.add(name)
+    (hosts.code / "train.py").write_text(SCRIPT)
+    (hosts.code / "model.py").write_text("ANSWER = 0\n")
+    words = ("--hosts", "a,b", "--nproc-per-node", "2", "--python", sys.executable)
+    said = hosts.folder / "said"
+    with said.open("wb") as file:
+        dev = hosts.start(*words, "train.py", command="dev", stderr=file, MUSTER_PROGRESS="off")
+    try:
+        wait_until(lambda: "waiting for a change" in said.read_text(), "the first run", 90)
+        assert "answer 0 of 4" in dev.stdout.readline()
+        code, out, _ = hosts.run("list", "--json", command="session")
+        assert code == 0
+        (listed,) = json.loads(out)
+        assert (listed["where"], listed["name"]) == ("ssh: a, b", "dev-my-code")
+        (hosts.code / "model.py").write_text("ANSWER = 1\n")
+        wait_until(lambda: "saved model.py" in said.read_text(), "the second run", 90)
+        assert "answer 1 of 4" in dev.stdout.readline()
+        dev.send_signal(signal.SIGINT)
+        dev.communicate(timeout=60)
+    finally:
+        dev.kill()
+        dev.communicate(timeout=60)
+    for name in ("a", "b"):
+        mine = str(hosts.folder / f"host-{name}/home/.muster")
+        wait_until(lambda mine=mine: not processes_with(mine), f"the end on {name}")
+
+
+def test_the_hosts_of_the_page_hold_a_session(hosts):
+    """Those of docs/sessions.md, with fewer workers."""
+    start, on_slurm = page.commands(page.ELSEWHERE)
+    assert on_slurm[3:5] == ["--on", "slurm"]  # in tests/cluster
+    for name in ("node1", "node2"):
+        hosts.add(name)
+    page.write_files(hosts.code)
+    words = ["2" if word == "8" else word for word in start[2:]]
+    code, _, said = hosts.run(
+        *words, "--python", sys.executable, command="session", MUSTER_PROGRESS="off"
+    )
+    assert code == 0, said
+    assert "2 nodes of ssh: node1, node2" in said
+    code, out, said = hosts.run("--session", "main", "train.py")
+    assert (code, "workers: 4" in out) == (0, True), said
+    assert hosts.run("end", command="session")[0] == 0
 
 
 def test_an_idle_session_frees_all_of_its_hosts(hosts):

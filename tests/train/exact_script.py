@@ -31,22 +31,30 @@ class Samples(torch.utils.data.Dataset):
         return x + self.noise * torch.randn(16, dtype=self.dtype), index % 4
 
 
-def build_model(dropout):
-    layers = [nn.Linear(16, 48), nn.ReLU(), nn.Dropout(dropout)]
+def build_model(dropout, norm):
+    layers = [nn.Linear(16, 48), *([nn.BatchNorm1d(48)] if norm else []), nn.ReLU()]
+    layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers, nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 4))
 
 
 def kill_if_due(args, step, rank):
-    """Kill this process at the step that this attempt was given."""
+    """Kill this process, or its node, at the step that this attempt was given."""
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if attempt < len(args.kill) and args.kill[attempt] == [rank, step]:
+        if args.nodes:
+            os.kill(parent_of(os.getppid()), signal.SIGKILL)  # the agent, and with it the node
+            signal.pause()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def main(args):
     torch.set_num_threads(1)
     world = tm.init(seed=5, timeout_s=120)
-    model = build_model(args.dropout).to(torch.float64 if args.double else torch.float32)
+    model = build_model(args.dropout, args.norm).to(torch.float64 if args.double else torch.float32)
     model = world.wrap(model, settle=not args.unsettled)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.9)
@@ -60,8 +68,12 @@ def main(args):
         optimizer=optimizer,
         scheduler=scheduler,
         data=data,
-        folder=str(args.out / "snapshots"),
+        folder=str(
+            args.out / (f"snapshots-{os.environ['MUSTER_NODE']}" if args.apart else "snapshots")
+        ),
         every_steps=args.every,
+        every_epoch=not args.apart,
+        memory_every_steps=args.memory,
     )
     losses = (args.out / f"losses-{world.rank}.txt").open("a", buffering=1)
     for _ in run.epochs(args.epochs):
@@ -78,7 +90,8 @@ def main(args):
             losses.write(f"{run.steps_done} {data.count} {loss.item().hex()}\n")
             if run.steps_done == args.stop_after:
                 run.save()  # between this batch and the next
-    raw = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    state = model.state_dict().values()
+    raw = b"".join(value.numpy().tobytes() for value in state)
     (args.out / f"weights-{world.rank}.txt").write_text(hashlib.sha256(raw).hexdigest())
     if world.rank == 0:
         torch.save([p.detach() for p in model.parameters()], args.out / "weights.pt")
@@ -95,10 +108,14 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, default=101)
     parser.add_argument("--batch", type=int, default=13)
     parser.add_argument("--every", type=int, default=4)
+    parser.add_argument("--memory", type=int)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--noise", type=float, default=0.1)
     parser.add_argument("--double", action="store_true")
+    parser.add_argument("--norm", action="store_true")
+    parser.add_argument("--nodes", action="store_true", help="kill whole nodes")
+    parser.add_argument("--apart", action="store_true", help="a folder of its own for each node")
     parser.add_argument("--unsettled", action="store_true")
     parser.add_argument("--stop-after", type=int, default=-1)
     parser.add_argument("--kill", type=rank_and_step, nargs="*", default=[], metavar="RANK:STEP")

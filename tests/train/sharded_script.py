@@ -5,6 +5,7 @@ Writes `OUT/losses-<rank>.txt`: a line a step, with the samples of this rank and
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -53,13 +54,18 @@ def main(args):
         scheduler=scheduler,
         data=data,
         folder=str(folder),
-        every_steps=2,
+        every_steps=args.every,
+        every_epoch=args.memory is None,
+        memory_every_steps=args.memory,
     )
     losses = (args.out / f"losses-{world.rank}.txt").open("a", buffering=1)
     for _ in run.epochs(3):
         for x, y in data:
             if run.steps_done == args.stop_after:
                 sys.exit()
+            if [world.rank, run.steps_done] in args.kill and mark(args.out, run.steps_done):
+                os.kill(parent_of(os.getppid()), signal.SIGKILL)  # the agent, and with it the node
+                signal.pause()
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
             optimizer.step()
@@ -71,11 +77,29 @@ def main(args):
                 run.save()
 
 
+def mark(out, step):
+    """Say whether it is the first time that this step is reached."""
+    try:
+        (out / f"killed-{step}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--every", type=int, default=2)
+    parser.add_argument("--memory", type=int)
+    parser.add_argument("--kill", nargs="*", default=[], metavar="RANK:STEP")
     parser.add_argument("out", type=Path)
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--stop-after", type=int, default=-1)
     parser.add_argument("--apart", action="store_true", help="a folder of its own for each node")
-    main(parser.parse_args())
+    given = parser.parse_args()
+    given.kill = [[int(part) for part in one.split(":")] for one in given.kill]
+    main(given)

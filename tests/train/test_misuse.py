@@ -6,6 +6,10 @@ from torch import nn
 
 import torchmuster.train as tm
 from torchmuster.errors import UsageError
+from torchmuster.net.ipc_messages import CallFailed
+from torchmuster.node.memory import HeldMemory
+from torchmuster.train.memory.held import NodeMemory
+from torchmuster.train.snapshot.state import MisfitError, SnapshotError
 
 
 class Ones(torch.utils.data.Dataset):
@@ -200,3 +204,73 @@ def test_epochs_without_a_loader_count_only_what_was_counted(world):
             optimizer.step()
             run.step()
     assert run.steps_done == 6
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    """Let this process be a worker of an agent that holds memory, in this process."""
+    held = HeldMemory()
+    monkeypatch.setenv("TORCHMUSTER_SOCKET", "/nonexistent/agent")
+    monkeypatch.setattr(NodeMemory, "_call", lambda self, ask: held.answer(ask))
+
+
+def test_memory_without_muster_is_said_and_the_run_goes_on(world, capfd):
+    model, optimizer, data, run = begin(world, memory_every_steps=1)
+    train(model, optimizer, data, run)
+    assert "memory_every_steps is without effect here" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory_every_steps": 0}, "memory_every_steps is 0, below one"),
+        ({"memory_every_steps": 1, "memory_copies": 0}, "memory_copies is 0, below one"),
+        (
+            {"memory_every_steps": 1, "memory_copies": 2},
+            "memory_copies=2: each node's part on as many other nodes, but this run has 1 node",
+        ),
+    ],
+)
+def test_counts_of_memory_that_nothing_can_follow_are_refused(world, agent, options, words):
+    with pytest.raises(UsageError) as error:
+        begin(world, **options)
+    assert words in message(error)
+
+
+def test_too_little_memory_is_said_with_the_sum_before_the_first_step(world, agent, monkeypatch):
+    monkeypatch.setattr("torchmuster.train.memory.saves.free_bytes", lambda: 1_000_000)
+    with pytest.raises(MisfitError) as error:
+        begin(world, model=nn.Linear(3, 100_000), memory_every_steps=1)
+    said = message(error)
+    assert "node 0 has too little memory for snapshots in memory" in said
+    assert "they take 3.052 MiB there (the last whole one and the next), and 976.6 KiB are free" in said
+
+
+def test_an_agent_of_another_version_is_named(world, agent, monkeypatch):
+    monkeypatch.setattr(NodeMemory, "_call", lambda self, ask: CallFailed(what="unknown"))
+    with pytest.raises(SnapshotError) as error:
+        begin(world, memory_every_steps=1)
+    said = message(error)
+    assert "the agent of this node can't hold snapshots in memory" in said
+    assert "an agent of an older torchmuster" in said
+
+
+def test_a_parameter_that_changes_between_steps_is_said_once_and_copied_at_once_from_then_on(
+    world, agent, capfd
+):
+    model, optimizer, data, run = begin(world, samples=40, memory_every_steps=1)
+    slow = run._saves._memory.staging
+    original = type(slow).copy
+
+    def copy(self, boxes, file, later=()):
+        staged = original(self, boxes, file, later)
+        for source, _, _ in staged.rest:
+            source.add_(1)  # as a script that clamps its weights before the optimizer's step
+        return staged
+
+    slow.copy = copy.__get__(slow)
+    train(model, optimizer, data, run)
+    run.close()
+    said = capfd.readouterr().err
+    assert said.count("was changed between two steps while it was copied") == 1
+    assert {f.part.step for f in run._saves._memory._memory.all() if f.part} >= {9}

@@ -19,7 +19,8 @@ from torchmuster.owner.views.find import any_result, owner_lives, view_run
 from torchmuster.owner.views.run_view import RunView
 
 _POLL_S = 0.02
-_MOST_POLL_S = 0.05  # it looks for files; a scheduler is asked less often
+# It looks for a file: after a fiftieth of the time that it has waited, and a scheduler is asked less often.
+_LEAST_POLL_S, _MOST_POLL_S, _POLL_SHARE = 0.004, 0.05, 0.02
 _LOOK_AT_OWNER_S = 2.0  # it may ask a scheduler
 _COMES_S = 10.0  # files of other hosts, behind the result
 
@@ -133,14 +134,14 @@ class RunHandle:
             RunFailed: It has not succeeded.
             TimeoutError: The time is up.
         """
-        with _copied(self._dir):
+        with copied_run(self._dir):
             for pause_s in self._look_until_ended(timeout_s):
                 threading.Event().wait(pause_s)
         return self
 
     async def wait_async(self, timeout_s: float | None = None) -> "RunHandle":
         """Wait as `wait` does, without blocking the event loop: `await run.wait_async()`."""
-        with _copied(self._dir):
+        with copied_run(self._dir):
             for pause_s in self._look_until_ended(timeout_s):
                 await asyncio.sleep(pause_s)
         return self
@@ -184,7 +185,7 @@ class RunHandle:
         from torchmuster.api.follow import follow
 
         try:
-            with _copied(self._dir):
+            with copied_run(self._dir):
                 follow(self._dir)
         except KeyboardInterrupt:
             with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
@@ -202,7 +203,7 @@ class RunHandle:
         """
         from torchmuster.api.follow import follow_async
 
-        with _copied(self._dir):
+        with copied_run(self._dir):
             await follow_async(self._dir)
         return await self.wait_async()
 
@@ -253,7 +254,6 @@ class RunHandle:
     def _look_until_ended(self, timeout_s: float | None) -> Any:
         """Yield how long to wait until the next look, until the run has succeeded."""
         started = look_at = time.monotonic()
-        pause_s = _POLL_S
         while (result := any_result(self._dir)) is None:
             now = time.monotonic()
             if timeout_s is not None and now - started >= timeout_s:
@@ -262,8 +262,7 @@ class RunHandle:
                 look_at = now + _LOOK_AT_OWNER_S
                 if not owner_lives(self._dir) and (result := any_result(self._dir)) is None:
                     break
-            yield pause_s
-            pause_s = min(pause_s * 1.2, _MOST_POLL_S)
+            yield min(max(_POLL_SHARE * (now - started), _LEAST_POLL_S), _MOST_POLL_S)
         self._raise_unless_succeeded(result)
 
     def _raise_unless_succeeded(self, result: Result | None) -> None:
@@ -286,7 +285,7 @@ class RunHandle:
         ]
 
 
-def _copied(run_dir: RunDir) -> contextlib.AbstractContextManager[None]:
+def copied_run(run_dir: RunDir) -> contextlib.AbstractContextManager[None]:
     """Copy the record of a run in pods while somebody waits for it, as `muster wait` does; others need no copy."""
     if not os.path.isdir(os.path.join(run_dir.path, "pods")):
         return contextlib.nullcontext()  # the usual case costs no import

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.api.failures import RunFailed
-from torchmuster.api.run import RunHandle
+from torchmuster.api.run import RunHandle, copied_run
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.states import RunState
@@ -85,7 +85,7 @@ class SweepHandle:
         return view_run(self._dir).state.value
 
     def members(self) -> list[SweepMember]:
-        """Return where every member stands now, by number; of job arrays the scheduler is asked."""
+        """Return where every member stands now, by number; of job arrays the scheduler is asked, of pods the first one."""
         view = self._view()
         return [_member(view, member) for member in view.members]
 
@@ -127,14 +127,16 @@ class SweepHandle:
             RunFailed: A member failed, was preempted or was lost, or the sweep was cancelled.
             TimeoutError: The time is up.
         """
-        for pause_s in self._look_until_ended(timeout_s):
-            threading.Event().wait(pause_s)
+        with copied_run(self._dir):
+            for pause_s in self._look_until_ended(timeout_s):
+                threading.Event().wait(pause_s)
         return self
 
     async def wait_async(self, timeout_s: float | None = None) -> "SweepHandle":
         """Wait as `wait` does, without blocking the event loop: `await sweep.wait_async()`."""
-        for pause_s in self._look_until_ended(timeout_s):
-            await asyncio.sleep(pause_s)
+        with copied_run(self._dir):
+            for pause_s in self._look_until_ended(timeout_s):
+                await asyncio.sleep(pause_s)
         return self
 
     def results(self, timeout_s: float | None = None, *, partial: bool = False) -> list[Any]:
@@ -169,7 +171,8 @@ class SweepHandle:
         from torchmuster.api.follow import follow_sweep
 
         try:
-            follow_sweep(self._dir)
+            with copied_run(self._dir):
+                follow_sweep(self._dir)
         except KeyboardInterrupt:
             with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
                 self.cancel()
@@ -204,6 +207,10 @@ class SweepHandle:
     def _view(self) -> SweepView:
         from torchmuster.cli.sweep_views import sweep_of
 
+        if os.path.isdir(os.path.join(self._dir.path, "pods")):
+            from torchmuster.owner.pods.end import catch_up
+
+            catch_up(self._dir, again=True)
         return sweep_of(view_run(self._dir))
 
     def _look_until_ended(self, timeout_s: float | None) -> Iterator[float]:

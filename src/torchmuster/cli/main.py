@@ -50,7 +50,7 @@ SECTIONS = {
             "Explain from its logs why a run or another job failed.",
         ),
         "replay": (
-            "torchmuster.cli.runs.replay",
+            "torchmuster.cli.replay",
             "Make a step of a run again, and look into it.",
         ),
         "report": (

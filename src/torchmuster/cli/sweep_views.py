@@ -1,11 +1,10 @@
 """What `muster ps`, `status` and the end of a sweep show: one table of all members."""
 
-import json
 import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.cli.echo import echo
+from torchmuster.cli.echo import echo, echo_json
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import short_id
 from torchmuster.model.states import RunState
@@ -47,7 +46,7 @@ def print_sweep(view: "RunView", *, as_json: bool) -> int:
 
     sweep = sweep_of(view)
     if as_json:
-        echo(json.dumps(_plain(view, sweep), indent=1))
+        echo_json(_plain(view, sweep))
         return 0
     name = short_id(view.run_id)
     echo(f"sweep    {name}")
@@ -136,9 +135,6 @@ def _plain(view: "RunView", sweep: "SweepView") -> dict[str, Any]:
     members = []
     for member in sweep.members:
         plain = codec.to_plain(member)
-        value = plain["value"]
-        if value is not None and not math.isfinite(value):
-            plain["value"] = str(value)  # JSON has no number for it
         plain["run_id"] = sweep.plan.member_id(member.number)
         plain["values"] = sweep.plan.values_of(member.number)
         members.append(plain)

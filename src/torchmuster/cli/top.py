@@ -1,7 +1,5 @@
 """`muster top`: runs seen live."""
 
-import json
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +7,7 @@ import click
 
 from torchmuster.cli import options
 from torchmuster.cli.completion import complete_runs
-from torchmuster.cli.echo import echo
+from torchmuster.cli.echo import echo, echo_json
 
 if TYPE_CHECKING:
     from torchmuster.model.display.live import LiveRun
@@ -46,7 +44,7 @@ def _print_once(view: "RunView | None", *, as_json: bool) -> int:
 
         rows = ListReader().read()
         if as_json:
-            echo(json.dumps([_finite(codec.to_plain(row)) for row in rows], indent=1))
+            echo_json([codec.to_plain(row) for row in rows])
             return 0
         from torchmuster.ui.top.overview import overview_lines
 
@@ -57,7 +55,7 @@ def _print_once(view: "RunView | None", *, as_json: bool) -> int:
         return 0
     live = _read_once(view)
     if as_json:
-        echo(json.dumps(_finite(codec.to_plain(live)), indent=1))
+        echo_json(codec.to_plain(live))
         return 0
     from torchmuster.ui.top.picture import run_picture
 
@@ -84,14 +82,3 @@ def _read_once(view: "RunView") -> "LiveRun":
 def _print(lines: Any) -> None:
     for line in lines:
         echo(line.text.rstrip())
-
-
-def _finite(plain: Any) -> Any:
-    """Return a plain value with nan and infinities as words: JSON has no number for them."""
-    if isinstance(plain, dict):
-        return {name: _finite(value) for name, value in plain.items()}
-    if isinstance(plain, list):
-        return [_finite(value) for value in plain]
-    if isinstance(plain, float) and not math.isfinite(plain):
-        return str(plain)
-    return plain

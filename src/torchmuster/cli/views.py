@@ -12,7 +12,7 @@ import click
 from torchmuster.cli import options
 from torchmuster.cli.account import clock, print_account, span
 from torchmuster.cli.completion import complete_runs
-from torchmuster.cli.echo import echo
+from torchmuster.cli.echo import echo, echo_json
 from torchmuster.errors import MusterError, NotFoundError, UsageError
 from torchmuster.files.layout import short_id
 from torchmuster.model.display.text import few_of, in_one_line
@@ -43,10 +43,8 @@ def ps(*, everything: bool, as_json: bool) -> int:
     shown = views if everything else newest_and_open(views, _MOST_ROWS)
     accounts = [account_of(view, time.time()) for view in shown]
     if as_json:
-        import json
-
         plain = [_plain(*pair) for pair in zip(shown, accounts, strict=True)]
-        echo(json.dumps(plain, indent=1))
+        echo_json(plain)
         return 0
     if not views:
         echo("no runs yet", err=True)
@@ -141,8 +139,6 @@ def print_status(run: str, *, as_json: bool) -> int:
     job = view_job(view.run_dir) if view.result is None else None
     account = account_of(view, time.time())
     if as_json:
-        import json
-
         plain = {
             **_plain(view, account),
             "attempts": view.attempts,
@@ -152,7 +148,7 @@ def print_status(run: str, *, as_json: bool) -> int:
             "training": codec.to_plain(training) if training else None,
             "result": codec.to_plain(view.result) if view.result else None,
         }
-        echo(json.dumps(plain, indent=1))
+        echo_json(plain)
         return 0
     echo(f"run      {short_id(view.run_id)}")
     echo(f"state    {view.state.value}")

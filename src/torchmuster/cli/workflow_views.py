@@ -1,10 +1,9 @@
 """What `muster ps`, `status` and `restart` show and do of a workflow."""
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.cli.echo import echo
+from torchmuster.cli.echo import echo, echo_json
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import short_id
 
@@ -43,7 +42,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
 
     workflow = workflow_of(view)
     if as_json:
-        echo(json.dumps(_plain(view, workflow), indent=1))
+        echo_json(_plain(view, workflow))
         return 0
     echo(f"run      {short_id(view.run_id)}")
     echo(f"state    {view.state.value}")

@@ -43,11 +43,14 @@ class AllocationEngine(AgentProcesses):
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent on every place, the head first."""
-        self._start_head(first_attempt, restarts_spent)
+        self.start_head(first_attempt=first_attempt, restarts_spent=restarts_spent)
         # pbsdsh brings no variable of the job's script, nor what `module load` has set there.
         self.job.leave_environment(self.run_dir.environment)
         for place in range(1, min(self.plan.num_places, len(self.job.nodes))):
             self.start_place(place)
+
+    def _endpoints(self) -> tuple[str, ...]:
+        return own_endpoints(self.address[1])
 
     def start_place(self, place: int) -> None:
         """Start an agent on one place, first or replacement."""
@@ -57,7 +60,7 @@ class AllocationEngine(AgentProcesses):
         order = AgentOrder(
             run_dir=self.run_dir.path,
             place=place,
-            head=own_endpoints(self.address[1]),
+            head=self._endpoints(),
             environment=self.run_dir.environment,
         )
         argv = self.job.argv(node, agent_argv(order))

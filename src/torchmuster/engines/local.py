@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchmuster import proc
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.codec import to_words
 from torchmuster.model.display.terminal import Terminal
@@ -53,10 +54,13 @@ class AgentProcesses:
         self._lifeline: tuple[int, int] | None = None
         self._any_failed = False
 
-    def _start_head(self, first_attempt: int, restarts_spent: int) -> None:
-        """Start the agent with the head, on this machine."""
+    keeps_agents: ClassVar[bool] = True
+
+    def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
+        """Start the agent with the head, on this machine: the first one, or one that the other agents look for."""
         proc.become_subreaper()
-        self._lifeline = os.pipe2(os.O_CLOEXEC)
+        is_first = self._lifeline is None
+        self._lifeline = self._lifeline or os.pipe2(os.O_CLOEXEC)
         listening = bind(self.bind_to, 0)
         self.address = ("127.0.0.1", int(listening.getsockname()[1]))
         with listening:
@@ -67,6 +71,12 @@ class AgentProcesses:
                 first_attempt=first_attempt,
                 restarts_spent=restarts_spent,
             )
+        if not is_first:
+            atomic.write_json(self.run_dir.moved, self._endpoints())
+
+    def _endpoints(self) -> tuple[str, ...]:
+        """Return where other agents find the head."""
+        return (f"127.0.0.1:{self.address[1]}",)
 
     def _start_here(
         self,
@@ -136,6 +146,12 @@ class AgentProcesses:
         """Return the last words of a process that has ended; agents of this machine write to their logs."""
         return ()
 
+    def kill_head(self) -> None:
+        """SIGKILL the head's agent; `poll` reaps it."""
+        for place, child in self._agents:
+            if place == HEAD:
+                child.send_signal(9)
+
     def has_orphans(self) -> bool:
         """Kill and reap what ended agents left behind; say whether any of it is left."""
         return proc.end_children(frozenset(child.pid for _, child in self._agents))
@@ -163,7 +179,7 @@ class LocalEngine(AgentProcesses):
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent on every place, the head first."""
-        self._start_head(first_attempt, restarts_spent)
+        self.start_head(first_attempt=first_attempt, restarts_spent=restarts_spent)
         for place in range(1, self.plan.num_places):
             self.start_place(place)
 

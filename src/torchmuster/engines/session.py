@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torchmuster.engines.local import HEAD, LocalEngine
 from torchmuster.errors import ChannelError
@@ -39,6 +40,7 @@ class SessionEngine(LocalEngine):
         say: Tells the user why a start takes longer.
     """
 
+    keeps_agents: ClassVar[bool] = False  # a door forks again when all that it has forked is gone
     session: HeldSession = field(kw_only=True)
     say: Callable[[str], None] = _say_to_nobody
     _is_starting: bool = False

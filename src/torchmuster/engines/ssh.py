@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import ClassVar
 
 from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.engines.ssh_bundle import Bundle, CodeArchive
 from torchmuster.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
 from torchmuster.engines.ssh_environment import Shipping
-from torchmuster.engines.ssh_files import FilesBack, own_paths
+from torchmuster.engines.ssh_files import FilesBack, with_own_paths
 from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
 from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts, workers_of
 from torchmuster.files import atomic, code_copy
@@ -34,6 +35,8 @@ _DEAF_S = 6.0
 
 class SshEngine:
     """The agents of one run on hosts that ssh reaches."""
+
+    keeps_agents: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -62,9 +65,9 @@ class SshEngine:
         self._said_bad: set[str] = set()
         self._closing = False
         self._port = RelayPort(self._pick_head, wishes.head_port)
-        packed = wishes.environment
+        pack = wishes.environment
         scratch = plan.node_setup.scratch
-        self._environment = Shipping(packed, say, scratch) if packed is not None else None
+        self._environment = Shipping(pack, say, scratch) if pack is not None else None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -89,19 +92,13 @@ class SshEngine:
     @property
     def used_names(self) -> tuple[str, ...]:
         """Return the hosts on which the run has begun; a range may have left some of them out."""
-        used = [self._hosts[place] for place in sorted(self._hosts)]
-        return tuple(host.host.name for host in used if host.problem is None)
+        used = (host for _, host in sorted(self._hosts.items()) if host.problem is None)
+        return tuple(host.host.name for host in used)
 
     def localized(self, result: Result) -> Result:
         """Return the result with paths of this machine: hosts that share nothing have other run directories."""
-        plain = before = codec.to_plain(result)
         placed = [host.placed for host in self._hosts.values() if host.placed is not None]
-        for path, copied in {one.run_dir: one.is_copied for one in placed}.items():
-            code = self._code.base if copied else None
-            plain = own_paths(plain, path, self.run_dir.path, code)
-        if plain != before:
-            atomic.write_json(self.run_dir.result, plain)
-        return codec.from_plain(Result, plain)
+        return with_own_paths(result, self.run_dir, placed, self._code.base)
 
     def _alive(self) -> list[RemoteHost]:
         with self._lock:
@@ -398,17 +395,33 @@ class SshEngine:
 
     # The end.
 
-    def kill_all(self) -> None:
-        """End every agent at once; a host that gives no sign of life loses its session, and so its agent."""
-        now = time.monotonic()
-        with self._lock:
-            opening = list(self._opening)
-        for host in opening:
-            host.cut_off()
+    def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
+        """Start the head's agent alone, on its host or a spare one, and tell the others where it is."""
+        try:
+            self._start_head(first_attempt, restarts_spent)
+        except BaseException:
+            self.abandon()
+            raise
         for host in self._alive():
-            host.kill_all()
-            if now - host.last_heard > _DEAF_S:
+            host.send(messages.HeadMoved(heads=self._heads))
+
+    def kill_head(self) -> None:
+        """End the head's agent at once."""
+        self._kill(self._hosts[HEAD])
+
+    def kill_all(self) -> None:
+        """End every agent at once."""
+        with self._lock:
+            for host in self._opening:
                 host.cut_off()
+        for host in self._alive():
+            self._kill(host)
+
+    def _kill(self, host: RemoteHost) -> None:
+        """End the agents of a host; one that gives no sign of life loses its session, and so its agents."""
+        host.kill_all()
+        if time.monotonic() - host.last_heard > _DEAF_S:
+            host.cut_off()
 
     def cut_lifeline(self) -> None:
         """Let the agents end themselves; the sessions stay."""

@@ -27,17 +27,19 @@ class Shipping:
     """One environment on its way to hosts.
 
     Args:
-        packed: What travels.
+        pack: Waits for what travels: it is packed while hosts are called.
         say: Prints a sentence for the user.
         scratch: The site's folder for it on each host; None: the host's own.
     """
 
     def __init__(
-        self, packed: PackedEnvironment, say: Callable[[str], None], scratch: str | None = None
+        self,
+        pack: Callable[[], PackedEnvironment],
+        say: Callable[[str], None],
+        scratch: str | None = None,
     ) -> None:
-        self._packed, self._say, self._scratch = packed, say, scratch
-        # Open as long as the run lives: `muster prune` can take only its name away.
-        self._hold = os.open(packed.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._pack, self._say, self._scratch = pack, say, scratch
+        self._hold = -1
         self._secret = secrets.token_hex(32)
         self._after: dict[RemoteHost, RemoteHost] = {}
         self._there: set[RemoteHost] = set()
@@ -49,6 +51,7 @@ class Shipping:
         wanted = [host for host in hosts if host not in self._there and host.is_usable]
         if not wanted:
             return []
+        self._take_archive()
         answers = in_parallel(self._offer, wanted)
         problems = [answer for answer in answers if isinstance(answer, HostProblem)]
         if problems:  # which of them can't have it is said before anything is sent
@@ -82,6 +85,14 @@ class Shipping:
             took_s = time.monotonic() - began
             self._say(f"the environment ({size}) has come to {number} in {took_s:.1f} s")
         return problems
+
+    def _take_archive(self) -> None:
+        """Wait for the archive, the first time, and hold it."""
+        with self._lock:
+            if self._hold < 0:
+                self._packed = self._pack()
+                # Open as long as the run lives: `muster prune` can take only its name away.
+                self._hold = os.open(self._packed.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _offer(self, host: RemoteHost) -> messages.EnvironmentPlaced | HostProblem:
         offer = messages.OfferEnvironment(

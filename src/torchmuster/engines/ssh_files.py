@@ -3,13 +3,16 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchmuster.engines.ssh_host import HostError, RemoteHost
-from torchmuster.files import code_copy
+from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
 from torchmuster.model.display.text import show_size
+from torchmuster.model.verdict import Result
+from torchmuster.net import remote_messages as messages
 from torchmuster.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece, FrameError
 from torchmuster.node.remote.files import OWN_FILES, write_piece
 
@@ -97,3 +100,15 @@ def own_paths(value: Any, theirs: str, ours: str, code: str | None) -> Any:
         value = value.replace(f"{theirs}/code/", f"{code.rstrip('/')}/")
     come = r"(?=/(?:logs/|events\.jsonl|training\.jsonl|result\.json))"
     return re.sub(re.escape(theirs) + come, lambda _: ours, value)
+
+
+def with_own_paths(
+    result: Result, run_dir: RunDir, placed: Sequence[messages.Placed], code_root: str
+) -> Result:
+    """Return a result with paths of this machine, and write it, if hosts had others."""
+    plain = before = codec.to_plain(result)
+    for path, copied in {one.run_dir: one.is_copied for one in placed}.items():
+        plain = own_paths(plain, path, run_dir.path, code_root if copied else None)
+    if plain != before:
+        atomic.write_json(run_dir.result, plain)
+    return codec.from_plain(Result, plain)

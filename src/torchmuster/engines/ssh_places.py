@@ -1,6 +1,6 @@
 """Which host is which place of a run, who is spare, and how many workers each takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmuster.engines.ssh_command import HostProblem, SshHost
@@ -20,7 +20,7 @@ class SshWishes:
         may_share: Look for a shared file system; else everything is copied.
         head_port: Of this loopback, by which the head is called; 0 for any.
         code_root: The folder of the code; None for the work tree that the program is in.
-        environment: What travels to the hosts for the workers; None: they have their own.
+        environment: Waits for what travels to the hosts for the workers, which is packed meanwhile; None: they have their own.
         spares_first: A lost host may take minutes to come back, so a spare one takes its place at once.
     """
 
@@ -30,7 +30,7 @@ class SshWishes:
     may_share: bool = True
     head_port: int = 0
     code_root: str | None = None
-    environment: PackedEnvironment | None = None
+    environment: Callable[[], PackedEnvironment] | None = None
     spares_first: bool = False
 
 

@@ -63,6 +63,8 @@ class RunDir:
     call = PathBelow("call")  # client: the function of `torchmuster.launch`, 0600
     owner = PathBelow("owner.json")  # client: who owns the run: pid, boot, host
     head = PathBelow("head.json")  # agent 0: where the head listens, 0600
+    # Engine, when a head was lost: the addresses of the one in its place, for the agents that stay.
+    moved = PathBelow("moved.json")
     # Head, one line per event, UTC, append only: all views are made from it. Of a workflow, client.
     events = PathBelow("events.jsonl")
     # Head (client, when the head was lost; of a workflow, client): the verdict.

@@ -66,6 +66,13 @@ class TrainingOver(WorkerReport):
     saved_step: int | None
 
 
+class AskMemory(WorkerReport):
+    """It wants memory of this node that outlives the workers; `node.memory.HeldMemory` documents the fields."""
+
+    names: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+
 class TaskRequest(TypedMessage):
     """From a process of a workflow's task to the task's agent."""
 
@@ -85,6 +92,13 @@ class AgentAnswer(TypedMessage):
 
 class CallTaken(AgentAnswer):
     """The agent has the report."""
+
+
+class MemoryHeld(AgentAnswer):
+    """What the agent holds: each name's descriptor in the agent's process."""
+
+    pid: int
+    descriptors: dict[str, int]
 
 
 class CallFailed(AgentAnswer):

@@ -378,6 +378,12 @@ class KillAgent(RemoteMessage):
     agent_id: int
 
 
+class HeadMoved(RemoteMessage):
+    """From the client: another head stands in for a lost one, and listens there; the agents of this host obey it alone."""
+
+    heads: tuple[str, ...]
+
+
 class CutLifeline(RemoteMessage):
     """From the client: let the agents end by themselves; the session remains."""
 

@@ -21,6 +21,7 @@ from torchmuster.model.plan import Program
 from torchmuster.net import messages
 from torchmuster.net.ipc import IpcCall, IpcServer
 from torchmuster.net.ipc_messages import (
+    AskMemory,
     CallTaken,
     DebuggerHeld,
     StopAhead,
@@ -32,6 +33,7 @@ from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.error_file import root_cause
 from torchmuster.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.node.inquiries import Inquiries
+from torchmuster.node.memory import HeldMemory
 from torchmuster.node.options import AgentOptions
 from torchmuster.node.setup import NodeWork, refusal_of
 from torchmuster.node.showing import Showing
@@ -77,6 +79,7 @@ class Agent:
         self.attempts = AttemptKeeper(self.spawners, self._showing, disk, self, take_store)
         folder = os.path.dirname(socket_path)
         self.inquiries = Inquiries(options, self.link, self.spawners, folder, self.attempts.living)
+        self._memory = HeldMemory()
         self._ended = asyncio.Event()
         self._failure: MusterError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -211,6 +214,7 @@ class Agent:
         while True:
             await asyncio.sleep(PING_EVERY_S / 2)
             self.spawners.look()
+            self.link.look_for_successor()
             silent_s = self.link.silent_s()
             if silent_s is not None:
                 self._end_lease(silent_s)
@@ -380,6 +384,9 @@ class Agent:
 
     async def _take_report(self, call: IpcCall[WorkerReport]) -> None:
         report, attempt = call.request, self.attempts.last
+        if isinstance(report, AskMemory):
+            await call.reply(self._memory.answer(report))
+            return
         rank = attempt.note_report(call.root, report) if attempt is not None else None
         if rank is not None:
             match report:

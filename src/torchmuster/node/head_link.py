@@ -5,6 +5,7 @@ either direction ends it (`docs/design.md`, rule 13).
 """
 
 import asyncio
+import json
 import os
 import socket
 import time
@@ -21,6 +22,7 @@ from torchmuster.model.lease import (
     large_packets_lost,
 )
 from torchmuster.net import messages
+from torchmuster.net.address import split_endpoint
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role
 from torchmuster.net.race import RaceError, race, worst_failure
@@ -29,6 +31,8 @@ from torchmuster.node.options import HeadPlace
 SAY_EVERY_S = 5.0
 _RETRY_S = 0.1
 _HEAD_GONE_S = 2.0
+_HEAD_RETURNS_S = 20.0  # where a run's owner puts another one in its place
+_MOST_FILE_BYTES = 64 << 10
 _SECRET_FILE = "`--rdzv_conf secret_file=FILE`"
 
 
@@ -56,6 +60,7 @@ class HeadLink:
         self._place, self._say = place, say
         self._addresses = place.addresses
         self._known: tuple[str, int] | None = None  # the address that has answered
+        self._moved_to: tuple[tuple[str, int], ...] = ()
         self._head: tuple[int, str, str] | None = None  # its process, kernel and network
         self._called_at = self.clock()
         self._stuck_bytes, self._stuck_at = 0, 0.0  # of the connection that ended with the lease
@@ -87,6 +92,7 @@ class HeadLink:
                 return channel
             if isinstance(error, HandshakeError):
                 _judge_handshake(error, host, port)
+            self.look_for_successor()
             now, problem = time.monotonic(), _describe_failure(error)
             refused = isinstance(error, ConnectionRefusedError)
             gone_since = (gone_since or now) if refused else None
@@ -96,6 +102,25 @@ class HeadLink:
                 self._say(f"waiting for the head at {host}:{port} ({problem}); {left_s:.0f} s left")
                 say_at = now + SAY_EVERY_S
             await asyncio.sleep(_RETRY_S if now - started < 5 else 4 * _RETRY_S)
+
+    def look_for_successor(self) -> None:
+        """Obey the head that stands in for a lost one, where the owner of the run says so: the old one has lost this agent.
+
+        Only agents that were welcomed look: an address of the past must not stand in their way.
+        """
+        if self._place.file is None or self._head is None:
+            return
+        try:
+            with open(self._place.file) as file:
+                told = json.loads(file.read(_MOST_FILE_BYTES))
+            addresses = tuple(split_endpoint(word) for word in told)
+        except (OSError, ValueError, TypeError, AttributeError, MusterError):
+            return  # there is none
+        if addresses and addresses != self._moved_to:
+            self._moved_to = self._addresses = addresses
+            self._known = None
+            if self.channel is not None:
+                self.channel.abort()
 
     async def _connect(self, host: str, port: int) -> Channel:
         """Call the head with our key, else with the public one where that is allowed."""
@@ -113,7 +138,8 @@ class HeadLink:
             return channel
 
     def _judge_wait(self, where: str, problem: str, waited_s: float, gone_s: float) -> None:
-        if self._head is not None and gone_s > _HEAD_GONE_S:
+        limit_s = _HEAD_GONE_S if self._place.file is None else _HEAD_RETURNS_S
+        if self._head is not None and gone_s > limit_s:
             raise HeadLostError(
                 "the head of this run has ended, so this node's workers were ended too",
                 where=where,

@@ -42,12 +42,14 @@ class HeadPlace:
         addresses: Where it may listen; the first that answers in a race is taken.
         open_secret: The public key, where no key in common is needed; None forbids it.
         join_timeout_s: How long the head may be out of reach.
+        file: Where the run's owner writes the addresses of the head that takes a lost one's place; None: there is none.
     """
 
     addresses: tuple[tuple[str, int], ...]
     secret: bytes
     open_secret: bytes | None = None
     join_timeout_s: float
+    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

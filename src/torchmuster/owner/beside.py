@@ -26,6 +26,7 @@ class BesideEngine(LocalEngine):
     hosts: tuple[TaskNode, ...]
     broker: str
     bind_to: ClassVar[str] = "0.0.0.0"
+    keeps_agents: ClassVar[bool] = False  # other hosts don't see what is written here
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent on every place, the head first."""

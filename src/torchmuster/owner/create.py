@@ -240,6 +240,14 @@ def link_snapshots(run_dir: RunDir, snapshots: str) -> None:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
 
 
+def holds_snapshots(folder: str) -> bool:
+    """Say whether any are there, good or set aside: of those the library speaks."""
+    try:
+        return any(name.startswith(("step-", "bad-")) for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
 def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
     """Note who owns the run (default: we), so that others can see whether it still lives."""
     pid = os.getpid() if pid is None else pid

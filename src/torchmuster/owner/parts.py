@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torchmuster.engines.local import AgentEnd
 from torchmuster.files.layout import RunDir
@@ -31,8 +31,13 @@ class RunDisplay(Protocol):
 
 
 class Engine(Protocol):
-    """What starts agents on the places of a run: this machine, or the nodes of a job."""
+    """What starts agents on the places of a run: this machine, or the nodes of a job.
 
+    Attributes:
+        keeps_agents: Other agents find a new head by the file that tells where it listens.
+    """
+
+    keeps_agents: ClassVar[bool]
     plan: RunPlan
     run_dir: RunDir
 
@@ -55,6 +60,9 @@ class Engine(Protocol):
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start an agent on every place, the head first."""
 
+    def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
+        """Start the head's agent alone: the others are there."""
+
     def start_place(self, place: int) -> None:
         """Start an agent on one place."""
 
@@ -66,6 +74,9 @@ class Engine(Protocol):
 
     def has_orphans(self) -> bool:
         """End what ended agents left; say whether any of it is left."""
+
+    def kill_head(self) -> None:
+        """End the head's agent at once."""
 
     def kill_all(self) -> None:
         """End every agent at once."""

@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,7 +97,7 @@ class Supervisor:
             watch=self._watch,
             stops=self._stops,
             state=lambda: self.engine.head_state,
-            kill=self.engine.kill_all,
+            kill=self.engine.kill_head,
             hear=self._take,
             say=self.display.say,
         )
@@ -196,9 +197,12 @@ class Supervisor:
     # The head's loss.
 
     async def _replace_head(self, ended: str) -> None:
-        """The head has gone: end everything, then begin again where the record stops."""
-        self.engine.cut_lifeline()
-        await self._reap_all(kill_after_s=3.0)
+        """The head has gone: begin again where the record stops, with the other agents where they find its successor."""
+        if self.engine.keeps_agents:
+            await self._reap_head()
+        else:
+            self.engine.cut_lifeline()
+            await self._reap_all(kill_after_s=3.0)
         self.result = read_result(self.engine.run_dir)
         if self.result is not None:  # it had ended well; its last words did not reach us
             return
@@ -214,17 +218,37 @@ class Supervisor:
                 return
             self._progress.restarts_spent += 1
         self._progress.heads_lost += 1
-        self.display.say(
-            f"the head's agent ended ({ended}): all nodes are started again with attempt"
-            f" {self._progress.next_attempt}"
+        follows = (
+            "another one takes its place"
+            if self.engine.keeps_agents
+            else "all nodes are started again"
         )
-        await self._start_all_again()
+        self.display.say(
+            f"the head's agent ended ({ended}): {follows} with attempt {self._progress.next_attempt}"
+        )
+        if self.engine.keeps_agents:
+            await self._start_beside(self.engine.start_head)
+            # Those that have gone meanwhile are started again, the others call it.
+            places = range(self.engine.plan.num_places)
+            self._wanted = {place for place in places if not self.engine.holds(place)}
+        else:
+            await self._start_beside(self.engine.start_all)
 
-    async def _start_all_again(self) -> None:
-        """Start all agents beside the loop: a host may take ten seconds to answer, a Ctrl-C none."""
+    async def _reap_head(self) -> None:
+        """Wait until nothing of the head's agent is left: only then may there be another one."""
+        self.engine.kill_head()
+        until = time.monotonic() + _END_LIMIT_S
+        while self.engine.holds(HEAD) or self.engine.has_orphans():
+            self.engine.poll()
+            if time.monotonic() > until:
+                raise MusterError("what the head's agent has started could not be ended")
+            await asyncio.sleep(_POLL_S)
+
+    async def _start_beside(self, start: Callable[..., None]) -> None:
+        """Start agents beside the loop: a host may take ten seconds to answer, a Ctrl-C none."""
         starting = asyncio.create_task(
             asyncio.to_thread(
-                self.engine.start_all,
+                start,
                 first_attempt=self._progress.next_attempt,
                 restarts_spent=self._progress.restarts_spent,
             )

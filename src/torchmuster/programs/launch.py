@@ -71,6 +71,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             addresses=addresses,
             secret=read_secret(run_dir.secret),
             join_timeout_s=plan.limits.join_timeout_s,
+            file=run_dir.moved if head is None else None,
         ),
         environment={**job_environment(num_workers), **dict(plan.node_setup.environment)},
         run_dir=run_dir.path,

@@ -9,7 +9,7 @@ import math
 import numbers
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +121,11 @@ class Meter:
         pairs = {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
         return pairs, int(count)
 
+    def sums(self) -> Totals:
+        """Return `(sum, weight)` of each name over this rank's values; waits for the device."""
+        self.fold()
+        return {name: (float(column.sum), column.weight) for name, column in self._columns.items()}
+
     def clear(self) -> None:
         """Forget everything."""
         self._columns = {}
@@ -163,6 +168,10 @@ class RunMetrics:
         """Add means over `weight` samples of this rank."""
         self._meter.add(dict(values), weight)
 
+    def pending(self) -> Totals:
+        """Return sum and weight of what this rank has added since the last reduction."""
+        return self._meter.sums()
+
     def reduce(self, step: int, *, flag: bool = False) -> bool:
         """Reduce and write the added values; return whether any rank passed the flag; a collective."""
         self._meter.add({_FLAG: float(flag)}, 1.0)
@@ -201,6 +210,16 @@ class RunMetrics:
         self._progress.end()
         for sink in self.sinks:
             sink.close()
+
+
+def totals_at(totals: Mapping[str, Any], pieces: Iterable[Mapping[str, Any]]) -> Totals:
+    """Return the totals that a snapshot has, with what its ranks had not reduced yet: `sums` of their pieces."""
+    found: Totals = {name: (total, weight) for name, (total, weight) in totals.items()}
+    for piece in pieces:
+        for name, (total, weight) in piece.get("sums", {}).items():
+            before = found.get(name, (0.0, 0.0))
+            found[name] = (before[0] + total, before[1] + weight)
+    return found
 
 
 def means_of(totals: Totals) -> dict[str, float]:

@@ -1,11 +1,13 @@
 """The user's objects as one packed state, and back: models, optimizers, anything with state_dict."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from torchmuster.errors import UsageError
 from torchmuster.train.snapshot.folder import Folder
@@ -24,6 +26,17 @@ _CANT_LOAD = (
     ValueError,
 )
 OWN_NAME = "muster"  # under which a snapshot holds the run's own state
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedPaths:
+    """A container of paths: an optimizer's parameters, and its own state."""
+
+    parameters: AbstractSet[str]
+    optimizers: AbstractSet[str]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.parameters or str(path).partition(".")[0] in self.optimizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,34 @@ class Objects:
         """Whether a model's parameters are sharded over ranks."""
         return any(is_sharded(model) for model in self.models().values())
 
+    def buffer_paths(self) -> set[str]:
+        """Return the paths of the models' buffers, such as running means: a rank may have its own."""
+        return {
+            f"{k}.{name}" for k, model in self.models().items() for name, _ in model.named_buffers()
+        }
+
+    def stepped(self) -> "SteppedPaths":
+        """Return the paths of what only an optimizer's step changes."""
+        stepped = {id(p) for o in self.optimizers() for g in o.param_groups for p in g["params"]}
+        parameters = {
+            f"{k}.{name}"
+            for k, model in self.models().items()
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if id(parameter) in stepped
+        }
+        own = {k for k, v in self.by_name.items() if isinstance(v, torch.optim.Optimizer)}
+        return SteppedPaths(parameters, own)
+
+    def expected_bytes(self) -> int:
+        """Return how many bytes of tensors this rank saves, with those that known optimizers make at their first step."""
+        _, tensors = self.pack()
+        found = sum(_num_bytes(tensor) for tensor in tensors.values())
+        for optimizer in self.optimizers():
+            if not optimizer.state:
+                groups = optimizer.param_groups
+                found += sum(_num_made(g) * sum(map(_num_bytes, g["params"])) for g in groups)
+        return found
+
     def pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the packed state, and the tensors by path, without copying them."""
         tensors: dict[str, torch.Tensor] = {}
@@ -91,7 +132,7 @@ class Objects:
 
             self._make_room(manifest)
             _, targets = self.pack()
-            read_into(folder, manifest, targets)
+            read_into(folder, manifest, targets, loaded.parts)
             tensors = targets
         else:
             tensors = loaded.tensors()
@@ -166,6 +207,18 @@ class Objects:
             if any(id(p) in ids for p in model.parameters()):
                 return model
         raise UsageError("an optimizer has no parameter of any model given to resume()")
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.numel() * local.element_size()
+
+
+def _num_made(group: Mapping[str, Any]) -> int:
+    """Return how many tensors of a parameter's size an optimizer's first step makes: those of the options it has."""
+    if "betas" in group:
+        return 3 if group.get("amsgrad") else 2
+    return int(bool(group.get("momentum"))) + int("alpha" in group)
 
 
 def _is_by_name(state: Any) -> bool:

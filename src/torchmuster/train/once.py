@@ -59,6 +59,22 @@ class OncePlace:
     lease_s: float = LEASE_S
 
 
+def folder_of(
+    per: str, folder: str | None, of_run: str, run_id: str, token: str, node_rank: int
+) -> str:
+    """Return where the markers of a piece of work are; `World.once` documents the first two.
+
+    Raises:
+        UsageError: `per` is none of these.
+    """
+    if per not in ("node", "run"):
+        raise UsageError(f"per={per!r}: `node` or `run`", where="World.once")
+    if per == "run":
+        return folder or os.path.join(of_run, "once")
+    # torchrun's own name of a run is `none`, for every job.
+    return folder or node_folder(token if run_id in ("", "none") else run_id, node_rank)
+
+
 def node_folder(run_id: str, node_rank: int) -> str:
     """Return the folder of a run's markers on this node, accessible to this user only.
 

@@ -22,10 +22,11 @@ from torchmuster.train.batches.loader import Loader
 from torchmuster.train.batches.proof import begin_ledger, prove
 from torchmuster.train.clock import Clock
 from torchmuster.train.lockstep import Lockstep
-from torchmuster.train.meter import Number, RunMetrics, in_words, means_of
+from torchmuster.train.memory.folder import WHERE
+from torchmuster.train.meter import Number, RunMetrics, Totals, in_words, means_of, totals_at
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.preempt import TIME_IS_UP, StopWatch, TimeLimit, how_to_go_on
-from torchmuster.train.saves import EndOfEpoch, Moment, Saves, generators_from_plain
+from torchmuster.train.saves import EndOfEpoch, Moment, Saves, begin_generators
 from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.state import MisfitError, unpack
 
@@ -208,6 +209,8 @@ class Run:
             if self._saves.step != clock.steps_done:
                 with self._world.step_state.heartbeat.during(RankPhase.SAVE):
                     self._save()
+        if self._saves.is_due_in_memory(clock.steps_done) and not clock.is_at_end_of_epoch:
+            self._saves.keep_in_memory(self._moment(sums=self._metrics.pending()))
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -306,19 +309,20 @@ class Run:
         if world.rank == 0:
             order = self._data.order_settings() if self._data is not None else None
             told = {"world_size": world.world_size, "folder": url, "order": order}
+            told |= {"source": "memory"} if loaded is not None and loaded.held else {}
             self._metrics.record.event("resumed", step=clock.steps_done, **told)
         self._watch.begin(clock.boundary)
         if loaded is not None:
             step, epoch = clock.steps_done, clock.epoch
-            world.say(f"resuming after step {step} (epoch {epoch}) from {url}")
+            where = WHERE if loaded.held else url
+            world.say(f"resuming after step {step} (epoch {epoch}) from {where}")
 
     def _begin_at(self, loaded: LoadedSnapshot, seed: int) -> None:
         manifest, clock = loaded.manifest, self._clock
         own = unpack(manifest.state[OWN_NAME], {})
         clock.steps_done = manifest.step
         clock.epoch = manifest.epoch
-        totals = own["epoch_totals"].items()
-        self._metrics.epoch_totals = {name: (total, weight) for name, (total, weight) in totals}
+        self._metrics.epoch_totals = totals_at(own["epoch_totals"], manifest.ranks.values())
         if self._data is not None:
             if own["data"] is None:
                 raise MisfitError(
@@ -328,19 +332,7 @@ class Run:
             self._data.load_state_dict(own["data"])
             pieces = [piece["ledger"] for piece in manifest.ranks.values()]
             begin_ledger(self._data, pieces, manifest.step, is_first=self._world.rank == 0)
-        self._begin_generators(loaded, seed)
-
-    def _begin_generators(self, loaded: LoadedSnapshot, seed: int) -> None:
-        manifest, world = loaded.manifest, self._world
-        if manifest.world_size == world.world_size:
-            piece = unpack(manifest.ranks[world.rank]["generators"], {})
-            self._generators = generators_from_plain(piece)
-        else:
-            rng.seed_everything(seed, manifest.step, world.rank)
-            world.say(
-                f"the world had {manifest.world_size} workers when it was saved, now it has"
-                f" {world.world_size}: random generators are seeded anew from seed and step"
-            )
+        self._generators = begin_generators(manifest, self._world, seed)
 
     def _put_generators_back(self) -> None:
         generators, self._generators = self._generators, None
@@ -411,26 +403,28 @@ class Run:
         self._reduce_metrics()
         clock.is_due = False
         self._saves.check(self.steps_done, wait=True)
-        data = self._data
-        self._saves.save(
-            Moment(
-                step=clock.steps_done,
-                epoch=clock.epoch,
-                own={
-                    "data": data.state_dict() if data is not None else None,
-                    "epoch_totals": self._metrics.epoch_totals,
-                },
-                ledger=data.ledger.sums() if data is not None else Sums(),
-                generators=self._generators_before_evaluation,
-                end=self._end_of_epoch,
-            )
-        )
+        self._saves.save(self._moment(sums={}))
         blocked_s = self._saves.at - began
         if not self._settings.asynchronous:
             self._saves.check(self.steps_done, wait=True)
         if self._world.rank == 0:
             record = self._metrics.record
             record.event("save", step=clock.steps_done, blocked_s=round(blocked_s, 6))
+
+    def _moment(self, *, sums: Totals) -> Moment:
+        data = self._data
+        return Moment(
+            step=self._clock.steps_done,
+            epoch=self._clock.epoch,
+            own={
+                "data": data.state_dict() if data is not None else None,
+                "epoch_totals": self._metrics.epoch_totals,
+            },
+            ledger=data.ledger.sums() if data is not None else Sums(),
+            sums=sums,
+            generators=self._generators_before_evaluation,
+            end=self._end_of_epoch,
+        )
 
     def _save_last(self) -> None:
         """Save at the end of the run, wait until the snapshot is complete, and report it to `muster run`."""

@@ -1,30 +1,36 @@
 """The snapshots of a run: their contents, the ranks that write them, and the outcome of each save."""
 
+import array
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.train import rng
 from torchmuster.train.batches.ledger import Sums
 from torchmuster.train.exchange import gather_ints
+from torchmuster.train.memory.saves import MemorySaves
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import Folder, LocalFolder, open_folder
-from torchmuster.train.snapshot.load import LoadedSnapshot, load_agreed
+from torchmuster.train.snapshot.layout import SnapshotManifest
+from torchmuster.train.snapshot.load import LoadedSnapshot, agree
 from torchmuster.train.snapshot.staging import Staged, Staging, whole_boxes
 from torchmuster.train.snapshot.state import (
     MisfitError,
     NoGoodSnapshotError,
+    NoRoomError,
     SnapshotError,
     pack,
+    unpack,
 )
 
 
@@ -54,6 +60,7 @@ class Moment:
     Attributes:
         own: The run's own state, the same on all ranks.
         ledger: Of this rank.
+        sums: Metrics of this rank that are not in `own` yet.
         generators: Their state to save, if not the present one.
         end: The state to save, if not the present one.
     """
@@ -62,6 +69,7 @@ class Moment:
     epoch: int
     own: dict[str, Any]
     ledger: Sums
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     generators: dict[str, Any] | None = None
     end: EndOfEpoch | None = None
 
@@ -80,9 +88,10 @@ class Saves:
     def __init__(
         self,
         objects: Objects,
-        crew: writer.Writers,
+        crew: writer.Writers[Folder],
         record: MetricsRecord,
         *,
+        memory: MemorySaves | None = None,
         warn: Callable[[str], None] | None,
         skips: bool,
     ) -> None:
@@ -92,6 +101,7 @@ class Saves:
             objects: The user's.
             crew: From `find_crew`.
             record: Of the run; rank 0 writes to it.
+            memory: Makes those in memory, if there are any.
             warn: Called with the message of a failed save; None: the error is raised.
             skips: Skip a save while another one runs.
         """
@@ -99,6 +109,7 @@ class Saves:
         self.at = time.monotonic()
         self._objects = objects
         self._crew = crew
+        self._memory = memory
         self._record = record
         self._warn = warn
         self._skips = skips
@@ -125,29 +136,42 @@ class Saves:
         return self._loaded_step if written is None else written
 
     def load(self) -> LoadedSnapshot | None:
-        """Load the newest good snapshot into the user's objects and return it; None when there is none.
+        """Load the newest good snapshot of disk and memory into the user's objects and return it; None when there is none.
 
         Raises:
             SnapshotError: There are snapshots, but none is good or none fits; or earlier ones have vanished.
         """
-        crew = self._crew
+        crew, memory, held = self._crew, self._memory, None
         reads = crew.rank == 0 or crew.copies
         if reads:
             crew.folder.tidy(crew.generation)
         source = self.source or crew.folder
-        loaded = load_agreed(source, reads=reads, report=_report)
+
+        def look_in_memory(age: tuple[int, int]) -> bool:
+            nonlocal held
+            held = memory.look(age, _report) if memory is not None else None
+            return held is not None
+
+        agreed = agree(source, reads=reads, report=_report, elsewhere=look_in_memory)
+        loaded = held.loaded() if held is not None else agreed.load()
         if loaded is not None:
             self._objects.load(loaded, source)
-            self.step = self._loaded_step = loaded.manifest.step
         elif self.source is not None:
-            raise NoGoodSnapshotError(
-                "there is no snapshot that the step can be made from",
-                where=self.source.url,
-                fix="choose a later --step",
-            )
+            what = "there is no snapshot that the step can be made from"
+            raise NoGoodSnapshotError(what, where=self.source.url, fix="choose a later --step")
         elif crew.rank == 0:
             self._refuse_to_forget()
+        if agreed.age[1] >= 0:
+            self.step = self._loaded_step = agreed.age[1]
+        if memory is not None:
+            memory.step = held.manifest.step if held is not None else -1
+            memory.follow(self._objects)
+            self._check_room(memory)
         return loaded
+
+    def _check_room(self, memory: MemorySaves) -> None:
+        has_part = memory.crew.confirms or self._crew.rank == 0 or memory.crew.copies
+        memory.check_room(self._objects.expected_bytes() if has_part else 0)
 
     def _refuse_to_forget(self) -> None:
         """Refuse to start over if an earlier attempt of this run has saved and its snapshots are gone."""
@@ -175,9 +199,32 @@ class Saves:
             SnapshotError: The save before this one failed, or a value can't be saved.
         """
         self._saver.wait()
-        order = self._order(moment)
-        self._saver.submit(order)
+        number, self._num_orders = self._num_orders, self._num_orders + 1
+        self._saver.submit(self._order(moment, self._crew, self._staging, number))
         self.step, self.at = moment.step, time.monotonic()
+
+    def is_due_in_memory(self, step: int) -> bool:
+        """Return whether a snapshot in memory is to be made after this step."""
+        return self._memory is not None and self._memory.is_due(step)
+
+    def keep_in_memory(self, moment: Moment) -> None:
+        """Copy the state into memory that outlives the workers; what else it takes runs in the background.
+
+        One that could not be made is told of and left out: what lies on disk does not depend on it.
+
+        Raises:
+            SnapshotError: A value can't be saved.
+        """
+        memory = self._memory
+        if memory is None:
+            return
+        memory.wait()
+        number = memory.next_number()
+        try:
+            later = memory.stepped if moment.end is None else ()
+            memory.submit(self._order(moment, memory.crew, memory.staging, number, later))
+        except NoRoomError as error:
+            memory.refuse(number, moment.step, error)
 
     def check(self, now: int, *, wait: bool = False, by_all: bool = False) -> None:
         """Check the outcome of the last save, at step `now`, and record completed snapshots.
@@ -219,15 +266,24 @@ class Saves:
             state=state, tensors=tensors, versions=_versions(tensors), generators=rng.capture()
         )
 
-    def _order(self, moment: Moment) -> writer.WriteOrder:
-        sharded, crew, end = self._objects.is_sharded, self._crew, moment.end
+    def _order(
+        self,
+        moment: Moment,
+        crew: writer.Writers[Any],
+        staging: Staging,
+        number: int,
+        later: Container[str] = (),
+    ) -> writer.WriteOrder:
+        sharded, end = self._objects.is_sharded, moment.end
         staged: Staged | None = None
         state: Any = None
+        buffers: tuple[tuple[int, int], ...] = ()
         if sharded or crew.rank == 0 or crew.copies:
             state, tensors = (end.state, end.tensors) if end else self._objects.pack()
-            staged = self._stage(tensors, sharded)
+            staged = _stage(tensors, staging, crew.rank, later, sharded=sharded)
             state = {**state, OWN_NAME: pack(moment.own, OWN_NAME, {})}
-        number, self._num_orders = self._num_orders, self._num_orders + 1
+            if not sharded and crew.copies:
+                buffers = staged.places(self._objects.buffer_paths())
         return writer.WriteOrder(
             number=number,
             step=moment.step,
@@ -236,15 +292,23 @@ class Saves:
             staged=staged,
             state=state,
             rank_state=_rank_state(moment),
+            buffers=buffers,
         )
 
-    def _stage(self, tensors: dict[str, torch.Tensor], sharded: bool) -> Staged:
-        if not sharded:
-            return self._staging.copy(whole_boxes(tensors), "data-00000.bin")
-        from torchmuster.train.snapshot.sharded import boxes_of
 
-        rank = self._crew.rank
-        return self._staging.copy(boxes_of(tensors, rank), f"data-{rank:05d}.bin")
+def _stage(
+    tensors: dict[str, torch.Tensor],
+    staging: Staging,
+    rank: int,
+    later: Container[str],
+    *,
+    sharded: bool,
+) -> Staged:
+    if not sharded:
+        return staging.copy(whole_boxes(tensors), "data-00000.bin", later)
+    from torchmuster.train.snapshot.sharded import boxes_of
+
+    return staging.copy(boxes_of(tensors, rank), f"data-{rank:05d}.bin", later)
 
 
 def default_folder() -> str:
@@ -264,7 +328,7 @@ def record_path(folder: Folder) -> str:
 
 def find_crew(
     world: Any, url: str, *, keep: int, timeout_s: float, is_sharded: bool
-) -> writer.Writers:
+) -> writer.Writers[Folder]:
     """Choose the ranks that write: agree on a generation, and test whether all nodes share the folder.
 
     Raises:
@@ -324,6 +388,7 @@ def _rank_state(moment: Moment) -> dict[str, Any]:
     return {
         "generators": pack(generators_to_plain(generators), "generators", {}),
         "ledger": [sums.count, sums.first, sums.second],
+        **({"sums": moment.sums} if moment.sums else {}),
     }
 
 
@@ -332,18 +397,52 @@ def _versions(tensors: dict[str, torch.Tensor]) -> list[int]:
 
 
 def generators_to_plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the generators' state without tensors: it goes into a rank's JSON."""
+    """Return the generators' state without tensors and long lists: it goes into a rank's JSON."""
     plain = dict(state)
     for name in ("torch", "cuda"):
         if plain[name] is not None:
-            plain[name] = bytes(plain[name].tolist())
+            plain[name] = plain[name].numpy().tobytes()
+    version, words, gauss = plain["python"]
+    plain["python"] = (version, array.array("I", words).tobytes(), gauss)
     return plain
 
 
 def generators_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """Inverse of `generators_to_plain`."""
+    """Inverse of `generators_to_plain`; older snapshots have the words of `random` one by one."""
     state = dict(plain)
     for name in ("torch", "cuda"):
         if state[name] is not None:
             state[name] = torch.frombuffer(bytearray(state[name]), dtype=torch.uint8)
+    version, words, gauss = state["python"]
+    if isinstance(words, bytes):
+        words = tuple(array.array("I", words))
+    state["python"] = (version, words, gauss)
     return state
+
+
+def begin_generators(manifest: SnapshotManifest, world: Any, seed: int) -> dict[str, Any] | None:
+    """Return the generators' state of this rank in a snapshot; of another world there is none, and they are seeded anew."""
+    if manifest.world_size == world.world_size:
+        return generators_from_plain(unpack(manifest.ranks[world.rank]["generators"], {}))
+    rng.seed_everything(seed, manifest.step, world.rank)
+    world.say(
+        f"the world had {manifest.world_size} workers when it was saved, now it has"
+        f" {world.world_size}: random generators are seeded anew from seed and step"
+    )
+    return None
+
+
+def check_options(when_busy: str, on_save_error: str, **counts: int | None) -> None:
+    """Refuse options of `World.resume` that no save can follow.
+
+    Raises:
+        UsageError: A word is unknown, or a count is below one.
+    """
+    if when_busy not in ("wait", "skip") or on_save_error not in ("raise", "warn"):
+        raise UsageError(
+            "when_busy is `wait` or `skip`, on_save_error `raise` or `warn`",
+            where=f"when_busy={when_busy!r}, on_save_error={on_save_error!r}",
+        )
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}, below one", where="World.resume")

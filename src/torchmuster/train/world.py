@@ -14,7 +14,6 @@ for epoch in run.epochs(10):
 import atexit
 import contextlib
 import functools
-import os
 import sys
 import uuid
 import weakref
@@ -35,13 +34,20 @@ from torchmuster.train.exchange import broadcast_bytes, gather_ints
 from torchmuster.train.finite import watch_gradients
 from torchmuster.train.heartbeat import StepState
 from torchmuster.train.launch import Launcher
+from torchmuster.train.memory.saves import MemorySettings, open_memory
 from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
-from torchmuster.train.once import OncePlace, node_folder
+from torchmuster.train.once import OncePlace, folder_of
 from torchmuster.train.once import once as once_in
 from torchmuster.train.replay.run import is_replay, make_run
 from torchmuster.train.run import Run, RunSettings
-from torchmuster.train.saves import Saves, default_folder, find_crew, record_path
+from torchmuster.train.saves import (
+    Saves,
+    check_options,
+    default_folder,
+    find_crew,
+    record_path,
+)
 from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
 from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
 
@@ -145,9 +151,8 @@ class World:
     def say(self, text: str) -> None:
         """Print a line on standard error, on rank 0 only."""
         if self.rank == 0:
-            with contextlib.suppress(
-                OSError
-            ):  # the terminal was closed: training has still to be saved
+            # The terminal may be closed: training has still to be saved.
+            with contextlib.suppress(OSError):
                 print(f"muster: {text}", file=sys.stderr, flush=True)
 
     def barrier(self, name: str, *, timeout_s: float | None = None) -> None:
@@ -179,9 +184,8 @@ class World:
             sharded: FSDP2 (`fully_shard`) instead of DistributedDataParallel.
             replicas: With `sharded`: the number of replicas, each sharded over its ranks (HSDP).
             compile: Use torch.compile.
-            settle: Run a throw-away backward before the first step, so that a resumed process sums
-                gradients in the same order as one that never stopped (bitwise equality over
-                restarts from 3 ranks on).
+            settle: Run a throw-away backward before the first step, so that a resumed process sums gradients in the
+                same order as one that never stopped (bitwise equality over restarts from 3 ranks on).
             options: Passed to DistributedDataParallel or `fully_shard`.
         """
         model = model.to(self.device)
@@ -307,16 +311,8 @@ class World:
         Raises:
             OnceError: The process that did the work failed; raised on all ranks that wait for it.
         """
-        if per not in ("node", "run"):
-            raise UsageError(f"per={per!r}: `node` or `run`", where="World.once")
-        if per == "run":
-            place = folder or os.path.join(default_folder(), "once")
-        else:
-            run = self._standing.launch.run_id
-            # torchrun's own default is `none`, for every job.
-            place = folder or node_folder(
-                self.token if run in ("", "none") else run, self.node_rank
-            )
+        run_id = self._standing.launch.run_id
+        place = folder_of(per, folder, default_folder(), run_id, self.token, self.node_rank)
         return once_in(name, OncePlace(folder=place, token=self.token, say=self._say_anywhere))
 
     def resume(
@@ -328,6 +324,9 @@ class World:
         every_steps: int | None = None,
         every_s: float | None = 300.0,
         every_epoch: bool = True,
+        memory_every_steps: int | None = None,
+        memory_copies: int = 1,
+        memory_mb_per_s: float | None = None,
         keep: int = 3,
         asynchronous: bool = True,
         when_busy: str = "wait",
@@ -349,16 +348,17 @@ class World:
             every_steps: Save after this many steps.
             every_s: Save after this many seconds, checked every `log_every` steps; None: never.
             every_epoch: Save at the end of every epoch.
+            memory_every_steps: After this many steps, save into memory of the nodes that outlives their workers.
+            memory_copies: On how many other nodes each node's part of a sharded model is; of a whole one each node has all.
+            memory_mb_per_s: What a rank sends to other nodes for that at most.
             keep: How many snapshots are kept.
             asynchronous: Write in the background; the loop waits for the copy only.
             when_busy: `wait` for a save that is still running, or `skip` the new one.
             on_save_error: `raise` when a save failed, or `warn` and continue training.
-            on_nan: When a step's gradients are not finite: `ignore` it, `stop` before the optimizer uses them, `skip` the step,
-                or `replay`: stop, make the forward that began it again, and go on only if it is finite then.
+            on_nan: When a step's gradients are not finite: `ignore` it, `stop`, `skip` the step, or `replay`: stop, and make its forward again.
             save_timeout_s: How long rank 0 waits for the other ranks' parts.
             log_every: Steps between two reductions of the metrics.
-            time_limit_s: Save and stop before this many seconds have passed. Under Slurm the
-                end of the job counts as well.
+            time_limit_s: Save and stop before this many seconds have passed. Under Slurm the end of the job counts as well.
             tensorboard: A folder for TensorBoard's files.
             sinks: More destinations of metrics.
             objects: `model=`, `optimizer=`, and any other object with state_dict() and load_state_dict().
@@ -367,22 +367,21 @@ class World:
             UsageError: An object can't be saved, or an option has an invalid value.
             SnapshotError: There are snapshots, but none is good or none fits the script.
         """
-        if when_busy not in ("wait", "skip") or on_save_error not in ("raise", "warn"):
-            raise UsageError(
-                "when_busy is `wait` or `skip`, on_save_error `raise` or `warn`",
-                where=f"when_busy={when_busy!r}, on_save_error={on_save_error!r}",
-            )
-        for name, value in (("every_steps", every_steps), ("keep", keep), ("log_every", log_every)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}, below one", where="World.resume")
+        counts = {"every_steps": every_steps, "keep": keep, "log_every": log_every}
+        counts |= {"memory_every_steps": memory_every_steps, "memory_copies": memory_copies}
+        check_options(when_busy, on_save_error, **counts)
         if self._run is not None:
             raise UsageError("resume() was called twice", fix="put all objects into one call")
         things = Objects(objects)
         things.check()
         if is_replay():  # it writes nothing where the run that it replays does
-            folder, sinks, tensorboard = None, None, None
+            folder, sinks, tensorboard, memory_every_steps = None, None, None, None
         where, sharded = folder or default_folder(), things.is_sharded
         crew = find_crew(self, where, keep=keep, timeout_s=save_timeout_s, is_sharded=sharded)
+        in_memory = None
+        if memory_every_steps is not None:
+            wanted = MemorySettings(memory_every_steps, memory_copies, memory_mb_per_s)
+            in_memory = open_memory(wanted, crew, self, is_sharded=sharded)
         record = MetricsRecord(record_path(crew.folder))
         chosen = open_sinks(sinks, tensorboard) if self.is_first else []
         metrics = RunMetrics(self.device, record, chosen, is_first=self.is_first)
@@ -392,7 +391,8 @@ class World:
             self.say(f'{text}; training goes on (on_save_error="warn")')
 
         warns = warn if on_save_error == "warn" else None
-        saves = Saves(things, crew, record, warn=warns, skips=when_busy == "skip")
+        skips = when_busy == "skip"
+        saves = Saves(things, crew, record, memory=in_memory, warn=warns, skips=skips)
         settings = RunSettings(
             every_steps=every_steps,
             every_s=every_s,

@@ -71,6 +71,10 @@ def summary(result: Result, how_to_go_on: str | None = None) -> str:
         result: Of the run.
         how_to_go_on: What an unsuccessful run has saved, and how to continue it.
     """
+    if result.attempts == 0 and result.state is not RunState.SUCCEEDED:
+        waited = f" after {result.elapsed_s:.1f} s" if result.elapsed_s else ""
+        never = f"{result.state.value}{waited}: it never started"
+        return f"{never}; {how_to_go_on}" if how_to_go_on else never
     attempts = f"{result.attempts} attempt{'s' if result.attempts != 1 else ''}"
     lost = f", {result.lost_s:.1f} s lost" if result.lost_s else ""
     logs = f", {result.logs_lost_lines} log lines lost" if result.logs_lost_lines else ""

@@ -58,13 +58,13 @@ class Bench:
         words = ["run", "--on", "kubernetes", "--nodes", str(nodes), "--nproc-per-node", "1"]
         return self.start_words(run_id, *words, *options, TRAIN.name, str(self.shared))
 
-    def start_words(self, run_id, *words):
-        """Start `muster WORDS` as the run of this name; return the process."""
+    def start_words(self, run_id, *words, env=()):
+        """Start `muster WORDS` as the run of this name, with more variables; return the process."""
         self.run_id = run_id
         words = [words[0], "--run-id", run_id, *words[1:]]
         with (self._outputs / run_id).open("wb") as out:
             silent = subprocess.DEVNULL
-            process = self.user.start(words, stdin=silent, stdout=out, stderr=out)
+            process = self.user.start(words, stdin=silent, stdout=out, stderr=out, env=dict(env))
         self._running.append(process)
         return process
 

@@ -164,25 +164,41 @@ def s3(cluster):
     return call
 
 
-def test_data_comes_from_urls_and_goes_there_and_credentials_reach_their_task_alone(bench, s3):
-    s3("store.mkdir('bucket'); store.pipe('bucket/in/words.txt', b'some words')")
+def read_at_urls(bench, s3, text, keys):
+    """Run a workflow whose data is on the S3 server; see that its output is there, and no secret anywhere here."""
+    s3("store.makedirs('bucket', exist_ok=True); store.pipe('bucket/in/words.txt', b'some words')")
     home, folder = bench.user.home, bench.user.folder
     home.mkdir(exist_ok=True)
-    keys = home / "credentials.toml"
-    keys.touch(mode=0o600)
-    keys.write_text(KEYS)
+    path = home / "credentials.toml"
+    path.touch(mode=0o600)
+    path.write_text(keys)
     (folder / "beside.txt").write_text("a file beside the workflow\n")
-    (folder / "w.yaml").write_text(WITH_DATA)
+    (folder / "w.yaml").write_text(text)
+    assert bench.end(submit(bench), LIMIT_S) == 0
+    assert s3("print(store.cat('bucket/out/words.txt'))").stdout.strip() == "b'SOME WORDS'"
+    assert s3("store.rm('bucket/out', recursive=True)").returncode == 0
+    written = [one for one in home.rglob("*") if one.is_file() and one != path]
+    assert not [one for one in written if b"not-to-be-seen" in one.read_bytes()]
+    assert "not-to-be-seen" not in bench.said
+    bench.wait_nothing_left()
+
+
+def test_data_comes_from_urls_and_goes_there_and_credentials_reach_their_task_alone(bench, s3):
     bench.create(
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": LOGIN}
     )
     bench.site(memory="1Gi", directives=[WITH_LOGIN])
-    assert bench.end(submit(bench), LIMIT_S) == 0
-    assert s3("print(store.cat('bucket/out/words.txt'))").stdout.strip() == "b'SOME WORDS'"
+    read_at_urls(bench, s3, WITH_DATA, KEYS)
     assert "a file beside the workflow" in bench.said
     assert "the secret has 14 letters" in bench.said
     assert "the other task has no secret" in bench.said
     assert "no file" in bench.said
-    written = [path for path in home.rglob("*") if path.is_file() and path != keys]
-    assert not [path for path in written if b"not-to-be-seen" in path.read_bytes()]
-    bench.wait_nothing_left()
+
+
+def test_data_at_urls_is_read_and_written_with_the_credentials_of_its_task(bench, s3):
+    bench.site(memory="1Gi")
+    names = ", ".join(f"{name}: {name}" for name in LOGIN)
+    text = WITH_DATA.replace("{TOKEN: token}", f"{{TOKEN: token}}, s3: {{{names}}}")
+    login = {**LOGIN, "AWS_SECRET_ACCESS_KEY": "also-not-to-be-seen"}  # the server takes any
+    lines = "".join(f"{name} = '{value}'\n" for name, value in login.items())
+    read_at_urls(bench, s3, text, f"{KEYS}[s3]\n{lines}")

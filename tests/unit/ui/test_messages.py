@@ -46,6 +46,20 @@ def test_the_last_line_of_a_run_says_how_it_went(given, text):
     assert summary(result(**given)) == text
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"elapsed_s": 0.0}, "failed: it never started"),
+        ({"elapsed_s": 600.04}, "failed after 600.0 s: it never started"),
+        ({"elapsed_s": 0.0, "state": RunState.CANCELLED}, "cancelled: it never started"),
+        # e.g. checks alone, as asked for
+        ({"state": RunState.SUCCEEDED}, "succeeded after 12.3 s (0 attempts)"),
+    ],
+)
+def test_a_run_without_an_attempt_never_started(given, text):
+    assert summary(result(**{"state": RunState.FAILED, "attempts": 0, **given})) == text
+
+
 def test_a_run_that_was_no_success_ends_with_how_it_goes_on():
     stopped = result(state=RunState.CANCELLED)
     assert summary(stopped, "saved at step 125") == (

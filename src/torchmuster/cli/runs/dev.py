@@ -5,6 +5,7 @@ ends with this process, and a run with its client.
 """
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -145,20 +146,21 @@ class _Session:
         if self._request.session is not None:
             find_session(self._request.session)
             return
-        setups = {setup.name: setup for setup in map(read_setup, living_sessions())}
-        if self._is_own and self.name in setups:
-            return
-        taken = {name: self._folder_of(setup) for name, setup in setups.items()}
-        self.name = name_for(os.getcwd(), taken)
-        if self.name in taken:
-            return
-        self._say_who_else(setups.values())
-        say("importing torch on the session's nodes")
-        self._is_own = True
-        self._client = this_process()  # not the fork, which ends
-        pid = os.fork()  # who starts an owner would have to reap it
-        if pid == 0:
-            be_a_client(self._start)
+        with _name_lock() as lock:
+            setups = {setup.name: setup for setup in map(read_setup, living_sessions())}
+            if self._is_own and self.name in setups:
+                return
+            taken = {name: self._folder_of(setup) for name, setup in setups.items()}
+            self.name = name_for(os.getcwd(), taken)
+            if self.name in taken:
+                return
+            self._say_who_else(setups.values())
+            say("importing torch on the session's nodes")
+            self._is_own = True
+            self._client = this_process()  # not the fork, which ends
+            pid = os.fork()  # who starts an owner would have to reap it
+            if pid == 0:
+                be_a_client(partial(self._start, lock))
         _, status = os.waitpid(pid, 0)
         if status:
             raise click.exceptions.Exit(abs(os.waitstatus_to_exitcode(status)))
@@ -183,7 +185,8 @@ class _Session:
                 say(f"{other}; this one has a session of its own, {self.name}")
                 return
 
-    def _start(self) -> int:
+    def _start(self, lock: int) -> int:
+        """Start the session; the lock is let go when others can see it."""
         from torchmuster.cli.runs import session
         from torchmuster.spec.problems import Problems
 
@@ -191,7 +194,9 @@ class _Session:
         given = {name: self._given[name] for name in names}
         nodes = int(self._request.nodes) if self._request.nodes else None
         own = {"nodes": nodes, "name": self.name, "idle": _IDLE, "client": self._client}
-        session.wait_until_open(session.start_session({**given, **own}, Problems()), self.name)
+        held = session.start_session({**given, **own}, Problems())
+        os.close(lock)
+        session.wait_until_open(held, self.name)
         return 0
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -201,6 +206,25 @@ class _Session:
         if self._is_own:
             with contextlib.suppress(MusterError):  # it has ended meanwhile
                 end_session(find_session(self.name).run_dir, self.name)
+
+
+@contextlib.contextmanager
+def _name_lock() -> Iterator[int]:
+    """Hold the lock of whoever looks for a name and takes it, so that two of one instant don't take the same.
+
+    A process that is forked meanwhile holds it too, until it closes it. A file system without locks, which says so, goes without.
+    """
+    from torchmuster.files.layout import muster_home
+
+    home = muster_home()
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    lock = os.open(os.path.join(home, "dev.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+    finally:
+        os.close(lock)
 
 
 class _Runner:

@@ -181,8 +181,11 @@ def submit_and_follow(
     from torchmuster.cli.ending import follow_run, print_id
     from torchmuster.owner.jobs.jobs import note_refusal, submit_job
 
+    def say(text: str) -> None:
+        click.echo(f"muster: {text}", err=True)
+
     with note_refusal(run_dir):
-        job_id = submit_job(job, run_dir, dialect)
+        job_id = submit_job(job, run_dir, dialect, say)
     _say_room(run_dir.path)
     if num_more:
         _submit_more(job, run_dir, dialect, num_more)

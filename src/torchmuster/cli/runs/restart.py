@@ -77,23 +77,16 @@ def restart(run: str, *, detach: bool) -> int:
 
 def _check_snapshots(view: "RunView") -> None:
     """Refuse where what the training has saved is gone: it would begin again at step 0 without a word."""
+    from torchmuster.owner.create import holds_snapshots
     from torchmuster.owner.views.account import find_saved
 
     saved = find_saved(view.run_dir)
-    if saved is not None and not saved.is_seen and not _holds_snapshots(saved.folder):
+    if saved is not None and not saved.is_seen and not holds_snapshots(saved.folder):
         raise UsageError(
             f"the snapshots of {short_id(view.run_id)} are gone: the last was of step {saved.step}",
             where=saved.folder,
             fix="put them back, or type its command again to start over at step 0",
         )
-
-
-def _holds_snapshots(folder: str) -> bool:
-    """Say whether any are there, good or set aside: of those the library speaks."""
-    try:
-        return any(name.startswith(("step-", "bad-")) for name in os.listdir(folder))
-    except OSError:
-        return False
 
 
 def _submit_again(plan: "RunPlan", old: "RunDir", *, detach: bool) -> int:
@@ -102,7 +95,15 @@ def _submit_again(plan: "RunPlan", old: "RunDir", *, detach: bool) -> int:
     from torchmuster.owner.create import create_run_dir, link_snapshots
     from torchmuster.owner.jobs.jobs import read_request
 
+    if os.path.isdir(os.path.join(old.path, "pods")):
+        from torchmuster.cli.runs.pods import check_origin
+
+        check_origin(old)
     asked = read_request(old)
+    if asked.request.brings:
+        from torchmuster.cli.runs.pods import submit_to_pods_again
+
+        return submit_to_pods_again(plan, old, asked, detach=detach)
     run_dir = create_run_dir(plan)
     link_snapshots(run_dir, old.snapshots)
     job = asked.renamed(old, run_dir)

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import shutil
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,39 @@ def pack_named(named: str) -> "PackedEnvironment":
     prefix = find_prefix(named, os.environ)
     cache = os.path.join(muster_home(), "cache")
     return pack(prefix, cache, lambda text: click.echo(f"muster: {text}", err=True))
+
+
+def begin_to_pack(named: str) -> "Callable[[], PackedEnvironment]":
+    """Begin to pack beside the way to the hosts; return what waits for the archive, and raises what has kept it from being made.
+
+    Who sends an environment again would wait for half a second of questions and of 20,000 files otherwise.
+
+    Raises:
+        UsageError: There is no such environment.
+    """
+    from torchmuster.files.environment import find_prefix
+
+    find_prefix(named, os.environ)  # a misspelled path is said before anything is made
+    packed: list[PackedEnvironment] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            packed.append(pack_named(named))
+        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+            failed.append(error)
+
+    # A run that ends before does not wait for it.
+    thread = threading.Thread(target=work, name="environment", daemon=True)
+    thread.start()
+
+    def wait() -> "PackedEnvironment":
+        thread.join()
+        if failed:
+            raise failed[0]
+        return packed[0]
+
+    return wait
 
 
 def with_shipped(plan: "RunPlan", named: str | None) -> "tuple[RunPlan, PackedEnvironment | None]":

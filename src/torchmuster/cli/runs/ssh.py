@@ -115,6 +115,8 @@ def run_on_hosts(request: "RunRequest", run_id: str, site: "Site", problems: "Pr
         plan, wishes = _with_environment(plan, wishes, request.ship_env)
     bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)
     if request.dry_run:
+        if wishes.environment is not None:
+            wishes.environment()
         _show(plan, wishes, bundle)
         return 0
     return _follow(plan, wishes, bundle)
@@ -128,9 +130,9 @@ def _with_environment(
     Raises:
         UsageError: There is none, or it can't travel.
     """
-    from torchmuster.cli.runs.ship import pack_named
+    from torchmuster.cli.runs.ship import begin_to_pack
 
-    packed = pack_named(named)
+    packed = begin_to_pack(named)
     old = plan.node_setup
     setup = replace(old, lines=(*old.lines, *_SENT_LINES), python_follows=True)
     program = replace(plan.program, python=("python3", *plan.program.python[1:]))

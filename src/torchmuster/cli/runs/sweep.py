@@ -61,10 +61,15 @@ class _SweepCommand(SetCommand):
     "--slots",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Members at a time; default GPUs or CPUs, on a scheduler all.",
+    help="Members at a time; default GPUs or CPUs, on a scheduler all, in pods at most 32.",
 )
 @click.option(
     "--per-gpu", type=click.IntRange(1, 64), default=1, help="Members that share a GPU; default 1."
+)
+@click.option(
+    "--gpu-mem",
+    metavar="SIZE",
+    help="Of a shared GPU for each worker, e.g. 8Gi; default as the first is seen to use.",
 )
 @click.option("--nproc-per-node", metavar="N", help="Workers of each member; default 1.")
 @click.option("--metric", metavar="NAME", help="What to look for, as recorded or printed.")
@@ -143,6 +148,12 @@ def sweep(**given: Any) -> int:
 
     if (site := find_hosts(given, engine)) is not None:
         return _start(given, plan_on_hosts(given, site, Problems()))
+    from torchmuster.cli.runs.job import find_objects
+
+    if (pods := find_objects(engine)) is not None:
+        from torchmuster.cli.runs.sweep_pods import submit_to_pods
+
+        return submit_to_pods(given, *pods)
     from torchmuster.cli.runs.sweep_jobs import submit_sweep
 
     return submit_sweep(given, engine)
@@ -246,6 +257,10 @@ def restart_sweep(view: "RunView", *, detach: bool) -> int:
 
         failed = [member.number for member in sweep_view.members if member.state not in done]
         return submit_again(sweep_view.plan, view.run_dir, failed, detach=detach)
+    if os.path.isfile(view.run_dir.job):
+        from torchmuster.cli.runs import sweep_pods
+
+        return sweep_pods.submit_again(sweep_view, view.run_dir, detach=detach)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(view.run_dir.result)
     write_owner(view.run_dir)

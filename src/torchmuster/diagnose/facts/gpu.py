@@ -112,8 +112,7 @@ def collect_gpus(
     if not num_devices:
         return GpuFacts(visible=visible)
     began = time.monotonic()
-    answer, why_not = _ask(ask, _query(_BASIC), limit_s)
-    gpus, driver = read_gpus(answer)
+    gpus, driver, why_not = ask_gpus(ask, limit_s)
     more: Mapping[str, str] = {}
     if gpus and is_long:
         left_s = limit_s - (time.monotonic() - began)
@@ -129,8 +128,15 @@ def collect_gpus(
         xids=read_xids(_log_of_driver(root)) if is_long else (),
         links=_links(more, root) if len(gpus) > 1 and is_long else GpuLinks(),
         has_iommu=_has_iommu(root),
-        why_not="" if gpus else why_not or "nvidia-smi named no GPU",
+        why_not=why_not,
     )
+
+
+def ask_gpus(ask: Ask, limit_s: float) -> tuple[tuple[Gpu, ...], str, str]:
+    """Return what nvidia-smi says of all GPUs, the driver, and why it named none; empty where it did."""
+    answer, why_not = _ask(ask, _query(_BASIC), limit_s)
+    gpus, driver = read_gpus(answer)
+    return gpus, driver, "" if gpus else why_not or "nvidia-smi named no GPU"
 
 
 def _links(said: Mapping[str, str], root: str) -> GpuLinks:

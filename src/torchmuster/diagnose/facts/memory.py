@@ -69,6 +69,33 @@ def counter_files() -> list[str]:
     return files
 
 
+def free_bytes() -> int | None:
+    """Return what processes here can still take: of the machine and of the control groups above us, in bytes.
+
+    What a group keeps of files that nobody uses at the moment counts as free (memory.stat, `inactive_file`).
+    """
+    found = [
+        int(m[1]) << 10 for m in re.finditer(r"MemAvailable: *(\d+) kB", read_text("/proc/meminfo"))
+    ]
+    for path in counter_files():
+        folder = os.path.dirname(path)
+        is_second = path.endswith("memory.events")
+        names = (
+            ("memory.max", "memory.current")
+            if is_second
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
+        limit, used = (read_text(os.path.join(folder, name)).strip() for name in names)
+        if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
+            cached = re.search(
+                r"^(?:total_)?inactive_file (\d+)$",
+                read_text(os.path.join(folder, "memory.stat")),
+                re.MULTILINE,
+            )
+            found.append(int(limit) - int(used) + (int(cached[1]) if cached else 0))
+    return max(min(found), 0) if found else None
+
+
 def _ancestors(mount_point: str, root: str, path: str, name: str) -> list[str]:
     """Return the files from our own group up to the mount's root, nearest first."""
     below = os.path.relpath(path, root) if path.startswith(root) else "."

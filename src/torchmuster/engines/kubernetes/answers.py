@@ -19,6 +19,7 @@ from torchmuster.node.pod.order import FINAL_CODE
 
 CONTAINER = "node"  # of each pod: ours; a mesh may put others beside it
 RUN_LABEL = "torchmuster.dev/run"
+MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "torchmuster"  # of all objects
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

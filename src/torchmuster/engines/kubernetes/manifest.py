@@ -14,6 +14,8 @@ from typing import Any
 from torchmuster.engines.kubernetes.answers import (
     CONTAINER,
     INDEX_LABEL,
+    MANAGED_BY,
+    MANAGER,
     QUEUE_LABEL,
     RUN_LABEL,
 )
@@ -25,7 +27,7 @@ from torchmuster.node.pod.order import FINAL_CODE, FIRST_INDEX_VARIABLE
 MANY = 1_000_000  # the head of the run counts failures, not the Job
 PACKAGE_FOLDER = "/muster"
 SCRATCH_FOLDER = "/scratch"
-_MANAGER = {"app.kubernetes.io/managed-by": "torchmuster"}
+_MANAGER = {MANAGED_BY: MANAGER}
 _DEAD_NODE_S = 30  # instead of 300 s
 _MAX_SECRET_BYTES = 1 << 20
 _SCRATCH_BYTES = 1 << 30  # for the package, code and logs

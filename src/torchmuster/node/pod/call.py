@@ -1,10 +1,10 @@
 """Opens a session with a pod, as ssh does with a host: what `engines/ssh_host.py` types is understood.
 
-    call --key FILE --port PORT [--domain NAME] [--wait SECONDS] [-o OPTION] [-T] HOST COMMAND
+    call --key FILE --port PORT [-o OPTION] [-T] HOST COMMAND
 
-It ends with its input, so with who started it. (The kernel would end it with the thread that did.) The exit code is that of the command; 255 where there was no session, with one line on standard error. A pod that is just being
-made has no name yet and no door, so `--wait` tries again; each time the name is asked for anew: a pod that replaces another has
-another address.
+It ends with its input, so with who started it. (The kernel would end it with the thread that did.) The exit code is that of the command;
+255 where there was no session, with one line on standard error. A pod that is just being made has no name yet and no door, so who calls
+from inside of a process may try again; each time the name is asked for anew: a pod that replaces another has another address.
 """
 
 import argparse
@@ -24,17 +24,9 @@ _NO_SESSION = 255
 _TRY_EVERY_S = 0.5
 
 
-def call_argv(key: str, port: int, *, domain: str = "", wait_s: float = 0.0) -> list[str]:
-    """Return the words that stand for `ssh`: the key's file and the port that all pods of a run share.
-
-    Args:
-        key: The path of the key.
-        port: Of the doors.
-        domain: What makes a pod's name known to DNS: the name of the Service.
-        wait_s: How long to try.
-    """
-    where = ["--port", str(port), "--domain", domain, "--wait", f"{wait_s:g}"]
-    return proc.node_program("call", "--key", key, *where)
+def call_argv(key: str, port: int) -> list[str]:
+    """Return the words that stand for `ssh`: the key's file and the port that all pods of a run share."""
+    return proc.node_program("call", "--key", key, "--port", str(port))
 
 
 def main(arguments: list[str]) -> int:
@@ -42,8 +34,6 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="call")
     parser.add_argument("--key", required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--domain", default="")
-    parser.add_argument("--wait", type=float, default=0.0)
     parser.add_argument("-o", action="append")
     parser.add_argument("-T", action="store_true")
     parser.add_argument("host")
@@ -51,8 +41,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     secret = read_secret(options.key)
-    host = f"{options.host}.{options.domain}" if options.domain else options.host
-    return asyncio.run(call_pod(host, options.port, secret, options.command, options.wait))
+    return asyncio.run(call_pod(options.host, options.port, secret, options.command, 0.0))
 
 
 async def call_pod(

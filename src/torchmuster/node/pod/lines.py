@@ -8,6 +8,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from torchmuster.net.channel import ChannelClosedError
@@ -19,6 +20,9 @@ from torchmuster.proc import Answered
 
 _BROKEN = 255  # as ssh's status
 _TERM, _KILL = 15, 9
+_MOST_THREADS = (
+    256  # for names and for what waits for a reader: a pod that stalls holds up no other
+)
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class PodLines:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
+                self._loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, "line"))
                 threading.Thread(target=self._loop.run_forever, name="lines", daemon=True).start()
             return self._loop
 

@@ -14,6 +14,10 @@ AGAIN_CODE = 75  # this pod was taken away: the Job makes another one
 ORDER_FILE, KEY_FILE, PLAN_FILE = "order.json", "key", "plan.json"
 PACKAGE_FILE, CODE_FILE, START_FILE = "package.txz", "code.tar.gz", "start.py"
 CALL_FILE = "call"  # of a function
+SWEEP_FILE = "sweep.json"  # of a sweep, as its run directory calls it
+SETTLED_FILE = (
+    "settled.jsonl"  # of a sweep that goes on: the events of members that need not run again
+)
 KEPT_PREFIX = "code-"  # of archives that stay on a volume for later runs
 PROGRAMS_VARIABLE = "MUSTER_PROGRAMS"  # of sessions: how our programs are started in this pod
 KEY_VARIABLE = "MUSTER_KEY"  # of sessions: the path of the pod's key
@@ -32,7 +36,7 @@ FIRST_INDEX_VARIABLE = "MUSTER_POD_FIRST"  # of the pods of a group's second Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOrder:
-    """One run, or one group of a workflow, as its pods know it.
+    """One run, one sweep, or one group of a workflow, as its pods know it.
 
     Attributes:
         job: The name of its Job and Service; a pod's host name is JOB-INDEX.
@@ -45,10 +49,13 @@ class PodOrder:
         start_limit_s: How long the client waits for the first pod; None for as long as any, as in a queue.
         time_limit_s: From the first start of the run on; None for no limit.
         group: Of a workflow; None for a run.
+        is_sweep: The pods are the slots of a sweep.
         hosts: What the pods of a group are called, with their Service: they may be of several Jobs.
         has_volume: All pods see the same `home`.
         join_s: How long a group waits for its pods, without the time in which the cluster has no room for them.
         environment: Variables of everything that runs in the pods.
+        continues: The run on the volume whose snapshots this one goes on with; None for none.
+        saved_step: What that one has saved last, as its record tells: it has to be there.
     """
 
     run_id: str
@@ -63,10 +70,13 @@ class PodOrder:
     start_limit_s: float | None = None
     time_limit_s: float | None = None
     group: str | None = None
+    is_sweep: bool = False
     hosts: tuple[str, ...] = ()
     has_volume: bool = False
     join_s: float = 600.0
     environment: dict[str, str] = field(default_factory=dict)
+    continues: str | None = None
+    saved_step: int | None = None
 
     @property
     def run_dir(self) -> RunDir:

@@ -18,6 +18,7 @@ from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameWriter
 from torchmuster.node.pod.order import read_order
 from torchmuster.node.pod.outputs import TaskOutputs
+from torchmuster.node.pod.sweep_record import SweepStream
 from torchmuster.node.remote.files import CodeOutputs, RecordStream, mark_of
 
 _EVERY_S = 0.2
@@ -45,13 +46,19 @@ def main(arguments: list[str]) -> int:
     session = FrameWriter(outgoing)
     session.send(messages.RecordOf(mark=mark))
     sizes = known["sizes"] if known["mark"] == mark else {}
-    stream = RecordStream(run_dir, session, sizes, group=order.group)
-    made = CodeOutputs(run_dir) if order.group is None else TaskOutputs(order)
+    stream: RecordStream | SweepStream
+    made: CodeOutputs | TaskOutputs | None
+    if order.is_sweep:  # what members have made is in their folders
+        stream, made = SweepStream(run_dir, session, sizes), None
+    else:
+        stream = RecordStream(run_dir, session, sizes, group=order.group)
+        made = CodeOutputs(run_dir) if order.group is None else TaskOutputs(order)
     while not gone.is_set():
         has_ended = os.path.exists(order.ended)
         stream.send_new(small_files=has_ended)
         if has_ended or options.once:
-            stay = made.send(session) if has_ended or options.outputs else []
+            wanted = made is not None and (has_ended or options.outputs)
+            stay = made.send(session) if made is not None and wanted else []
             end = messages.RecordEnd(num_stay=len(stay), stay=tuple(stay[:20]), is_over=has_ended)
             session.send(end)
             session.drain(_DRAIN_S)

@@ -172,6 +172,8 @@ def main(arguments: list[str]) -> int:
     owner = None
     if own_index(os.environ) == 0:
         program = "conduct-pods" if order.group is None else "conduct-group-pods"
+        if order.is_sweep:
+            program = "conduct-sweep-pods"
         owner = proc.node_program(program, "--key", options.key, "--order", options.order)
     os.environ.update(order.environment)
     _place_credentials(options.key, options.order)

@@ -2,27 +2,23 @@
 
     pod-task --key FILE --order FILE --index N WORD ...
 
-It lives as long as the agent does, and the agent no longer than it: the session between them ends with either.
+It lives as long as the agent does, and the agent no longer than it: the session, which is its own, ends with either.
 """
 
 import argparse
+import asyncio
 import os
 import shlex
+import signal
 import sys
 
-from torchmuster import proc
-from torchmuster.node.pod.call import call_argv
-from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder, read_order
+from torchmuster.net.secret import read_secret
+from torchmuster.node.pod.call import call_pod
+from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, read_order
 from torchmuster.node.pod.place import LACKS_CODE
 from torchmuster.node.remote.files import mark_of
 
-_LOOK_S = 60.0
 _COMMAND = f"exec ${PROGRAMS_VARIABLE}"
-
-
-def pod_words(key: str, order: PodOrder, index: int, wait_s: float = 0.0) -> list[str]:
-    """Return the command that runs another, which is its last word, in a pod of a group."""
-    return [*call_argv(key, order.port, wait_s=wait_s), order.address(index)]
 
 
 def main(arguments: list[str]) -> int:
@@ -32,15 +28,21 @@ def main(arguments: list[str]) -> int:
         parser.add_argument(option, required=True)
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
-    order = read_order(options.order)
-    call = pod_words(options.key, order, int(options.index), order.join_s)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    order, secret = read_order(options.order), read_secret(options.key)
+    host = order.address(int(options.index))
+
+    def run(command: str, stdin: int = 0) -> int:
+        streams = (stdin, 1, 2)
+        return asyncio.run(call_pod(host, order.port, secret, command, order.join_s, streams))
+
     head = mark_of(order.run_dir.path)
     place = f'{_COMMAND} pod-place --order "${ORDER_VARIABLE}" --head {head}'
     if not order.has_volume:
-        status = _run([*call, f"{place} --check"])
+        status = run(f"{place} --check")
         if status == LACKS_CODE:
             with open(order.archive, "rb") as archive:
-                status = _run([*call, place], archive.fileno())
+                status = run(place, archive.fileno())
         if status:
             sys.stderr.write(
                 f"{order.host(int(options.index))}: what the task needs could not be put there\n"
@@ -49,13 +51,6 @@ def main(arguments: list[str]) -> int:
     words = shlex.join(options.words[1:] if options.words[:1] == ["--"] else options.words)
     reading, writing = os.pipe2(os.O_CLOEXEC)  # its end is that of this process
     try:
-        return _run([*call, f"{_COMMAND} {words}"], reading)
+        return run(f"{_COMMAND} {words}", reading)
     finally:
         os.close(writing)
-
-
-def _run(argv: list[str], stdin: int | None = None) -> int:
-    child = proc.start(argv, stdin=stdin)
-    while (status := child.wait(_LOOK_S)) is None:
-        continue
-    return 128 - status if status < 0 else status

@@ -4,7 +4,7 @@
 
 It becomes a door as sessions have them (`programs/door.py`), in the job's interpreter. While the pods find each other and the run is
 put into them, torch is imported; then agent and spawner are forks. What a run needs fresh is left to its agents, as is everything where
-this process has gone. Only a run has one: what the tasks of a group import, their commands decide.
+this process has gone. Only a run has one: what the tasks of a group import, their commands decide, and the slot of a sweep imports for all of its members.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     proc.die_with_parent(os.getppid())
     order = read_order(options.order)
     plain = atomic.read_json(os.path.join(os.path.dirname(options.order), PLAN_FILE))
-    if order.group is not None or plain is None:
+    if order.group is not None or order.is_sweep or plain is None:
         return 0
     plan = codec.from_plain(RunPlan, plain)
     program = _program_here(plan.program)

@@ -9,11 +9,12 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.codec import to_words
 from torchmuster.net import remote_messages as messages
@@ -187,6 +188,11 @@ class RemoteAgents:
             child = self._agents.get(agent_id)
             if child is not None:
                 child.send_signal(9)
+
+    def move(self, heads: Sequence[str]) -> None:
+        """Tell the agents of a run where the head is that stands in for a lost one."""
+        if self.run_dir is not None and all(_HEAD.fullmatch(head) for head in heads):
+            atomic.write_json(self.run_dir.moved, list(heads))
 
     def cut_lifeline(self) -> None:
         """Let the agents end themselves."""

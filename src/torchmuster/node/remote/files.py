@@ -30,7 +30,7 @@ OWN_FILES = frozenset(
     {"secret", TOKEN_FILE, MARK_FILE, _RUN_FILE, "plan.json", "head.json", "owner.json", CALL_FILE}
 )
 _EVERY_S = 0.3
-_MAX_SMALL_BYTES = 1 << 20
+MAX_SMALL_BYTES = 1 << 20
 _NEVER = OWN_FILES | {CODE_FILE, "code.stamps.json"}
 
 
@@ -141,7 +141,7 @@ class RecordStream:
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._run_dir.path):
                 small = entry.is_file(follow_symlinks=False) and entry.name not in _NEVER
-                if small and ".tmp" not in entry.name and entry.stat().st_size <= _MAX_SMALL_BYTES:
+                if small and ".tmp" not in entry.name and entry.stat().st_size <= MAX_SMALL_BYTES:
                     found.append(entry.path)
         return [p for p in found if p not in (self._run_dir.events, self._run_dir.training)]
 
@@ -264,6 +264,11 @@ class CodeOutputs:
         with open(self._archive, "rb") as file:
             code_copy.read_archive(file, self.root, code_copy.MAX_CODE_BYTES * 2)
         os.unlink(self._archive)
+        self._before = code_copy.stamps(self.root)
+        atomic.write_json(self._stamp_file, self._before)
+
+    def note(self) -> None:
+        """Take what there is now for sent."""
         self._before = code_copy.stamps(self.root)
         atomic.write_json(self._stamp_file, self._before)
 

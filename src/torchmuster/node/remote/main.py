@@ -98,6 +98,8 @@ class RemoteEnd:
                 self.agents.answer(message)
             case messages.KillAgent(agent_id=agent_id):
                 self.agents.kill(agent_id)
+            case messages.HeadMoved(heads=heads):
+                self.agents.move(heads)
             case messages.CutLifeline():
                 self.agents.cut_lifeline()
             case messages.Collect():

@@ -84,10 +84,11 @@ class TaskCommand:
         finally:
             os.close(stdout)
             os.close(stderr)
+        login = task_setup.credential_variables(self._facts.task, secrets)
         for entry in self._facts.task.checkpoints:
             path = self._view.host_path(os.path.join("/", self._facts.resolve(entry.path)))
             self._checkpoints.append(
-                start_checkpoint(entry, path, self._facts.resolve, self._voice.say)
+                start_checkpoint(entry, path, self._facts.resolve, self._voice.say, login)
             )
 
     def _variables(self, secrets: dict[str, dict[str, str]]) -> dict[str, str]:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchmuster import proc
@@ -21,6 +21,7 @@ from torchmuster.model.workflow import (
     OutputPlan,
     TaskPlan,
 )
+from torchmuster.node.task.setup import credential_variables, read_credentials
 from torchmuster.node.task.transfer import SAY_EVERY_S, Transfer
 
 Say = Callable[[str], None]
@@ -52,7 +53,7 @@ async def fetch_inputs(
             inside = os.path.join(folder, entry.folder or "")
             words = ["dataset-download", "--name", source, "--to", inside]
         words += ["--regex", entry.regex] if entry.regex else []
-        await _start(words, doing).finish_aloud(what)
+        await _start(words, doing, login_of(task)).finish_aloud(what)
         if entry.kind is InputKind.DATASET:
             with contextlib.suppress(OSError):  # what a resumed download would need; not the task's
                 os.unlink(os.path.join(folder, f".{entry.folder}.muster.jsonl"))
@@ -147,7 +148,8 @@ async def upload_outputs(
             continue
         doing(f"uploading to {target}")
         words = _upload_words(entry, target, place, run_id, resolve)
-        done = await _start(words, doing).finish_aloud(f"uploading to {target}")
+        moving = _start(words, doing, login_of(task))
+        done = await moving.finish_aloud(f"uploading to {target}")
         if entry.kind is not OutputKind.URL and "version" in done:
             stored.versions.append(f"{done.get('name')}:{done['version']}")
     return stored
@@ -172,18 +174,32 @@ def _upload_words(
     return words
 
 
-def start_checkpoint(entry: CheckpointPlan, path: str, resolve: Resolve, doing: Say) -> Transfer:
+def start_checkpoint(
+    entry: CheckpointPlan, path: str, resolve: Resolve, doing: Say, login: Mapping[str, str]
+) -> Transfer:
     """Start the upload of what lies under `path` on the host, again and again."""
     words = ["checkpoint", "--path", path, "--url", resolve(entry.url)]
     words += ["--frequency-s", str(entry.frequency_s)]
     words += ["--regex", entry.regex] if entry.regex else []
-    return _start(words, doing, keeps_stdin=True)
+    return _start(words, doing, login, keeps_stdin=True)
 
 
-def _start(words: list[str], doing: Say, *, keeps_stdin: bool = False) -> Transfer:
+def login_of(task: TaskPlan) -> dict[str, str]:
+    """Return the variables by which a task's credentials let it read and write: a pod has no other login.
+
+    Raises:
+        MusterError: One can't be read.
+    """
+    return credential_variables(task, read_credentials(task))
+
+
+def _start(
+    words: list[str], doing: Say, login: Mapping[str, str], *, keeps_stdin: bool = False
+) -> Transfer:
     """Start the program for data: it needs packages that an agent does without."""
     argv = [sys.executable, "-m", "torchmuster.data", *words]
-    return Transfer(argv, proc.own_package_environment(), doing, keeps_stdin=keeps_stdin)
+    environment = {**proc.own_package_environment(), **login}
+    return Transfer(argv, environment, doing, keeps_stdin=keeps_stdin)
 
 
 def publish(link: str, output: str) -> None:

@@ -6,6 +6,7 @@ asks for all jobs of an engine.
 
 import contextlib
 import re
+import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -53,9 +54,17 @@ class JobStatusCache:
         self._ask = ask
         self._clock = clock
         self._known: dict[tuple[str, str], _Known] = {}
+        self._asking = threading.Lock()  # who comes meanwhile takes what is being asked for all
+        self._forgets = False
+        self._news: dict[tuple[str, str], float] = {}
 
     def views(self, dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
         """Return what is known of these jobs; those that the scheduler has forgotten are left out."""
+        with self._asking:
+            return self._views(dialect, job_ids)
+
+    def _views(self, dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
+        self._take_news()
         now = self._clock()
         keys = {job_id: (dialect.name, job_id) for job_id in job_ids}
         if any(self._is_stale(key, now) for key in keys.values()):
@@ -69,8 +78,26 @@ class JobStatusCache:
         return {job_id: view for job_id, view in known.items() if view is not None}
 
     def forget(self) -> None:
-        """Ask again at the next look: something was done to a job."""
-        self._known.clear()
+        """Ask again at the next look: something was done to a job. Never waits for a question that is open."""
+        self._forgets = True
+
+    def doubt(self, dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
+        """Ask again at the next look for jobs of which there was news at this time, unless that has been done for all.
+
+        They are looked at closely from then on: what pods do comes before what becomes of their Job. Never waits, as `forget`.
+        """
+        for job_id in job_ids:
+            self._news[dialect.name, job_id] = since
+
+    def _take_news(self) -> None:
+        """Let what was noted meanwhile count."""
+        if self._forgets:
+            self._forgets = False
+            self._known.clear()
+        for key in list(self._news):
+            since, known = self._news.pop(key), self._known.get(key)
+            if known is not None and known.asked_at < since:
+                known.asked_at, known.poll_s = float("-inf"), FIRST_POLL_S
 
     def _open_others(self, dialect: Dialect, ids: Container[str]) -> list[str]:
         """Return the other jobs that go on: one question is for all, or each would be asked of by itself."""

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
 
 COMMAND_TIMEOUT_S = 30.0
+_NOT_OWNED = "{name} does not own its Secret: muster removes both, but `kubectl delete` of the one would leave the other"
+_STAYS = "what was made of {name} before it was refused may stay on the cluster"
+Say = Callable[[str], None]
+
+
+def _say_nothing(_: str) -> None:
+    """Say what nobody is there to hear."""
+
+
 _DESK = JobStatusCache()  # waits look at files ten times a second; a scheduler is everybody's
 
 
@@ -88,8 +97,8 @@ def num_resubmits(site: "Site", request: "RunRequest") -> int:
     return (site.resubmit or 0) if request.resubmit is None else request.resubmit
 
 
-def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect) -> str:
-    """Write the script of a run, submit it, record and return the job's id.
+def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = _say_nothing) -> str:
+    """Write the script of a run, submit it, record and return the job's id; `say` gets what is to be known of it.
 
     Raises:
         JobRefusedError: The scheduler refused it.
@@ -97,7 +106,7 @@ def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect) -> str:
     """
     noted = {"engine": dialect.name, "request": codec.to_plain(job)}  # for `muster restart`
     try:
-        job_id = submit_script(job, run_dir.job_script, dialect)
+        job_id = submit_script(job, run_dir.job_script, dialect, say)
     except MusterError:
         atomic.write_json(run_dir.job, noted)  # it was no run of this machine: restart asks again
         raise
@@ -118,24 +127,14 @@ class JobAgain:
     num_more: int
 
     def renamed(self, old: RunDir, run_dir: RunDir) -> JobRequest:
-        """Return the same request for a new run.
-
-        Raises:
-            MusterError: It brought files of the old run along, as pods do.
-        """
-        if self.request.brings:
-            raise MusterError(
-                "a run in pods can't be started again by its name",
-                where=old.path,
-                why="its disks have gone with its pods",
-                fix="type its command again; snapshots in a folder on a volume are found",
-            )
+        """Return the same request for a new run, without the files that the old one brought along."""
         return replace(
             self.request,
             name=short_id(os.path.basename(run_dir.path)),
             head=tuple(run_dir.path if word == old.path else word for word in self.request.head),
             log_path=run_dir.job_log,
             package_copy=run_dir.package_copy,
+            brings=(),
         )
 
 
@@ -214,8 +213,8 @@ def submit_chain(
     return ids[1:], refusal
 
 
-def submit_script(job: JobRequest, path: str, dialect: Dialect) -> str:
-    """Write a job's script to `path` and submit it; return the job's id.
+def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_nothing) -> str:
+    """Write a job's script to `path` and submit it; return the job's id. `say` gets what is to be known of it.
 
     Raises:
         JobRefusedError: The scheduler refused it.
@@ -229,7 +228,7 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect) -> str:
     argv = dialect.submit_argv(job, path)
     answer = _ask(dialect, argv)
     if objects is not None:
-        _settle(objects, job, path, answer)
+        _settle(objects, job, path, answer, say)
     if answer.status != 0:
         report = dialect.explain_refusal(answer.stderr.decode(errors="replace"))
         why = "\n".join(report.because)
@@ -245,13 +244,21 @@ def _read_files(job: JobRequest) -> dict[str, bytes]:
     return files
 
 
-def _settle(dialect: ObjectDialect, job: JobRequest, path: str, answer: proc.Answered) -> None:
+def _settle(
+    dialect: ObjectDialect, job: JobRequest, path: str, answer: proc.Answered, say: Say
+) -> None:
     """Do what follows a submission; the key that travels in the script is not left in a second file."""
     stdout = answer.stdout.decode(errors="replace") if answer.status == 0 else None
     exists = b"AlreadyExists" in answer.stderr  # somebody else's: nothing of it may be removed
     for argv in dialect.settle_argv(job, stdout) if stdout is not None or not exists else []:
-        with contextlib.suppress(MusterError):
-            _ask(dialect, argv)
+        try:
+            said = _ask(dialect, argv)
+        except MusterError:
+            continue
+        if said.status != 0:
+            report = dialect.explain_refusal(said.stderr.decode(errors="replace"))
+            stays = _STAYS if stdout is None else _NOT_OWNED
+            say(f"{stays.format(name=job.name)}: {report.error} ({report.hint})")
     atomic.replace_file(path, dialect.script(job).encode(), mode=0o700)
 
 
@@ -304,6 +311,11 @@ def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
 def forget_views() -> None:
     """Ask schedulers again at the next look: something has changed."""
     _DESK.forget()
+
+
+def doubt_views(dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
+    """Ask a scheduler again at the next look for jobs of which there was news at this time, by the monotonic clock."""
+    _DESK.doubt(dialect, job_ids, since)
 
 
 def cancel_job(dialect: Dialect, job_id: str) -> None:

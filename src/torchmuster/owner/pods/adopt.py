@@ -12,6 +12,8 @@ from typing import Any
 
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.answers import (
+    MANAGED_BY,
+    MANAGER,
     RUN_ID_ANNOTATION,
     RUN_LABEL,
     read_objects,
@@ -31,7 +33,6 @@ from torchmuster.owner.pods.reach import ask
 from torchmuster.spec.sites.site import load_sites
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
-_MANAGED = "app.kubernetes.io/managed-by=torchmuster"
 _Job = Mapping[str, Any]
 
 
@@ -121,7 +122,9 @@ def secret_of(job: _Job) -> str:
 
 
 def _jobs(context: str, namespace: str) -> list[_Job]:
-    argv = kubectl(context, namespace, "get", "jobs.batch", "-l", _MANAGED, "-o", "json")
+    argv = kubectl(
+        context, namespace, "get", "jobs.batch", "-l", f"{MANAGED_BY}={MANAGER}", "-o", "json"
+    )
     return [
         job for job in read_objects(ask(argv)) if job["metadata"].get("labels", {}).get(RUN_LABEL)
     ]
@@ -159,14 +162,15 @@ def _run_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, bytes]:
     Raises:
         EngineError: Its Secret has no plan.
     """
-    if orders.PLAN_FILE not in files or orders.KEY_FILE not in files:
+    plan = orders.SWEEP_FILE if order.is_sweep else orders.PLAN_FILE
+    if plan not in files or orders.KEY_FILE not in files:
         what = f"the Secret of the run {short_id(order.run_id)} has no plan of it"
         raise EngineError(
             what, where=f"secret/{order.job}", fix="another version of muster has made it"
         )
     return {
         RunDir.secret: files[orders.KEY_FILE],
-        RunDir.plan: files[orders.PLAN_FILE],
+        plan: files[plan],  # it has the same name in a run directory
         os.path.join("pods", orders.ORDER_FILE): files[orders.ORDER_FILE],
     }
 

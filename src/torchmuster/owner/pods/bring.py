@@ -8,7 +8,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
@@ -44,10 +44,23 @@ _SPEC_IN_PODS = (
     "problems.py",
     "sites/__init__.py",
     "sites/files.py",
+    "sweep_plan.py",
     "units.py",
 )
 SECRET_BYTES = 1 << 20
 _SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """The run on a volume whose snapshots the next one finds.
+
+    Attributes:
+        saved_step: Of the last snapshot in its own folder, as far as its record tells.
+    """
+
+    run_id: str
+    saved_step: int | None
 
 
 def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
@@ -151,6 +164,7 @@ def bring_run(
     job: JobRequest,
     warn_s: float,
     start_limit_s: float | None = None,
+    before: Before | None = None,
 ) -> JobRequest:
     """Return the job with the files that its pods need; they are written into the run directory.
 
@@ -160,6 +174,7 @@ def bring_run(
         job: What is asked of the cluster.
         warn_s: How long before its time limit the workers are warned.
         start_limit_s: How long the first pod is waited for; None for as long as any.
+        before: The run that this one goes on from.
 
     Raises:
         UsageError: The code is too large, or the script is not in its folder.
@@ -183,6 +198,8 @@ def bring_run(
         start_limit_s=start_limit_s,
         time_limit_s=job.time_limit_s,
         has_volume=keeps_runs(job),
+        continues=before.run_id if before is not None else None,
+        saved_step=before.saved_step if before is not None else None,
     )
     order, brings = pack_order(order, folder, run_dir)
     if order.code_bytes is not None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from torchmuster.engines.ssh_command import SshHost
 from torchmuster.engines.ssh_places import SshWishes
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic, code_copy
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, short_id
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.display.repeats import shortened
@@ -38,7 +39,7 @@ from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.lines import PodLines
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.node.remote.files import CodeOutputs, make_mark
-from torchmuster.owner.create import write_owner
+from torchmuster.owner.create import holds_snapshots, link_snapshots, write_owner
 from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
 from torchmuster.owner.pods.archive import wait_for_archive
@@ -60,17 +61,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--order", required=True)
     options = parser.parse_args(arguments)
     order = orders.read_order(options.order)
+    _allow_many_files()
     voice = TerminalVoice()
     voice.start()
-    owner = _PodOwner(order, options.key, os.path.dirname(options.order), voice)
+    owner = PodOwner(order, options.key, os.path.dirname(options.order), voice)
     try:
         return owner.run()
     finally:
         voice.flush(5.0)
 
 
+def _allow_many_files() -> None:
+    """Take as many descriptors as there may be: a pod needs seven, and a container often begins with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 @dataclass(slots=True)
-class _PodOwner:
+class PodOwner:
+    """Owns the run of these pods; a sweep's owner does so in another way."""
+
     order: PodOrder
     key: str
     brought: str
@@ -83,12 +94,13 @@ class _PodOwner:
         return self.order.run_dir
 
     def run(self) -> int:
+        """Own it to its end; return the pod's exit code."""
         signal.signal(signal.SIGTERM, self._take_stop)
         before = read_result(self.run_dir)
         if before is not None and os.path.exists(self.order.ended):
             return _pod_code(before)  # its end was interrupted
         try:
-            result = self._own()
+            result = self.own()
         except MusterError as error:
             if self.is_told_to_stop:
                 return AGAIN_CODE
@@ -109,7 +121,8 @@ class _PodOwner:
         self.is_told_to_stop = True
         raise KeyboardInterrupt  # before there is a run to stop
 
-    def _own(self) -> Result:
+    def own(self) -> Result:
+        """Conduct the run; return its result."""
         neighbours = RecordNeighbours(self.order, self.key)
         plan = self._place_run(neighbours)
         if (lost := count_loss(self.run_dir, plan)) is not None:
@@ -150,19 +163,7 @@ class _PodOwner:
     def _place_run(self, neighbours: RecordNeighbours) -> RunPlan:
         """Make the run directory, or find that of an earlier pod on a volume; return the plan for here."""
         run_dir = self.run_dir
-        os.makedirs(run_dir.path, mode=0o700, exist_ok=True)  # the mode is of the last folder alone
-        os.makedirs(run_dir.logs, exist_ok=True)
-        os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
-        with open(self.key) as file:
-            atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
-        neighbours.find(self.voice.say)
-        make_mark(run_dir.path)
-        write_owner(run_dir)
-        self._set_aside_result()
-        call = os.path.join(self.brought, orders.CALL_FILE)
-        if os.path.exists(call):
-            with open(call, "rb") as brought:
-                atomic.replace_file(run_dir.call, brought.read(), mode=0o600)
+        self.make_run_dir(neighbours)
         plain = atomic.read_json(os.path.join(self.brought, orders.PLAN_FILE))
         plan = codec.from_plain(RunPlan, plain)
         code = CodeOutputs(run_dir)
@@ -173,6 +174,25 @@ class _PodOwner:
         plan = replace(plan, program=program, nodes_return=True)
         atomic.write_json(run_dir.plan, codec.to_plain(plan))
         return plan
+
+    def make_run_dir(self, neighbours: RecordNeighbours) -> None:
+        """Make the run directory, with what an earlier first pod has left."""
+        run_dir = self.run_dir
+        os.makedirs(run_dir.path, mode=0o700, exist_ok=True)  # the mode is of the last folder alone
+        os.makedirs(run_dir.logs, exist_ok=True)
+        os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
+        with open(self.key) as file:
+            atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
+        neighbours.find(self.voice.say)
+        make_mark(run_dir.path)
+        write_owner(run_dir)
+        self._set_aside_result()
+        if self.order.continues is not None:
+            link_before(self.order, self.order.continues)
+        call = os.path.join(self.brought, orders.CALL_FILE)
+        if os.path.exists(call):
+            with open(call, "rb") as brought:
+                atomic.replace_file(run_dir.call, brought.read(), mode=0o600)
 
     def _engine(self, plan: RunPlan, answer: list[int]) -> SshEngine:
         order = self.order
@@ -207,6 +227,26 @@ class _PodOwner:
         code = _pod_code(result)
         atomic.write_json(self.order.ended, {"code": code})
         return code
+
+
+def link_before(order: PodOrder, run_id: str) -> None:
+    """Let a run find the snapshots of the one that it goes on from; a first pod that is made again finds the link.
+
+    Raises:
+        MusterError: They are not on the volume any more: it would begin at step 0 without a word.
+    """
+    run_dir = order.run_dir
+    if os.path.lexists(run_dir.snapshots):
+        return
+    before = RunDir(os.path.join(order.home, "runs", run_id)).snapshots
+    if order.saved_step is not None and not holds_snapshots(before):
+        raise MusterError(
+            f"the snapshots of {short_id(run_id)} are gone: the last was of step {order.saved_step}",
+            where=before,
+            why="the volume does not have them any more",
+            fix="put them back, or type its command again to start over at step 0",
+        )
+    link_snapshots(run_dir, before)
 
 
 def pods_engine(

@@ -16,6 +16,7 @@ import socket
 from dataclasses import dataclass, replace
 
 from torchmuster import proc
+from torchmuster.engines.ssh_host import in_parallel
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -210,10 +211,13 @@ class _GroupOwner:
         Those of one JobSet, with a Service for all, end with it.
         """
         own_service = self.order.address(0).partition(".")[2]
-        for index, host in enumerate(self.order.hosts):
-            if host.partition(".")[2] != own_service:
-                name, secret = self.order.address(index), read_secret(self.key)
-                ask_pod(name, self.order.port, secret, "kill -USR1 $PPID", _END_S)
+        others = [host for host in self.order.hosts if host.partition(".")[2] != own_service]
+        secret = read_secret(self.key)
+
+        def dismiss(host: str) -> None:
+            ask_pod(host, self.order.port, secret, "kill -USR1 $PPID", _END_S)
+
+        in_parallel(dismiss, others)
 
 
 def last_words(outcome: GroupOutcome) -> str:

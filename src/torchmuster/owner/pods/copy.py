@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.dialect import DIALECT
 from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -13,21 +14,29 @@ from torchmuster.model import codec
 from torchmuster.model.job import JobView
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Result
-from torchmuster.owner.jobs.jobs import failed_before_start, forget_views
+from torchmuster.owner.jobs.jobs import doubt_views, failed_before_start
 from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
 from torchmuster.owner.pods.end import keep_last_message, remove
 from torchmuster.owner.pods.losses import LossNotes
 from torchmuster.owner.pods.mirror import RecordMirror
-from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
+from torchmuster.owner.pods.reach import job_of, pod_order
 from torchmuster.owner.pods.release import PlaceRelease
 from torchmuster.owner.pods.starts import PodStarts
+from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.views.record import read_result
+from torchmuster.spec.sweep_plan import member_of_id
 
 
 @contextlib.contextmanager
 def copied(run_dir: RunDir) -> Iterator[None]:
-    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here."""
+    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here.
+
+    The record of a member of a sweep comes with that of the sweep.
+    """
     copy: RunCopy | GroupCopies | None
+    if member_of_id(os.path.basename(run_dir.path)) is not None:
+        sweep_dir = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
+        run_dir = sweep_dir if os.path.isfile(sweep_dir.sweep) else run_dir
     if is_elsewhere(run_dir):
         copy = GroupCopies(run_dir)
         copy.start()
@@ -88,7 +97,7 @@ class RunCopy:
         number, before = self.watch.number, self._seen
         self._seen = number
         if number != before:
-            forget_views()
+            doubt_views(DIALECT, [self.job_id], self.watch.changed_at)
         return number != before
 
     def look_after(self, view: JobView | None) -> None:

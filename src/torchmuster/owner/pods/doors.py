@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from torchmuster.errors import JoinTimeoutError
@@ -17,6 +18,8 @@ _LOOK_S = 1.0
 _FRESH_S = 30.0  # of a client's note
 _MOST_WORDS = 300
 _TRY_EVERY_S = 0.25
+_MOST_TRIES = 64.0  # of all pods in a second: each asks the cluster's DNS for ten names
+_MOST_NAMES = 64  # asked for at a time: a DNS that is silent about one holds up no other
 _SHOWN = 4
 
 
@@ -51,6 +54,8 @@ class Doors:
             JoinTimeoutError: Too few did within the limit.
         """
         loop = asyncio.get_running_loop()
+        threads = min(self.order.num_pods, _MOST_NAMES)
+        loop.set_default_executor(ThreadPoolExecutor(threads, "names"))
         begun, say_at = loop.time(), loop.time() + self.say_every_s
         looked_at = begun
         tries = [asyncio.create_task(self._try(i)) for i in range(self.order.num_pods)]
@@ -102,7 +107,8 @@ class Doors:
                 channel = await call_patiently(host, self.order.port, self.secret, 0.0)
             except (OSError, HandshakeError) as error:
                 self._why[index] = words_of(error)
-                await asyncio.sleep(_TRY_EVERY_S)
+                num_missing = self.order.num_pods - len(self._open)
+                await asyncio.sleep(max(_TRY_EVERY_S, num_missing / _MOST_TRIES))
                 continue
             channel.abort()
             self._open.add(index)

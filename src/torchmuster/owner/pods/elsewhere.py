@@ -26,11 +26,12 @@ from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.pods.adopt import jobs_of, order_in
 from torchmuster.owner.pods.end import remove_jobs, tell_owner
 from torchmuster.owner.pods.mirror import RecordMirror
-from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
+from torchmuster.owner.pods.reach import job_of, pod_order
+from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.views.record import read_outcome
 from torchmuster.owner.views.workflow_view import read_workflow
 
-_LOOK_S = 5.0
+_LOOK_S = 10.0  # at the Jobs of the workflow: each look is a question to the API
 _END_S = 60.0
 _AGAIN_S = 0.5
 

@@ -19,13 +19,13 @@ from torchmuster.owner.pods.losses import LossNotes, explain_loss
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.owner.pods.reach import (
     NotAllowedError,
-    PodWatch,
     ask,
     find_pod,
     forward,
     job_of,
     pod_order,
 )
+from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.views.record import read_outcome, read_result
 
 _ASK_S = 20.0

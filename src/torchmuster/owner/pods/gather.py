@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from torchmuster.engines.ssh_files import FilesBack
 from torchmuster.errors import MusterError
 from torchmuster.net import remote_messages as messages
+from torchmuster.net.secret import read_secret
+from torchmuster.node.pod.lines import PodLines
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder
 from torchmuster.node.pod.outputs import take_outputs
-from torchmuster.node.pod.task import pod_words
 from torchmuster.owner.pods.pull import RecordPull
 
 _AGAIN_S = 2.0
@@ -38,10 +39,17 @@ class GroupGather:
     key: str
     pods: Sequence[int]
     say: Callable[[str], None]
+    _lines: PodLines = field(init=False)
     _threads: list[threading.Thread] = field(default_factory=list)
     _pulls: dict[int, RecordPull] = field(default_factory=dict)
     _known: dict[int, "_Known"] = field(default_factory=dict)
     _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        """Make nothing yet."""
+        self._lines = PodLines(
+            secret=read_secret(self.key), port=self.order.port, domain="", wait_s=0.0
+        )
 
     def start(self) -> None:
         """Begin, in a thread for each pod."""
@@ -91,7 +99,7 @@ class GroupGather:
                     return False
             return True
 
-        pull = RecordPull([*pod_words(self.key, self.order, index), command])
+        pull = RecordPull([self.order.address(index), command], self._lines.start)
         self._pulls[index] = pull
         pull.run({"mark": known.mark, "sizes": dict(known.sizes)}, take)
         if end is None and how:

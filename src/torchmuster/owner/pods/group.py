@@ -24,7 +24,7 @@ from torchmuster.net import messages
 from torchmuster.node.pod.order import CREDENTIALS_FILE
 from torchmuster.node.task.data import upload_outputs
 from torchmuster.node.task.setup import TaskFacts
-from torchmuster.owner.jobs.jobs import forget_views, submit_script, view_jobs
+from torchmuster.owner.jobs.jobs import doubt_views, submit_script, view_jobs
 from torchmuster.owner.jobs.never import NeverWatch, note_group
 from torchmuster.owner.pods.bring_group import (
     GroupPods,
@@ -36,8 +36,9 @@ from torchmuster.owner.pods.bring_group import (
 from torchmuster.owner.pods.end import remove_jobs, tell_owner
 from torchmuster.owner.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
 from torchmuster.owner.pods.mirror import RecordMirror
-from torchmuster.owner.pods.reach import PodWatch, find_pod
+from torchmuster.owner.pods.reach import find_pod
 from torchmuster.owner.pods.starts import PodStarts, lacks_room
+from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.views.record import RecordTail, read_new, read_outcome
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class PodGroup:
         try:
             for number, job in enumerate(pods.jobs):
                 script = folder.job_script if not number else f"{folder.job_script}.{number}"
-                self._job_ids.append(submit_script(job, script, DIALECT))
+                self._job_ids.append(submit_script(job, script, DIALECT, self.say))
         except MusterError:
             self._remove()
             raise
@@ -139,7 +140,7 @@ class PodGroup:
                 self._pass_on()
                 if self._watch is not None and self._watch.number != seen:
                     seen, ask_at = self._watch.number, 0.0
-                    forget_views()
+                    doubt_views(DIALECT, self._job_ids, self._watch.changed_at)
                 if loop.time() >= ask_at:
                     is_over = await asyncio.to_thread(self._look)
                     ask_at = loop.time() + _ASK_S

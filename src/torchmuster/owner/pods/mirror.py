@@ -31,7 +31,9 @@ from torchmuster.node.pod.outputs import take_outputs
 from torchmuster.owner.jobs.jobs import failed_before_start
 from torchmuster.owner.pods.losses import explain_group_loss, explain_loss
 from torchmuster.owner.pods.pull import RecordPull
-from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, forward
+from torchmuster.owner.pods.reach import NotAllowedError, find_pod, forward
+from torchmuster.owner.pods.sweep.member_copies import MemberCopies, is_of_member
+from torchmuster.owner.pods.watch import PodWatch
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
 _SILENCE_S = 60.0
@@ -52,7 +54,7 @@ _FROM = "pod"  # where the pieces come from, for `FilesBack`
 _STATE_FILE = "pods/mirror.json"
 _PIECE_BYTES = 1 << 16
 _LATE_S = 5.0
-_LOOK_S = 10.0  # without news of the watch
+_LOOK_S = 60.0  # without news: a watch that breaks begins with all pods, so none are missed
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class RecordMirror:
     _port: int | None = None
     _result: bytes = b""
     _shown: dict[str, int] = field(default_factory=dict)
+    _members: MemberCopies | None = None
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -180,6 +183,8 @@ class RecordMirror:
                 continue
 
     def _read_record(self, port: int, *, once: bool) -> None:
+        if self.order.is_sweep:
+            self._members = MemberCopies(self.run_dir, self.order)
         known = self._known()
         command = (
             f"exec ${PROGRAMS_VARIABLE} pod-record --order ${ORDER_VARIABLE}" + " --once" * once
@@ -198,6 +203,8 @@ class RecordMirror:
         for folder, _, names in os.walk(os.path.join(self.run_dir.path, "logs")):
             for name in names:
                 _note_size(self.run_dir, os.path.join(folder, name), sizes)
+        for path in self._members.whole() if self._members is not None else ():
+            _note_size(self.run_dir, path, sizes)
         return {"mark": mark, "sizes": sizes}
 
     @property
@@ -220,6 +227,8 @@ class RecordMirror:
                 self._take_mark(mark, known)
             case messages.FilePiece(path=path, data=data) if path == self._result_name:
                 self._result = data
+            case messages.FilePiece(path=path) if self._members is not None and is_of_member(path):
+                self._members.take(message)
             case messages.FilePiece(path=path) if self._may_write(path):
                 files.take(message, _FROM)
             case messages.FilePiece():
@@ -264,10 +273,13 @@ class RecordMirror:
         folder = os.path.join(base, str(len(os.listdir(base)) + 1))
         os.makedirs(folder)
         logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
-        for path in (*self._own_files(), self.run_dir.losses, os.path.normpath(logs)):
+        members = (self.run_dir.members,) if self.order.is_sweep else ()
+        for path in (*self._own_files(), self.run_dir.losses, *members, os.path.normpath(logs)):
             with contextlib.suppress(OSError):
                 os.rename(path, os.path.join(folder, os.path.basename(path)))
         os.makedirs(self.run_dir.logs, exist_ok=True)
+        for folder in members:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def _finish(self, end: messages.RecordEnd, files: FilesBack) -> None:
         if not end.is_over:

@@ -5,8 +5,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster import proc
+from torchmuster.engines.ssh_bundle import Starts
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader
+from torchmuster.node.door.forked import HasStatus
 
 _LIMIT_S = 3600.0
 _LATE_S = 5.0
@@ -17,11 +19,13 @@ class RecordPull:
 
     Args:
         argv: The command that opens the session and runs `pod-record` there.
+        start: Opens it in this process, by the last two words; None: the command is a process.
     """
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], start: Starts | None = None) -> None:
         self._argv = list(argv)
-        self._child: proc.Child | None = None
+        self._start = start
+        self._child: HasStatus | None = None
 
     def run(
         self, known: Mapping[str, object], take: Callable[[messages.RemoteMessage], bool]
@@ -40,7 +44,7 @@ class RecordPull:
         ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            child = proc.start_beside(self._argv, stdin=theirs_in, stdout=theirs_out, stderr=null)
+            child, let_go = self._open(theirs_in, theirs_out, null)
         finally:
             for fd in (theirs_in, theirs_out, null):
                 os.close(fd)
@@ -55,7 +59,14 @@ class RecordPull:
             os.close(ours_out)
             child.send_signal(15)
             if child.wait(_LATE_S) is not None:
-                proc.let_go(child)
+                let_go()
+
+    def _open(self, stdin: int, stdout: int, stderr: int) -> tuple[HasStatus, Callable[[], None]]:
+        """Open the session; return what stands for it, and what forgets it when it has ended."""
+        if self._start is not None:
+            return self._start(self._argv, stdin, stdout, stderr), lambda: None
+        child = proc.start_beside(self._argv, stdin=stdin, stdout=stdout, stderr=stderr)
+        return child, lambda: proc.let_go(child)
 
     def stop(self) -> None:
         """Break the way, from another thread."""

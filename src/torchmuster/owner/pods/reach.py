@@ -4,9 +4,8 @@ import contextlib
 import os
 import re
 import select
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,7 +19,6 @@ from torchmuster.engines.kubernetes.answers import (
     runs_of,
 )
 from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
-from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
@@ -30,8 +28,6 @@ from torchmuster.node.pod.order import PodOrder
 _ASK_S = 25.0
 _FORWARD_S = 15.0
 _LATE_S = 2.0
-_WATCH_AGAIN_S = 5.0
-_POLL_S = 2.0
 _LINE = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+) ->")
 
 
@@ -154,94 +150,12 @@ def forward(job_id: str, pod: str, port: int) -> PortForward:
         if not data:
             child.send_signal(15)
             child.wait(_LATE_S)
-            stderr = _rest(read_error)
+            stderr = rest_of(read_error)
             os.close(read_out)
             os.close(read_error)
             raise refused(argv, stderr or "timed out waiting for the connection")
         said += data
     return PortForward(child, int(found[1]), (read_out, read_error))
-
-
-class PodWatch:
-    """Tells when something about the pods of a run has changed: one request that stays open, while somebody looks.
-
-    Who may not watch pods looks at them every 2 s, and `say` gets the line that the Role lacks.
-    """
-
-    def __init__(self, job_id: str, say: Callable[[str], None] = lambda _: None) -> None:
-        self._say = say
-        context, namespace, name = place_of(job_id)
-        words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "name", "--watch")
-        argv = kubectl(context, namespace, *words)
-        self._argv = [word for word in argv if not word.startswith("--request-timeout")]
-        self._changed = threading.Condition()
-        self._number = 0
-        self._stopping = threading.Event()
-        self._child: proc.Child | None = None
-
-    @property
-    def number(self) -> int:
-        """Return how many changes there have been."""
-        return self._number
-
-    def start(self) -> None:
-        """Begin, in a thread."""
-        threading.Thread(target=self._work, name="watch", daemon=True).start()
-
-    def stop(self) -> None:
-        """End it."""
-        self._stopping.set()
-        if self._child is not None:
-            self._child.send_signal(15)
-        self.wake()
-
-    def wait(self, seen: int, timeout_s: float) -> None:
-        """Wait until there is more than the caller has seen."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._number != seen, timeout_s)
-
-    def wake(self) -> None:
-        """End all waits, as a change does."""
-        with self._changed:
-            self._number += 1
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                stderr = self._watch()
-            except MusterError:
-                return
-            error = refused(self._argv, stderr) if stderr else None
-            if isinstance(error, NotAllowedError):
-                self._say(f"pods may not be watched, so they are looked at ({error.fix})")
-                while not self._stopping.wait(_POLL_S):
-                    self.wake()
-                return
-            # A server ends a watch after half an hour or more.
-            self._stopping.wait(_WATCH_AGAIN_S)
-
-    def _watch(self) -> str:
-        """Tell of changes until the request ends; return what kubectl said of its end."""
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        read_error, write_error = os.pipe2(os.O_CLOEXEC)
-        try:
-            argv = proc.node_program("leashed", *self._argv)
-            self._child = proc.start(argv, stdout=writing, stderr=write_error)
-        except MusterError:
-            os.close(reading)
-            os.close(read_error)
-            raise
-        finally:
-            os.close(writing)
-            os.close(write_error)
-        with open(reading, "rb") as lines:
-            for _ in lines:
-                self.wake()
-        self._child.wait(_LATE_S)
-        stderr = _rest(read_error)
-        os.close(read_error)
-        return stderr
 
 
 def _read(fd: int, deadline: float) -> bytes:
@@ -252,7 +166,8 @@ def _read(fd: int, deadline: float) -> bytes:
     return os.read(fd, 4096)
 
 
-def _rest(fd: int) -> str:
+def rest_of(fd: int) -> str:
+    """Return what can be read of a pipe now."""
     os.set_blocking(fd, False)
     try:
         return os.read(fd, 1 << 16).decode(errors="replace")

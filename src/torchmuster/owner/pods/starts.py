@@ -27,7 +27,11 @@ _VOICE = "muster: "
 _WAITS = f"{_VOICE}waiting for "
 _NO_ROOM = ("Unschedulable", "SchedulingGated", "FailedCreate")
 _NOTE_S = 5.0  # the first pod believes it for 30 s
-_LOG_S = 4.0  # the first pod says it as often
+_LOG_S, _LAST_LOG_S, _GROWTH = (
+    4.0,
+    30.0,
+    1.5,
+)  # the first pod says it as often as the first of these
 _OURS = f"--container={CONTAINER}"
 _OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
 
@@ -43,6 +47,8 @@ class PodStarts:
     _all_run: bool = False
     _told: str = ""
     _ask_log_at: float = 0.0
+    _log_pause_s: float = _LOG_S
+    _log_view: JobView | None = None
     _note_at: float = 0.0
 
     def judge(self, view: JobView | None, *, has_begun: bool) -> Report | None:
@@ -104,7 +110,9 @@ class PodStarts:
         now = time.monotonic()
         if now < self._ask_log_at:
             return None
-        self._ask_log_at = now + _LOG_S
+        is_same, self._log_view = view == self._log_view, view
+        self._log_pause_s = min(self._log_pause_s * _GROWTH, _LAST_LOG_S) if is_same else _LOG_S
+        self._ask_log_at = now + self._log_pause_s
         first = find_pod(self.job_id, 0)
         if first is None or not first.is_up:
             return None

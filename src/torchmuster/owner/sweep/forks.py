@@ -101,7 +101,14 @@ class ForkSlots:
         path = os.path.join(self._folder, _SOCKET)
         self._keeper = SpawnerKeeper(plan.run.program, environment, path, OwnClock(), self)
 
+    come_later = False
+
     # Its life.
+
+    def host(self, slot_number: int) -> str:
+        """Return the name of this machine."""
+        del slot_number
+        return os.uname().nodename
 
     async def open(self) -> None:
         """Start the spawner and wait until it can start members, or never will: then `refusal` says why.

@@ -121,8 +121,8 @@ class MemberRecords:
     def __init__(self, plan: SweepPlan, disk: DiskWriter) -> None:
         self._plan, self._disk = plan, disk
 
-    def begin(self, number: int, run_dir: RunDir, attempt: int) -> None:
-        """Note that an attempt of a member starts."""
+    def begin(self, number: int, run_dir: RunDir, attempt: int, host: str) -> None:
+        """Note that an attempt of a member starts, on a machine of this name."""
         node = self._plan.run.node_name(0)
         self._event(
             run_dir, "run_started", run_id=self._plan.member_id(number), first_attempt=attempt
@@ -133,7 +133,7 @@ class MemberRecords:
             attempt=attempt,
             world_size=1,
             num_nodes=1,
-            nodes=[{"node": node, "host": os.uname().nodename, "ranks": "rank 0"}],
+            nodes=[{"node": node, "host": host, "ranks": "rank 0"}],
             why="first start" if attempt == 0 else "the sweep was started again",
         )
 

@@ -7,6 +7,7 @@
 import asyncio
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.stops import Stops
 from torchmuster.owner.sweep.forks import ForkSlots
-from torchmuster.owner.sweep.hosts import HostSlots
+from torchmuster.owner.sweep.gpu_room import GpuRoom
 from torchmuster.owner.sweep.members import (
     MemberRecords,
     member_dir,
@@ -32,11 +33,12 @@ from torchmuster.owner.sweep.members import (
 )
 from torchmuster.owner.sweep.metric import MetricReader
 from torchmuster.owner.sweep.policy import MemberStart, SweepPolicy
+from torchmuster.owner.sweep.room_watch import RoomWatch
 from torchmuster.owner.sweep.runs import RunSlots
 from torchmuster.owner.sweep.slots import MemberEnd, Slots, gpus_of_slots
 from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
 from torchmuster.owner.views.record import read_result
-from torchmuster.owner.views.sweep_view import read_sweep, view_sweep
+from torchmuster.owner.views.sweep_view import MemberView, read_sweep, view_sweep
 from torchmuster.spec.sweep_plan import SweepPlan
 
 _TICK_S = 0.5
@@ -45,7 +47,8 @@ _MAX_TOLD = 20  # failures that are worth a line each
 _MAX_EVIDENCE = 5
 _FLUSH_S = 5.0
 _MAX_LOSSES = 2
-_NOT_AGAIN = (RunState.SUCCEEDED, RunState.STOPPED)
+_MOST_WITH_OWNER = 5  # attempts of a member that ran in pods when the first one was lost
+NOT_AGAIN = (RunState.SUCCEEDED, RunState.STOPPED)
 
 
 class SweepDisplay(Protocol):
@@ -83,12 +86,16 @@ class SweepOwner:
 
     Attributes:
         rule: What ends members early.
+        slots_of: Makes the slots, where they are not on this machine and on no hosts that the plan names.
+        done: States in which a member of an earlier life of this sweep need not run again.
     """
 
     plan: SweepPlan
     run_dir: RunDir
     display: SweepDisplay
     rule: StopRule | None = None
+    slots_of: "Callable[[SweepOwner], Slots] | None" = None
+    done: tuple[RunState, ...] = NOT_AGAIN
     _policy: SweepPolicy = field(init=False)
     _record: RecordWriter = field(init=False)
     _disk: DiskWriter = field(init=False)
@@ -98,10 +105,12 @@ class SweepOwner:
     _prepared: dict[int, tuple[RunDir, int]] = field(default_factory=dict)
     _members: dict[int, _Member] = field(default_factory=dict)
     _losses: dict[int, int] = field(default_factory=dict)
+    _attempts: dict[int, int] = field(default_factory=dict)  # the newest of each member
     _failures: list[tuple[int, str]] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _refusal: Report | None = None
+    _room: RoomWatch | None = None
     _num_started: int = 0
     _started_at: float = field(default_factory=time.monotonic)
 
@@ -121,8 +130,12 @@ class SweepOwner:
                 await asyncio.to_thread(self._disk.flush, _FLUSH_S)
 
     def _make_slots(self) -> Slots:
+        if self.slots_of is not None:
+            return self.slots_of(self)
         if self.plan.places:
-            return HostSlots(self.plan, self.run_dir, self._take_end, self.display.say)
+            from torchmuster.owner.sweep.hosts import HostSlots
+
+            return HostSlots(self.plan, self.run_dir, self.take_end, self.display.say)
         gpus = visible_gpus() if self.plan.run.session is None else []
         num_workers = self.plan.run.num_workers(0)
         of_slot = gpus_of_slots(gpus, self.plan.slots, num_workers)
@@ -131,28 +144,35 @@ class SweepOwner:
             self.display.say(
                 f"{self.plan.slots} slots are more than --per-gpu {self.plan.per_gpu} makes: up to {most} workers share a GPU"
             )
+        room = GpuRoom(of_slot, self.plan.gpu_bytes)
+        self._room = RoomWatch(room, self.display.say) if room.is_shared else None
         if not self.plan.is_forked:
-            return RunSlots(of_slot, self._take_end)
+            return RunSlots(of_slot, self.take_end)
         ids = [found[0] if found else None for found in of_slot]
         log = self.run_dir.agent_log("slots")
-        return ForkSlots(self.plan, ids, log, self._disk, self._take_end, self.display.say)
+        return ForkSlots(self.plan, ids, log, self._disk, self.take_end, self.display.say)
 
     async def _conduct(self) -> Result:
         self._stops.listen(self._take_stop)
         settled = await asyncio.to_thread(self._settle_earlier)
-        self._policy.begin(range(len(self.plan.members)), settled)
+        self._slots = self._make_slots()
+        are_open = not self._slots.come_later
+        self._policy.begin(range(len(self.plan.members)), settled, are_open=are_open)
         num = self._policy.num_waiting
         self._record.event("sweep_started", members=num, slots=self.plan.slots)
-        self._slots = self._make_slots()
-        measuring = asyncio.create_task(self._measure_always())
+        beside = [asyncio.create_task(self._measure_always())]
+        if self._room is not None:
+            await self._room.look()
+            beside.append(asyncio.create_task(self._room.look_always(self._take_room)))
         try:
             await self._slots.open()
             await self._fill()
         except MusterError as error:
             self._refusal = report_of_error(error)
         finally:
-            measuring.cancel()
-            await asyncio.gather(measuring, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             await self._slots.close()
             await asyncio.gather(*self._tasks)
         return self._conclude()
@@ -162,7 +182,13 @@ class SweepOwner:
         view = view_sweep(self.run_dir, is_alive=False)
         settled: dict[int, RunState] = {}
         for member in view.members if view is not None else ():
-            if member.state not in _NOT_AGAIN:
+            if member.attempt is not None:
+                self._attempts[member.number] = member.attempt
+            if self._ends_its_owner(member):
+                self._failures.append((member.number, "it was lost with the first pod each time"))
+                settled[member.number] = RunState.LOST
+                continue
+            if member.state not in self.done:
                 continue
             settled[member.number] = member.state
             if member.value is not None:
@@ -174,11 +200,18 @@ class SweepOwner:
                 self.rule.ended(member.number, member.state is RunState.SUCCEEDED)
         return settled
 
+    def _ends_its_owner(self, member: MemberView) -> bool:
+        """Say whether a member may be why the first pod was lost, again and again: nobody counts its losses but the record."""
+        is_over = member.attempt is not None and member.attempt + 1 >= _MOST_WITH_OWNER
+        # Where a user wants the sweep to go on, failed ones run again too.
+        is_by_itself = RunState.FAILED in self.done
+        return is_by_itself and member.state is RunState.LOST and is_over
+
     # Members.
 
     async def _fill(self) -> None:
         while not self._policy.is_over:
-            if self._policy.is_stuck:
+            if self._policy.is_stuck and not self._slots.come_later:
                 self._refusal = Report(error="no slot of the sweep is left", at=self.run_dir.path)
                 self._policy.cancel()
             if (refusal := self._slots.refusal) is not None:
@@ -207,22 +240,38 @@ class SweepOwner:
         """Start what has its folder, as long as a slot is free: at once, since a sweep must have no idle slot."""
         while self._policy.has_room and self._policy.next_waiting(1)[0] in self._prepared:
             self._start(self._policy.start())
+            if self._room is not None:
+                self._room.fit(self._policy)
+
+    def _take_room(self) -> None:
+        """Take that the memory of the GPUs was looked at."""
+        if self._room is not None and not self._policy.is_over:
+            self._room.fit(self._policy)
+            self._start_prepared()
+            self._changed.set()
 
     def _start(self, start: MemberStart) -> None:
         number = start.member
         run_dir, attempt = self._prepared.pop(number)
+        if self._slots.come_later and self.plan.is_forked:
+            # The disk may be another one, where nothing is known of earlier attempts.
+            attempt = self._attempts[number] = max(attempt, self._attempts.get(number, -1) + 1)
         metric = self.plan.metric
         reader = MetricReader(run_dir, metric.name) if metric is not None else None
         self._members[number] = _Member(run_dir, attempt, time.monotonic(), reader)
         self._num_started += 1
+        if self._room is not None:
+            self._room.room.started(start.slot)
         self._record.event("member_started", member=number, slot=start.slot, attempt=attempt)
         if self.plan.is_forked:
-            self._records.begin(number, run_dir, attempt)
+            self._records.begin(number, run_dir, attempt, self._slots.host(start.slot))
         self._slots.start(number, run_dir, attempt, start.slot)
 
-    def _take_end(self, number: int, end: MemberEnd) -> None:
-        member = self._members.pop(number)
-        self._losses[number] = self._losses.get(number, 0) + end.is_lost
+    def take_end(self, number: int, end: MemberEnd) -> None:
+        """Take that a member has ended; its slot gets the next one in the same turn of the loop."""
+        member, slot = self._members.pop(number), self._policy.running[number]
+        counts = end.is_lost and not end.was_sent_away
+        self._losses[number] = self._losses.get(number, 0) + counts
         if end.is_lost and self._losses[number] < _MAX_LOSSES and not self._stops.count:
             self._policy.again(number, retire=end.has_lost_slot)
             self._record.event("member_lost", member=number, attempt=member.attempt)
@@ -231,9 +280,34 @@ class SweepOwner:
             task = asyncio.create_task(self._settle(number, member, end, state))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        if self._room is not None:
+            self._room.room.ended(slot)
+            self._room.fit(self._policy)
         if self._slots.refusal is None:
             self._start_prepared()
         self._changed.set()
+
+    def take_slot(self, slot: int, is_open: bool) -> None:
+        """Take that a slot has opened, or that nothing can start in it for now."""
+        if is_open:
+            self._policy.opened(slot)
+            self._start_prepared()
+        else:
+            self._policy.closed(slot)
+        self._changed.set()
+
+    def notice(self, sentence: str) -> None:
+        """Leave a sentence in the record, for those who follow the sweep from elsewhere."""
+        self._record.event("notice", text=sentence)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Leave an event in the record."""
+        self._record.event(name, **fields)
+
+    @property
+    def was_told_to_stop(self) -> bool:
+        """Say whether a signal has ended the sweep."""
+        return self._stops.count > 0
 
     async def _settle(self, number: int, member: _Member, end: MemberEnd, state: RunState) -> None:
         """Write how a member has ended, with its last value, while the next one runs."""

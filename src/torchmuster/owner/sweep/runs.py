@@ -35,6 +35,13 @@ class RunSlots:
         self._running: dict[int, tuple[proc.Child, RunDir]] = {}
         self._watching: asyncio.Task[None] | None = None
 
+    come_later = False
+
+    def host(self, slot_number: int) -> str:
+        """Return the name of this machine."""
+        del slot_number
+        return os.uname().nodename
+
     async def open(self) -> None:
         """Begin to watch."""
         self._watching = asyncio.create_task(self._watch())

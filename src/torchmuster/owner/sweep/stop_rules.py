@@ -25,6 +25,18 @@ class StopRule(Protocol):
         """Take that a member has ended; `completed` unless it failed or was ended."""
 
 
+def check_rule(text: str) -> None:
+    """Refuse what is no name of a rule; whether there is one shows where it is loaded.
+
+    Raises:
+        UsageError: It is neither one of ours nor MODULE:NAME.
+    """
+    module, _, name = text.partition(":")
+    if text not in RULES and not (module and name):
+        fix = did_you_mean(text, RULES, f"{', '.join(RULES)}, or MODULE:NAME of your own")
+        raise UsageError(f"there is no rule `{text}`", where="--stop", fix=fix)
+
+
 def load_rule(text: str, metric: MetricChoice) -> StopRule:
     """Return the rule that `--stop` names: `asha`, `median`, or `MODULE:NAME` of the user's.
 
@@ -33,10 +45,8 @@ def load_rule(text: str, metric: MetricChoice) -> StopRule:
     """
     if text in RULES:
         return _OptunaRule(text, metric)
-    module, colon, name = text.partition(":")
-    if not colon or not module or not name:
-        fix = did_you_mean(text, RULES, f"{', '.join(RULES)}, or MODULE:NAME of your own")
-        raise UsageError(f"there is no rule `{text}`", where="--stop", fix=fix)
+    check_rule(text)
+    module, _, name = text.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
         rule: StopRule = getattr(importlib.import_module(module), name)(metric.goal.value)

@@ -1,15 +1,18 @@
 """What can be told of a run in few words, also long after its end: where it ran, how long, how it ended, what is left."""
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass, replace
 
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model import codec
 from torchmuster.model.display.text import few_of
 from torchmuster.model.event import moment_of
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
+from torchmuster.node.pod.order import ORDER_FILE, read_order
 from torchmuster.owner.views.find import read_jobs_of, view_job
 from torchmuster.owner.views.record import damage_of_result, last_event, read_events, read_plan
 from torchmuster.owner.views.run_view import RunView
@@ -143,8 +146,19 @@ def find_saved(run_dir: RunDir) -> Saved | None:
     step = last_step(folder)
     if step is not None:
         return Saved(step=step, folder=folder, is_seen=True)
+    if recorded is not None and _is_on_volume(run_dir, folder):
+        return Saved(step=recorded, folder=folder, is_seen=True)  # by the pods that go on
     # What is not there was removed, or is on a disk of another host.
     return Saved(step=recorded, folder=folder, is_seen=recorded is None) if events else None
+
+
+def _is_on_volume(run_dir: RunDir, folder: str) -> bool:
+    """Say whether pods see a folder on the volume on which this run was kept."""
+    path = os.path.join(run_dir.path, "pods", ORDER_FILE)
+    with contextlib.suppress(codec.CodecError):
+        order = read_order(path) if os.path.exists(path) else None
+        return order is not None and order.has_volume and folder.startswith(f"{order.home}/")
+    return False
 
 
 def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:

@@ -65,7 +65,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
         return
     if cancel_arrays(view.run_dir):
         return
-    if view.workflow is not None or view.is_sweep:
+    if view.workflow is not None or (view.is_sweep and not _is_job(view.run_dir)):
         _signal_owner(view, signum, times=2 if at_once else 1)
         return
     try:
@@ -84,6 +84,10 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
             raise
         atomic.write_json(view.run_dir.cancelled, {"by": "muster cancel"})
         _signal_owner(view, signum, times=2 if at_once else 1)
+
+
+def _is_job(run_dir: RunDir) -> bool:
+    return os.path.isfile(run_dir.job)
 
 
 async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> None:

@@ -273,7 +273,9 @@ def _view_of_sweep(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> Ru
 
         sweep = view_arrays(run_dir)
     else:
-        sweep = view_sweep(run_dir, is_alive=owner_lives(run_dir))
+        # What was a Job is not asked for when it has ended.
+        has_ended = os.path.isfile(run_dir.job) and read_result(run_dir) is not None
+        sweep = view_sweep(run_dir, is_alive=not has_ended and owner_lives(run_dir))
     return RunView(
         run_id=os.path.basename(run_dir.path),
         run_dir=run_dir,
@@ -321,10 +323,15 @@ def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
 
 
 def _state_of_element(run_dir: RunDir) -> RunState | None:
-    """Return how a member of a sweep stands whose job is an element of an array; None of any other run."""
+    """Return how a member of a sweep stands whose job is an element of an array, or which is in pods; None of any other run."""
     sweep_dir = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
     named = member_of_id(os.path.basename(run_dir.path))
-    if named is None or not os.path.isfile(sweep_dir.arrays):
+    if named is None:
+        return None
+    if os.path.isfile(sweep_dir.sweep) and os.path.isfile(sweep_dir.job):
+        in_pods = view_run(sweep_dir).sweep
+        return in_pods.members[named[1]].state if in_pods is not None else None
+    if not os.path.isfile(sweep_dir.arrays):
         return None
     from torchmuster.owner.views.array_view import view_arrays
 

@@ -69,6 +69,7 @@ class BoundaryRun(Run):
             epoch=boundary.epoch,
             own={"data": boundary.data, "epoch_totals": boundary.epoch_totals},
             ledger=self._ledger_at(boundary),
+            sums=self._metrics.pending(),
             generators=boundary.generators,
         )
         try:

@@ -42,6 +42,32 @@ class Sink(Protocol):
         """Flush to the disk and close."""
 
 
+class Destination(Protocol):
+    """What a writer needs of the place that snapshots are written to; `Folder` documents it."""
+
+    @property
+    def url(self) -> str:
+        """For messages."""
+
+    def steps(self) -> list[int]:
+        """Return the steps of all committed snapshots, the newest first."""
+
+    def begin(self, step: int, generation: int) -> None:
+        """Make the place of a snapshot."""
+
+    def create(self, step: int, generation: int, name: str) -> Sink:
+        """Open one file of a snapshot that was begun."""
+
+    def commit(self, step: int, generation: int, manifest: bytes) -> None:
+        """Write the manifest and make the snapshot visible."""
+
+    def abandon(self, step: int, generation: int) -> None:
+        """Remove the files of a snapshot that could not be committed."""
+
+    def delete(self, step: int) -> None:
+        """Remove a committed snapshot."""
+
+
 class Folder(ABC):
     """A folder of snapshots.
 

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -41,10 +41,17 @@ class LoadedSnapshot:
 
     Attributes:
         buffers: The bytes of each data file, `(num_bytes,)` uint8; empty for a sharded snapshot.
+        parts: Where a sharded one is read from, if not from the folder.
     """
 
     manifest: SnapshotManifest
     buffers: dict[str, torch.Tensor]
+    parts: Any = None
+
+    @property
+    def held(self) -> bool:
+        """Whether it was in memory."""
+        return self.parts is not None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the whole tensors by path; they share memory with the buffers."""
@@ -148,19 +155,50 @@ def _begin_anew(url: str) -> str:
     return f"`mv {folder} {folder}-damaged`, then start the run again"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The newest good snapshot on disk, which all ranks agree on.
+
+    Attributes:
+        age: Its generation and step; (-1, -1) for none.
+        owner: The rank that sends it to the others.
+        mine: What this rank has found.
+    """
+
+    age: tuple[int, int]
+    owner: int
+    mine: LoadedSnapshot | None
+
+    def load(self) -> LoadedSnapshot | None:
+        """Return the same snapshot on all ranks; a collective."""
+        return _send(self.mine, self.owner) if self.age[1] >= 0 else None
+
+
 def load_agreed(
     folder: Folder, *, reads: bool, report: Callable[[str], None]
 ) -> LoadedSnapshot | None:
-    """Return the same newest good snapshot on all ranks; None when there is none.
+    """Return the same newest good snapshot on all ranks; None when there is none. `agree` documents the rest."""
+    return agree(folder, reads=reads, report=report).load()
+
+
+def agree(
+    folder: Folder,
+    *,
+    reads: bool,
+    report: Callable[[str], None],
+    elsewhere: Callable[[tuple[int, int]], bool] = lambda age: False,
+) -> Agreement:
+    """Agree on the newest good snapshot of a folder.
 
     Args:
         folder: This rank's view of the snapshots.
         reads: Whether this rank reads the folder: one rank in all on a shared file system,
             otherwise one per node.
         report: Called with a message for each snapshot that was set aside.
+        elsewhere: Returns, the same on all ranks, whether a newer one than that age is in another place.
 
     Raises:
-        NoGoodSnapshotError: On all ranks, when there are snapshots and none is good.
+        NoGoodSnapshotError: On all ranks, when there are snapshots and none is good, here or elsewhere.
         UnreadableError: On all ranks, when one of them could not read a file.
     """
     found, failure = FolderLook(loaded=None), None
@@ -170,17 +208,21 @@ def load_agreed(
         except UnreadableError as error:
             failure = error
     mine = _UNREADABLE if failure is not None else found.kind
-    kinds = [row[0] for row in gather_ints([mine])]
+    generation = found.loaded.manifest.generation if found.loaded is not None else -1
+    rows = gather_ints([mine, generation])
+    kinds = [row[0] for row in rows]
     best = max(kinds)
     if _UNREADABLE in kinds:
         _raise_together(failure, kinds.index(_UNREADABLE), UnreadableError)
+    owner = kinds.index(best)
+    age = (rows[owner][1], best) if best >= 0 else (-1, -1)
+    is_elsewhere = elsewhere(age)
     if best >= 0:
         set_damaged_aside(folder, found, report)
-        return _send(found.loaded, kinds.index(best))
-    if _NONE_GOOD in kinds:
+    elif _NONE_GOOD in kinds and not is_elsewhere:
         hopeless = none_good(folder, found) if mine == _NONE_GOOD else None
         _raise_together(hopeless, kinds.index(_NONE_GOOD), NoGoodSnapshotError)
-    return None
+    return Agreement(age=age, owner=owner, mine=found.loaded)
 
 
 def _raise_together(mine: SnapshotError | None, source: int, kind: type[SnapshotError]) -> NoReturn:

@@ -6,7 +6,7 @@ boxes in the manifest, raw bytes in data files. Nothing here is a collective.
 """
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
@@ -52,7 +52,19 @@ def _is_mine(tensor: torch.Tensor, rank: int) -> bool:
     return not any(replicated)
 
 
-def read_into(folder: Folder, manifest: SnapshotManifest, targets: dict[str, torch.Tensor]) -> None:
+class Parts(Protocol):
+    """Where the files of a snapshot are, if not in a folder."""
+
+    def open(self, name: str) -> torch.Tensor:
+        """Return the bytes of a file on every rank; a collective."""
+
+
+def read_into(
+    folder: Folder,
+    manifest: SnapshotManifest,
+    targets: dict[str, torch.Tensor],
+    parts: Parts | None = None,
+) -> None:
     """Fill `targets` (this rank's shards, by path) from a snapshot of any world size.
 
     Raises:
@@ -61,33 +73,49 @@ def read_into(folder: Folder, manifest: SnapshotManifest, targets: dict[str, tor
     check_tensors(manifest, {path: tuple(t.shape) for path, t in targets.items()})
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, _metadata(manifest), is_coordinator=False)
-    reader = _Reader(folder, manifest)
+    items: dict[str, list[tuple[Any, Chunk]]] = {name: [] for name in sorted(manifest.files)}
     for item in planner.create_local_plan().items:
         if item.type != LoadItemType.TENSOR:
             raise DamagedError(f"{item.dest_index.fqn} isn't a tensor")
-        source = reader.box(item.storage_index.fqn, item.storage_index.offset)
-        for dim, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            source = source.narrow(dim, begin, length)
-        target = planner.resolve_tensor(item).detach()
-        target.copy_(source)
-        planner.commit_tensor(item, target)
+        chunk = _chunk_of(manifest, item.storage_index.fqn, item.storage_index.offset)
+        items[chunk.file].append((item, chunk))
+    for name, wanted in items.items():  # all ranks in the same order
+        file = parts.open(name) if parts is not None else None
+        reader = _Reader(folder, manifest, file)
+        for item, chunk in wanted:
+            source = reader.box(item.storage_index.fqn, chunk)
+            for dim, (begin, length) in enumerate(
+                zip(item.storage_offsets, item.lengths, strict=True)
+            ):
+                source = source.narrow(dim, begin, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(source)
+            planner.commit_tensor(item, target)
+
+
+def _chunk_of(manifest: SnapshotManifest, path: str, offset: Any) -> Chunk:
+    entry = manifest.tensors[path]
+    wanted = tuple(offset) if offset is not None else (0,) * len(entry.shape)
+    return next(c for c in entry.chunks if c.offsets == wanted)
 
 
 class _Reader:
-    """Reads boxes, each one once."""
+    """Reads boxes of one file, each one once."""
 
-    def __init__(self, folder: Folder, manifest: SnapshotManifest) -> None:
+    def __init__(
+        self, folder: Folder, manifest: SnapshotManifest, file: torch.Tensor | None
+    ) -> None:
         self._folder = folder
         self._manifest = manifest
+        self._file = file
         self._last: tuple[Chunk, torch.Tensor] | None = None
 
-    def box(self, path: str, offset: Any) -> torch.Tensor:
-        entry = self._manifest.tensors[path]
-        wanted = tuple(offset) if offset is not None else (0,) * len(entry.shape)
-        chunk = next(c for c in entry.chunks if c.offsets == wanted)
+    def box(self, path: str, chunk: Chunk) -> torch.Tensor:
         if self._last is not None and self._last[0] == chunk:
             return self._last[1]
-        dtype = dtype_named(entry.dtype)
+        dtype = dtype_named(self._manifest.tensors[path].dtype)
+        if self._file is not None:
+            return view_of(self._file, chunk, dtype)
         raw = torch.empty(chunk.num_bytes(dtype.itemsize), dtype=torch.uint8)
         self._read(chunk, memoryview(raw.numpy()))
         at_zero = Chunk(offsets=chunk.offsets, sizes=chunk.sizes, file=chunk.file, begin=0)

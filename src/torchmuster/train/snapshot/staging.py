@@ -4,12 +4,13 @@ The buffer is kept from save to save. The first save pays for its memory (page f
 to a GPU), every later one for the copy alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from torchmuster.train.snapshot.layout import TensorEntry, place, view_of
+from torchmuster.train.snapshot.state import ChangedError, dtype_named
 
 Box = tuple[str, torch.Tensor, tuple[int, ...], tuple[int, ...]]
 
@@ -22,40 +23,81 @@ class Staged:
         file: The name of the data file.
         data: `(num_bytes,)` uint8 on the CPU.
         tensors: The location of each tensor in it.
+        rest: What `finish` copies: source, target, and the source's version, which counts its changes in place.
     """
 
     file: str
     data: torch.Tensor
     tensors: dict[str, TensorEntry]
+    rest: Sequence[tuple[torch.Tensor, torch.Tensor, int]] = ()
+
+    def finish(self) -> None:
+        """Copy what was left for the background.
+
+        Raises:
+            ChangedError: A tensor was changed in place meanwhile.
+        """
+        with torch.no_grad():
+            for source, target, _ in self.rest:
+                target.copy_(source)
+        if any(source._version != version for source, _, version in self.rest):
+            raise ChangedError(
+                "a parameter was changed between two steps while it was copied",
+                why="something else than its optimizer has changed it in place",
+            )
+
+    def places(self, paths: Container[str]) -> tuple[tuple[int, int], ...]:
+        """Return the first byte and the end of each of these tensors, which are whole."""
+        found = []
+        for path, entry in self.tensors.items():
+            if path in paths:
+                (chunk,) = entry.chunks
+                itemsize = dtype_named(entry.dtype).itemsize
+                found.append((chunk.begin, chunk.begin + chunk.num_bytes(itemsize)))
+        return tuple(found)
 
 
 class Staging:
-    """Owns the buffer."""
+    """Owns the buffer.
 
-    def __init__(self) -> None:
+    Args:
+        room: Returns the place of a file of so many bytes, `(num_bytes,)` uint8, where it stays; default: memory of this process.
+    """
+
+    def __init__(self, room: Callable[[str, int], torch.Tensor] | None = None) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._room = room
 
-    def copy(self, boxes: Sequence[Box], file: str) -> Staged:
-        """Return a copy of `boxes`, complete when this returns.
+    def copy(self, boxes: Sequence[Box], file: str, later: Container[str] = ()) -> Staged:
+        """Return a copy of `boxes`, complete when this returns, but for those `later`, by path, which `Staged.finish` copies.
 
         The buffer is overwritten by the next call: the last copy must have been written by then.
         """
         entries, num_bytes = place(boxes, file)
         on_gpu = any(box[1].is_cuda for box in boxes)
-        if self._buffer.numel() < num_bytes:
-            # Zeros: the gaps between tensors are written too, and must not be someone's old memory.
-            self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
-        data = self._buffer[:num_bytes]
+        data = self._place(file, num_bytes, on_gpu)
         taken: dict[str, int] = {}
+        rest: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         with torch.no_grad():
             for path, tensor, _, _ in boxes:
                 chunk = entries[path].chunks[taken.get(path, 0)]
                 taken[path] = taken.get(path, 0) + 1
                 target = view_of(data, chunk, tensor.dtype)
+                if path in later and not tensor.is_cuda:
+                    rest.append((tensor, target, tensor._version))
+                    continue
                 target.copy_(tensor, non_blocking=tensor.is_cuda)
         if on_gpu:
             torch.cuda.current_stream().synchronize()
-        return Staged(file=file, data=data, tensors=entries)
+        return Staged(file=file, data=data, tensors=entries, rest=rest)
+
+    def _place(self, file: str, num_bytes: int, on_gpu: bool) -> torch.Tensor:
+        if self._room is not None:
+            return self._room(file, num_bytes)
+        if self._buffer.numel() < num_bytes:
+            # Zeros: the gaps between tensors are written too, and must not be someone's old memory.
+            self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        return self._buffer[:num_bytes]
 
 
 def whole_boxes(tensors: dict[str, torch.Tensor]) -> list[Box]:

@@ -43,6 +43,14 @@ class UnreadableError(SnapshotError):
     """A snapshot could not be read; another attempt may succeed."""
 
 
+class ChangedError(SnapshotError):
+    """A tensor was changed while it was copied."""
+
+
+class NoRoomError(SnapshotError):
+    """A node's memory has no room for a snapshot."""
+
+
 class NoGoodSnapshotError(SnapshotError):
     """All snapshots are damaged or have vanished: only the user may decide to start over."""
 

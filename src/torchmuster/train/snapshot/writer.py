@@ -16,9 +16,11 @@ import time
 import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from torchmuster.train.snapshot.folder import Folder, LocalFolder
+import torch
+
+from torchmuster.train.snapshot.folder import Destination, LocalFolder
 from torchmuster.train.snapshot.layout import (
     Chunk,
     FileEntry,
@@ -28,9 +30,12 @@ from torchmuster.train.snapshot.layout import (
     plain_tensors,
 )
 from torchmuster.train.snapshot.staging import Staged
-from torchmuster.train.snapshot.state import SnapshotError, vanished
+from torchmuster.train.snapshot.state import ChangedError, SnapshotError, vanished
+
+Place_co = TypeVar("Place_co", bound=Destination, covariant=True)
 
 _BLOCK_BYTES = 8 << 20
+_MOST_BUFFER_BYTES = 64 << 20
 _OK = b"ok"
 
 
@@ -43,6 +48,7 @@ class WriteOrder:
         staged: This rank's tensors, or None when another rank writes them.
         state: Packed state of the user's objects, on rank 0.
         rank_state: Packed state of this rank.
+        buffers: Where in the staged bytes the models' buffers are: each rank's own, until rank 0's are broadcast.
     """
 
     number: int
@@ -52,18 +58,20 @@ class WriteOrder:
     staged: Staged | None
     state: Any
     rank_state: Any
+    buffers: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Writers:
+class Writers(Generic[Place_co]):
     """The ranks that write, and this rank's role.
 
     Attributes:
         store: A separate connection to the group's store, so that the loop does not wait for it.
         copies: Whether this rank keeps a complete copy on its own node (no shared file system).
+        confirms: Whether a write ends only when the snapshot is complete on all ranks.
     """
 
-    folder: Folder
+    folder: Place_co
     store: Any
     rank: int
     world_size: int
@@ -71,6 +79,7 @@ class Writers:
     keep: int
     timeout_s: float
     copies: bool = False
+    confirms: bool = False
 
 
 class Saver:
@@ -81,25 +90,32 @@ class Saver:
         written_step: The step of the last order that was completed here; on rank 0: committed.
     """
 
-    def __init__(self, crew: Writers) -> None:
+    def __init__(self, crew: Writers[Destination]) -> None:
         self.crew = crew
         self.last_s = 0.0
         self.written_step: int | None = None
+        self._orders: queue.SimpleQueue[WriteOrder] = queue.SimpleQueue()
+        self._idle, self._copied = threading.Event(), threading.Event()
+        self._idle.set()
+        self._copied.set()
         self._thread: threading.Thread | None = None
         self._error: SnapshotError | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a write is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return not self._idle.is_set()
 
     def submit(self, order: WriteOrder) -> None:
         """Start writing `order` in the background; the last write must have ended."""
         self.wait()
-        self._thread = threading.Thread(
-            target=self._run, args=(order,), name="muster-save", daemon=True
-        )
-        self._thread.start()
+        if self._thread is None:
+            # One for all: to start another each time took longer than many a copy.
+            self._thread = threading.Thread(target=self._serve, name="muster-save", daemon=True)
+            self._thread.start()
+        self._idle.clear()
+        self._copied.clear()
+        self._orders.put(order)
 
     def wait(self) -> None:
         """Wait for the last write.
@@ -107,10 +123,12 @@ class Saver:
         Raises:
             SnapshotError: It failed.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._idle.wait()
         self.check()
+
+    def wait_for_copy(self) -> None:
+        """Wait until the last order has a copy of its own of all tensors: they may change from here on."""
+        self._copied.wait()
 
     def check(self) -> None:
         """Raise the error of the last write, if any; once."""
@@ -118,11 +136,29 @@ class Saver:
         if error is not None:
             raise error
 
+    def _serve(self) -> None:
+        while True:
+            order = self._orders.get()
+            self._run(order)
+            del order  # it keeps memory
+            self._copied.set()
+            self._idle.set()
+
     def _run(self, order: WriteOrder) -> None:
         began = time.monotonic()
         try:
+            if order.staged is not None:
+                try:
+                    order.staged.finish()
+                finally:
+                    self._copied.set()
             write(self.crew, order)
+            if self.crew.confirms:
+                wait_for_outcome(self.crew, order.number)
             self.written_step = order.step
+        except ChangedError as error:
+            refuse(self.crew, order.number, order.step, error)
+            self._error = error
         except SnapshotError as error:
             self._error = error
         except RuntimeError as error:  # of the store
@@ -139,7 +175,7 @@ class Saver:
             self.last_s = time.monotonic() - began
 
 
-def write(crew: Writers, order: WriteOrder) -> None:
+def write(crew: Writers[Destination], order: WriteOrder) -> None:
     """Write this rank's part of a snapshot; on rank 0 and on copying ranks, commit it.
 
     Raises:
@@ -155,7 +191,15 @@ def write(crew: Writers, order: WriteOrder) -> None:
         raise
 
 
-def _give_up(crew: Writers, order: WriteOrder, why: str) -> None:
+def refuse(crew: Writers[Destination], number: int, step: int, error: SnapshotError) -> None:
+    """Say instead of a part why there is none; the others give this snapshot up at once."""
+    order = WriteOrder(
+        number=number, step=step, epoch=0, kind="", staged=None, state=None, rank_state=None
+    )
+    _give_up(crew, order, error.what)
+
+
+def _give_up(crew: Writers[Destination], order: WriteOrder, why: str) -> None:
     """Free the space, and tell the waiting ranks."""
     if crew.rank == 0 or crew.copies:
         with contextlib.suppress(OSError, SnapshotError):
@@ -167,7 +211,7 @@ def _give_up(crew: Writers, order: WriteOrder, why: str) -> None:
             crew.store.set(_key(order, "outcome"), why.encode())
 
 
-def _write(crew: Writers, order: WriteOrder) -> None:
+def _write(crew: Writers[Destination], order: WriteOrder) -> None:
     commits = crew.rank == 0 or crew.copies
     file: FileEntry | None = None
     if commits:
@@ -176,6 +220,8 @@ def _write(crew: Writers, order: WriteOrder) -> None:
     if order.staged is not None:
         if not commits:
             _wait_for_rank_0(crew, order, "begun")
+        if order.buffers and crew.copies:
+            _share_buffers(crew, order, order.staged)
         file = _write_file(crew, order)
     piece = {"rank_state": order.rank_state}
     if file is not None and order.staged is not None and order.kind == "sharded":
@@ -190,12 +236,30 @@ def _write(crew: Writers, order: WriteOrder) -> None:
         crew.store.set(_key(order, "outcome"), _OK)
 
 
-def _announce(crew: Writers, order: WriteOrder) -> None:
+def _share_buffers(crew: Writers[Destination], order: WriteOrder, staged: Staged) -> None:
+    """Put rank 0's buffers into every copy: its running means are those that DDP goes on with."""
+    if sum(end - begin for begin, end in order.buffers) > _MOST_BUFFER_BYTES:
+        return  # nobody's running means are that long
+    key = _key(order, "buffers")
+    if crew.rank == 0:
+        parts = [staged.data[begin:end].numpy().tobytes() for begin, end in order.buffers]
+        crew.store.set(key, b"".join(parts))
+        return
+    _wait(crew, key, order)
+    data = crew.store.get(key)
+    at = 0
+    for begin, end in order.buffers:
+        part = torch.frombuffer(bytearray(data[at : at + end - begin]), dtype=torch.uint8)
+        staged.data[begin:end].copy_(part)
+        at += end - begin
+
+
+def _announce(crew: Writers[Destination], order: WriteOrder) -> None:
     if crew.rank == 0:
         crew.store.set(_key(order, "begun"), _OK)
 
 
-def _write_file(crew: Writers, order: WriteOrder) -> FileEntry:
+def _write_file(crew: Writers[Destination], order: WriteOrder) -> FileEntry:
     staged = order.staged
     assert staged is not None
     sink = crew.folder.create(order.step, crew.generation, staged.file)
@@ -235,7 +299,7 @@ class _Checksum:
             self._crc = zlib.crc32(block, self._crc)
 
 
-def _commit(crew: Writers, order: WriteOrder, file: FileEntry | None) -> None:
+def _commit(crew: Writers[Destination], order: WriteOrder, file: FileEntry | None) -> None:
     pieces = {rank: _take_piece(crew, order, rank) for rank in range(crew.world_size)}
     files: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
@@ -265,13 +329,13 @@ def _commit(crew: Writers, order: WriteOrder, file: FileEntry | None) -> None:
         _forget(crew, order.number - 1)
 
 
-def keep_newest(folder: Folder, keep: int) -> None:
+def keep_newest(folder: Destination, keep: int) -> None:
     """Delete all but the newest `keep` snapshots; never the last one."""
     for step in folder.steps()[max(keep, 1) :]:
         folder.delete(step)
 
 
-def wait_for_outcome(crew: Writers, number: int) -> None:
+def wait_for_outcome(crew: Writers[Destination], number: int) -> None:
     """Return when rank 0 has committed save `number`.
 
     Raises:
@@ -293,13 +357,13 @@ def wait_for_outcome(crew: Writers, number: int) -> None:
         )
 
 
-def _forget(crew: Writers, number: int) -> None:
+def _forget(crew: Writers[Destination], number: int) -> None:
     """Remove the keys of a save that all ranks have finished: they have posted for the next one."""
-    for name in (*range(crew.world_size), "begun", "outcome"):
+    for name in (*range(crew.world_size), "begun", "outcome", "buffers"):
         crew.store.delete_key(f"muster/save/{number}/{name}")
 
 
-def _wait_for_rank_0(crew: Writers, order: WriteOrder, name: str) -> None:
+def _wait_for_rank_0(crew: Writers[Destination], order: WriteOrder, name: str) -> None:
     _wait(crew, _key(order, name), order)
     word = crew.store.get(_key(order, name))
     if word != _OK:
@@ -310,7 +374,7 @@ def _wait_for_rank_0(crew: Writers, order: WriteOrder, name: str) -> None:
         )
 
 
-def _take_piece(crew: Writers, order: WriteOrder, rank: int) -> dict[str, Any]:
+def _take_piece(crew: Writers[Destination], order: WriteOrder, rank: int) -> dict[str, Any]:
     key = _key(order, str(rank))
     _wait(crew, key, order)
     piece = json.loads(crew.store.get(key))
@@ -323,7 +387,7 @@ def _take_piece(crew: Writers, order: WriteOrder, rank: int) -> dict[str, Any]:
     return dict(piece)
 
 
-def _wait(crew: Writers, key: str, order: WriteOrder) -> None:
+def _wait(crew: Writers[Destination], key: str, order: WriteOrder) -> None:
     deadline = time.monotonic() + crew.timeout_s
     while not crew.store.check([key]):
         # Short waits: a store that has gone with rank 0 is then noticed at once.
@@ -338,7 +402,7 @@ def _wait(crew: Writers, key: str, order: WriteOrder) -> None:
                 ) from error
 
 
-def _post(crew: Writers, order: WriteOrder, piece: dict[str, Any]) -> None:
+def _post(crew: Writers[Destination], order: WriteOrder, piece: dict[str, Any]) -> None:
     try:
         crew.store.set(_key(order, str(crew.rank)), json.dumps(piece))
     except RuntimeError:
@@ -362,7 +426,7 @@ def _merge(tensors: dict[str, TensorEntry], plain: dict[str, Any]) -> dict[str, 
     return merged
 
 
-def _explain(crew: Writers, order: WriteOrder, error: OSError) -> SnapshotError:
+def _explain(crew: Writers[Destination], order: WriteOrder, error: OSError) -> SnapshotError:
     import errno
 
     here = isinstance(crew.folder, LocalFolder)

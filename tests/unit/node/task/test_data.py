@@ -1,17 +1,29 @@
 """Inputs from other tasks, what is uploaded when, and the link to the output that counts."""
 
 import asyncio
+import json
 import os
 
 import pytest
 
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, WorkingFolder
-from torchmuster.model.workflow import InputKind, InputPlan, OutputKind, OutputPlan, TaskPlan
+from torchmuster.model.workflow import (
+    CheckpointPlan,
+    Credential,
+    InputKind,
+    InputPlan,
+    OutputKind,
+    OutputPlan,
+    TaskPlan,
+)
+from torchmuster.node.task import data
 from torchmuster.node.task.data import (
     copy_aloud,
     fetch_inputs,
+    login_of,
     publish,
+    start_checkpoint,
     task_output,
     upload_outputs,
 )
@@ -150,3 +162,52 @@ def test_a_copy_that_fails_says_why(tmp_path):
         asyncio.run(
             copy_aloud(str(tmp_path / "made"), str(tmp_path / "in"), None, "copying", print)
         )
+
+
+@pytest.fixture
+def movers(tmp_path, monkeypatch):
+    """Let programs that write down what they were given stand for those that move files; return what they wrote."""
+    noted = tmp_path / "noted"
+    noted.mkdir()
+    program = (
+        "import json, os, sys; f = open(sys.argv[1] + '/' + str(os.getpid()), 'w');"
+        " json.dump([sys.argv[2:], dict(os.environ)], f); f.close(); print(json.dumps({'done': {}}))"
+    )
+    real = data.Transfer
+
+    def begin(argv, *given, **options):
+        return real([argv[0], "-c", program, str(noted), *argv[3:]], *given, **options)
+
+    monkeypatch.setattr(data, "Transfer", begin)
+    return lambda: [json.loads(path.read_text()) for path in noted.iterdir()]
+
+
+def test_data_moves_with_the_credentials_of_its_task_alone(run_dir, tmp_path, movers):
+    keys = tmp_path / "credentials.toml"
+    keys.touch(mode=0o600)
+    keys.write_text("[s3]\nsecret = 'not-to-be-seen'\n[other]\nsecret = 'not-given'\n")
+    task = TaskPlan(
+        name="use",
+        inputs=(InputPlan(kind=InputKind.URL, source="s3://b/in"),),
+        outputs=(OutputPlan(kind=OutputKind.URL, target="s3://b/out"),),
+        credentials=(Credential(name="s3", variables={"AWS_SECRET_ACCESS_KEY": "secret"}),),
+    )
+    place = WorkingFolder(str(tmp_path / "place"))
+    os.makedirs(place.output)
+    with open(os.path.join(place.output, "x"), "w"):
+        pass
+    said = []
+
+    async def move():
+        await fetch_inputs(task, place, run_dir, said.append, str)
+        entry = CheckpointPlan(path="/c", url="s3://b/c", frequency_s=1, regex=None)
+        await start_checkpoint(entry, "/c", str, said.append, login_of(task)).finish()
+        await upload_outputs(task, place, said.append, succeeded=True, run_id="r", resolve=str)
+
+    asyncio.run(move())
+    assert {words[0] for words, _ in movers()} == {"download", "checkpoint", "upload"}
+    for words, environment in movers():
+        assert environment["AWS_SECRET_ACCESS_KEY"] == "not-to-be-seen"
+        assert "not-given" not in environment.values()
+        assert "not-to-be-seen" not in " ".join(words)
+    assert "not-to-be-seen" not in "".join(said)

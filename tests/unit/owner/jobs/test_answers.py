@@ -1,6 +1,9 @@
 """How often a scheduler is asked, and what becomes of answers that say too little."""
 
 import itertools
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +17,7 @@ from torchmuster.owner.jobs.answers import JobStatusCache, ask_views
 from torchmuster.owner.views.find import all_runs, view_run
 
 SLURM = load_dialect("slurm")
+KUBERNETES = load_dialect("kubernetes")
 INVALID = "slurm_load_jobs error: Invalid job id specified"
 
 
@@ -100,6 +104,82 @@ def test_what_was_done_to_a_job_is_looked_for_at_once():
     desk.forget()
     desk.views(SLURM, ["1"])
     assert len(scheduler.calls) == 2
+
+
+def kubectl_get(ids, phase="running"):
+    """Return kubectl's answer on Jobs of one running pod each."""
+    items = []
+    for job_id in ids:
+        context, namespace, name = job_id.split("/")
+        about = {
+            "namespace": namespace,
+            "labels": {"torchmuster.dev/run": name},
+            "annotations": {"torchmuster.dev/context": context},
+        }
+        pod = {**about, "name": f"{name}-0-x"}
+        state = {"containerStatuses": [{"name": "node", "state": {phase: {}}}]}
+        items += [
+            {"kind": "Job", "metadata": {**about, "name": name}, "spec": {"completions": 1}},
+            {"kind": "Pod", "metadata": pod, "status": state},
+        ]
+    return json.dumps({"kind": "List", "items": items})
+
+
+def test_runs_on_one_cluster_that_are_followed_cost_one_question_in_ten_seconds_together():
+    ids = [f"lab/research/run-{i}" for i in range(20)]
+    scheduler, now, asked_at = Scheduler(kubectl=kubectl_get(ids)), [0.0], []
+    desk = JobStatusCache(scheduler, lambda: now[0])
+    while now[0] < 600:  # each follower looks every second, one after the other
+        before = len(scheduler.calls)
+        for job_id in ids:
+            assert desk.views(KUBERNETES, [job_id])[job_id].state is JobState.RUNNING
+            now[0] += 0.05
+        asked_at += [now[0]] * (len(scheduler.calls) - before)
+    assert all("get jobs.batch,pods" in " ".join(argv) for argv in scheduler.calls)
+    settled = [at for at in asked_at if at >= 30]
+    assert 15 <= len(settled) <= 60
+    assert all(after - at >= 10 for at, after in itertools.pairwise(settled))
+
+
+def test_news_of_one_run_are_asked_for_once_and_of_the_others_with_them():
+    ids = [f"lab/research/run-{i}" for i in range(20)]
+    scheduler, now = Scheduler(kubectl=kubectl_get(ids)), [0.0]
+    desk = JobStatusCache(scheduler, lambda: now[0])
+    for job_id in ids:
+        desk.views(KUBERNETES, [job_id])
+    desk.views(KUBERNETES, ids)
+    asked, now[0] = len(scheduler.calls), 1.0
+    for job_id in ids:  # all are told of a change at the same time, and look one after the other
+        desk.doubt(KUBERNETES, [job_id], 0.9)
+        desk.views(KUBERNETES, [job_id])
+        now[0] += 0.01
+    assert len(scheduler.calls) == asked + 1
+    desk.doubt(KUBERNETES, ids[:1], 0.9)  # this has been asked for
+    desk.views(KUBERNETES, ids[:1])
+    assert len(scheduler.calls) == asked + 1
+
+
+def test_who_comes_while_a_question_is_open_takes_its_answer():
+    ids = ["lab/research/run-0", "lab/research/run-1"]
+    is_asked, may_answer = threading.Event(), threading.Event()
+    scheduler = Scheduler(kubectl=kubectl_get(ids))
+
+    def slow(argv):
+        is_asked.set()
+        assert may_answer.wait(60)
+        return scheduler(argv)
+
+    desk = JobStatusCache(slow, lambda: 0.0)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(desk.views, KUBERNETES, ids)
+        assert is_asked.wait(60)
+        second = pool.submit(desk.views, KUBERNETES, ids)
+        desk.doubt(
+            KUBERNETES, ids, -1.0
+        )  # an event loop notes news: it must not wait for an answer
+        may_answer.set()
+        assert first.result(60) == second.result(60)
+    assert len(scheduler.calls) == 1
 
 
 def test_more_ids_than_a_command_line_should_hold_make_more_commands():

@@ -24,7 +24,7 @@ class Cluster:
         self.say()
 
     def say(self, **case):
-        """Set all answers: `refuse`, `answers`, `pods`, `events`, `logs`, `forward`, `queues`."""
+        """Set all answers: `refuse`, `answers`, `pods`, `events`, `logs`, `forward`, `queues`, `watch`."""
         self.case.write_text(json.dumps(case))
         self.case.with_suffix(".made").write_text("run-7f3a")
 

@@ -107,8 +107,16 @@ def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_need
     assert not [name for name in names if name.startswith(("torchmuster/cli/", "torchmuster/ui/"))]
 
 
-@pytest.mark.parametrize("module", ["torchmuster.data.__main__", "torchmuster.spec.metadata"])
-def test_what_comes_along_can_move_data(code, tmp_path, module):
+@pytest.mark.parametrize(
+    "module",
+    [
+        "torchmuster.data.__main__",
+        "torchmuster.spec.metadata",
+        "torchmuster.owner.pods.conduct",
+        "torchmuster.owner.pods.conduct_group",
+    ],
+)
+def test_what_comes_along_can_own_runs_and_move_data(code, tmp_path, module):
     job, _ = bring(code, tmp_path / "runs")
     with tarfile.open(dict(job.brings)["package.txz"]) as archive:
         archive.extractall(tmp_path / "package", filter="data")

@@ -19,7 +19,7 @@ from torchmuster.model.verdict import Report, Result
 from torchmuster.node.pod.order import ENDED_FILE
 from torchmuster.node.remote.files import MARK_FILE
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
-from torchmuster.owner.pods.reach import PodWatch
+from torchmuster.owner.pods.watch import PodWatch
 from unit.owner.pods.conftest import JOB_ID, RUN_ID, order_of
 
 FORBIDDEN = (

@@ -1,16 +1,13 @@
 """Ways to pods: who may, who may not, and what breaks."""
 
-import json
 import os
 
 import pytest
 
-from kit.waiting import wait_until
 from torchmuster.engines.base import EngineError
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.pods.reach import (
     NotAllowedError,
-    PodWatch,
     ask,
     find_pod,
     forward,
@@ -96,31 +93,3 @@ def test_a_refusal_is_raised_with_the_command_and_the_clusters_words(cluster):
     with pytest.raises(EngineError) as caught:
         ask(["kubectl", "get", "pod", "x"])
     assert (caught.value.where, caught.value.why) == ("kubectl get pod x", GONE.strip())
-
-
-def test_a_change_of_a_pod_wakes_who_waits(cluster):
-    cluster.say(answers={"--watch": "pod/run-7f3a-0-x\npod/run-7f3a-1-y"})
-    watch = PodWatch(JOB_ID)
-    watch.start()
-    try:
-        wait_until(lambda: watch.number == 2, "two lines")
-        watch.wait(0, 60.0)  # it has changed since, so this ends at once
-    finally:
-        watch.stop()
-    assert watch.number == 3
-    (asked,) = cluster.asked
-    assert json.dumps(asked).endswith('-o name --watch"')
-
-
-def test_who_may_not_watch_pods_looks_at_them_and_hears_why_once(cluster):
-    refusal = FORBIDDEN.replace("create", "watch").replace("pods/portforward", "pods")
-    cluster.say(refuse={"--watch": [1, refusal]})
-    said = []
-    watch = PodWatch(JOB_ID, said.append)
-    watch.start()
-    try:
-        wait_until(lambda: watch.number >= 2, "two looks", 60)
-    finally:
-        watch.stop()
-    assert len(cluster.asked) == len(said) == 1
-    assert 'resources: ["pods"], verbs: ["watch"]' in said[0]

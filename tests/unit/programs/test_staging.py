@@ -8,8 +8,8 @@ import zipfile
 import pytest
 
 from torchmuster.model.plan import Stage
-from torchmuster.node import staging
-from torchmuster.node.staging import StagingError, stage_all
+from torchmuster.programs import staging
+from torchmuster.programs.staging import StagingError, stage_all
 
 
 def quiet(source, done, total):

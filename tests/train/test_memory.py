@@ -1,0 +1,79 @@
+"""Snapshots in memory: whole nodes are killed at random steps, no disk is shared, and nothing tells it from a quiet run."""
+
+import os
+import random
+import re
+from pathlib import Path
+
+import pytest
+from test_changing_world import global_losses
+
+from launching import EXACT, losses, muster, weights
+
+# `make chaos` runs 100 seeds.
+SEEDS = range(int(os.environ.get("MUSTER_TRAIN_SEEDS", "2")))
+NUM_STEPS = 24
+APART = ["--apart", "--norm", "--every", 1000]
+
+
+@pytest.fixture(scope="session")
+def quiet(tmp_path_factory):
+    """Return the folder of a run that nobody disturbed, made once for each shape."""
+    made = {}
+
+    def get(nodes, workers):
+        if (nodes, workers) not in made:
+            out = tmp_path_factory.mktemp(f"quiet-{nodes}-{workers}")
+            muster(out / "home", workers, EXACT, out, *APART, nodes=nodes)
+            made[nodes, workers] = out
+        return made[nodes, workers]
+
+    return get
+
+
+def done_again(out):
+    """Return how many steps rank 0 has done more than once."""
+    lines = (out / "losses-0.txt").read_text().splitlines()
+    return len(lines) - len({line.split()[0] for line in lines})
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_node_costs_at_most_the_steps_between_two_snapshots_in_memory(
+    seed, tmp_path, quiet
+):
+    draw = random.Random(seed)
+    nodes, workers = ((2, 2), (3, 1), (2, 1))[seed % 3]
+    every = draw.choice([1, 1, 3])
+    # Nothing may be left to remember a first step that nobody has saved.
+    steps = sorted(draw.sample(range(every + 1, NUM_STEPS), draw.randint(1, 2)))
+    kills = [f"{draw.randrange(nodes * workers)}:{step}" for step in steps]
+    script = [EXACT, tmp_path, *APART, "--memory", every, "--nodes", "--kill", *kills]
+    ended = muster(tmp_path / "home", workers, *script, restarts=4, nodes=nodes)
+    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    assert len(resumed) == len(kills), ended.stderr
+    assert done_again(tmp_path) <= every * len(kills)
+    undisturbed = quiet(nodes, workers)
+    for rank in range(nodes * workers):
+        assert losses(tmp_path, rank) == losses(undisturbed, rank)
+        assert weights(tmp_path, rank) == weights(undisturbed, rank)
+
+
+SHARDED = Path(__file__).parent / "sharded_script.py"
+
+
+@pytest.mark.parametrize("shape", [("2", 2), ("3", 1), ("1:3", 1)], ids=str)
+def test_shards_of_a_killed_node_come_from_its_neighbour_at_any_world_size(shape, tmp_path):
+    nodes, workers = shape
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    for folder in (alone, killed):
+        folder.mkdir()
+    muster(tmp_path / "home", 1, SHARDED, alone, "--sharded")
+    script = [SHARDED, killed, "--sharded", "--every", 1000, "--memory", 1]
+    script += ["--kill", "1:4", f"{0 if ':' in nodes else 2}:9"]
+    ended = muster(tmp_path / "home", workers, *script, restarts=3, nodes=nodes)
+    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    # Of the step that has just ended the parts may have been on their way.
+    assert [int(step) for step in resumed] in ([4, 9], [3, 9], [4, 8], [3, 8]), ended.stderr
+    want = global_losses(alone, 1)
+    assert len(want) == 15
+    assert global_losses(killed, 6) == pytest.approx(want, rel=1e-9)
