@@ -54,7 +54,7 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 	@$(BIN)/python benchmarks/ship_env.py
 
 chaos: $(STAMP) ## random kills, the long form of the fault and training tests
-	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train
+	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 MUSTER_REPLAYS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -s -k chaos tests/faults
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -q tests/sessions
 

@@ -12,7 +12,7 @@
     ├── DataError         13   files could not be moved, or a dataset is damaged
     ├── EngineError       14   a scheduler's answer can't be understood
     └── in torchmuster.train, raised in the user's script:
-        ├── NotFiniteError 1   a step's gradients are not finite, and `on_nan` is `stop`
+        ├── NotFiniteError 1   a step's gradients are not finite, and `on_nan` is `stop` or `replay`
         ├── WorldError     8   the world is not what the launcher promised
         ├── DatasetError   9   the dataset doesn't keep to what exact data order needs
         ├── SnapshotError 10   a snapshot can't be written, read, or doesn't fit

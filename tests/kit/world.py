@@ -134,6 +134,7 @@ _ASKED = frozenset(
         "MUSTER_CHAOS_SEED",
         "MUSTER_SEEDS",
         "MUSTER_TRAIN_SEEDS",
+        "MUSTER_REPLAYS",
         "MUSTER_PREEMPTIONS",
         "MUSTER_AGREEMENTS",
     ]

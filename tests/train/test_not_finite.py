@@ -101,8 +101,115 @@ def test_gradients_are_ignored_unless_asked_for(world):
 
 
 def test_an_unknown_choice_is_refused(world):
-    with pytest.raises(UsageError, match="on_nan is one of `ignore`, `stop`, `skip`"):
+    with pytest.raises(UsageError, match="on_nan is one of `ignore`, `stop`, `skip`, `replay`"):
         train(world, bad=(), on_nan="raise")
+
+
+def test_a_forward_that_is_not_finite_again_is_no_accident_of_the_machine(world):
+    with pytest.raises(tm.NotFiniteError) as error:
+        train(world, bad={9}, on_nan="replay")
+    assert error.value.why.endswith(
+        "it is not finite again: the data or the model, not the machine"
+    )
+    assert error.value.muster_final
+    path = next(Path.cwd().rglob("training.jsonl"))
+    events = map(json.loads, path.read_text().splitlines())
+    (noted,) = [event for event in events if event["event"] == "not_finite"]
+    assert (noted["step"], noted["ranks"], noted["samples"]) == (3, [0], {"0": [8, 9, 10, 11]})
+    assert len(noted["gradients"]) == 1
+
+
+class Count:
+    """Something whose state a step changes at a moment that only the script knows."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def saved_steps():
+    return sorted(int(path.name[5:]) for path in Path.cwd().glob("snapshots/step-*"))
+
+
+@pytest.mark.parametrize("more", [{}, {"count": Count()}])
+def test_the_boundary_before_the_step_is_saved_where_all_of_it_is_known(world, more):
+    model = world.wrap(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    data = world.loader(Odd(24, {9}), global_batch_size=4)
+    things = {"model": model, "optimizer": optimizer, "schedule": schedule, **more}
+    run = world.resume(data=data, on_nan="replay", every_s=None, asynchronous=False, **things)
+    means = []
+
+    def loop():
+        for _ in run.epochs(1):
+            for x in data:
+                means.append(model[1].running_mean.clone())
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                run.step()
+                schedule.step()
+
+    with pytest.raises(tm.NotFiniteError, match="of step 3 "):
+        loop()
+    assert saved_steps() == ([0] if more else [0, 2])
+    if not more:
+        assert torch.equal(model[1].running_mean, means[2]), "the forward has changed it"
+
+
+def test_behind_the_first_of_two_optimizers_the_boundary_is_gone(world):
+    model = world.wrap(nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)}))
+    first = torch.optim.SGD(model["a"].parameters(), lr=0.1)
+    second = torch.optim.SGD(model["b"].parameters(), lr=0.1)
+    data = world.loader(Ones(24), global_batch_size=4)
+    things = {"model": model, "first": first, "second": second}
+    run = world.resume(data=data, on_nan="replay", every_s=None, asynchronous=False, **things)
+
+    def loop():
+        for _ in run.epochs(1):
+            for x in data:
+                model["a"](x).mean().backward()
+                first.step()
+                (model["b"](x).mean() * (float("nan") if run.steps_done == 2 else 1)).backward()
+                second.step()
+                run.step()
+
+    with pytest.raises(tm.NotFiniteError, match="of step 3 "):
+        loop()
+    assert saved_steps() == [0]
+
+
+class Once(nn.Linear):
+    """Not finite in its third forward, as after a bit that has flipped."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (float("nan") if self.calls == 3 else 1.0)
+
+
+def test_a_forward_that_is_finite_when_it_is_made_again_is_tried_again(world):
+    model = world.wrap(Once(3, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = world.loader(Ones(24), global_batch_size=4)
+    run = world.resume(model=model, optimizer=optimizer, data=data, on_nan="replay", every_s=None)
+
+    def loop():
+        for _ in run.epochs(1):
+            for x in data:
+                model(x).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                run.step()
+
+    with pytest.raises(tm.NotFiniteError, match="of step 3 ") as error:
+        loop()
+    assert "random numbers it is finite on rank 0 (" in error.value.why
+    assert not error.value.muster_final, "the launcher tries again, from the last snapshot"
 
 
 def test_a_gradient_scaler_keeps_its_own_steps(world):

@@ -191,8 +191,11 @@ def _say_end_of_run(
 
 
 def _say_report(voice: "TerminalVoice", run_dir: "RunDir", run_id: str) -> None:
-    """Say where the page of a failed run is, or how to make it, when all else has been said."""
-    if os.path.isdir(run_dir.path):
+    """Say where the page of a failed run is, or how to make it, when all else has been said; a replay needs none."""
+    from torchmuster.owner.views.record import read_plan
+
+    plan = read_plan(run_dir)
+    if os.path.isdir(run_dir.path) and not (plan is not None and plan.is_replay):
         from torchmuster.report.at_end import report_at_end
 
         voice.say(report_at_end(run_dir, run_id))

@@ -49,6 +49,10 @@ SECTIONS = {
             "torchmuster.cli.diagnosis.explain",
             "Explain from its logs why a run or another job failed.",
         ),
+        "replay": (
+            "torchmuster.cli.replay",
+            "Make a step of a run again, and look into it.",
+        ),
         "report": (
             "torchmuster.cli.diagnosis.report",
             "Write one page of all that is known of a run.",
@@ -117,7 +121,7 @@ class _LazyGroup(click.Group):
             if name.endswith((".yaml", ".yml")):
                 fix = f"muster submit {shlex.join(args)}"
             raise UsageError(f"muster has no command `{name}`", fix=fix)
-        if name in ("run", "submit", "sweep", "torchrun", "restart", "session", "dev"):
+        if name in ("run", "submit", "sweep", "torchrun", "restart", "session", "dev", "replay"):
             _check_working_directory()
         return super().resolve_command(ctx, args)
 

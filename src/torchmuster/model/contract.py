@@ -6,8 +6,10 @@ scripts run unchanged.
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, `_start_workers` (2.13).
 """
 
+import json
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 # sysexits.h: a temporary failure, try again. A worker that leaves with it was preempted.
 EX_TEMPFAIL = 75
@@ -35,8 +37,12 @@ DEBUG_VARIABLE = "TORCHMUSTER_DEBUG"
 # `muster run --debugpy R` and `--pdb`: the tool, and the rank that it is for (of none: every rank).
 DEBUGGER_VARIABLE = "TORCHMUSTER_DEBUGGER"
 DEBUGPY, PDB = "debugpy", "pdb"
+PDB_STOPS = "pdb:stops"  # a rank that has not failed: it goes on when the user has looked
 # The first byte that a worker says to who brings its debugger: call me at your port, or here it is.
 CALLS_BACK, STREAMS = b"C", b"S"
+
+# `muster replay`: the step that is made again (`ReplayOrder`).
+REPLAY_VARIABLE = "TORCHMUSTER_REPLAY"
 
 # For the script and for `--before`: a folder of this run on this node, and which node it is.
 SCRATCH_VARIABLE = "MUSTER_SCRATCH"
@@ -106,6 +112,42 @@ class AttemptFacts:
     master_port: int
     role: str = "default"
     has_store: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOrder:
+    """A step of an earlier run that the workers of this one make again.
+
+    Attributes:
+        step: Its number, counted from 1.
+        rank: The one that is looked into.
+        run_id: Of the earlier run.
+        snapshots: Its folder of them, a path or a URL. Only what is older than the step is read, nothing is written.
+        debugger: Whether pdb opens at the first NaN; else it is printed.
+        gradients: Checksum of each rank's gradients, where the earlier run has noted that they were not finite.
+        shares_gpus: There are fewer GPUs here than ranks, so that Gloo has to sum.
+    """
+
+    step: int
+    rank: int
+    run_id: str
+    snapshots: str
+    debugger: bool = False
+    gradients: tuple[int, ...] = ()
+    shares_gpus: bool = False
+
+    def text(self) -> str:
+        """Return the value of the variable."""
+        return json.dumps(asdict(self))
+
+
+def replay_order(environment: Mapping[str, str]) -> ReplayOrder | None:
+    """Return what `muster replay` has told this worker; None in every other run."""
+    text = environment.get(REPLAY_VARIABLE)
+    if not text:
+        return None
+    said = json.loads(text)
+    return ReplayOrder(**{**said, "gradients": tuple(said["gradients"])})
 
 
 def worker_environment(place: WorkerPlace, facts: AttemptFacts) -> dict[str, str]:

@@ -244,6 +244,11 @@ class RunPlan:
         return word.partition(" ")[0] if word is not None else None
 
     @property
+    def is_replay(self) -> bool:
+        """Return whether it makes a step of another run again: it saves nothing, and is not continued."""
+        return contract.REPLAY_VARIABLE in dict(self.node_setup.environment)
+
+    @property
     def longer_wait(self) -> str:
         """Return the option that makes the run wait longer for its nodes, as spelled by the command that made it."""
         doubled = round(2 * self.limits.join_timeout_s)

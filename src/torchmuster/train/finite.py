@@ -5,33 +5,61 @@ at is the largest absolute value of all gradients: one number, the same on every
 """
 
 import math
+import os
+import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.files.layout import short_id
+from torchmuster.model import contract
 from torchmuster.model.ranks import name_ranks
 from torchmuster.train.batches.loader import Loader
 from torchmuster.train.exchange import gather_json
 from torchmuster.train.objects import Objects
+from torchmuster.train.replay.forward import ForwardCall, checksum, floats_of
 from torchmuster.train.sinks import MetricsRecord
+from torchmuster.train.wrap import unwrap
 
-CHOICES = ("ignore", "stop", "skip")
+CHOICES = ("ignore", "stop", "skip", "replay")
 MOST_SKIPPED = 10  # steps in a row
 _MOST_SAMPLES = 8  # in a message
 _MOST_OUTPUTS = 4096
+_MOST_CALLS = 64  # of a step's forwards, whose inputs are kept to make them again
 
 
 class NotFiniteError(MusterError):
     """A step's gradients are not finite."""
 
     muster_final = True  # the same samples and weights give the same gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadStep:
+    """What is known of a step whose gradients are not finite, the same on all ranks.
+
+    Attributes:
+        step: Its number.
+        ranks: Where the model's output was not finite.
+        why: That in words.
+        samples: Of the batch, by those ranks.
+        checksums: Of each rank's gradients.
+        is_once: A rank has made its forward again, and the output was finite.
+    """
+
+    step: int
+    ranks: list[int]
+    why: str
+    samples: dict[int, list[int]]
+    checksums: list[int]
+    is_once: bool
 
 
 def watch_gradients(
@@ -45,16 +73,23 @@ def watch_gradients(
     if on_nan not in CHOICES:
         names = ", ".join(f"`{name}`" for name in CHOICES)
         raise UsageError(f"on_nan is one of {names}", where=f"on_nan={on_nan!r}")
-    if on_nan == "ignore":
+    judge = getattr(run, "judge_bad_step", None)  # a step that is made again
+    if on_nan == "ignore" and judge is None:
         return
 
-    def tell(step: int, ranks: list[int], why: str) -> None:
+    def tell(name: str, bad: BadStep) -> None:
         if world.rank == 0:
-            record.event("skipped", step=step, ranks=ranks, why=why)
-        world.say(f"step {step} is skipped: its gradients are not finite; {why}")
+            found = {"ranks": bad.ranks, "samples": bad.samples, "gradients": bad.checksums}
+            record.event(name, step=bad.step, why=bad.why, **found)
+        if name == "not_finite" and hasattr(run, "save_boundary"):
+            run.save_boundary()
+        if name == "skipped":
+            world.say(f"step {bad.step} is skipped: its gradients are not finite; {bad.why}")
 
     size = world.world_size
-    FiniteGradients(objects, data, on_nan, step=lambda: run.steps_done, tell=tell, world_size=size)
+    FiniteGradients(
+        objects, data, on_nan, step=lambda: run.steps_done, tell=tell, judge=judge, world_size=size
+    )
 
 
 class FiniteGradients:
@@ -63,9 +98,11 @@ class FiniteGradients:
     Args:
         objects: The run's: their optimizers are watched, and their models' outputs.
         data: The loader whose samples are named.
-        on_nan: `stop`, or `skip`: the optimizer leaves its parameters and its state as they are.
+        on_nan: `stop`, or `skip`: the optimizer leaves its parameters and its state as they are; or `replay`: stop, and make
+            the forward that began it again.
         step: Returns the number of steps done.
-        tell: Called on each rank with a skipped step's number, the ranks where it began and a sentence.
+        tell: Called on each rank with the event's name, `skipped` or `not_finite`, and what is known.
+        judge: Called first; it may raise another error.
         world_size: Number of ranks.
     """
 
@@ -76,29 +113,38 @@ class FiniteGradients:
         on_nan: str,
         *,
         step: Callable[[], int],
-        tell: Callable[[int, list[int], str], None],
+        tell: Callable[[str, BadStep], None],
         world_size: int,
+        judge: Callable[[BadStep], None] | None = None,
     ) -> None:
-        self._data, self._skips, self._world_size = data, on_nan == "skip", world_size
-        self._step, self._tell = step, tell
+        self._data, self._on_nan, self._world_size = data, on_nan, world_size
+        self._step, self._tell, self._judge = step, tell, judge
         self._outputs: deque[torch.Tensor] = deque(
             maxlen=_MOST_OUTPUTS
         )  # a truth value for each of the step
+        self._calls: deque[tuple[nn.Module, ForwardCall]] = deque(maxlen=_MOST_CALLS)
         self._in_a_row = 0
+        # The forward of a sharded model is a collective: one rank can't make it again.
+        self._keeps_calls = on_nan == "replay" and not objects.is_sharded
         for optimizer in objects.optimizers():
             optimizer.register_step_pre_hook(self._look)
         for thing in objects.by_name.values():
             if isinstance(thing, nn.Module):  # as it is called: what it wraps may be compiled
+                if self._keeps_calls:
+                    thing.register_forward_pre_hook(self._note_call, with_kwargs=True)
                 thing.register_forward_hook(self._note_outputs)
+
+    def _note_call(self, model: nn.Module, inputs: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled():
+            self._calls.append((model, ForwardCall(inputs, kwargs)))
 
     def _note_outputs(self, model: nn.Module, inputs: Any, outputs: Any) -> None:
         """Note whether outputs are finite, without waiting for the device, and without keeping them."""
         if torch.is_grad_enabled():
-            leaves = (
-                leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)
-            )
-            floats = (leaf.detach() for leaf in leaves if leaf.is_floating_point())
-            self._outputs.extend(torch.isfinite(_local(leaf)).all() for leaf in floats)
+            are_finite = [torch.isfinite(_local(leaf)).all() for leaf in floats_of(outputs)]
+            self._outputs.extend(are_finite)
+            if self._calls and self._calls[-1][0] is model:
+                self._calls[-1][1].are_finite = are_finite
 
     def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if getattr(optimizer, "found_inf", None) is not None:
@@ -107,47 +153,70 @@ class FiniteGradients:
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not gradients or are_finite(gradients):
             self._in_a_row = 0
-            self._outputs.clear()
+            self._forget()
             return
-        step, (ranks, why) = self._step() + 1, self._trace()
-        self._outputs.clear()
+        bad = self._trace(gradients)
+        self._forget()
         self._in_a_row += 1
-        if self._skips and self._in_a_row <= MOST_SKIPPED:
+        if self._judge is not None:
+            self._judge(bad)
+        if self._on_nan == "skip" and self._in_a_row <= MOST_SKIPPED:
             for parameter in parameters:
                 parameter.grad = None
-            self._tell(step, ranks, why)
-            return
-        what = f"the gradients of step {step} are not finite"
-        look = "" if "; samples of rank" not in why else ", and a look at these samples"
-        if self._skips:
-            what = f"the gradients of {self._in_a_row} steps in a row are not finite, the last is step {step}"
-        raise NotFiniteError(
-            what,
-            why=why,
-            fix="the weights are still those of the step before; what usually helps: a lower learning rate, clipping"
-            f" (`max_norm`), bf16 in place of fp16{look}"
-            + ("" if self._skips else '; on_nan="skip" leaves such steps out'),
-        )
+            self._tell("skipped", bad)
+        elif self._on_nan != "ignore":
+            self._tell("not_finite", bad)
+            raise self._error(bad)
 
-    def _trace(self) -> tuple[list[int], str]:
-        """Return the ranks whose outputs were not finite, and what is known of them; a collective."""
+    def _forget(self) -> None:
+        self._outputs.clear()
+        self._calls.clear()
+
+    def _error(self, bad: BadStep) -> NotFiniteError:
+        what = f"the gradients of step {bad.step} are not finite"
+        if self._on_nan == "skip":
+            what = f"the gradients of {self._in_a_row} steps in a row are not finite, the last is step {bad.step}"
+        look = ", and a look at these samples" if bad.samples else ""
+        command = replay_command(bad.step)
+        fix = (
+            "the weights are still those of the step before"
+            if command is None
+            else f"{command} stops where it began"
+        )
+        fix += f"; what usually helps: a lower learning rate, clipping (`max_norm`), bf16 in place of fp16{look}"
+        fix += "" if self._on_nan == "skip" else '; on_nan="skip" leaves such steps out'
+        if bad.is_once:
+            fix = "look at the memory and the device of that machine, and at random numbers that the model does not draw from torch"
+        error = NotFiniteError(what, why=bad.why, fix=fix)
+        error.muster_final = not bad.is_once
+        return error
+
+    def _trace(self, gradients: list[torch.Tensor]) -> BadStep:
+        """Return what is known of the step; a collective."""
         bad = not all(bool(one) for one in self._outputs)
-        mine: dict[str, Any] = {"bad": bad, "ids": self._samples() if bad else []}
+        mine: dict[str, Any] = {
+            "bad": bad,
+            "ids": self._samples() if bad else [],
+            "again": self._is_bad_again() if bad else None,
+            "host": socket.gethostname()[:64],
+            "sum": checksum(map(_local, gradients)),
+        }
         told: list[dict[str, Any]] = gather_json(mine) if self._world_size > 1 else [mine]
         ranks = [rank for rank, one in enumerate(told) if one["bad"]]
-        if not ranks:
-            return (
-                [],
-                "the model's outputs were finite on all ranks: it began in the loss or in backward",
-            )
-        why = f"the model's output was not finite on {name_ranks(ranks)}"
-        ids = told[ranks[0]]["ids"]
-        if ids:
-            named = ", ".join(map(str, ids[:_MOST_SAMPLES])) + (
-                ", ..." if len(ids) > _MOST_SAMPLES else ""
-            )
-            why += f"; samples of rank {ranks[0]} in this batch: {named}"
-        return ranks, why
+        return BadStep(
+            step=self._step() + 1,
+            ranks=ranks,
+            why=_in_words(told, ranks),
+            samples={rank: told[rank]["ids"] for rank in ranks if told[rank]["ids"]},
+            checksums=[one["sum"] for one in told],
+            is_once=any(told[rank]["again"] is False for rank in ranks),
+        )
+
+    def _is_bad_again(self) -> bool | None:
+        """Make this rank's forwards again whose output was not finite; None where none can be made again."""
+        tries = [call.is_bad_again(unwrap(model)) for model, call in self._calls if call.is_bad]
+        known = [one for one in tries if one is not None]
+        return all(known) if known else None
 
     def _samples(self) -> list[int]:
         """Return the ids of this rank's samples of the batch."""
@@ -156,6 +225,36 @@ class FiniteGradients:
         ids = self._data.ledger.ids()
         count = self._data.count * self._data.settings.accumulate
         return [int(one) for one in ids[max(len(ids) - count, 0) :]]
+
+
+def _in_words(told: list[dict[str, Any]], ranks: list[int]) -> str:
+    """Return where it began, and what the second forward has shown."""
+    if not ranks:
+        return "the model's outputs were finite on all ranks: it began in the loss or in backward"
+    why = f"the model's output was not finite on {name_ranks(ranks)}"
+    ids = told[ranks[0]]["ids"]
+    if ids:
+        more = ", ..." if len(ids) > _MOST_SAMPLES else ""
+        named = ", ".join(map(str, ids[:_MOST_SAMPLES])) + more
+        why += f"; samples of rank {ranks[0]} in this batch: {named}"
+    once = [rank for rank in ranks if told[rank]["again"] is False]
+    again = [rank for rank in ranks if told[rank]["again"]]
+    same = "made again with the same weights, samples and random numbers it"
+    if once:
+        hosts = ", ".join(dict.fromkeys(told[rank]["host"] for rank in once))
+        why += f"; {same} is finite on {name_ranks(once)} ({hosts})"
+    elif again:
+        why += f"; {same} is not finite again: the data or the model, not the machine"
+    return why
+
+
+def replay_command(step: int) -> str | None:
+    """Return the command that makes a step of this run again, or of the run that is replayed; None without muster."""
+    order = contract.replay_order(os.environ)
+    run_id = (
+        order.run_id if order else os.path.basename(os.environ.get(contract.RUN_DIR_VARIABLE, ""))
+    )
+    return f"`muster replay {short_id(run_id)} --step {step}`" if run_id else None
 
 
 def are_finite(gradients: list[torch.Tensor]) -> bool:

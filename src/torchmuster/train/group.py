@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.model.contract import replay_order
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.net.address import interface_of
 from torchmuster.train.launch import Launch, Launcher, read_launch, torchrun_variables
@@ -88,6 +90,8 @@ def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> 
         UsageError: The environment contradicts itself.
         WorldError: Ranks are missing, or two of them share a GPU.
     """
+    if timeout_s == DEFAULT_TIMEOUT_S:  # a debugger has made torch's own longer
+        timeout_s = max(timeout_s, torch_timeout_s())
     launch = read_launch(os.environ, _node_file())
     if launch.launcher is not Launcher.NONE:  # a child of ours is not a rank of this world
         for name, value in torchrun_variables(launch).items():
@@ -140,6 +144,8 @@ def print_own_errors_in_words(on_failure: Callable[[], None]) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         on_failure()
+        if isinstance(error, MusterError) and is_beside_replayed_rank():
+            return  # the rank that the user looks into says it
         if isinstance(error, MusterError):
             print(_in_words(error, trace), file=sys.stderr, end="", flush=True)
         else:
@@ -215,6 +221,8 @@ def _choose_device(kind: str, launch: Launch) -> torch.device:
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
     local_rank = launch.local_rank or 0
+    if _shares_gpus() and num_gpus:
+        local_rank %= num_gpus
     if local_rank >= num_gpus > 1:
         raise WorldError(
             f"local rank {local_rank} has no GPU: this node shows {num_gpus}",
@@ -230,7 +238,7 @@ def _choose_device(kind: str, launch: Launch) -> torch.device:
 
 def _open_group(launch: Launch, kind: str, timeout_s: float) -> Callable[[], Any]:
     """Make the process group; return what opens a connection to its store for our own use."""
-    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" and not _shares_gpus() else "gloo"
     timeout = timedelta(seconds=timeout_s)
     if dist.is_initialized():
         raise UsageError(
@@ -263,6 +271,18 @@ def _open_group(launch: Launch, kind: str, timeout_s: float) -> Callable[[], Any
         wait_for_workers=False,
         timeout=timeout,
     )
+
+
+def is_beside_replayed_rank() -> bool:
+    """Say whether this is a replay, and the user looks into another rank."""
+    order = replay_order(os.environ)
+    return order is not None and os.environ.get("RANK") != str(order.rank)
+
+
+def _shares_gpus() -> bool:
+    """Say whether this is a replay on fewer GPUs than ranks: NCCL refuses two on one."""
+    order = replay_order(os.environ)
+    return order is not None and order.shares_gpus
 
 
 def _call_roll(launch: Launch, device: torch.device) -> list[RankFacts]:
@@ -299,7 +319,7 @@ def _check_roll(launch: Launch, cards: list[RankFacts], on_my_node: list[int]) -
         )
     owners: dict[tuple[str, str], int] = {}
     for card in cards:
-        if card.gpu is None:
+        if card.gpu is None or _shares_gpus():
             continue
         host = card.host.rsplit("/", 1)[0]
         other = owners.setdefault((host, card.gpu), card.rank)
@@ -310,6 +330,13 @@ def _check_roll(launch: Launch, cards: list[RankFacts], on_my_node: list[int]) -
                 why="both see the same device as their own",
                 fix="start one worker per GPU, e.g. muster run --nproc-per-node gpu",
             )
+
+
+def torch_timeout_s() -> float:
+    """Return torch's own limit for a collective of Gloo, in seconds, where somebody has made it longer than a day; else 0."""
+    default: Any = getattr(distributed_c10d, "default_pg_timeout", None)
+    is_long = isinstance(default, timedelta) and default >= timedelta(days=1)
+    return float(default.total_seconds()) if is_long else 0.0
 
 
 def first_line(error: BaseException) -> str:

@@ -80,7 +80,10 @@ class Saves:
     Attributes:
         step: The step of the newest snapshot that was started or loaded; -1 for none.
         at: The time of that, by `time.monotonic()`.
+        source: What is loaded, where that is another folder than the one that is written.
     """
+
+    source: Folder | None = None
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class Saves:
     @property
     def folder_url(self) -> str:
         """The folder of the snapshots: a path or URL."""
-        return self._crew.folder.url
+        return (self.source or self._crew.folder).url
 
     @property
     def last_s(self) -> float:
@@ -142,16 +145,20 @@ class Saves:
         reads = crew.rank == 0 or crew.copies
         if reads:
             crew.folder.tidy(crew.generation)
+        source = self.source or crew.folder
 
         def look_in_memory(age: tuple[int, int]) -> bool:
             nonlocal held
             held = memory.look(age, _report) if memory is not None else None
             return held is not None
 
-        agreed = agree(crew.folder, reads=reads, report=_report, elsewhere=look_in_memory)
+        agreed = agree(source, reads=reads, report=_report, elsewhere=look_in_memory)
         loaded = held.loaded() if held is not None else agreed.load()
         if loaded is not None:
-            self._objects.load(loaded, crew.folder)
+            self._objects.load(loaded, source)
+        elif self.source is not None:
+            what = "there is no snapshot that the step can be made from"
+            raise NoGoodSnapshotError(what, where=self.source.url, fix="choose a later --step")
         elif crew.rank == 0:
             self._refuse_to_forget()
         if agreed.age[1] >= 0:

@@ -39,6 +39,7 @@ from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
 from torchmuster.train.once import OncePlace, folder_of
 from torchmuster.train.once import once as once_in
+from torchmuster.train.replay.run import is_replay, make_run
 from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.saves import (
     Saves,
@@ -150,9 +151,8 @@ class World:
     def say(self, text: str) -> None:
         """Print a line on standard error, on rank 0 only."""
         if self.rank == 0:
-            with contextlib.suppress(
-                OSError
-            ):  # the terminal was closed: training has still to be saved
+            # The terminal may be closed: training has still to be saved.
+            with contextlib.suppress(OSError):
                 print(f"muster: {text}", file=sys.stderr, flush=True)
 
     def barrier(self, name: str, *, timeout_s: float | None = None) -> None:
@@ -184,9 +184,8 @@ class World:
             sharded: FSDP2 (`fully_shard`) instead of DistributedDataParallel.
             replicas: With `sharded`: the number of replicas, each sharded over its ranks (HSDP).
             compile: Use torch.compile.
-            settle: Run a throw-away backward before the first step, so that a resumed process sums
-                gradients in the same order as one that never stopped (bitwise equality over
-                restarts from 3 ranks on).
+            settle: Run a throw-away backward before the first step, so that a resumed process sums gradients in the
+                same order as one that never stopped (bitwise equality over restarts from 3 ranks on).
             options: Passed to DistributedDataParallel or `fully_shard`.
         """
         model = model.to(self.device)
@@ -356,11 +355,10 @@ class World:
             asynchronous: Write in the background; the loop waits for the copy only.
             when_busy: `wait` for a save that is still running, or `skip` the new one.
             on_save_error: `raise` when a save failed, or `warn` and continue training.
-            on_nan: When a step's gradients are not finite: `ignore` it, `stop` before the optimizer uses them, or `skip` the step.
+            on_nan: When a step's gradients are not finite: `ignore` it, `stop`, `skip` the step, or `replay`: stop, and make its forward again.
             save_timeout_s: How long rank 0 waits for the other ranks' parts.
             log_every: Steps between two reductions of the metrics.
-            time_limit_s: Save and stop before this many seconds have passed. Under Slurm the
-                end of the job counts as well.
+            time_limit_s: Save and stop before this many seconds have passed. Under Slurm the end of the job counts as well.
             tensorboard: A folder for TensorBoard's files.
             sinks: More destinations of metrics.
             objects: `model=`, `optimizer=`, and any other object with state_dict() and load_state_dict().
@@ -376,6 +374,8 @@ class World:
             raise UsageError("resume() was called twice", fix="put all objects into one call")
         things = Objects(objects)
         things.check()
+        if is_replay():  # it writes nothing where the run that it replays does
+            folder, sinks, tensorboard, memory_every_steps = None, None, None, None
         where, sharded = folder or default_folder(), things.is_sharded
         crew = find_crew(self, where, keep=keep, timeout_s=save_timeout_s, is_sharded=sharded)
         in_memory = None
@@ -401,7 +401,7 @@ class World:
             log_every=log_every,
             time_limit_s=time_limit_s,
         )
-        run = Run(self, things, data, settings, saves, metrics)
+        run = make_run(on_nan, self, things, data, settings, saves, metrics)
         watch_gradients(on_nan, run, things, data, self, record)
         run.begin(self.seed)
         self._run = run

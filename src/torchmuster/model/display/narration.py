@@ -137,7 +137,9 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "spare_lost": lambda f: f"the spare {f['node']} was lost: {f['why']}",
     "spare_taken": lambda f: f"the spare {f['node']} takes the place of {f['before']}",
     "newcomer": lambda f: f"{f['node']} has joined; it takes part from the next attempt on",
-    "debugger_waits": lambda f: f"rank {f['rank']} on {f['node']} waits for {f['tool']}",
+    "debugger_waits": lambda f: (
+        f"rank {f['rank']} on {f['node']} waits for {f['tool'].partition(':')[0]}"
+    ),
     "notice": lambda f: f["text"] or None,
     "stopping": lambda f: f["text"],
     "hang": lambda f: f["text"],

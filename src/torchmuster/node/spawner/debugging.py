@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 import traceback
+import types
 from collections.abc import MutableMapping
 from datetime import timedelta
 from typing import Any
@@ -53,7 +54,7 @@ class Debugging:
         """Wait for an editor, if this is the rank for one."""
         if self._tool != contract.DEBUGPY or not self._is_meant:
             return
-        caller = self._wait()
+        caller = self._wait(self._tool)
         if caller is None:
             return
         os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a warning of five lines
@@ -92,7 +93,7 @@ class Debugging:
         is_exit = isinstance(error, SystemExit | KeyboardInterrupt)
         if self._tool != contract.PDB or not self._is_meant or is_exit or trace is None:
             return
-        caller = self._wait()
+        caller = self._wait(self._tool)
         if caller is None:
             return
         # A user who leaves breaks the pipe; then the run ends as it would have.
@@ -104,7 +105,23 @@ class Debugging:
             session.interaction(None, trace)
         caller.close()
 
-    def _wait(self) -> socket.socket | None:
+    def stop_at(self, frame: types.FrameType, text: str) -> bool:
+        """Let the user look at a frame of the script, which has not failed; say whether it goes on (`c`)."""
+        caller = self._wait(contract.PDB_STOPS)
+        if caller is None:
+            return True
+        goes_on = False
+        with contextlib.suppress(OSError), caller.makefile("rw", encoding="utf-8") as stream:
+            caller.sendall(contract.STREAMS)
+            stream.write(f"{text}\n")
+            session = last_words.pdb.Pdb(stdin=stream, stdout=stream, nosigint=True)
+            session.reset()
+            session.interaction(frame, None)
+            goes_on = not session.quitting
+        caller.close()
+        return goes_on
+
+    def _wait(self, tool: str) -> socket.socket | None:
         """Return a connection with the user's debugger; None when nobody has come."""
         path = contract.debugger_socket(self._agent, self._rank)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -113,7 +130,7 @@ class Debugging:
             listener.bind(path)
             listener.listen(1)
             listener.settimeout(WAIT_S)
-            self._tell(active=True, waits=self._tool)
+            self._tell(active=True, waits=tool)
             try:
                 while True:
                     caller, _ = listener.accept()
@@ -133,6 +150,12 @@ class Debugging:
     def _tell(self, *, active: bool, waits: str = "") -> None:
         folder = os.getcwd() if waits else ""
         ipc.tell(self._agent, DebuggerHeld(active=active, waits=waits, folder=folder))
+
+
+def stop_at(socket_path: str, rank: str, frame: types.FrameType, text: str) -> bool:
+    """Let the user look at a frame of this rank's script, if the run was started with a debugger; say whether it goes on."""
+    environment = {"RANK": rank, contract.DEBUGGER_VARIABLE: contract.PDB}
+    return Debugging(socket_path, environment).stop_at(frame, text)
 
 
 def _go_on() -> None:

@@ -166,6 +166,9 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
 
     The one sentence of all ends: a stop that was asked for, a failure, and a run whose owner was killed.
     """
+    plan = read_plan(run_dir)
+    if plan is not None and plan.is_replay:
+        return None
     saved = find_saved(run_dir)
     stopped_at = result.trained_step if result is not None else None
     told = result.saved_step if result is not None else None  # by the library, as it stopped
@@ -199,7 +202,8 @@ def _restart_command(run_dir: RunDir) -> str | None:
 def what_is_left(run_dir: RunDir) -> str:
     """Return where the results of a run are: its snapshots, if any, and its logs."""
     parts = []
-    saved = find_saved(run_dir)
+    plan = read_plan(run_dir)
+    saved = find_saved(run_dir) if plan is None or not plan.is_replay else None
     if saved is not None and saved.step is not None:
         place = saved.folder if "://" in saved.folder else near(saved.folder)
         unseen = "" if saved.is_seen else " (not visible from here)"

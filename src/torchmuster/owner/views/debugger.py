@@ -130,8 +130,12 @@ class DebuggerDoor:
 
     async def _open_pdb(self, event: Mapping[str, Any]) -> None:
         rank = event["rank"]
-        where = f"rank {rank} on {event.get('node')}"
-        self._say(f"{where} has failed; all ranks wait while you look (`q` ends the run)")
+        what, keys = "has failed", "`q` ends the run"
+        if event.get("tool") == contract.PDB_STOPS:
+            what, keys = "has stopped", "`c` goes on, `q` ends the run"
+        self._say(
+            f"rank {rank} on {event.get('node')} {what}; all ranks wait while you look ({keys})"
+        )
 
         def write(task: str, number: int, data: bytes) -> None:
             del task, number

@@ -32,6 +32,14 @@ class Sums:
             (self.second + other.second) & mask,
         )
 
+    def __sub__(self, other: "Sums") -> "Sums":
+        mask = (1 << 64) - 1
+        return Sums(
+            self.count - other.count,
+            (self.first - other.first) & mask,
+            (self.second - other.second) & mask,
+        )
+
 
 def sums_of(ids: np.ndarray) -> Sums:
     """Return the sums over int64 `ids`.
@@ -50,21 +58,28 @@ def sums_of(ids: np.ndarray) -> Sums:
 
 
 class Ledger:
-    """What this rank has fetched of the current epoch."""
+    """What this rank has fetched of the current epoch.
+
+    Attributes:
+        noted: How many ids since this process began with the epoch.
+    """
 
     def __init__(self) -> None:
+        self.noted = 0
         self._sums = Sums()
         self._new: list[torch.Tensor] = []
         self._named: list[np.ndarray] = []
 
     def start(self, before: Sums = Sums()) -> None:
         """Begin an epoch; `before` is the part of it consumed according to a snapshot."""
+        self.noted = 0
         self._sums = before
         self._new = []
         self._named = []
 
     def add(self, ids: torch.Tensor) -> None:
         """Note the ids of one batch: shape `(count,)`, int64."""
+        self.noted += len(ids)
         self._new.append(ids)
         if len(self._new) >= _FOLD_EVERY:
             self._fold()

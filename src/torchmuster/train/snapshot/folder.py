@@ -73,9 +73,11 @@ class Folder(ABC):
 
     Attributes:
         url: Its path or URL.
+        is_foreign: It belongs to another run, which alone may change it.
     """
 
     url: str
+    is_foreign = False
 
     def newest_generation(self) -> int:
         """Return the number of the newest start; 0 for none."""

@@ -114,12 +114,12 @@ def set_damaged_aside(folder: Folder, found: FolderLook, report: Callable[[str],
         SnapshotError: The folder can't be written.
     """
     for step, error in found.damaged:
-        name = _set_aside(folder, step)
+        aside = "" if folder.is_foreign else f"it was set aside as {_set_aside(folder, step)}; "
         report(
             f"error: snapshot {name_of(step)} is damaged\n"
             f"  at: {folder.url}/{name_of(step)}/{error.where}\n"
             f"  because: {error.what}{f' ({error.why})' if error.why else ''}\n"
-            f"hint: it was set aside as {name}; the next older good one is loaded"
+            f"hint: {aside}the next older good one is loaded"
         )
 
 

@@ -39,3 +39,12 @@ def test_who_fails_because_the_first_is_gone_is_not_looked_at_before_the_next_at
 def test_a_debugger_of_the_script_is_held_and_needs_nobody(debuggers):
     assert debuggers.take(Debugger(rank=0, active=True)) is None
     assert debuggers == {0}
+
+
+def test_a_rank_that_stops_and_goes_on_can_stop_again_and_fail(debuggers):
+    stops = Debugger(rank=1, active=True, waits="pdb:stops", folder="/code")
+    for told in (stops, stops, Debugger(rank=1, active=True, waits="pdb", folder="/code")):
+        assert debuggers.take(told) is not None
+        assert debuggers == {1}
+        debuggers.take(Debugger(rank=1, active=False))
+        assert not debuggers

@@ -110,3 +110,13 @@ def test_an_empty_ledger_is_zero():
 def test_the_sums_of_an_id_are_the_same_in_every_release():
     # They are in snapshots.
     assert sums([0, 1, 41]) == Sums(3, 7199205467012770161, 5022227603949004931)
+
+
+def test_what_came_since_a_moment_can_be_taken_off_again():
+    ledger = Ledger()
+    ledger.start(sums_of(np.array([7, 8])))
+    ledger.add(torch.tensor([1, 2, 3]))
+    before, noted = ledger.sums(), ledger.noted
+    ledger.add(torch.tensor([4, 5]))
+    assert ledger.noted == noted + 2
+    assert ledger.sums() - sums_of(ledger.ids()[noted:]) == before

@@ -1,0 +1,82 @@
+"""A model's forward, made again in the same process: tells what the data and the weights do from what a machine has done once."""
+
+import zlib
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from torchmuster.train import rng
+
+_DEVICES = ("cpu", "cuda")
+
+
+class ForwardCall:
+    """What a model was called with: references to its inputs, and the state of the generators before it.
+
+    Attributes:
+        are_finite: A truth value on the device for each tensor of its output.
+    """
+
+    def __init__(self, inputs: Any, kwargs: Any) -> None:
+        self.are_finite: list[torch.Tensor] = []
+        self._inputs, self._kwargs = inputs, kwargs
+        self._versions = _versions(inputs, kwargs)
+        self._generators = rng.cheap_state()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        self._autocast = [d for d in _DEVICES if torch.is_autocast_enabled(d)]
+        self._dtypes = [torch.get_autocast_dtype(d) for d in self._autocast]
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether its output was not finite; waits for the device."""
+        return not all(bool(one) for one in self.are_finite)
+
+    def is_bad_again(self, model: nn.Module) -> bool | None:
+        """Make the forward once more and say whether its output is not finite; None where it can't be made again.
+
+        Args:
+            model: Without what wraps it: no collective may be called here.
+        """
+        if self._versions != _versions(self._inputs, self._kwargs):
+            return None  # the script has changed the inputs in place
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        with ExitStack() as stack:
+            stack.enter_context(rng.preserved())
+            stack.enter_context(torch.no_grad())
+            for device, dtype in zip(self._autocast, self._dtypes, strict=True):
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            rng.put_back(self._generators)
+            if self._cuda is not None:
+                torch.cuda.set_rng_state(self._cuda)
+            try:
+                outputs = model(*self._inputs, **self._kwargs)
+            except Exception:  # noqa: BLE001 - of the script: it was not made to be called twice, and the other ranks wait
+                return None
+            finally:
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+        return not all(bool(torch.isfinite(one).all()) for one in floats_of(outputs))
+
+
+def floats_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of numbers that may be not finite, in a nest of them."""
+    leaves = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return [leaf.detach() for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
+
+
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """Return a checksum of the bytes of tensors: two steps with the same one were made alike, bit for bit."""
+    crc = 0
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        crc = zlib.crc32(flat.view(torch.uint8).numpy(), crc)
+    return crc
+
+
+def _versions(*values: Any) -> list[int]:
+    leaves = (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return [0 if leaf.is_inference() else leaf._version for leaf in leaves]

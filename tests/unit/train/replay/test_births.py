@@ -1,0 +1,114 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from torchmuster.train.replay.births import GradientWatch, NanBirths
+
+
+class Head(nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+
+def births_of(call, modules=()):
+    """Return what is told while `call` runs."""
+    told = []
+    with NanBirths(dict(modules), told.append):
+        call()
+    return told
+
+
+def test_the_operation_and_its_line_are_named_and_what_follows_from_it_is_not():
+    x = torch.tensor([-1.0, 2.0])
+
+    def step():
+        y = torch.log(x)  # here
+        return (y * 2).sum().sqrt()
+
+    (birth,) = births_of(step)
+    assert birth.text.startswith("`log` at ")
+    assert "has made NaN: 1 NaN of 2 values, float32 [2]; from float32 [2] between -1 and 2" in (
+        birth.text
+    )
+    assert birth.frame.f_code is step.__code__
+    assert birth.text.split(" has made")[0].endswith(f":{step.__code__.co_firstlineno + 1}")
+
+
+def test_the_module_is_named():
+    model = nn.Sequential(nn.Identity(), Head())
+    names = {"model.1": model[1], "model": model}
+    (birth,) = births_of(lambda: model(torch.tensor([-1.0])), names)
+    assert "in module `model.1` has made NaN" in birth.text
+
+
+def test_an_operation_in_place_and_one_of_an_infinity_are_found():
+    x = torch.tensor([-1.0])
+    (birth,) = births_of(x.log_)
+    assert "`log_`" in birth.text
+    huge = torch.tensor([3e38])
+    (birth,) = births_of(lambda: (huge * 10) - (huge * 10))
+    assert "`__sub__`" in birth.text or "`sub`" in birth.text
+
+
+def test_what_comes_with_the_data_is_told_as_that():
+    batch = torch.tensor([1.0, math.nan])
+    (birth,) = births_of(lambda: [(batch + 1).exp()])
+    assert birth.text.startswith("NaN came into `")
+
+
+def test_a_line_is_told_once_and_finite_numbers_never():
+    x = torch.tensor([-1.0])
+    assert len(births_of(lambda: [torch.log(x) for _ in range(3)])) == 1
+    assert births_of(lambda: torch.log(x.abs()).softmax(0)) == []
+
+
+def test_memory_that_nobody_has_written_is_no_birth():
+    assert births_of(lambda: [torch.empty(1 << 12).new_empty(1 << 12) for _ in range(20)]) == []
+
+
+def test_numbers_and_generators_are_those_without_a_look():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.LayerNorm(8), nn.Linear(8, 1))
+    x = torch.randn(16, 4)
+
+    def step():
+        torch.manual_seed(1)
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return [loss.detach(), torch.get_rng_state(), *(p.grad.clone() for p in model.parameters())]
+
+    plain, watched = step(), []
+    births_of(lambda: watched.extend(step()))
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+
+
+def test_functions_that_torch_transforms_or_compiles_work_as_without_a_look():
+    x = torch.tensor([[-1.0, 2.0], [3.0, 4.0]])
+
+    def roots(row):
+        return row.sqrt().sum()
+
+    wanted = torch.vmap(roots)(x.abs()), torch.func.grad(roots)(x.abs()[0])
+    found = []
+    births_of(
+        lambda: found.extend((torch.vmap(roots)(x.abs()), torch.func.grad(roots)(x.abs()[0])))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    compiled = torch.compile(roots, backend="aot_eager")
+    births = births_of(lambda: found.append(compiled(x[0])))
+    assert torch.isnan(found[-1])
+    assert len(births) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_first_gradient_that_is_not_finite_is_named_once(bad):
+    model, told = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), []
+    watch = GradientWatch(dict(model.named_parameters()), told.append)
+    (model(torch.ones(1, 2)) * bad).sum().backward()
+    assert len(told) == 1
+    assert told[0].startswith("the first gradient that is not finite on this rank is that of `1.")
+    watch.close()
+    (model(torch.ones(1, 2)) * bad).sum().backward()
+    assert len(told) == 1
