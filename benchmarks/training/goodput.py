@@ -14,6 +14,7 @@ from training.jobs import Values, muster_command, run, torchrun_command
 NUM_WORKERS = 2
 SAVE_EVERY = 20
 OURS = "torchmuster"
+MEMORY = "torchmuster, in memory"
 EPOCHS = "torchrun, epochs"
 BEST = f"torchrun, every {SAVE_EVERY}"
 
@@ -30,7 +31,7 @@ class Kills:
     steps_per_epoch: int
     num_epochs: int
     kills: dict[int, int]
-    sides: tuple[str, ...] = (OURS, EPOCHS, BEST)
+    sides: tuple[str, ...] = (OURS, MEMORY, EPOCHS, BEST)
 
     def schedule(self, batch_size: int) -> str:
         """Return what a job is told, as JSON."""
@@ -40,11 +41,12 @@ class Kills:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """How the job is started, and how often it saves; 0 is the end of each epoch only."""
+    """How the job is started, and how often it saves: on disk, 0 is the end of each epoch only; in memory, 0 is never."""
 
     launcher: str
     command: Callable[[], list[str]]
     save_every: int
+    in_memory_every: int = 0
 
 
 SIDES = {
@@ -52,6 +54,12 @@ SIDES = {
         launcher="muster",
         command=partial(muster_command, "goodput_ours.py", NUM_WORKERS),
         save_every=SAVE_EVERY,
+    ),
+    MEMORY: Side(
+        launcher="muster",
+        command=partial(muster_command, "goodput_ours.py", NUM_WORKERS),
+        save_every=0,
+        in_memory_every=1,
     ),
     EPOCHS: Side(
         launcher="torchrun",
@@ -75,7 +83,8 @@ def measure(name: str, kills: Kills) -> Values:
         side = SIDES[side_name]
         with scratch_folder() as folder:
             schedule = kills.schedule(batch_size)
-            command = [*side.command(), str(folder), schedule, str(side.save_every)]
+            words = [str(folder), schedule, str(side.save_every), str(side.in_memory_every)]
+            command = [*side.command(), *words]
             started_s = run(command, side.launcher, folder)
             figures = read_diary(folder, kills, started_s)
         for row, figure in zip(rows, figures, strict=True):

@@ -29,7 +29,7 @@ from training.killing import (
 
 def main() -> None:
     """Train to the end of the schedule."""
-    folder, schedule, save_every = read_arguments()
+    folder, schedule, save_every, _ = read_arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model, first_epoch, first_step = build_model(), 0, 0

@@ -1,6 +1,6 @@
 """The job of the case `goodput` with the library.
 
-goodput_ours.py FOLDER SCHEDULE SAVE_EVERY
+goodput_ours.py FOLDER SCHEDULE SAVE_EVERY IN_MEMORY_EVERY
 """
 
 import torch
@@ -18,7 +18,7 @@ from training.killing import (
 
 def main() -> None:
     """Train to the end of the schedule."""
-    folder, schedule, save_every = read_arguments()
+    folder, schedule, save_every, in_memory_every = read_arguments()
     torch.set_num_threads(1)
     world = tm.init()
     model = world.wrap(build_model())
@@ -30,6 +30,7 @@ def main() -> None:
         data=data,
         folder=str(folder / "snapshots"),
         every_steps=save_every,
+        memory_every_steps=in_memory_every,
     )
     diary = Diary(folder, schedule, world.rank)
     for _ in run.epochs(schedule.num_epochs):

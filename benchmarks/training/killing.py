@@ -67,12 +67,12 @@ class Diary:
         return True
 
 
-def read_arguments() -> tuple[Path, Schedule, int | None]:
-    """Return the job's folder, its schedule, and after how many steps to save."""
+def read_arguments() -> tuple[Path, Schedule, int | None, int | None]:
+    """Return the job's folder, its schedule, and after how many steps to save, on disk and in memory."""
     plain = json.loads(sys.argv[2])
     plain["kills"] = {int(step): rank for step, rank in plain["kills"].items()}
-    save_every = int(sys.argv[3])
-    return Path(sys.argv[1]), Schedule(**plain), save_every or None
+    on_disk, in_memory = map(int, sys.argv[3:5])
+    return Path(sys.argv[1]), Schedule(**plain), on_disk or None, in_memory or None
 
 
 def build_model() -> Any:
