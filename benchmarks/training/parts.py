@@ -103,7 +103,7 @@ def in_turn(
 
 def wait_until_saved() -> None:
     """Wait until nothing is being saved in this process."""
-    for saver in [one for one in gc.get_objects() if isinstance(one, Saver)]:
+    for saver in [one for one in gc.get_objects() if type(one) is Saver]:
         saver.wait()
 
 

@@ -1,6 +1,7 @@
 """Saves beside the loop, as the script sees them: failures come to light, busy means what it says."""
 
 import errno
+import gc
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from torchmuster.owner.views.training import view_training
 from torchmuster.train.batches.workers import STOP_SIGNALS
 from torchmuster.train.snapshot import fileops
 from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.snapshot.writer import Saver
 
 NUM_STEPS = 6
 
@@ -81,9 +83,8 @@ def test_a_last_save_that_failed_is_raised_too(world, tmp_path, monkeypatch):
 
 def end_of_save(_step):
     """Return when the save beside the loop has ended."""
-    for thread in threading.enumerate():
-        if thread.name == "muster-save":
-            thread.join(30)
+    for saver in [one for one in gc.get_objects() if type(one) is Saver]:
+        assert saver._idle.wait(30)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5])
