@@ -66,7 +66,7 @@ class Dev:
 
 def states(place):
     """Return how each run of the script has ended, the oldest first."""
-    found = (place.home / "runs").glob("*-train-*")
+    found = (path.parent for path in (place.home / "runs").glob("*-train-*/plan.json"))
     folders = sorted(found, key=lambda folder: (folder / "plan.json").stat().st_mtime_ns)
     results = [folder / "result.json" for folder in folders]
     return [json.loads(one.read_text())["state"] if one.exists() else "open" for one in results]

@@ -16,7 +16,7 @@ from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.engines.ssh_bundle import Bundle, CodeArchive
 from torchmuster.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
 from torchmuster.engines.ssh_environment import Shipping
-from torchmuster.engines.ssh_files import FilesBack, with_own_paths
+from torchmuster.engines.ssh_files import FilesBack, has_result, with_own_paths
 from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
 from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts, workers_of
 from torchmuster.files import atomic, code_copy
@@ -65,8 +65,7 @@ class SshEngine:
         self._said_bad: set[str] = set()
         self._closing = False
         self._port = RelayPort(self._pick_head, wishes.head_port)
-        pack = wishes.environment
-        scratch = plan.node_setup.scratch
+        pack, scratch = wishes.environment, plan.node_setup.scratch
         self._environment = Shipping(pack, say, scratch) if pack is not None else None
 
     @property
@@ -159,8 +158,9 @@ class SshEngine:
         Raises:
             UsageError: One is.
         """
-        told = [host.session.run_id for host in hosts if host.session is not None]
-        other = next((run_id for run_id in told if run_id not in ("", self.plan.run_id)), None)
+        told = (host.session.run_id for host in hosts if host.session is not None)
+        own = ("", self.plan.run_id)
+        other = next((r for r in told if r not in own and not has_result(self.run_dir, r)), None)
         if other is not None and self.plan.session is not None:
             raise busy(self.plan.session, other)
 

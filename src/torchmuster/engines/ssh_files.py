@@ -112,3 +112,8 @@ def with_own_paths(
     if plain != before:
         atomic.write_json(run_dir.result, plain)
     return codec.from_plain(Result, plain)
+
+
+def has_result(beside: RunDir, run_id: str) -> bool:
+    """Say whether another run of this user has ended: what it still has on its nodes ends, too."""
+    return os.path.exists(RunDir(os.path.join(os.path.dirname(beside.path), run_id)).result)

@@ -38,7 +38,7 @@ from torchmuster.programs.door_forks import (
 from torchmuster.programs.door_time import SessionTime
 from torchmuster.programs.launch import read_plan_file
 
-_LOOK_S = 1.0
+_LOOK_S = _PATIENCE_S = 1.0
 _MOST_CALLERS = 32
 _ABANDONED_S = 8.0  # an owner that was killed: its agents see the end of their lifeline and leave by themselves
 _GRACE_S = 20.0
@@ -54,6 +54,11 @@ class _Caller:
     fds: list[int] = field(default_factory=list)
     pid: int = 0
     gone_at: float | None = None
+    came_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def run_id(self) -> str:
+        return self.order.run_id if self.order is not None else ""
 
 
 class Door:
@@ -215,7 +220,7 @@ class Door:
 
     def _state(self) -> messages.DoorState:
         left_s, why = self.time.left(self._run_id())
-        living = (c.order.run_id for c in self.callers if c.pid and c.order and not c.gone_at)
+        living = (c.run_id for c in self.callers if c.pid and not c.gone_at)
         return messages.DoorState(
             run_id=next(living, ""),
             num_runs=self.num_runs,
@@ -227,25 +232,22 @@ class Door:
         )
 
     def _run_id(self) -> str:
-        return next((c.order.run_id for c in self.callers if c.pid and c.order is not None), "")
+        return next((c.run_id for c in self.callers if c.pid), "")
 
     # Agents.
 
     def _begin_waiting(self) -> int | None:
         """Start the agents that are asked for; returns a descriptor in a forked spawner."""
-        for caller in [c for c in self.callers if c.order is not None and not c.pid]:
-            order = caller.order
-            if order is None:
+        for caller in self.callers[:]:
+            if (order := caller.order) is None or caller.pid:
                 continue
-            others = [
-                c for c in self.callers if c.pid and c.order and c.order.run_id != order.run_id
-            ]
-            if any(c.gone_at is None for c in others):
+            others = [c for c in self.callers if c.pid and c.run_id != order.run_id]
+            is_busy = any(c.gone_at is None for c in others)  # else their owner was killed
+            if is_busy and time.monotonic() - caller.came_at > _PATIENCE_S:
                 self._answer(caller, messages.DoorBusy(run_id=self._run_id()))
                 self._lose(caller)
-                continue
             if others:
-                continue  # killed owner: its agents are about to end
+                continue  # whose run has ended is told so a moment before its agents end
             control = self._begin(caller, order)
             if control is not None:
                 return control
@@ -270,9 +272,7 @@ class Door:
             is_warm = stale is None and not self.problem
         become = partial(become_agent, order, caller.fds, is_warm=is_warm)
         control = self._fork(caller, become, is_warm=is_warm)
-        self.num_runs += not any(
-            c.order and c.order.run_id == order.run_id for c in self.callers if c is not caller
-        )
+        self.num_runs += order.run_id not in [c.run_id for c in self.callers if c is not caller]
         self.time.warned = False
         return control
 

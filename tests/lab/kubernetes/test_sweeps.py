@@ -42,6 +42,8 @@ def status(bench):
 
 
 def states(bench):
+    if not (bench.user.home / "runs" / "s").exists():
+        return [""]
     return [member["state"] for member in status(bench)["members"]]
 
 

