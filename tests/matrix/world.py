@@ -274,7 +274,12 @@ class Running:
     def agent_pid(self, node):
         """Return the pid of a node's agent, as the node knows it."""
         name = self.world.called(node)
-        return next(e["pid"] for e in self.events("agent_joined") if e["node"] == name)
+
+        def joined():
+            return [e["pid"] for e in self.events("agent_joined") if e["node"] == name]
+
+        self._wait(joined, f"the agent of {name} in the record")
+        return joined()[0]
 
     def _wait(self, condition, what):
         def reached():

@@ -16,9 +16,9 @@ from typing import Any
 
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameWriter
-from torchmuster.node.pod.order import read_order
+from torchmuster.node.pod.order import PodOrder, read_order
 from torchmuster.node.pod.outputs import TaskOutputs
-from torchmuster.node.pod.sweep_record import SweepStream
+from torchmuster.node.pod.sweep_record import SweepStream, noted_job
 from torchmuster.node.remote.files import CodeOutputs, RecordStream, mark_of
 
 _EVERY_S = 0.2
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(2, 1)
     gone = threading.Event()
     threading.Thread(target=_wait_for_end, args=(gone,), daemon=True).start()
-    while not (mark := mark_of(run_dir.path)) and not gone.is_set() and not options.once:
+    while not (mark := _mark_of_record(order)) and not gone.is_set() and not options.once:
         gone.wait(_EVERY_S)  # its owner has not made it yet
     session = FrameWriter(outgoing)
     session.send(messages.RecordOf(mark=mark))
@@ -66,6 +66,12 @@ def main(arguments: list[str]) -> int:
             break
         gone.wait(_EVERY_S)
     return 0
+
+
+def _mark_of_record(order: PodOrder) -> str:
+    """Return the mark of the run's record; empty while there is none, or on a volume that of an earlier Job of a sweep."""
+    is_other = order.is_sweep and noted_job(order.run_dir) != order.job
+    return "" if is_other else mark_of(order.run_dir.path)
 
 
 def _wait_for_end(gone: threading.Event) -> None:

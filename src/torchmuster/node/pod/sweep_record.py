@@ -4,11 +4,13 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.net.relay import SendsMessages
 from torchmuster.node.remote.files import MAX_SMALL_BYTES, send_pieces
 
 _OUTPUT = "output"
+_JOB_FILE = "pods-job"  # in the run directory: the Job that writes the record
 Seen = tuple[int, int]
 
 
@@ -92,3 +94,14 @@ def _seen(path: str) -> Seen | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_ino
+
+
+def note_job(run_dir: RunDir, job: str) -> None:
+    """Say which Job writes the record of a sweep from now on; on a volume there may be that of an earlier one."""
+    atomic.write_json(os.path.join(run_dir.path, _JOB_FILE), {"job": job})
+
+
+def noted_job(run_dir: RunDir) -> str:
+    """Return the Job that writes the record of a sweep; empty while none has begun."""
+    noted = atomic.read_json(os.path.join(run_dir.path, _JOB_FILE))
+    return str(noted.get("job", "")) if isinstance(noted, dict) else ""

@@ -19,6 +19,7 @@ from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.sweep_record import note_job, noted_job
 from torchmuster.node.remote.files import CodeOutputs
 from torchmuster.owner.pods.archive import wait_for_archive
 from torchmuster.owner.pods.conduct import PodOwner
@@ -31,7 +32,6 @@ from torchmuster.owner.sweep.stop_rules import load_rule
 from torchmuster.spec.sweep_plan import SweepPlan
 
 _CODE_LIMIT_S = 600.0
-_JOB_FILE = "pods-job"  # in the run directory: the Job that has written the record
 
 
 def main(arguments: list[str]) -> int:
@@ -60,15 +60,13 @@ class _SweepPodOwner(PodOwner):
 
     def _take_over(self) -> bool:
         """Say whether an earlier first pod of this very Job has left a record here; that of an earlier Job has ended."""
-        path = os.path.join(self.run_dir.path, _JOB_FILE)
-        noted = atomic.read_json(path)
-        if noted == {"job": self.order.job}:
+        if noted_job(self.run_dir) == self.order.job:
             return True
         for left in (self.order.ended, self.run_dir.result, self.run_dir.cancelled):
             with suppress(FileNotFoundError):
                 os.unlink(left)
         os.makedirs(self.run_dir.path, mode=0o700, exist_ok=True)
-        atomic.write_json(path, {"job": self.order.job})
+        note_job(self.run_dir, self.order.job)
         return False
 
     def own(self) -> Result:
