@@ -44,14 +44,14 @@ def test_a_killed_node_costs_at_most_the_steps_between_two_snapshots_in_memory(
     draw = random.Random(seed)
     nodes, workers = ((2, 2), (3, 1), (2, 1))[seed % 3]
     every = draw.choice([1, 1, 3])
-    # Nothing may be left to remember a first step that nobody has saved.
-    steps = sorted(draw.sample(range(every + 1, NUM_STEPS), draw.randint(1, 2)))
+    # The last snapshot may be on its way: the one before is whole.
+    steps = sorted(draw.sample(range(2 * every + 1, NUM_STEPS), draw.randint(1, 2)))
     kills = [f"{draw.randrange(nodes * workers)}:{step}" for step in steps]
     script = [EXACT, tmp_path, *APART, "--memory", every, "--nodes", "--kill", *kills]
     ended = muster(tmp_path / "home", workers, *script, restarts=4, nodes=nodes)
     resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
     assert len(resumed) == len(kills), ended.stderr
-    assert done_again(tmp_path) <= every * len(kills)
+    assert done_again(tmp_path) <= 2 * every * len(kills)
     undisturbed = quiet(nodes, workers)
     for rank in range(nodes * workers):
         assert losses(tmp_path, rank) == losses(undisturbed, rank)

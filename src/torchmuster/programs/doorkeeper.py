@@ -57,7 +57,7 @@ class _Caller:
     came_at: float = field(default_factory=time.monotonic)
 
     @property
-    def run_id(self) -> str:
+    def run_id(self) -> str:  # empty of a remote end, whose agents come with orders of their own
         return self.order.run_id if self.order is not None else ""
 
 
@@ -220,7 +220,7 @@ class Door:
 
     def _state(self) -> messages.DoorState:
         left_s, why = self.time.left(self._run_id())
-        living = (c.run_id for c in self.callers if c.pid and not c.gone_at)
+        living = (c.run_id for c in self.callers if c.pid and c.run_id and not c.gone_at)
         return messages.DoorState(
             run_id=next(living, ""),
             num_runs=self.num_runs,
@@ -232,7 +232,7 @@ class Door:
         )
 
     def _run_id(self) -> str:
-        return next((c.run_id for c in self.callers if c.pid), "")
+        return next((c.run_id for c in self.callers if c.pid and c.run_id), "")
 
     # Agents.
 
@@ -241,7 +241,7 @@ class Door:
         for caller in self.callers[:]:
             if (order := caller.order) is None or caller.pid:
                 continue
-            others = [c for c in self.callers if c.pid and c.run_id != order.run_id]
+            others = [c for c in self.callers if c.pid and c.run_id not in ("", order.run_id)]
             is_busy = any(c.gone_at is None for c in others)  # else their owner was killed
             if is_busy and time.monotonic() - caller.came_at > _PATIENCE_S:
                 self._answer(caller, messages.DoorBusy(run_id=self._run_id()))
