@@ -176,7 +176,6 @@ def test_a_file_that_was_never_written_holds_nothing(tmp_path):
     path.write_bytes(b"torchmuster-held 1 crc32=00000000 bytes=9999\n")
     descriptor = os.open(path, os.O_RDWR)
     assert HeldFile("x", descriptor).part is None
-    os.close(descriptor)
 
 
 @pytest.mark.parametrize(

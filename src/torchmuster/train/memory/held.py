@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import re
+import weakref
 import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -55,6 +56,7 @@ class HeldFile:
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
         self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
         self._map: mmap.mmap | None = None
         self.part = self._read_part()
 

@@ -47,13 +47,14 @@ class Staged:
             )
 
     def places(self, paths: Container[str]) -> tuple[tuple[int, int], ...]:
-        """Return the first byte and the end of each of these tensors, which are whole."""
+        """Return the first byte and the end of each of these tensors, which are whole and not empty."""
         found = []
         for path, entry in self.tensors.items():
             if path in paths:
                 (chunk,) = entry.chunks
                 itemsize = dtype_named(entry.dtype).itemsize
-                found.append((chunk.begin, chunk.begin + chunk.num_bytes(itemsize)))
+                if num_bytes := chunk.num_bytes(itemsize):
+                    found.append((chunk.begin, chunk.begin + num_bytes))
         return tuple(found)
 
 
