@@ -40,7 +40,8 @@ def test_a_time_limit_ends_the_run_with_75_and_a_restart_goes_on_and_finishes(tm
 
     assert again.returncode == 0, again.stderr
     first, second = records(home).values()
-    assert [first[0]["step"], second[0]["step"]] == [0, step]
+    begun = [next(e for e in record if e["event"] == "resumed") for record in (first, second)]
+    assert [event["step"] for event in begun] == [0, step]
     (epoch,) = [event for event in second if event["event"] == "epoch"]
     assert epoch["ledger"] == {"samples": 120, "lost": 0, "twice": 0, "whole": True}
 
