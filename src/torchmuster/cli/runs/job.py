@@ -16,6 +16,8 @@ from torchmuster.model.plan import WARN_S
 from torchmuster.spec.sites.files import project_file, user_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchmuster.engines.base import Dialect, ObjectDialect
     from torchmuster.engines.own_job import OwnJob
     from torchmuster.files.layout import RunDir
@@ -220,14 +222,38 @@ def _say_room(path: str) -> None:
 def _follow(
     plan: "RunPlan", run_dir: "RunDir", dialect: "Dialect", job_id: str, voice: "TerminalVoice"
 ) -> "Result | None":
-    import asyncio
-
-    from torchmuster.files.tail import last_lines
-    from torchmuster.owner.jobs.batch import JobFollower
     from torchmuster.owner.views.account import how_to_go_on
 
     name = short_id(plan.run_id)
     voice.say(f"run {name} is job {job_id} of {dialect.name}; files in {run_dir.path}")
+
+    def fix() -> str:
+        return how_to_go_on(run_dir) or f"muster logs {name}"
+
+    result = follow_job(plan, run_dir, dialect, job_id, voice, fix)
+    if result is None:
+        voice.say(f"the job continues: muster wait {name}")
+    return result
+
+
+def follow_job(
+    plan: "RunPlan",
+    run_dir: "RunDir",
+    dialect: "Dialect",
+    job_id: str,
+    voice: "TerminalVoice",
+    fix: "Callable[[], str]",
+) -> "Result | None":
+    """Show a job to its end and return the result; None when it goes on without us.
+
+    Raises:
+        MusterError: It has ended without a result; `fix` says what to do then.
+    """
+    import asyncio
+
+    from torchmuster.files.tail import last_lines
+    from torchmuster.owner.jobs.batch import JobFollower
+
     follower = JobFollower(plan, run_dir, dialect, job_id, voice)
     try:
         result = asyncio.run(follower.follow())
@@ -239,10 +265,8 @@ def _follow(
             f"job {job_id} ended without a result: {view.state.value}",
             where=run_dir.job_log,
             why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
-            fix=how_to_go_on(run_dir) or f"muster logs {name}",
+            fix=fix(),
         )
-    if result is None:
-        voice.say(f"the job continues: muster wait {name}")
     return result
 
 

@@ -11,9 +11,7 @@ from torchmuster.files.layout import short_id
 if TYPE_CHECKING:
     from torchmuster.engines.base import ObjectDialect
     from torchmuster.files.layout import RunDir
-    from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.job import JobRequest
-    from torchmuster.model.verdict import Result
     from torchmuster.owner.views.sweep_view import SweepView
     from torchmuster.spec.launch import RunRequest
     from torchmuster.spec.problems import Problems
@@ -121,6 +119,7 @@ def _submit(
     detach: bool,
 ) -> int:
     from torchmuster.cli.ending import GOES_ON, print_id
+    from torchmuster.cli.runs.job import follow_job
     from torchmuster.cli.runs.pods import say_what_goes
     from torchmuster.cli.runs.sweep_words import say_end
     from torchmuster.cli.status_line import StatusLine, wanted
@@ -141,7 +140,8 @@ def _submit(
     try:
         pods = f"{plan.slots} pod{'s' if plan.slots != 1 else ''}"
         voice.say(f"sweep {name} is job {job_id} of {pods}; muster status {name}")
-        result = _follow(plan, run_dir, dialect, job_id, voice)
+        fix = f"muster restart {name} runs the members that have not succeeded"
+        result = follow_job(plan.run, run_dir, dialect, job_id, voice, lambda: fix)
         status.close()
         if result is None:
             voice.say(f"the sweep continues: muster wait {name}")
@@ -151,32 +151,3 @@ def _submit(
     finally:
         status.close()
         voice.flush(5.0)
-
-
-def _follow(
-    plan: "SweepPlan",
-    run_dir: "RunDir",
-    dialect: "ObjectDialect",
-    job_id: str,
-    voice: "TerminalVoice",
-) -> "Result | None":
-    import asyncio
-
-    from torchmuster.errors import MusterError
-    from torchmuster.files.tail import last_lines
-    from torchmuster.owner.jobs.batch import JobFollower
-
-    follower = JobFollower(plan.run, run_dir, dialect, job_id, voice)
-    try:
-        result = asyncio.run(follower.follow())
-    finally:
-        follower.close()
-    view = follower.view
-    if result is None and view is not None and view.state.is_final:
-        raise MusterError(
-            f"job {job_id} ended without a result: {view.state.value}",
-            where=run_dir.job_log,
-            why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
-            fix=f"muster restart {short_id(plan.run_id)} runs the members that have not succeeded",
-        )
-    return result

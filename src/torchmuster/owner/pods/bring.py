@@ -21,7 +21,7 @@ from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
 from torchmuster.model.display.text import did_you_mean, show_size
 from torchmuster.model.job import JobRequest
-from torchmuster.model.plan import RunPlan
+from torchmuster.model.plan import Program, RunPlan
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.pods.reach import refused
@@ -181,11 +181,7 @@ def bring_run(
     """
     folder = os.path.join(run_dir.path, "pods")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    code = code_copy.find_code(plan.program.cwd)
-    code_copy.check_inside(plan.program, code.root)
-    archive = os.path.join(folder, orders.CODE_FILE)
-    with open(archive, "wb") as file:
-        code_copy.write_archive(code.root, code.names, file, has_times=False)
+    code = pack_code(plan.program, folder)
     order = PodOrder(
         run_id=plan.run_id,
         job=job.name,
@@ -206,6 +202,19 @@ def bring_run(
         check_way(job, "the code", code.describe())
     brings[orders.PLAN_FILE] = run_dir.plan
     return replace(job, brings=tuple(brings.items()))
+
+
+def pack_code(program: Program, folder: str) -> code_copy.CodeFolder:
+    """Write the archive of a program's code into the folder of what pods get, and return what is in it.
+
+    Raises:
+        UsageError: The script is not in its folder.
+    """
+    code = code_copy.find_code(program.cwd)
+    code_copy.check_inside(program, code.root)
+    with open(os.path.join(folder, orders.CODE_FILE), "wb") as file:
+        code_copy.write_archive(code.root, code.names, file, has_times=False)
+    return code
 
 
 def pack_order(

@@ -56,7 +56,24 @@ MOST_MESSAGE_BYTES = 4096
 
 def main(arguments: list[str]) -> int:
     """Own the run of these pods to its end; return the pod's exit code."""
-    parser = argparse.ArgumentParser(prog="conduct-pods")
+
+    def own(order: PodOrder, key: str, path: str, voice: TerminalVoice) -> int:
+        return PodOwner(order, key, os.path.dirname(path), voice).run()
+
+    return conduct("conduct-pods", arguments, own)
+
+
+def conduct(
+    prog: str, arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoice], int]
+) -> int:
+    """Read the command line of an owner in a first pod, and let it own to the end; return the pod's exit code.
+
+    Args:
+        prog: The owner's program.
+        arguments: Its command line.
+        own: Gets the order, the paths of the key and of the order, and the voice.
+    """
+    parser = argparse.ArgumentParser(prog=prog)
     parser.add_argument("--key", required=True)
     parser.add_argument("--order", required=True)
     options = parser.parse_args(arguments)
@@ -64,9 +81,8 @@ def main(arguments: list[str]) -> int:
     _allow_many_files()
     voice = TerminalVoice()
     voice.start()
-    owner = PodOwner(order, options.key, os.path.dirname(options.order), voice)
     try:
-        return owner.run()
+        return own(order, options.key, options.order, voice)
     finally:
         voice.flush(5.0)
 

@@ -6,7 +6,6 @@ The client makes the Jobs of a group when the groups before it have ended, and c
 needs no client. The exit code is the pod's: 0, 113 for a failure that is final, 75 when this pod is taken away.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -29,13 +28,12 @@ from torchmuster.model.states import State
 from torchmuster.model.workflow import GroupNodes, GroupStart
 from torchmuster.net.address import bind
 from torchmuster.net.secret import read_secret
-from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.lines import ask_pod
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.node.pod.place import is_placed, place
 from torchmuster.node.task.options import TaskOrder
 from torchmuster.owner.pods.archive import wait_for_archive
-from torchmuster.owner.pods.conduct import MOST_MESSAGE_BYTES, leave_message
+from torchmuster.owner.pods.conduct import MOST_MESSAGE_BYTES, conduct, leave_message
 from torchmuster.owner.pods.doors import Doors
 from torchmuster.owner.pods.gather import GroupGather
 from torchmuster.owner.pods.neighbours import RecordNeighbours
@@ -48,18 +46,8 @@ _END_S = 10.0
 
 def main(arguments: list[str]) -> int:
     """Own the group of these pods to its end; return the pod's exit code."""
-    parser = argparse.ArgumentParser(prog="conduct-group-pods")
-    parser.add_argument("--key", required=True)
-    parser.add_argument("--order", required=True)
-    options = parser.parse_args(arguments)
-    order = orders.read_order(options.order)
     proc.become_subreaper()
-    voice = TerminalVoice()
-    voice.start()
-    try:
-        return _GroupOwner(order, options.key, options.order, voice).run()
-    finally:
-        voice.flush(5.0)
+    return conduct("conduct-group-pods", arguments, lambda *given: _GroupOwner(*given).run())
 
 
 @dataclass(slots=True)

@@ -21,8 +21,6 @@ from torchmuster.train.snapshot.state import DamagedError
 Age = tuple[
     int, int
 ]  # generation and step: what a later start has saved is newer, whatever its step
-WHERE = "memory"
-
 
 # Of each part: generation, step, name, and of a manifest `{name: [bytes, checksum]}` of the files that it needs.
 Row = list[Any]
@@ -60,11 +58,6 @@ class HeldSnapshot:
     manifest: SnapshotManifest
     holders: Mapping[str, int]
     files: Mapping[str, torch.Tensor]
-
-    @property
-    def url(self) -> str:
-        """Where it is, for messages."""
-        return WHERE
 
     def open(self, name: str) -> torch.Tensor:
         """Return the bytes of a file on every rank; a collective."""

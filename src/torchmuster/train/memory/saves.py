@@ -170,11 +170,11 @@ def open_memory(
     """
     path = agent_socket()
     leads = world.local_rank == 0
+    stand = own_stand()
     mine = {
         "agent": path is not None,
         "node": world.node_rank,
-        "local": world.local_rank,
-        "stand": [own_stand().machine, own_stand().switch],
+        "stand": [stand.machine, stand.switch],
     }
     told = gather_json(mine)
     if path is None or not all(one["agent"] for one in told):

@@ -174,13 +174,6 @@ class Agreement:
         return _send(self.mine, self.owner) if self.age[1] >= 0 else None
 
 
-def load_agreed(
-    folder: Folder, *, reads: bool, report: Callable[[str], None]
-) -> LoadedSnapshot | None:
-    """Return the same newest good snapshot on all ranks; None when there is none. `agree` documents the rest."""
-    return agree(folder, reads=reads, report=report).load()
-
-
 def agree(
     folder: Folder,
     *,

@@ -141,17 +141,16 @@ class Saver:
             order = self._orders.get()
             self._run(order)
             del order  # it keeps memory
-            self._copied.set()
             self._idle.set()
 
     def _run(self, order: WriteOrder) -> None:
         began = time.monotonic()
         try:
-            if order.staged is not None:
-                try:
+            try:
+                if order.staged is not None:
                     order.staged.finish()
-                finally:
-                    self._copied.set()
+            finally:
+                self._copied.set()  # also where this rank has no part: nobody waits for its message
             write(self.crew, order)
             if self.crew.confirms:
                 wait_for_outcome(self.crew, order.number)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from torchmuster.engines.kubernetes.dialect import name_of
 from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keeps_runs
 from torchmuster.errors import UsageError
-from torchmuster.files import atomic, code_copy
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.display.text import show_size
 from torchmuster.model.job import JobRequest
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.pods.bring import SECRET_BYTES, check_way, pack_order
+from torchmuster.owner.pods.bring import SECRET_BYTES, check_way, pack_code, pack_order
 from torchmuster.owner.sweep.members import member_dir
 from torchmuster.owner.sweep.owner import NOT_AGAIN
 from torchmuster.owner.views.record import read_events
@@ -49,10 +49,7 @@ def bring_sweep(plan: SweepPlan, run_dir: RunDir, job: JobRequest) -> JobRequest
             why="they travel in the Secret of the sweep, which has 1 MiB with torchmuster itself",
             fix="several sweeps, or shorter values",
         )
-    code = code_copy.find_code(plan.run.program.cwd)
-    code_copy.check_inside(plan.run.program, code.root)
-    with open(os.path.join(folder, orders.CODE_FILE), "wb") as file:
-        code_copy.write_archive(code.root, code.names, file, has_times=False)
+    code = pack_code(plan.run.program, folder)
     order = PodOrder(
         run_id=plan.run_id,
         job=job.name,

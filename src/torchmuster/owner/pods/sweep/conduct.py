@@ -5,7 +5,6 @@
 It needs no client, and its record is what the client copies. A first pod that is made again goes on with what has not ended.
 """
 
-import argparse
 import asyncio
 import os
 import shutil
@@ -22,7 +21,7 @@ from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.sweep_record import note_job, noted_job
 from torchmuster.node.remote.files import CodeOutputs
 from torchmuster.owner.pods.archive import wait_for_archive
-from torchmuster.owner.pods.conduct import PodOwner
+from torchmuster.owner.pods.conduct import PodOwner, conduct
 from torchmuster.owner.pods.neighbours import RecordNeighbours
 from torchmuster.owner.pods.sweep.slot import plan_here
 from torchmuster.owner.pods.sweep.slots import PodSlots
@@ -36,18 +35,11 @@ _CODE_LIMIT_S = 600.0
 
 def main(arguments: list[str]) -> int:
     """Own the sweep of these pods to its end; return the pod's exit code."""
-    parser = argparse.ArgumentParser(prog="conduct-sweep-pods")
-    parser.add_argument("--key", required=True)
-    parser.add_argument("--order", required=True)
-    options = parser.parse_args(arguments)
-    order = orders.read_order(options.order)
-    voice = TerminalVoice()
-    voice.start()
-    owner = _SweepPodOwner(order, options.key, os.path.dirname(options.order), voice)
-    try:
-        return owner.run()
-    finally:
-        voice.flush(5.0)
+
+    def own(order: orders.PodOrder, key: str, path: str, voice: TerminalVoice) -> int:
+        return _SweepPodOwner(order, key, os.path.dirname(path), voice).run()
+
+    return conduct("conduct-sweep-pods", arguments, own)
 
 
 @dataclass(slots=True)
