@@ -10,6 +10,7 @@ import pytest
 
 from kit import sessions_page as page
 from kit.command import MUSTER
+from kit.records import newest_run
 from kit.venvs import make_venv
 from kit.waiting import wait_until
 
@@ -86,7 +87,7 @@ class Held:
 
     def run_of(self, script):
         """Return the newest run directory of a script."""
-        return max((self.login.folder / "home/runs").glob(f"*-{script}-*"))
+        return newest_run(self.login.folder / "home", script)
 
 
 @pytest.fixture

@@ -133,3 +133,10 @@ def make_run(folder, events=EVENTS, training=TRAINING, samples=(), ended=None, *
         with open(made.result, "w") as file:
             json.dump(ended, file)
     return made
+
+
+def newest_run(home, name):
+    """Return the run directory of that name which was made last: names of the same second end with chance."""
+    return max(
+        (home / "runs").glob(f"*-{name}-*"), key=lambda run: (run / "plan.json").stat().st_mtime_ns
+    )

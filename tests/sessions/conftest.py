@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit.command import muster_env, run_muster
+from kit.records import newest_run
 from kit.waiting import wait_until
 from torchmuster import proc
 
@@ -51,7 +52,7 @@ class Place:
 
     def session_dir(self):
         """Return the newest run directory of a session."""
-        return max((self.home / "runs").glob("*-session-*"))
+        return newest_run(self.home, "session")
 
     def run(self, *words, **more):
         """Run the script in the session."""

@@ -5,6 +5,7 @@ import os
 import signal
 
 from conftest import begin, processes_of
+from kit.records import newest_run
 from kit.waiting import wait_until
 from torchmuster import proc
 
@@ -51,7 +52,7 @@ def test_a_killed_spawner_is_replaced_and_the_run_goes_on(place):
     (place.project / "go").touch()
     said, _ = client.communicate(timeout=60)
     assert client.returncode == 0, said
-    run = max((place.home / "runs").glob("*-train-*"))
+    run = newest_run(place.home, "train")
     assert json.loads((run / "result.json").read_text())["attempts"] == 2
     wait_until(lambda: not any(map(proc.is_running, again)), "the end of all workers")
     assert place.doors() == doors

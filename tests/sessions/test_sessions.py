@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import begin, processes_of
+from kit.records import newest_run
 from kit.waiting import wait_until
 from torchmuster import proc
 
@@ -32,7 +33,7 @@ def test_a_run_in_a_session_is_an_ordinary_run_of_the_code_saved_last(place):
         assert done.returncode == 0, done.stderr
         assert f"answer {answer} of 4" in done.stdout
         assert "imports its modules again" not in done.stderr
-    run = max((place.home / "runs").glob("*-train-*"))
+    run = newest_run(place.home, "train")
     assert json.loads((run / "plan.json").read_text())["session"] == "main"
     assert json.loads((run / "result.json").read_text())["state"] == "succeeded"
     assert "answer 4" in place.muster("logs", run.name).stdout
@@ -58,7 +59,7 @@ def test_two_hundred_edits_within_the_same_second_and_size_each_run(place):
         assert (done.returncode, f"answer {100 + edit % 900} of 1" in done.stdout) == (0, True), (
             done.stderr
         )
-        run = max((place.home / "runs").glob("*-train-*"), key=lambda one: one.stat().st_ctime_ns)
+        run = newest_run(place.home, "train")
         ran = {file["path"]: file for file in code_of(run)["files"]}
         assert set(ran) == {"train.py", "model.py"}
         assert ran["model.py"]["sha256"] == hashlib.sha256(text.encode()).hexdigest()
@@ -230,7 +231,7 @@ def test_the_time_limit_of_a_session_is_said_before_and_ends_the_run_in_it(place
     log = (folder / "logs/main/train/attempt-0/rank-0.log").read_text()
     assert log.index("main ends in ") < log.index("main ends: its time limit of 25 s")
     assert json.loads((folder / "result.json").read_text())["state"] == "succeeded"
-    run = max((place.home / "runs").glob("*-train-*"))
+    run = newest_run(place.home, "train")
     assert json.loads((run / "result.json").read_text())["state"] != "succeeded"
     wait_until(lambda: not processes_of(place), "all processes to end")
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from kit import sessions_page as page
+from kit.records import newest_run
 from kit.venvs import make_venv
 from kit.waiting import wait_until
 from ssh.hosts import processes_with
@@ -69,7 +70,7 @@ def test_edited_code_runs_on_hosts_that_share_nothing(held):
         assert f"answer {answer} of 4" in out
         assert "host-a/home/.muster/runs/" in out
         assert "imports its modules again" not in said
-    run = max((held.home / "runs").glob("*-train-*"))
+    run = newest_run(held.home, "train")
     assert json.loads((run / "result.json").read_text())["state"] == "succeeded"
     assert json.loads((run / "plan.json").read_text())["session"] == "main"
     assert "answer 1" in held.run(run.name, command="logs")[1]
@@ -172,7 +173,7 @@ def test_the_site_s_interpreter_variables_and_scratch_hold_for_runs_in_its_sessi
             assert f" {home}/env/bin:" in line
         assert "does not exist" not in said
         assert said.count("imports its modules again") == again
-    run = max((hosts.home / "runs").glob("*-show-*")).name
+    run = newest_run(hosts.home, "show").name
     assert hosts.run("end", command="session")[0] == 0
     code, out, said = hosts.run(run, command="restart")
     assert code == 0, said
