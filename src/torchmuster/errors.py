@@ -13,6 +13,7 @@
     ├── EngineError       14   a scheduler's answer can't be understood
     └── in torchmuster.train, raised in the user's script:
         ├── NotFiniteError 1   a step's gradients are not finite, and `on_nan` is `stop` or `replay`
+        ├── DiffersError   1   a rank has computed something else than another from the same numbers (`verify_every`)
         ├── WorldError     8   the world is not what the launcher promised
         ├── DatasetError   9   the dataset doesn't keep to what exact data order needs
         ├── SnapshotError 10   a snapshot can't be written, read, or doesn't fit

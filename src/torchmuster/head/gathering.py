@@ -86,12 +86,19 @@ class Gathering:
             self.enough_since = now
         return now - self.enough_since >= self.plan.limits.last_call_s
 
-    def lacks(self) -> list[int]:
-        """Return the places for which agents have to be started before the next attempt."""
+    def lacks(self, *, is_last: bool = False) -> list[int]:
+        """Return the places for which agents have to be started before the next attempt.
+
+        Args:
+            is_last: No attempt can follow the next one, so nobody would need spare nodes.
+        """
         missing = self.members.missing_places()
-        if not self.plan.is_elastic:
-            return [place for place in missing if place not in self.asked_for]
-        return missing if len(self.members.present()) < self.plan.min_nodes else []
+        is_enough = len(self.members.present()) >= self.plan.min_nodes
+        if is_enough and (is_last or self.plan.is_elastic):
+            return []
+        if self.plan.is_elastic:
+            return missing
+        return [place for place in missing if place not in self.asked_for]
 
     def missing(self, place: int) -> dict[str, str]:
         """Return the node of a place, and why it is missing."""

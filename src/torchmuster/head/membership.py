@@ -38,6 +38,7 @@ class Member:
     running_attempt: int | None = None
     lost_why: str | None = None
     interrupted: bool = False  # its terminal has sent one Ctrl-C already
+    is_left_out: bool = False  # it has computed wrongly: it stays, without ranks
 
     @property
     def is_present(self) -> bool:
@@ -71,11 +72,13 @@ class Membership:
     _holders: dict[int, Member] = field(default_factory=dict)
     _started: dict[int, Member] = field(default_factory=dict)  # by the place of their start
     _losses: dict[str, int] = field(default_factory=dict)  # by machine, where there are spare nodes
+    _left_out: set[tuple[int | None, str]] = field(default_factory=set)
     _any_lost: bool = False
 
     def present(self) -> list[Member]:
         """Return the members that an attempt could be started with."""
-        return [m for m in self.members if m.is_present and m.refused_why is None]
+        found = [m for m in self.members if m.is_present and m.refused_why is None]
+        return [m for m in found if not m.is_left_out] if self._left_out else found
 
     def name(self, member: Member) -> str:
         """Return what a member's node is called, with the machine under it: `r-1 (n2)` is the pod r-1 on n2."""
@@ -140,6 +143,9 @@ class Membership:
             place=0 if hello.wants_place_0 else self._place_of(hello),
             spawner_pid=hello.spawner_pid,
         )
+        member.is_left_out = (hello.place, member.machine) in self._left_out
+        if member.is_left_out:
+            member.place = None
         self.members.append(member)
         self._by_incarnation[hello.incarnation] = member
         if hello.place is not None:
@@ -179,7 +185,9 @@ class Membership:
         taken = [m.place for m in self.members if m.place is not None and m.lost_why is None]
         reserved = [] if any(m.place == 0 for m in self.members) else [0]
         free = free_places([*taken, *reserved], self.plan.max_nodes)
-        homeless = [m for m in self.members if m.place is None and m.lost_why is None]
+        homeless = [
+            m for m in self.members if m.place is None and m.lost_why is None and not m.is_left_out
+        ]
         homeless.sort(key=self._spare_key if self.plan.spares else _host_key)
         placed = list(zip(homeless, free, strict=False))
         for member, place in placed:
@@ -199,13 +207,25 @@ class Membership:
         """Return the machines that were lost repeatedly, and how often."""
         return {name: count for name, count in self._losses.items() if count >= _MOST_LOSSES}
 
+    def leave_out(self, member: Member) -> None:
+        """Give a node no ranks again in this run, nor an agent that is started at its place on its machine."""
+        self._left_out.add((member.hello.place, member.machine))
+        member.is_left_out = True
+        if member.place is not None and self._holders.get(member.place) is member:
+            del self._holders[member.place]
+        member.place = None
+
     def spares(self) -> list[Member]:
         """Return the nodes that wait for another's loss."""
         return [m for m in self.present() if m.place is None] if self.plan.spares else []
 
     def missing_places(self) -> list[int]:
         """Return the places at which no agent is, for a run of fixed size."""
-        starts = [m.started_at for m in self.present()]
+        starts = [
+            m.started_at
+            for m in self.members
+            if m.is_present and (m.is_left_out or m.refused_why is None)
+        ]
         self_numbered = [start for start in starts if start is None]
         taken = set(starts)
         free = [p for p in range(self.plan.num_places) if p not in taken]

@@ -22,6 +22,7 @@ from torchmuster.head.training_actions import (
     TrainingAction,
 )
 from torchmuster.model import contract
+from torchmuster.model.failure import WorkerEnd
 from torchmuster.model.stop import StopCause, cause_of_stop
 from torchmuster.model.verdict import Result
 from torchmuster.net import messages
@@ -65,6 +66,7 @@ class NodePolicy:
         self._leavers = Leavers(self.plan)
         self._stop: StopRequest | None = None
         self._lost: dict[str, str] = {}  # nodes that are missing now, and why
+        self._left_out: list[str] = []
         self._refusals: dict[str, float] = {}
         self._look_at = 0.0
         self._no_store_said = False
@@ -169,11 +171,27 @@ class NodePolicy:
         names = [self.members.name(member) for member in self.members.spares()]
         return {"spares": names[:MAX_LISTED]} if self.plan.spares else {}
 
+    def _leave_out(self, attempt: Attempt, cause: WorkerEnd) -> bool:
+        """Give the node no ranks again that has computed wrongly, if that was the cause; say whether the others are too few."""
+        member = attempt.member_of(cause.rank)
+        if member is None or cause.error is None or not cause.error.blames_node:
+            return False
+        name = self.members.name(member)
+        self.members.leave_out(member)
+        self._left_out.append(name)
+        self.tell("node_left_out", node=name, rank=cause.rank)
+        has_head = member.hello.wants_place_0  # nobody else can be its first node
+        return has_head or len(self.members.present()) < self.plan.min_nodes
+
     def _notes_on_losses(self) -> list[str]:
-        """Return, and write, which machines were lost repeatedly."""
+        """Return, and write, which machines were lost repeatedly or left out."""
         notes = [
             f"{name} was lost {count} times: look at it before you use it again (`muster doctor`)"
             for name, count in self.members.worn_machines.items()
+        ]
+        notes += [
+            f"{name} was left out, as it has computed something else than the others: don't trust it before you have looked at it"
+            for name in self._left_out
         ]
         for note in notes:
             self.tell("notice", text=note)
@@ -199,7 +217,11 @@ class NodePolicy:
         if channel.is_open:
             text = f"{name} has no common key with the head: its channel is not authenticated"
             self.tell("notice", node=name, text=text)
-        if self._is_spare(member):
+        if member.is_left_out:
+            self.tell(
+                "notice", node=name, text=f"{name} has computed wrongly before, so it gets no ranks"
+            )
+        elif self._is_spare(member):
             if self.next_attempt > self._options.first_attempt:
                 self.tell("spare_joined", node=name)
         elif self.phase is not AttemptPhase.GATHERING:
@@ -234,7 +256,7 @@ class NodePolicy:
         if self.phase is AttemptPhase.OVER:
             return
         name = self.members.name(member)
-        is_spare = self._is_spare(member)
+        is_spare = self._is_spare(member) or member.is_left_out
         if not is_spare:  # nobody misses one
             self._lost[self.members.name_alone(member)] = why
         self.tell("spare_lost" if is_spare else "node_lost", node=name, why=why)
@@ -242,8 +264,14 @@ class NodePolicy:
         if attempt is not None and member in attempt.members.values():
             attempt.take_loss(member, name, why, now)
         place = member.started_at
-        if place is not None and not self.plan.is_elastic and self._may_go_on:
+        if place is not None and self._is_missed(member):
             self._ask_for([place])
+
+    def _is_missed(self, member: Member) -> bool:
+        """Say whether somebody has to come for a lost node, also for a spare one: not if no attempt can follow the next."""
+        if member.is_left_out or self.plan.is_elastic or not self._may_go_on:
+            return False
+        return not self.book.is_spent or len(self.members.present()) < self.plan.min_nodes
 
     @property
     def _ending_by_echoes(self) -> Attempt | None:

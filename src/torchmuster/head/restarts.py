@@ -27,6 +27,7 @@ class Next(enum.Enum):
     FAIL_SPENT = "spent"
     FAIL_SAME_BUG = "same_bug"
     FAIL_FINAL = "final"  # another attempt would end in the same way
+    FAIL_TOO_FEW = "too_few"  # without the node that computes wrongly
 
 
 @dataclass(slots=True)
@@ -54,14 +55,17 @@ class RestartBook:
         """Say whether no attempt follows another failure."""
         return self.is_over or self.spent >= self.max_restarts
 
-    def after_failure(self, cause: WorkerEnd, step: int | None = None) -> Next:
+    def after_failure(
+        self, cause: WorkerEnd, step: int | None = None, *, are_too_few: bool = False
+    ) -> Next:
         """Judge a failure; spends a restart when the answer is `AGAIN`.
 
         Args:
             cause: The failure that explains the others.
             step: The last step that a rank of this attempt has done; None where the script doesn't say.
+            are_too_few: Without the node of the cause, which gets no ranks again, there are too few.
         """
-        answer = self._judge(cause, step)
+        answer = Next.FAIL_TOO_FEW if are_too_few else self._judge(cause, step)
         self.is_over |= answer is not Next.AGAIN
         self.spent += answer is Next.AGAIN
         return answer
@@ -127,6 +131,8 @@ def after_failure(
     book: RestartBook,
     plan: RunPlan,
     log_path: Callable[[int, int], str],
+    *,
+    are_too_few: bool = False,
 ) -> tuple[dict[str, Any], TryAgain | EndRun]:
     """Return the event on a failed attempt, and what follows; spends a restart if that is another attempt.
 
@@ -136,8 +142,9 @@ def after_failure(
         book: The run's.
         plan: The run's.
         log_path: Returns where the output of a rank of an attempt is.
+        are_too_few: Without the node of the cause, which gets no ranks again, there are too few.
     """
-    follows = book.after_failure(cause, last_step(attempt.ends))
+    follows = book.after_failure(cause, last_step(attempt.ends), are_too_few=are_too_few)
     again = follows is Next.AGAIN
     told = {
         "attempt": attempt.number,
@@ -154,6 +161,7 @@ def after_failure(
         max_restarts=book.max_restarts,
         same_as=book.same_as if follows is Next.FAIL_SAME_BUG else None,
         is_final=follows is Next.FAIL_FINAL,
+        are_too_few=are_too_few,
         early_ranks=tuple(attempt.early_ranks),
         restart_hint=plan.restart_hint,
         log_path=log_path(attempt.number, cause.rank) if cause.rank >= 0 else None,

@@ -382,8 +382,9 @@ class TrainingPolicy(NodePolicy):
         cause = first_cause(attempt.ends)
         preempted = [end for end in attempt.ends if end.kind is EndKind.PREEMPTED]
         if cause is not None and not (preempted and cause.looks_like_echo):
+            log_path, are_too_few = self._options.run_dir.rank_log, self._leave_out(attempt, cause)
             told, follows = after_failure(
-                attempt, cause, self.book, self.plan, self._options.run_dir.rank_log
+                attempt, cause, self.book, self.plan, log_path, are_too_few=are_too_few
             )
             self.tell("attempt_failed", **told)
             return follows
@@ -401,7 +402,7 @@ class TrainingPolicy(NodePolicy):
         self.phase = AttemptPhase.GATHERING
         self._gathering.begin(self.now)
         self._say_at = self.now + FIRST_SAY_S
-        lacks = self._gathering.lacks()
+        lacks = self._gathering.lacks(is_last=self.book.is_spent)
         if lacks:
             self._ask_for(lacks)
         self._advance_gathering()

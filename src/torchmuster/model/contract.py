@@ -44,6 +44,9 @@ CALLS_BACK, STREAMS = b"C", b"S"
 # `muster replay`: the step that is made again (`ReplayOrder`).
 REPLAY_VARIABLE = "TORCHMUSTER_REPLAY"
 
+# `muster run --verify-every K`: after how many steps one is made again on another rank.
+VERIFY_VARIABLE = "TORCHMUSTER_VERIFY_EVERY"
+
 # For the script and for `--before`: a folder of this run on this node, and which node it is.
 SCRATCH_VARIABLE = "MUSTER_SCRATCH"
 PLACE_VARIABLE = "MUSTER_PLACE"

@@ -64,6 +64,7 @@ class PythonError:
         is_final: The exception said of itself (`muster_final = True`) that another attempt would
             end in the same way.
         handled: The exception in whose handling the script left with an exit code: its type and message.
+        blames_node: The exception said of itself (`muster_blames_node = True`) that this rank has computed wrongly.
         own: The parts of an error of our own; `traceback` has the same as one text.
     """
 
@@ -75,6 +76,7 @@ class PythonError:
     bases: tuple[str, ...] = ()
     handled: str | None = None
     own: OwnWords | None = None
+    blames_node: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,7 @@ def error_of_report(report: Mapping[str, Any]) -> PythonError:
         bases=tuple(map(str, report.get("bases", ()))),
         handled=str(handled)[:_MOST_WORDS] if handled else None,
         own=_own_words(own) if isinstance(own, Mapping) else None,
+        blames_node=report.get("blames_node") is True,
     )
 
 

@@ -73,6 +73,8 @@ def prospect(end: WorkerEnd) -> Prospect:
     if end.kind is not EndKind.EXCEPTION or end.error is None or end.looks_like_echo:
         return Prospect.OPEN
     error = end.error
+    if error.blames_node:
+        return Prospect.OPEN  # its node gets no ranks again
     names = {error.type_name.rpartition(".")[2], *error.bases}
     told = f"{error.type_name}: {error.message}"
     if _TOLD_BY_SURROUNDINGS.search(told) or ECHOES.search(told):

@@ -57,6 +57,7 @@ class Circumstances:
     early_ranks: tuple[int, ...]
     restart_hint: bool
     log_path: str | None
+    are_too_few: bool = False  # without the node of the cause, which gets no ranks again
 
 
 def notes_on_success(ends: Sequence[WorkerEnd], world_size: int) -> tuple[str, ...]:
@@ -193,7 +194,11 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
         hints.append("if that is right for this script: `--hang-timeout 30m`, or `off`")
     elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
         hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
-    if circumstances.is_final:
+    if circumstances.are_too_few:
+        hints.append(
+            f"{cause.node} gets no ranks again, and the run can't go on without it: start it on other nodes"
+        )
+    elif circumstances.is_final:
         hints.append("another attempt would end in the same way, so there was none")
     elif circumstances.same_as is not None:
         hints.append(

@@ -23,6 +23,7 @@ class WorkerFailed(WorkerReport):
     handled: str | None
     own: dict[str, str] | None
     code: RanCode | None = None
+    blames_node: bool = False
 
 
 class WorkerEndedWell(WorkerReport):

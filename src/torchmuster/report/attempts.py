@@ -31,6 +31,7 @@ _WORTH_KNOWING = {
     "left_running",
     "network",
     "newcomer",
+    "node_left_out",
     "node_lost",
     "spare_lost",
     "spare_taken",

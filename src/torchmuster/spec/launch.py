@@ -84,6 +84,7 @@ class RunRequest:
     warn: str | None = None
     resubmit: int | None = None
     spares: int = 0
+    verify_every: int | None = None
     metrics_port: int | None = None
     call: FunctionCall | None = None
     launched: bool = False
@@ -184,6 +185,8 @@ def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
         environment = (*environment, (contract.DEBUGGER_VARIABLE, tool))
     elif options.pdb:
         environment = (*environment, (contract.DEBUGGER_VARIABLE, contract.PDB))
+    if options.verify_every is not None:
+        environment = (*environment, (contract.VERIFY_VARIABLE, str(options.verify_every)))
     if options.set_env:
         from torchmuster.spec.values import parse_set_env
 

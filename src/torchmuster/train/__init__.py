@@ -27,6 +27,7 @@ from torchmuster.train.sinks import MetricSink, MLflow, TensorBoard, WeightsAndB
 from torchmuster.train.snapshot.state import SnapshotError
 from torchmuster.train.system import SystemMetrics
 from torchmuster.train.trainer import Trainer, TrainerOptions
+from torchmuster.train.verify.watch import DiffersError
 from torchmuster.train.world import (
     World,
     barrier,
@@ -41,6 +42,7 @@ from torchmuster.train.world import (
 
 __all__ = [
     "DatasetError",
+    "DiffersError",
     "Evaluation",
     "Loader",
     "MLflow",

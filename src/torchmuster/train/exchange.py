@@ -55,3 +55,20 @@ def sum_float64(values: torch.Tensor) -> torch.Tensor:
     if dist.get_world_size() > 1:
         dist.all_reduce(values)
     return values
+
+
+def shift_bytes(data: bytes, shift: int) -> bytes:
+    """Return the `data` of the rank that many places further around the ring; all ranks pass the same shift."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    source, target = (rank + shift) % size, (rank - shift) % size
+    if source == rank:
+        return data
+    lengths = [row[0] for row in gather_ints([len(data)])]
+    mine = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
+    theirs = torch.empty(lengths[source], dtype=torch.uint8)
+    works = [dist.irecv(part, source) for part in theirs.split(_BLOCK_BYTES) if part.numel()]
+    works += [dist.isend(part, target) for part in mine.split(_BLOCK_BYTES) if part.numel()]
+    for work in works:
+        if work is not None:
+            work.wait()
+    return theirs.numpy().tobytes()

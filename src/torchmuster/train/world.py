@@ -49,6 +49,7 @@ from torchmuster.train.saves import (
     record_path,
 )
 from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
+from torchmuster.train.verify.watch import verify_steps
 from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
 
 P = ParamSpec("P")
@@ -191,18 +192,14 @@ class World:
         model = model.to(self.device)
         if compile:
             model.compile()
+        state, kind = self.step_state, self.device.type
         if sharded:
-            wrapped = wrap_sharded(
-                model,
-                self.step_state,
-                device_type=self.device.type,
-                num_replicas=replicas,
-                options=options,
-            )
+            given = {"device_type": kind, "num_replicas": replicas, "options": options}
+            wrapped = wrap_sharded(model, state, **given)
         else:
-            if self.device.type == "cuda":
+            if kind == "cuda":
                 options.setdefault("device_ids", [self.device])
-            wrapped = wrap_whole(model, self.step_state, settle=settle, options=options)
+            wrapped = wrap_whole(model, state, settle=settle, options=options)
         self._models.add(unwrap(wrapped))
         return wrapped
 
@@ -332,6 +329,7 @@ class World:
         when_busy: str = "wait",
         on_save_error: str = "raise",
         on_nan: str = "ignore",
+        verify_every: int | None = None,
         save_timeout_s: float = 600.0,
         log_every: int = 50,
         time_limit_s: float | None = None,
@@ -356,6 +354,7 @@ class World:
             when_busy: `wait` for a save that is still running, or `skip` the new one.
             on_save_error: `raise` when a save failed, or `warn` and continue training.
             on_nan: When a step's gradients are not finite: `ignore` it, `stop`, `skip` the step, or `replay`: stop, and make its forward again.
+            verify_every: After this many steps, make a step again on another rank and compare bit for bit; default: `--verify-every`.
             save_timeout_s: How long rank 0 waits for the other ranks' parts.
             log_every: Steps between two reductions of the metrics.
             time_limit_s: Save and stop before this many seconds have passed. Under Slurm the end of the job counts as well.
@@ -403,6 +402,7 @@ class World:
         )
         run = make_run(on_nan, self, things, data, settings, saves, metrics)
         watch_gradients(on_nan, run, things, data, self, record)
+        verify_steps(verify_every, run, things, self, record)
         run.begin(self.seed)
         self._run = run
         return run

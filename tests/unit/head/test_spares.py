@@ -191,6 +191,56 @@ def test_a_node_that_is_lost_after_its_echo_was_heard_is_the_cause(world):
     assert places(world) == {0: 0, 1: 2}
 
 
+def compute_wrongly(world, place):
+    """A rank of the node in this place finds that it has computed something else than the others."""
+    start = world.policy.attempt.members[place].hello.place
+    node = world.nodes[start]
+    rank = min(node.workers)
+    node.workers.discard(rank)
+    node.owes.append(world.end(node, rank, "wrong", asked=False))
+    world.let_speak()
+    world.settle()
+    world.let_speak()
+
+
+def test_a_node_that_computes_wrongly_gets_no_rank_again(world):
+    compute_wrongly(world, 1)
+    assert places(world) == {0: 0, 1: 2}
+    assert world.named("node_left_out") == [{"node": "n2", "rank": 2}]
+    assert world.policy.book.spent == 1
+    assert world.asked == [], "it is there, and nobody has to be started for it"
+    assert world.nodes[1].lives
+    world.die(world.nodes[1], workers=True)
+    world.join(world.nodes[1])
+    world.settle()
+    assert not world.named("node_lost")
+    assert world.asked == []
+    compute_wrongly(world, 1)
+    result = world.policy.result
+    assert (result.state, result.exit_code) == (RunState.FAILED, 1)
+    assert "n3 gets no ranks again, and the run can't go on without it" in result.report.hint
+    assert [note.partition(" was")[0] for note in result.notes] == ["n2", "n3"]
+
+
+def test_a_run_with_a_range_goes_on_without_a_node_that_computes_wrongly():
+    world = Told(make_plan(3, min_nodes=2)).join_all()
+    world.let_speak()
+    compute_wrongly(world, 2)
+    assert places(world) == {0: 0, 1: 1}
+    world.die(world.nodes[2], workers=True)
+    world.join(world.nodes[2])
+    world.wait(5)
+    assert places(world) == {0: 0, 1: 1}, "nor does it grow by it"
+    compute_wrongly(world, 1)
+    assert world.policy.result.state is RunState.FAILED
+
+
+def test_the_run_ends_where_its_head_is_on_the_node_that_computes_wrongly(world):
+    compute_wrongly(world, 0)
+    assert world.policy.result.state is RunState.FAILED
+    assert "n1 gets no ranks again" in world.policy.result.report.hint
+
+
 def test_all_nodes_hear_of_the_end(world):
     world.policy.stop(world.now, 15, StopCause.USER)
     world.wait(10)

@@ -16,7 +16,7 @@ from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.start_checks import StartChecks
 from torchmuster.head.training_actions import AskForNodes, CutOff, OpenStore, Send
 from torchmuster.head.training_policy import TrainingPolicy
-from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
+from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, first_cause
 from torchmuster.model.lease import LEASE_S
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
@@ -33,6 +33,7 @@ ENDS = {
     "killed": {"kind": EndKind.SIGNAL, "signum": 9},
     "bug": {"kind": EndKind.EXCEPTION, "exit_code": 1},
     "echo": {"kind": EndKind.EXCEPTION, "exit_code": 1},
+    "wrong": {"kind": EndKind.EXCEPTION, "exit_code": 1},
 }
 ERRORS = {
     "bug": PythonError(type_name="ValueError", message="x", where="train.py:7", traceback="..."),
@@ -41,6 +42,13 @@ ERRORS = {
         message="Connection closed by peer",
         where="train.py:9",
         traceback="...",
+    ),
+    "wrong": PythonError(
+        type_name="DiffersError",
+        message="rank 1 has computed something else",
+        where="train.py:9",
+        traceback="...",
+        blames_node=True,
     ),
 }
 
@@ -97,6 +105,7 @@ class World:
         self.arrived = {}  # attempt -> ends in the order in which the head has heard of them
         self.joins = 0
         self.good_from = None
+        self.was_spent = False
         members = Membership(
             plan,
             clock=lambda: self.now,
@@ -124,6 +133,7 @@ class World:
 
     def settle(self):
         """Carry out what the policy orders, and let it look at the time, until it has no more to say."""
+        self.was_spent = self.policy.book.is_spent  # when what is asked for was decided
         self.policy.advance(self.now)
         while actions := self.policy.take_actions():
             for action in actions:
@@ -146,7 +156,7 @@ class World:
             case AskForNodes(places=places):
                 assert all(0 <= place < self.plan.num_places for place in places)
                 gathering = self.policy.phase is AttemptPhase.GATHERING
-                assert gathering or not self.policy.book.is_spent, "nobody would need them"
+                assert gathering or not self.was_spent, "nobody would need them"
 
     def obey(self, node, message):
         match message:
@@ -215,7 +225,18 @@ class World:
         assert 0 in attempt.members, "the head's own node takes part"
         starts = [member.hello.place for member in attempt.members.values()]
         assert len(set(starts)) == len(starts), "a node has one place"
+        assert not self.left_out() & set(starts), "a node that computes wrongly gets no rank again"
         self.starts.append(attempt)
+
+    def left_out(self):
+        """Return where the nodes were started that were the cause of a failure because they compute wrongly."""
+        found = set()
+        for attempt in self.starts:
+            cause = first_cause(attempt.ends)
+            preempted = any(end.kind is EndKind.PREEMPTED for end in attempt.ends)
+            if cause is not None and cause.error is ERRORS["wrong"] and not preempted:
+                found.add(attempt.member_of(cause.rank).hello.place)
+        return found
 
     def check(self):
         policy = self.policy

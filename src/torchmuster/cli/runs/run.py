@@ -184,6 +184,12 @@ class RunCommand(click.Command):
     help="How long a rank may hang while others wait; default 60s:30m.",
 )
 @click.option(
+    "--verify-every",
+    type=click.IntRange(1),
+    metavar="K",
+    help="Make every K-th step again on another rank, and compare the two bit for bit.",
+)
+@click.option(
     "--debugpy",
     type=int,
     metavar="[RANK]",

@@ -135,6 +135,9 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "node_lost": lambda f: f"{f['node']} was lost: {f['why']}",
     "spare_joined": lambda f: f"{f['node']} has joined as a spare node",
     "spare_lost": lambda f: f"the spare {f['node']} was lost: {f['why']}",
+    "node_left_out": lambda f: (
+        f"{f['node']} gets no ranks again: its rank {f['rank']} has computed something else than the others"
+    ),
     "spare_taken": lambda f: f"the spare {f['node']} takes the place of {f['before']}",
     "newcomer": lambda f: f"{f['node']} has joined; it takes part from the next attempt on",
     "debugger_waits": lambda f: (

@@ -131,6 +131,7 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
         handled=_last_line(told) if told is not error else None,
         own=own,
         code=note.read(),
+        blames_node=getattr(error, "muster_blames_node", False) is True,
     )
     try:
         ipc.tell(socket_path, told_of)

@@ -38,6 +38,7 @@ _FRESH_S = 15.0
 _SAID = (
     "hang",
     "start_wait",
+    "node_left_out",
     "node_lost",
     "spare_lost",
     "spare_taken",

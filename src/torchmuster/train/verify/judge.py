@@ -1,0 +1,93 @@
+"""Which rank has computed something else than the others: from who has made which batch, and what came out. Values only."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """One rank's making of one batch.
+
+    Attributes:
+        batch: The rank whose batch it is.
+        by: The rank that has made it.
+        digest: Of what came out.
+    """
+
+    batch: int
+    by: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What follows from makings.
+
+    Attributes:
+        batches: Whose makings are not all alike.
+        odd: The one rank that has made something else than what others agree on; None where there are several, or none agree.
+        is_once: Its later makings of the same batch were what the others have.
+        against: The ranks that agree against it, of one batch.
+    """
+
+    batches: tuple[int, ...]
+    odd: int | None = None
+    is_once: bool = False
+    against: tuple[int, ...] = ()
+
+
+def judge(makings: Sequence[Making]) -> Verdict:
+    """Return which rank is odd.
+
+    A digest is agreed on where at least two ranks have it in their last making of a batch, and no other two have another one. That is
+    needed for every batch in doubt: where kernels add in a different order each time, nobody agrees, or several ranks are odd.
+
+    Args:
+        makings: In the order of time.
+    """
+    by_batch: dict[int, list[Making]] = defaultdict(list)
+    for making in makings:
+        by_batch[making.batch].append(making)
+    doubtful = sorted(
+        batch for batch, made in by_batch.items() if len({one.digest for one in made}) > 1
+    )
+    odd: set[int] = set()
+    is_once, against = True, tuple[int, ...]()
+    for batch in doubtful:
+        made = by_batch[batch]
+        last = {one.by: one.digest for one in made}
+        agreed = agreed_on(last)
+        if agreed is None:
+            return Verdict(batches=tuple(doubtful))
+        odd |= {one.by for one in made if one.digest != agreed}
+        is_once = is_once and all(digest == agreed for digest in last.values())
+        against = tuple(sorted(rank for rank, digest in last.items() if digest == agreed))
+    if len(odd) != 1:
+        return Verdict(batches=tuple(doubtful))
+    (rank,) = odd
+    others = tuple(one for one in against if one != rank)
+    return Verdict(batches=tuple(doubtful), odd=rank, is_once=is_once, against=others)
+
+
+def agreed_on(digests: Mapping[int, str]) -> str | None:
+    """Return the digest that at least two ranks have, and more than have any other; None without one."""
+    counts: dict[str, int] = defaultdict(int)
+    for digest in digests.values():
+        counts[digest] += 1
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    if not ordered or ordered[0][1] < 2:
+        return None
+    if len(ordered) > 1 and ordered[1][1] == ordered[0][1]:
+        return None
+    return ordered[0][0]
+
+
+def odd_weights(digests: Sequence[str]) -> tuple[int | None, list[list[int]]]:
+    """Return the one rank whose weights are not those that all others have, and the groups of ranks that have the same."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank, digest in enumerate(digests):
+        groups[digest].append(rank)
+    found = sorted(groups.values(), key=len, reverse=True)
+    is_one = len(found) == 2 and len(found[0]) >= 2 and len(found[1]) == 1
+    return (found[1][0] if is_one else None), found

@@ -1,0 +1,397 @@
+"""The forwards and the backward of a step, noted as they are made, sent to another rank, and made again there.
+
+What is noted is what a model was called with (inputs, random numbers, buffers, autocast, threads), the gradients that came back to its outputs, and a
+digest of what it has made of them: its outputs, and this rank's own gradient of each parameter, before it is added to the others'. So the
+loss need not be known, and nothing of the script's own code is called again but the models.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+
+from torchmuster.train import rng
+from torchmuster.train.snapshot.state import dtype_named, pack, unpack
+from torchmuster.train.wrap import unwrap, weigh
+
+_DEVICES = ("cpu", "cuda")
+_LENGTH = struct.Struct("<Q")
+
+
+class CantRepeatError(Exception):
+    """What a rank has noted can't be made again; the message says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NotedCall:
+    """One forward of a model.
+
+    Attributes:
+        name: Of the model among the run's objects.
+        state: What it was called with, as the forward found it.
+        num_differentiable: How many outputs a gradient can come back to.
+        gradients: What came back to them.
+    """
+
+    name: str
+    state: dict[str, Any]
+    versions: list[int]
+    digest: str = ""
+    weight: float = 1.0
+    num_differentiable: int = 0
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class PassNotes:
+    """Notes the passes of this rank in one step: each is a backward and the forwards that led to it.
+
+    Args:
+        models: As the script calls them, by name.
+        weight: Returns this rank's weight in the batch.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], weight: Callable[[], float]) -> None:
+        self._models, self._weight = models, weight
+        self._ended: list[
+            tuple[list[NotedCall], str]
+        ] = []  # passes before this one, and their digests
+        self._calls: list[NotedCall] = []
+        self._own: dict[str, str] = {}  # digests of gradients, by parameter
+        self._hooks: list[Any] = []
+        self._is_twice = False
+        self.is_on = False
+
+    def begin(self) -> None:
+        """Note from now on."""
+        self.end()
+        self.is_on = True
+        for name, model in self._models.items():
+            for path, parameter in unwrap(model).named_parameters():
+                if parameter.requires_grad:
+                    key = f"{name}.{path}"
+                    self._hooks.append(
+                        parameter.register_hook(lambda g, key=key: self._note_own(key, g))
+                    )
+
+    def end(self) -> None:
+        """Note no more, and forget."""
+        self.is_on, self._is_twice = False, False
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._ended, self._calls, self._own = [], [], {}
+
+    def before(self, name: str, model: nn.Module, inputs: Any, kwargs: Any) -> None:
+        """Note what a model is called with."""
+        if not self.is_on or not torch.is_grad_enabled():
+            return
+        if self._own:  # a backward has ended
+            self._close_pass()
+        state = {
+            "inputs": inputs,
+            "kwargs": kwargs,
+            "buffers": {path: one.clone() for path, one in unwrap(model).named_buffers()},
+            "generators": rng.capture(),
+            "autocast": [
+                [d, torch.get_autocast_dtype(d)] for d in _DEVICES if torch.is_autocast_enabled(d)
+            ],
+            "threads": torch.get_num_threads(),
+        }
+        call = NotedCall(name=name, state=state, versions=_versions(inputs, kwargs))
+        self._calls.append(call)
+
+    def after(self, name: str, outputs: Any) -> Any:
+        """Note what a model has returned, and return it; of several outputs copies, as one may be made from another."""
+        if not self.is_on or not torch.is_grad_enabled() or not self._calls:
+            return outputs
+        call = self._calls[-1]
+        if call.name != name:
+            return outputs
+        call.weight = self._weight()
+        leaves = tensors_of(outputs)
+        call.digest = digest(leaves)
+        found = _differentiable(outputs)
+        call.num_differentiable = len(found)
+        tells = [partial(self._note_back, call, index) for index in range(len(found))]
+        if len(found) == 1:
+            found[0].register_hook(tells[0])
+            return outputs
+        copies = {
+            id(leaf): _Noted.apply(leaf, tell) for leaf, tell in zip(found, tells, strict=True)
+        }
+        return pytree.tree_map(lambda leaf: copies.get(id(leaf), leaf), outputs)
+
+    def _note_back(self, call: NotedCall, index: int, gradient: torch.Tensor) -> None:
+        if self.is_on:
+            self._is_twice |= index in call.gradients
+            call.gradients[index] = gradient.detach().clone()
+
+    def _note_own(self, key: str, gradient: torch.Tensor) -> None:
+        if self.is_on:
+            self._is_twice |= key in self._own
+            self._own[key] = digest([gradient])
+
+    def _close_pass(self) -> None:
+        digests = [call.digest for call in self._calls]
+        self._ended.append((self._calls, digest_of_pass(digests, self._own)))
+        self._calls, self._own = [], {}
+
+    def result(self) -> str:
+        """Return the digest of what this rank has made, from all passes of the step; afterwards there is nothing to be noted."""
+        if self._own:
+            self._close_pass()
+        return " ".join(made for _, made in self._ended)
+
+    def parcel(self, buffers_of_first: Mapping[str, Any]) -> bytes:
+        """Return all that another rank needs to make the passes again.
+
+        Args:
+            buffers_of_first: Rank 0's buffers before each forward, by number, where DDP has sent them to all ranks.
+
+        Raises:
+            CantRepeatError: They can't be made again.
+        """
+        if not self._ended:
+            raise CantRepeatError("no model given to resume() has been called and got a gradient")
+        if self._is_twice:
+            raise CantRepeatError("backward was called twice through one forward")
+        number = 0
+        passes: list[list[dict[str, Any]]] = []
+        for calls, _ in self._ended:
+            if not any(call.gradients for call in calls):
+                raise CantRepeatError("no gradient came back to a tensor that a model has returned")
+            passes.append([])
+            for call in calls:
+                passes[-1].append(_plain(call, buffers_of_first.get(str(number))))
+                number += 1
+        try:
+            return to_bytes(passes)
+        except Exception as error:  # its own sentence names the value
+            raise CantRepeatError(f"{error}: a model was called with it") from error
+
+    def synced_buffers(self) -> bytes:
+        """Return the buffers that DDP sends from rank 0 to all others at each forward, as rank 0 had them."""
+        noted = [call for calls, _ in self._ended for call in calls]
+        found = {
+            str(number): call.state["buffers"]
+            for number, call in enumerate(noted)
+            if _syncs_buffers(self._models[call.name])
+        }
+        return to_bytes(found)
+
+
+def _plain(call: NotedCall, buffers: Any) -> dict[str, Any]:
+    """Return what is sent of a call; `buffers` are those that it had, if they were not this rank's own."""
+    state = call.state
+    if call.versions != _versions(state["inputs"], state["kwargs"]):
+        raise CantRepeatError("the script has changed a model's inputs in place since")
+    return state | {
+        "name": call.name,
+        "weight": call.weight,
+        "gradients": [call.gradients.get(i) for i in range(call.num_differentiable)],
+        "needs": [leaf.requires_grad for leaf in _walk((state["inputs"], state["kwargs"]))],
+        "buffers": state["buffers"] if buffers is None else buffers,
+    }
+
+
+class _Noted(torch.autograd.Function):
+    """A copy whose gradient is told."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, tell: Callable[[torch.Tensor], None]) -> Any:
+        ctx.tell = tell
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.tell(gradients[0])
+        return gradients[0], None
+
+
+def repeat(parcel: bytes, models: Mapping[str, nn.Module], device: torch.device) -> str:
+    """Make the passes of a step again, and return their digests; models, gradients and generators stay as they are.
+
+    Raises:
+        CantRepeatError: A model could not be called once more.
+    """
+    passes = from_bytes(parcel, device)
+    inner = {name: unwrap(model) for name, model in models.items()}
+    buffers = [(one, one.clone()) for model in inner.values() for one in model.buffers()]
+    threads = torch.get_num_threads()
+    try:
+        with rng.preserved(), torch.enable_grad():
+            return " ".join(_pass_again(calls, models, device) for calls in passes)
+    except Exception as error:
+        line = (str(error).splitlines() or [""])[0][:300]
+        raise CantRepeatError(
+            f"a model can't be called once more: {type(error).__name__}: {line}"
+        ) from error
+    finally:
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def _pass_again(
+    calls: Iterable[Mapping[str, Any]], models: Mapping[str, nn.Module], device: torch.device
+) -> str:
+    parameters = {
+        f"{name}.{path}": parameter
+        for name, model in models.items()
+        for path, parameter in unwrap(model).named_parameters()
+        if parameter.requires_grad
+    }
+    digests, roots, back = [], [], []
+    for call in calls:
+        outputs = _call_again(call, models[call["name"]], device)
+        digests.append(digest(tensors_of(outputs)))
+        differentiable = _differentiable(outputs)
+        if len(differentiable) > 1:  # of one alone the noted gradient has its weight
+            differentiable = _differentiable(weigh(outputs, call["weight"]))
+        for leaf, gradient in zip(differentiable, call["gradients"], strict=True):
+            if gradient is not None:
+                roots.append(leaf)
+                back.append(gradient)
+    made = torch.autograd.grad(roots, list(parameters.values()), back, allow_unused=True)
+    own = {k: digest([one]) for k, one in zip(parameters, made, strict=True) if one is not None}
+    return digest_of_pass(digests, own)
+
+
+def _call_again(call: Mapping[str, Any], wrapped: nn.Module, device: torch.device) -> Any:
+    model = unwrap(wrapped)
+    moves_inputs = bool(getattr(wrapped, "device_ids", None))  # as DDP does on a GPU
+    with torch.no_grad():
+        for path, buffer in model.named_buffers():
+            buffer.copy_(call["buffers"][path])
+    rng.restore(call["generators"])
+    if call["threads"] != torch.get_num_threads():
+        torch.set_num_threads(call["threads"])
+    inputs, kwargs = call["inputs"], call["kwargs"]
+    if moves_inputs:
+        inputs, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda one: one.to(device), (inputs, kwargs)
+        )
+    for leaf, needs in zip(_walk((inputs, kwargs)), call["needs"], strict=True):
+        leaf.requires_grad_(needs)
+    with ExitStack() as stack:
+        for kind, dtype in call["autocast"]:
+            stack.enter_context(torch.autocast(kind, dtype=dtype))
+        return model(*inputs, **kwargs)
+
+
+def digest_of_pass(outputs: Iterable[str], own: Mapping[str, str]) -> str:
+    """Return the digest of a pass: of its outputs in order, and of the gradients by the names of their parameters."""
+    text = "\n".join([*outputs, *(f"{name} {own[name]}" for name in sorted(own))])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    """Return the SHA-256 of the bytes of tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(_bytes_of(tensor))
+    return found.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a nest of values."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _walk(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a nest, in the order in which `pack` finds them."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _walk(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _walk(one)
+
+
+def _differentiable(outputs: Any) -> list[torch.Tensor]:
+    leaves = (leaf for leaf in tensors_of(outputs) if leaf.requires_grad)
+    return list({id(leaf): leaf for leaf in leaves}.values())
+
+
+def _versions(*values: Any) -> list[int]:
+    return [0 if leaf.is_inference() else leaf._version for leaf in tensors_of(values)]
+
+
+def _syncs_buffers(model: nn.Module) -> bool:
+    return isinstance(model, DistributedDataParallel) and bool(model.broadcast_buffers)
+
+
+# Without a pickle: a header in JSON, then the bytes of the tensors.
+
+
+def to_bytes(value: Any) -> bytes:
+    """Return a nest of tensors and plain values as bytes.
+
+    Raises:
+        SnapshotError: A value is of a type that only running code could restore.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    plain = pack(value, "", tensors)
+    table, parts = [], []
+    for path, tensor in tensors.items():
+        is_dense = _is_dense(tensor)
+        stride = list(tensor.stride()) if is_dense else None
+        where = tensor.device.type
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        table.append([path, dtype, list(tensor.shape), stride, where])
+        flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense else tensor
+        parts.append(_bytes_of(flat))
+    header = json.dumps([plain, table]).encode()
+    return b"".join([_LENGTH.pack(len(header)), header, *parts])
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor fills its memory without a gap, in whatever order of dimensions: kernels depend on the order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def from_bytes(data: bytes, device: torch.device) -> Any:
+    """Inverse of `to_bytes`; what was on a GPU goes to `device`."""
+    (length,) = _LENGTH.unpack_from(data)
+    plain, table = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+    at = _LENGTH.size + length
+    tensors = {}
+    for path, name, shape, stride, where in table:
+        dtype = dtype_named(name)
+        count = 1
+        for size in shape:
+            count *= size
+        flat = torch.empty(count, dtype=dtype)
+        num_bytes = count * dtype.itemsize
+        if num_bytes:
+            flat.view(torch.uint8).copy_(
+                torch.frombuffer(bytearray(data[at : at + num_bytes]), dtype=torch.uint8)
+            )
+        at += num_bytes
+        if where != "cpu":
+            flat = flat.to(device)
+        tensors[path] = flat.as_strided(shape, stride) if stride else flat.reshape(shape)
+    return unpack(plain, tensors)
