@@ -209,11 +209,14 @@ class Membership:
 
     def leave_out(self, member: Member) -> None:
         """Give a node no ranks again in this run, nor an agent that is started at its place on its machine."""
-        self._left_out.add((member.hello.place, member.machine))
-        member.is_left_out = True
-        if member.place is not None and self._holders.get(member.place) is member:
-            del self._holders[member.place]
-        member.place = None
+        key = (member.hello.place, member.machine)
+        self._left_out.add(key)
+        for one in self.members:  # its agent may have called anew since
+            if (one.hello.place, one.machine) == key:
+                one.is_left_out = True
+                if one.place is not None and self._holders.get(one.place) is one:
+                    del self._holders[one.place]
+                one.place = None
 
     def spares(self) -> list[Member]:
         """Return the nodes that wait for another's loss."""
