@@ -88,6 +88,7 @@ def launch(
     stage: str | Sequence[str] | None = ...,
     start: Literal["auto", "fork", "fresh"] | None = ...,
     time: str | timedelta | None = ...,
+    verify_every: int | None = ...,
     warn: str | timedelta | None = ...,
     **kwargs: Any,
 ) -> Run: ...
@@ -141,6 +142,7 @@ class Session(SessionHandle):
         set_env: Mapping[str, object] | None = ...,
         stage: str | Sequence[str] | None = ...,
         start: Literal["auto", "fork", "fresh"] | None = ...,
+        verify_every: int | None = ...,
         **kwargs: Any,
     ) -> Run: ...
     def run(
@@ -170,4 +172,5 @@ class Session(SessionHandle):
         set_env: Mapping[str, object] | None = ...,
         stage: str | Sequence[str] | None = ...,
         start: Literal["auto", "fork", "fresh"] | None = ...,
+        verify_every: int | None = ...,
     ) -> Run: ...

@@ -370,7 +370,7 @@ class TrainingPolicy(NodePolicy):
 
     def _what_follows(self, attempt: Attempt) -> TryAgain | EndRun:
         if attempt.is_done:
-            notes = notes_on_success(attempt.ends, attempt.world_size)
+            notes = notes_on_success(attempt.ends, attempt.world_size, self.plan.verify_every)
             for note in notes:
                 self.tell("notice", text=note)
             return EndRun(RunState.SUCCEEDED, 0, notes=notes)

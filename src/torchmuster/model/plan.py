@@ -244,6 +244,12 @@ class RunPlan:
         return word.partition(" ")[0] if word is not None else None
 
     @property
+    def verify_every(self) -> int | None:
+        """Return after how many steps one is made again on another rank, as the command asks for it."""
+        text = dict(self.node_setup.environment).get(contract.VERIFY_VARIABLE)
+        return int(text) if text is not None and text.isdecimal() else None
+
+    @property
     def is_replay(self) -> bool:
         """Return whether it makes a step of another run again: it saves nothing, and is not continued."""
         return contract.REPLAY_VARIABLE in dict(self.node_setup.environment)

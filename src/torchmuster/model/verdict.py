@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchmuster.model import contract
-from torchmuster.model.failure import EndKind, WorkerEnd, describe
+from torchmuster.model.failure import EndKind, WorkerEnd, describe, last_step
 from torchmuster.model.ranks import name_ranks
 from torchmuster.model.states import RunState
 
@@ -60,7 +60,9 @@ class Circumstances:
     are_too_few: bool = False  # without the node of the cause, which gets no ranks again
 
 
-def notes_on_success(ends: Sequence[WorkerEnd], world_size: int) -> tuple[str, ...]:
+def notes_on_success(
+    ends: Sequence[WorkerEnd], world_size: int, verify_every: int | None = None
+) -> tuple[str, ...]:
     """Return notes on an attempt that ended well, one sentence each."""
     died = [end for end in ends if end.signum is not None]
     notes = [_died_leaving(died)] if died else []
@@ -68,7 +70,21 @@ def notes_on_success(ends: Sequence[WorkerEnd], world_size: int) -> tuple[str, .
     known = [size for size in sizes if size is not None]
     if world_size > 1 and len(known) == world_size and max(known) < world_size:
         notes.append(_never_met(max(known), world_size))
+    if verify_every is not None:
+        notes += _never_verified(last_step(ends), verify_every)
     return tuple(notes)
+
+
+def _never_verified(step: int | None, every: int) -> list[str]:
+    if step is None:
+        return [
+            f"no step was verified: `--verify-every {every}` is for scripts that call resume() of torchmuster.train"
+        ]
+    if step < every:
+        return [
+            f"no step was verified: the last one was {step}, and `--verify-every {every}` begins with step {every}"
+        ]
+    return []
 
 
 def _died_leaving(ends: Sequence[WorkerEnd]) -> str:

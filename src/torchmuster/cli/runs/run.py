@@ -28,7 +28,7 @@ _SECTIONS = {
     ),
     "Failures": (
         *("max_restarts", "restart_policy", "grace", "join_timeout", "last_call", "grow"),
-        "hang_timeout",
+        *("hang_timeout", "verify_every"),
     ),
     "Name and output": ("name", "run_id", "tee", "progress", "stdin_rank", "metrics_port"),
     "Debugging": ("debugpy", "pdb", "debug", "no_preflight"),
