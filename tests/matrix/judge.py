@@ -142,7 +142,7 @@ def _check_cause(running, fault):
     node = where and running.world.called(where)
     if fault.kind is not None and cause.get("node") != node:
         raise WrongError(f"the cause is on {cause.get('node')}, not {node}")
-    if node is not None and not re.search(rf"\b{node}\b", _told(result)):
+    if node is not None and not re.search(rf"(?<!\w){re.escape(node)}(?!\w)", _told(result)):
         raise WrongError(f"the report does not name {node}")
 
 

@@ -4,6 +4,7 @@ The head's agent is a process of ours, as on one machine; the others are started
 They end when the head is gone (their lease), or with the step that they are.
 """
 
+import contextlib
 import signal
 import time
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torchmuster.engines import starter
 from torchmuster.engines.local import HEAD, AgentProcesses, agent_argv
 from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.starter import Starter
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.address import own_addresses, own_endpoints
@@ -68,6 +70,13 @@ class AllocationEngine(AgentProcesses):
         start = starter.start(argv)
         self._starters[start.child.pid] = start
         self._agents.append((place, start.child))
+
+    def cut_lifeline(self) -> None:
+        """Let the agents end themselves and their workers, also those on other nodes that look for a lost head's successor."""
+        if self._lifeline is not None and not self.holds(HEAD):
+            with contextlib.suppress(OSError):  # then they are killed
+                atomic.write_json(self.run_dir.moved, [])
+        super().cut_lifeline()
 
     def holds(self, place: int) -> bool:
         """Say whether a start of this place may still bring an agent: one that hangs does not count."""

@@ -31,7 +31,7 @@ from torchmuster.node.options import HeadPlace
 SAY_EVERY_S = 5.0
 _RETRY_S = 0.1
 _HEAD_GONE_S = 2.0
-_HEAD_RETURNS_S = 20.0  # where a run's owner puts another one in its place
+_HEAD_RETURNS_S = 20.0  # where a run's owner may put another one in its place
 _MOST_FILE_BYTES = 64 << 10
 _LOOK_EVERY_S = 2.0
 _SECRET_FILE = "`--rdzv_conf secret_file=FILE`"
@@ -62,6 +62,8 @@ class HeadLink:
         self._addresses = place.addresses
         self._known: tuple[str, int] | None = None  # the address that has answered
         self._moved_to = place.addresses
+        # The run's owner may put another head in a lost one's place; an empty list says that it won't.
+        self._comes_back = place.file is not None
         self._look_at = 0.0
         self._head: tuple[int, str, str] | None = None  # its process, kernel and network
         self._called_at = self.clock()
@@ -121,6 +123,7 @@ class HeadLink:
             addresses = tuple(split_endpoint(word) for word in told)
         except (OSError, ValueError, TypeError, AttributeError, MusterError):
             return  # there is none
+        self._comes_back = told != []
         if addresses and addresses != self._moved_to:
             self._moved_to = self._addresses = addresses
             self._known = None
@@ -143,7 +146,7 @@ class HeadLink:
             return channel
 
     def _judge_wait(self, where: str, problem: str, waited_s: float, gone_s: float) -> None:
-        limit_s = _HEAD_GONE_S if self._place.file is None else _HEAD_RETURNS_S
+        limit_s = _HEAD_RETURNS_S if self._comes_back else _HEAD_GONE_S
         if self._head is not None and gone_s > limit_s:
             raise HeadLostError(
                 "the head of this run has ended, so this node's workers were ended too",

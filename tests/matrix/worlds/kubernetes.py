@@ -113,8 +113,8 @@ class KubernetesWorld(World):
         return ["nsenter", f"--target={first[0]}", *spaces, "--", *inside]
 
     def called(self, node):
-        """Return the host name of the pod that is on a node."""
-        return f"{self.run_id}-{NODES.index(node)}"
+        """Return the name of the pod that is on a node, with the node's."""
+        return f"{self.run_id}-{NODES.index(node)} ({node})"
 
     def start(self, words, **options):
         return self._user.start(words, env={"MUSTER_MATRIX": str(self.folder)}, **options)

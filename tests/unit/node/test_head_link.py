@@ -9,7 +9,7 @@ import pytest
 from kit.ports import reserve_port
 from kit.waiting import wait_until_async
 from torchmuster import proc
-from torchmuster.errors import JoinTimeoutError
+from torchmuster.errors import HeadLostError, JoinTimeoutError
 from torchmuster.net import messages
 from torchmuster.net.address import bind
 from torchmuster.net.handshake import Role
@@ -224,6 +224,29 @@ def test_an_agent_that_was_welcomed_finds_the_head_in_a_lost_ones_place(tmp_path
         (await calling).abort()
 
     meet(conversation)
+
+
+def test_an_agent_waits_no_longer_where_the_owner_says_that_no_head_follows(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_link, "_HEAD_GONE_S", 0.1)
+    moved = tmp_path / "moved.json"
+
+    async def call():
+        place = HeadPlace(
+            addresses=(("127.0.0.1", reserve_port()),),
+            secret=SECRET,
+            join_timeout_s=60.0,
+            file=str(moved),
+        )
+        link = HeadLink(place, lambda text: None)
+        link.welcome(WELCOME)
+        calling = asyncio.create_task(link.call())
+        await asyncio.sleep(0.5)
+        assert not calling.done(), "one may follow"
+        write_moved(moved)
+        with pytest.raises(HeadLostError):
+            await asyncio.wait_for(calling, 10)
+
+    asyncio.run(call())
 
 
 def test_a_head_that_was_given_up_by_the_owner_loses_its_agents_though_it_lives(
