@@ -1,6 +1,6 @@
 """Measure the training library against hand-written code and peers at their best settings.
 
-    python benchmarks/train.py [--repeats 1] [--only overhead,metrics,stall,every10,memory,write,goodput]
+    python benchmarks/train.py [--repeats 1] [--only overhead,metrics,stall,every10,memory,verify,write,goodput]
                                [--quick] [--json FILE] [--limit SECONDS]
 
 In each job all sides take turns, block by block, in the same processes (`goodput`: one job after

@@ -98,6 +98,7 @@ def all_cases(sizes: Sizes) -> dict[str, Case]:
         "stall": _stall(sizes),
         "every10": _every10(sizes),
         "memory": _memory(sizes),
+        "verify": _verify(sizes),
         "write": _write(sizes),
         "goodput": _goodput(sizes),
     }
@@ -211,6 +212,16 @@ def _memory(sizes: Sizes) -> Case:
             )
             for name, (*_, limit) in shapes.items()
         ),
+    )
+
+
+def _verify(sizes: Sizes) -> Case:
+    name = "2 workers, 20 MB"
+    what = {"case": "verify", "name": name, "steps": sizes.long_steps, "blocks": sizes.blocks}
+    return Case(
+        title="Time of a step of about 50 ms that is made again on the other rank, and of one that is not",
+        rows={name: partial(jobs.measure, "saves.py", 2, what)},
+        goals=(Goal(row=name, others=("none verified",), kind="more"),),
     )
 
 

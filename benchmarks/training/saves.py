@@ -1,4 +1,4 @@
-"""The script of the cases `stall`, `every10` and `write`: what a save costs the loop and the disk.
+"""The script of the cases `stall`, `every10`, `memory`, `verify` and `write`: what a save costs the loop and the disk, and a verified step.
 
 saves.py FOLDER '{"case": "stall", ...}'
 """
@@ -24,6 +24,7 @@ from torchmuster.train.memory.saves import MemorySettings
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import open_folder
 from torchmuster.train.snapshot.staging import Staging, whole_boxes
+from torchmuster.train.verify.watch import StepVerifier
 from training.parts import (
     Values,
     arguments,
@@ -51,7 +52,8 @@ def main() -> None:
     folder, what = arguments()
     torch.set_num_threads(1)
     world = tm.init()
-    measure = {"stall": stall, "saving": saving, "memory": memory, "write": write}[what["case"]]
+    measures = {"stall": stall, "saving": saving, "memory": memory, "verify": verify}
+    measure = (measures | {"write": write})[what["case"]]
     report(folder, measure(world, folder, what))
     world.close()
 
@@ -195,6 +197,26 @@ def memory(world: tm.World, folder: Path, what: dict[str, Any]) -> Values:
             "torchmuster": [load(run) for _ in range(what["loads"])]
         }
     return found
+
+
+def verify(world: tm.World, folder: Path, what: dict[str, Any]) -> Values:
+    """Return the time of a step that is verified, and of one that is not."""
+    batch_size = batch_for(perceptron(WIDTH, NUM_LAYERS), WIDTH, STEP_MS)
+    model = perceptron(WIDTH, NUM_LAYERS)
+    run, do_step = stepping(world, folder, model, random_samples(batch_size, WIDTH))
+    verifier = StepVerifier(1, run, run._objects, world, run._metrics.record)
+
+    def steps(every: int) -> Iterator[None]:
+        while True:
+            verifier.every = every
+            do_step(False)
+            yield
+
+    loops = {"none verified": steps(1 << 60), "torchmuster": steps(1)}
+    values = in_turn(
+        loops, num_steps=what["steps"], num_blocks=what["blocks"], settle=wait_until_saved
+    )
+    return {f"{what['name']}, ms a step": values}
 
 
 def load(run: tm.Run) -> float:

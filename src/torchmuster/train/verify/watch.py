@@ -86,12 +86,15 @@ class StepVerifier:
         objects: The run's: their models are called again.
         world: The ranks.
         record: Rank 0 notes in it what was verified.
+
+    Attributes:
+        every: See above.
     """
 
     def __init__(
         self, every: int, run: Any, objects: Objects, world: Any, record: MetricsRecord
     ) -> None:
-        self._every, self._run, self._world, self._record = every, run, world, record
+        self.every, self._run, self._world, self._record = every, run, world, record
         self._models = {
             name: thing
             for name, thing in objects.by_name.items()
@@ -130,7 +133,7 @@ class StepVerifier:
     def _before(self, name: str) -> Callable[..., None]:
         def before(model: nn.Module, inputs: Any, kwargs: Any) -> None:
             step = self._run.steps_done + 1
-            if step % self._every or step == self._done_step:
+            if step % self.every or step == self._done_step:
                 if self._notes.is_on:
                     self._notes.end()
             else:
@@ -148,7 +151,7 @@ class StepVerifier:
 
     def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         step = self._run.steps_done + 1
-        if step % self._every or step == self._done_step:
+        if step % self.every or step == self._done_step:
             return
         self._done_step = step
         began = time.monotonic()
@@ -163,7 +166,7 @@ class StepVerifier:
             self._is_first = False
             self._world.say(
                 f"step {step}: made again on other ranks, bit for bit the same ({elapsed_s:.3f} s);"
-                f" from here on every {self._every} steps"
+                f" from here on every {self.every} steps"
             )
 
     def _compare_weights(self, step: int) -> None:
