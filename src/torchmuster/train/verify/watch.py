@@ -150,8 +150,8 @@ class StepVerifier:
     # What is compared.
 
     def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        step = self._run.steps_done + 1
-        if step % self.every or step == self._done_step:
+        step = self._noted_step  # the script may have counted this step already
+        if not self._notes.is_on or step == self._done_step:
             return
         self._done_step = step
         began = time.monotonic()
