@@ -75,6 +75,7 @@ class UsageError(MusterError):
     """What the user typed or wrote can't be done; nothing was started."""
 
     exit_code = 2
+    muster_final = True
 
 
 class RunDirectoryError(MusterError):

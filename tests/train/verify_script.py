@@ -92,7 +92,9 @@ class Thing:
 
 
 made = Attention() if name == "attention" else Net()
-model = made if name == "bare" else tm.wrap(made, sharded=name == "sharded")
+model = (
+    made if name == "bare" else tm.wrap(made, sharded=name == "sharded", compile=name == "compile")
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 data = tm.loader(
     Samples(), global_batch_size=12, shuffle=True, accumulate=2 if name == "accumulate" else 1

@@ -200,7 +200,7 @@ def _own_address_towards(host: str, port: int) -> str:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError as error:
-        raise UsageError(
+        raise WorldError(  # name servers come back
             f"the name of rank 0's host can't be resolved: {host}",
             where=f"MASTER_ADDR={host}",
             why=str(error),

@@ -47,8 +47,6 @@ class DiffersError(MusterError):
 class CantVerifyError(UsageError):
     """What is trained can't be verified, in this attempt or another."""
 
-    muster_final = True
-
 
 def wanted_every(verify_every: int | None) -> int | None:
     """Return after how many steps to verify: what the script says, else what `muster run --verify-every` says."""
