@@ -19,8 +19,8 @@ from torchmuster.errors import MusterError
 from torchmuster.files.tail import last_lines
 from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
-from torchmuster.model.contract import describe_exit
-from torchmuster.model.display.text import report_of_error
+from torchmuster.model.contract import MACHINE_VARIABLE, describe_exit
+from torchmuster.model.display.text import name_on, report_of_error
 from torchmuster.model.lease import OwnClock
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
@@ -266,10 +266,11 @@ class Supervisor:
             self.result = self._own_result(RunState.FAILED, error.exit_code, report)
 
     def _head_lost(self, ended: str) -> Result:
-        log = self.engine.run_dir.agent_log(self.engine.plan.node_name(HEAD))
+        name = self.engine.plan.node_name(HEAD)
+        log = self.engine.run_dir.agent_log(name)
         report = Report(
             error=f"the head's agent ended ({ended}), and the head with it",
-            at=self.engine.plan.node_name(HEAD),
+            at=name_on(name, os.environ.get(MACHINE_VARIABLE, "")),  # a pod's owner is in it
             because=tuple(last_lines(log, 20)) or ("it said nothing",),
             hint=f"its log is {log}",
         )
