@@ -102,7 +102,9 @@ class PassNotes:
             "buffers": {path: one.clone() for path, one in unwrap(model).named_buffers()},
             "generators": rng.capture(),
             "autocast": [
-                [d, torch.get_autocast_dtype(d)] for d in _DEVICES if torch.is_autocast_enabled(d)
+                [d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)]
+                for d in _DEVICES
+                if d == "cpu" or torch.cuda.is_available()
             ],
             "threads": torch.get_num_threads(),
         }
@@ -272,7 +274,8 @@ def _call_again(call: Mapping[str, Any], wrapped: nn.Module, device: torch.devic
     moves_inputs = bool(getattr(wrapped, "device_ids", None))  # as DDP does on a GPU
     with torch.no_grad():
         for path, buffer in model.named_buffers():
-            buffer.copy_(call["buffers"][path])
+            if path in call["buffers"]:  # else the forward itself has made it
+                buffer.copy_(call["buffers"][path])
     rng.restore(call["generators"])
     if call["threads"] != torch.get_num_threads():
         torch.set_num_threads(call["threads"])
@@ -284,8 +287,8 @@ def _call_again(call: Mapping[str, Any], wrapped: nn.Module, device: torch.devic
     for leaf, needs in zip(_walk((inputs, kwargs)), call["needs"], strict=True):
         leaf.requires_grad_(needs)
     with ExitStack() as stack:
-        for kind, dtype in call["autocast"]:
-            stack.enter_context(torch.autocast(kind, dtype=dtype))
+        for kind, dtype, is_on in call["autocast"]:
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on))
         return model(*inputs, **kwargs)
 
 
