@@ -187,7 +187,7 @@ class StepVerifier:
         self._end(
             odd,
             f"before step {step} rank {odd} has other weights than all other ranks",
-            f"{words}",
+            words,
             "does the script change weights on this rank only? Otherwise look at its memory and its device",
         )
 
@@ -253,7 +253,8 @@ class StepVerifier:
             odd,
             f"rank {odd} has computed something else than the others in step {step}",
             f"outputs and gradients of the batch of {batches}: {against} agree, rank {odd} differs {how}",
-            "look at the memory and the device of its machine; if it is another rank each time, the model does not compute the same twice",
+            "does the model do something else on this rank (`if rank == 0:`), or in its first call? Otherwise look at the memory and the"
+            " device of its machine",
         )
 
     def _tell(self, step: int, odd: int | None, what: str) -> None:
