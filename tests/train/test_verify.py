@@ -12,11 +12,11 @@ from train.launching import muster
 SCRIPT = Path(__file__).parent / "verify_script.py"
 
 
-def train(tmp_path, *words, nodes=3, options=(), check=True):
-    """Train, verifying every third step; return how it ended, and the events of the head and of rank 0."""
+def train(tmp_path, *words, nodes=3, options=(), check=True, every=1):
+    """Train, verifying each step; return how it ended, and the events of the head and of rank 0."""
     home, out = tmp_path / "home", tmp_path / "out"
     out.mkdir(exist_ok=True)
-    more = ("--verify-every", 3, *options)
+    more = ("--verify-every", every, *options)
     ended = muster(home, 1, *more, SCRIPT, out, *words, nodes=nodes, restarts=2, check=check)
     (run,) = (home / "runs").iterdir()
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
@@ -44,22 +44,24 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "model", ["plain", "two", "attention", "amp", "accumulate", "numbers", "inplace"]
+    "model", ["plain", "two", "attention", "amp", "accumulate", "numbers", "inplace", "sliced"]
 )
 def test_steps_made_again_on_other_ranks_are_the_same(tmp_path, model, undisturbed):
     ended, events, training = train(tmp_path, model)
-    assert [event["step"] for event in named(training, "verified")] == list(range(3, 21, 3))
-    assert "step 3: made again on other ranks, bit for bit the same" in ended.stderr
+    assert [event["step"] for event in named(training, "verified")] == list(range(1, 21))
+    assert "step 1: made again on other ranks, bit for bit the same" in ended.stderr
     assert not named(events, "node_left_out")
     if model == "plain":
         assert weights(tmp_path) == undisturbed, "it changes nothing"
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward", "weights"])
+@pytest.mark.parametrize("every", [1, 3])
 def test_the_node_of_a_rank_that_is_wrong_is_left_out_and_nothing_is_lost(
-    tmp_path, kind, undisturbed
+    tmp_path, kind, every, undisturbed
 ):
-    _, events, training = train(tmp_path, "plain", kind, 1, 6, options=("--spares", 1))
+    spare = ("--spares", 1)
+    _, events, training = train(tmp_path, "plain", kind, 1, 6, options=spare, every=every)
     assert [(e["node"], e["rank"]) for e in named(events, "node_left_out")] == [("n2", 1)]
     assert [e["node"] for e in named(events, "spare_taken")] == ["n4"]
     (differs,) = named(training, "differs")
@@ -76,7 +78,7 @@ def test_a_run_ends_where_no_node_can_take_the_place(tmp_path):
     ended, events, _ = train(tmp_path, "plain", "forward", 1, 5, "always", check=False)
     assert ended.returncode == 1
     assert [e["rank"] for e in named(events, "node_left_out")] == [1]
-    assert "rank 1 has computed something else than the others in step 6" in ended.stderr
+    assert "rank 1 has computed something else than the others in step 5" in ended.stderr
     assert "rank 1 differs each time" in ended.stderr
     assert "n2 gets no ranks again, and the run can't go on without it" in ended.stderr
     assert len(named(events, "attempt_started")) == 1

@@ -66,7 +66,7 @@ class NodePolicy:
         self._leavers = Leavers(self.plan)
         self._stop: StopRequest | None = None
         self._lost: dict[str, str] = {}  # nodes that are missing now, and why
-        self._left_out: list[str] = []
+        self._left_out: dict[int, str] = {}  # nodes, by the rank that computed wrongly there
         self._refusals: dict[str, float] = {}
         self._look_at = 0.0
         self._no_store_said = False
@@ -171,17 +171,22 @@ class NodePolicy:
         names = [self.members.name(member) for member in self.members.spares()]
         return {"spares": names[:MAX_LISTED]} if self.plan.spares else {}
 
-    def _leave_out(self, attempt: Attempt, cause: WorkerEnd) -> bool:
-        """Give the node no ranks again that has computed wrongly, if that was the cause; say whether the others are too few."""
+    def _leave_out(self, attempt: Attempt, cause: WorkerEnd) -> str | None:
+        """Give the node no ranks again that has computed wrongly, if that was the cause; return why the run can't go on, if so."""
         member = attempt.member_of(cause.rank)
         if member is None or cause.error is None or not cause.error.blames_node:
-            return False
+            return None
         name = self.members.name(member)
+        before = self._left_out.get(cause.rank)
+        if before is not None and before != name:
+            return f"rank {cause.rank} did so on {before} as well: look at what the script does on this rank alone"
         self.members.leave_out(member)
-        self._left_out.append(name)
+        self._left_out[cause.rank] = name
         self.tell("node_left_out", node=name, rank=cause.rank)
         has_head = member.hello.wants_place_0  # nobody else can be its first node
-        return has_head or len(self.members.present()) < self.plan.min_nodes
+        if has_head or len(self.members.present()) < self.plan.min_nodes:
+            return f"{name} gets no ranks again, and the run can't go on without it: start it on other nodes"
+        return None
 
     def _notes_on_losses(self) -> list[str]:
         """Return, and write, which machines were lost repeatedly or left out."""
@@ -191,7 +196,7 @@ class NodePolicy:
         ]
         notes += [
             f"{name} was left out, as it has computed something else than the others: don't trust it before you have looked at it"
-            for name in self._left_out
+            for name in self._left_out.values()
         ]
         for note in notes:
             self.tell("notice", text=note)

@@ -27,7 +27,7 @@ class Next(enum.Enum):
     FAIL_SPENT = "spent"
     FAIL_SAME_BUG = "same_bug"
     FAIL_FINAL = "final"  # another attempt would end in the same way
-    FAIL_TOO_FEW = "too_few"  # without the node that computes wrongly
+    FAIL_DEAD_END = "dead_end"  # a node computes wrongly, and the run can't go on without it
 
 
 @dataclass(slots=True)
@@ -56,16 +56,16 @@ class RestartBook:
         return self.is_over or self.spent >= self.max_restarts
 
     def after_failure(
-        self, cause: WorkerEnd, step: int | None = None, *, are_too_few: bool = False
+        self, cause: WorkerEnd, step: int | None = None, *, dead_end: str | None = None
     ) -> Next:
         """Judge a failure; spends a restart when the answer is `AGAIN`.
 
         Args:
             cause: The failure that explains the others.
             step: The last step that a rank of this attempt has done; None where the script doesn't say.
-            are_too_few: Without the node of the cause, which gets no ranks again, there are too few.
+            dead_end: Why no attempt can follow, whatever the budget.
         """
-        answer = Next.FAIL_TOO_FEW if are_too_few else self._judge(cause, step)
+        answer = Next.FAIL_DEAD_END if dead_end else self._judge(cause, step)
         self.is_over |= answer is not Next.AGAIN
         self.spent += answer is Next.AGAIN
         return answer
@@ -132,7 +132,7 @@ def after_failure(
     plan: RunPlan,
     log_path: Callable[[int, int], str],
     *,
-    are_too_few: bool = False,
+    dead_end: str | None = None,
 ) -> tuple[dict[str, Any], TryAgain | EndRun]:
     """Return the event on a failed attempt, and what follows; spends a restart if that is another attempt.
 
@@ -142,9 +142,9 @@ def after_failure(
         book: The run's.
         plan: The run's.
         log_path: Returns where the output of a rank of an attempt is.
-        are_too_few: Without the node of the cause, which gets no ranks again, there are too few.
+        dead_end: Why no attempt can follow, whatever the budget.
     """
-    follows = book.after_failure(cause, last_step(attempt.ends), are_too_few=are_too_few)
+    follows = book.after_failure(cause, last_step(attempt.ends), dead_end=dead_end)
     again = follows is Next.AGAIN
     told = {
         "attempt": attempt.number,
@@ -161,7 +161,7 @@ def after_failure(
         max_restarts=book.max_restarts,
         same_as=book.same_as if follows is Next.FAIL_SAME_BUG else None,
         is_final=follows is Next.FAIL_FINAL,
-        are_too_few=are_too_few,
+        dead_end=dead_end,
         early_ranks=tuple(attempt.early_ranks),
         restart_hint=plan.restart_hint,
         log_path=log_path(attempt.number, cause.rank) if cause.rank >= 0 else None,

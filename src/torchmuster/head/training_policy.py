@@ -382,9 +382,9 @@ class TrainingPolicy(NodePolicy):
         cause = first_cause(attempt.ends)
         preempted = [end for end in attempt.ends if end.kind is EndKind.PREEMPTED]
         if cause is not None and not (preempted and cause.looks_like_echo):
-            log_path, are_too_few = self._options.run_dir.rank_log, self._leave_out(attempt, cause)
+            log_path, dead_end = self._options.run_dir.rank_log, self._leave_out(attempt, cause)
             told, follows = after_failure(
-                attempt, cause, self.book, self.plan, log_path, are_too_few=are_too_few
+                attempt, cause, self.book, self.plan, log_path, dead_end=dead_end
             )
             self.tell("attempt_failed", **told)
             return follows

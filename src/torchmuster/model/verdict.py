@@ -57,7 +57,7 @@ class Circumstances:
     early_ranks: tuple[int, ...]
     restart_hint: bool
     log_path: str | None
-    are_too_few: bool = False  # without the node of the cause, which gets no ranks again
+    dead_end: str | None = None  # why no attempt can follow, whatever the budget
 
 
 def notes_on_success(
@@ -210,10 +210,8 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
         hints.append("if that is right for this script: `--hang-timeout 30m`, or `off`")
     elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
         hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
-    if circumstances.are_too_few:
-        hints.append(
-            f"{cause.node} gets no ranks again, and the run can't go on without it: start it on other nodes"
-        )
+    if circumstances.dead_end:
+        hints.append(circumstances.dead_end)
     elif circumstances.is_final:
         hints.append("another attempt would end in the same way, so there was none")
     elif circumstances.same_as is not None:

@@ -153,6 +153,7 @@ class StepState:
         ends_step: Whether the optimizer steps after this micro-batch.
         accumulates: Whether a step has several micro-batches.
         serial: Counts the batches that the loader has returned.
+        settles: Whether a throw-away pass runs, which is none of the script's.
         heartbeat: Reports progress to the agent.
     """
 
@@ -161,6 +162,7 @@ class StepState:
     ends_step: bool = True
     accumulates: bool = False
     serial: int = 0
+    settles: bool = False
     heartbeat: Heartbeat = field(default_factory=open_heartbeat)
 
     def clear(self) -> None:

@@ -47,7 +47,9 @@ class WeighedDDP(DistributedDataParallel):
         if not torch.is_grad_enabled():
             return self._forward_alone(inputs, kwargs)
         if not self._settled:
+            self._step_state.settles = True
             self._settle(inputs, kwargs)
+            self._step_state.settles = False
         if self._step_state.accumulates:
             self.require_backward_grad_sync = self._step_state.ends_step
         if self.require_backward_grad_sync:

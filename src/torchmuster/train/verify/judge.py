@@ -37,15 +37,18 @@ class Verdict:
     against: tuple[int, ...] = ()
 
 
-def judge(makings: Sequence[Making]) -> Verdict:
+def judge(makings: Sequence[Making], nodes: Sequence[int]) -> Verdict:
     """Return which rank is odd.
 
-    A digest is agreed on where at least two ranks have it in their last making of a batch, and no other two have another one. That is
+    A digest is agreed on where ranks of at least two nodes have it in their last making of a batch, and of no other two another one (of a
+    world on one node: two ranks). That is
     needed for every batch in doubt: where kernels add in a different order each time, nobody agrees, or several ranks are odd.
 
     Args:
         makings: In the order of time.
+        nodes: Of each rank: what is wrong with a node may be wrong with all of its ranks.
     """
+    voters = nodes if len(set(nodes)) > 1 else range(len(nodes))
     by_batch: dict[int, list[Making]] = defaultdict(list)
     for making in makings:
         by_batch[making.batch].append(making)
@@ -57,7 +60,7 @@ def judge(makings: Sequence[Making]) -> Verdict:
     for batch in doubtful:
         made = by_batch[batch]
         last = {one.by: one.digest for one in made}
-        agreed = agreed_on(last)
+        agreed = agreed_on(last, voters)
         if agreed is None:
             return Verdict(batches=tuple(doubtful))
         odd |= {one.by for one in made if one.digest != agreed}
@@ -70,15 +73,15 @@ def judge(makings: Sequence[Making]) -> Verdict:
     return Verdict(batches=tuple(doubtful), odd=rank, is_once=is_once, against=others)
 
 
-def agreed_on(digests: Mapping[int, str]) -> str | None:
-    """Return the digest that at least two ranks have, and more than have any other; None without one."""
-    counts: dict[str, int] = defaultdict(int)
-    for digest in digests.values():
-        counts[digest] += 1
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    if not ordered or ordered[0][1] < 2:
+def agreed_on(digests: Mapping[int, str], voters: Sequence[int]) -> str | None:
+    """Return the digest that ranks of at least two voters have, and of more than have any other; None without one."""
+    having: dict[str, set[int]] = defaultdict(set)
+    for rank, digest in digests.items():
+        having[digest].add(voters[rank])
+    ordered = sorted(having.items(), key=lambda item: -len(item[1]))
+    if not ordered or len(ordered[0][1]) < 2:
         return None
-    if len(ordered) > 1 and ordered[1][1] == ordered[0][1]:
+    if len(ordered) > 1 and len(ordered[1][1]) == len(ordered[0][1]):
         return None
     return ordered[0][0]
 

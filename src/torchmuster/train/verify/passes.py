@@ -7,6 +7,7 @@ loss need not be known, and nothing of the script's own code is called again but
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -20,11 +21,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from torchmuster.train import rng
+from torchmuster.train.heartbeat import StepState
 from torchmuster.train.snapshot.state import dtype_named, pack, unpack
 from torchmuster.train.wrap import unwrap, weigh
 
 _DEVICES = ("cpu", "cuda")
 _LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 64  # bytes: torch's own, of what it allocates for processors
+
+
+Passes = list[list[dict[str, Any]]]  # of a step, each with its calls
 
 
 class CantRepeatError(Exception):
@@ -56,11 +62,11 @@ class PassNotes:
 
     Args:
         models: As the script calls them, by name.
-        weight: Returns this rank's weight in the batch.
+        step_state: Of the current batch.
     """
 
-    def __init__(self, models: Mapping[str, nn.Module], weight: Callable[[], float]) -> None:
-        self._models, self._weight = models, weight
+    def __init__(self, models: Mapping[str, nn.Module], step_state: StepState) -> None:
+        self._models, self._step_state = models, step_state
         self._ended: list[
             tuple[list[NotedCall], str]
         ] = []  # passes before this one, and their digests
@@ -68,12 +74,14 @@ class PassNotes:
         self._own: dict[str, str] = {}  # digests of gradients, by parameter
         self._hooks: list[Any] = []
         self._is_twice = False
+        self._weights: list[int] = []  # how often each has been changed before
         self.is_on = False
 
     def begin(self) -> None:
         """Note from now on."""
         self.end()
         self.is_on = True
+        self._weights = self._changes_of_weights()
         for name, model in self._models.items():
             for path, parameter in unwrap(model).named_parameters():
                 if parameter.requires_grad:
@@ -100,6 +108,7 @@ class PassNotes:
             "inputs": inputs,
             "kwargs": kwargs,
             "buffers": {path: one.clone() for path, one in unwrap(model).named_buffers()},
+            "trains": [module.training for module in unwrap(model).modules()],
             "generators": rng.capture(),
             "autocast": [
                 [d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)]
@@ -118,7 +127,7 @@ class PassNotes:
         call = self._calls[-1]
         if call.name != name:
             return outputs
-        call.weight = self._weight()
+        call.weight = self._step_state.weight
         leaves = tensors_of(outputs)
         call.digest = digest(leaves)
         found = _differentiable(outputs)
@@ -137,8 +146,12 @@ class PassNotes:
             self._is_twice |= index in call.gradients
             call.gradients[index] = gradient.detach().clone()
 
+    def _changes_of_weights(self) -> list[int]:
+        models = map(unwrap, self._models.values())
+        return [parameter._version for model in models for parameter in model.parameters()]
+
     def _note_own(self, key: str, gradient: torch.Tensor) -> None:
-        if self.is_on:
+        if self.is_on and not self._step_state.settles:
             self._is_twice |= key in self._own
             self._own[key] = digest([gradient])
 
@@ -153,8 +166,8 @@ class PassNotes:
             self._close_pass()
         return " ".join(made for _, made in self._ended)
 
-    def parcel(self, buffers_of_first: Mapping[str, Any]) -> bytes:
-        """Return all that another rank needs to make the passes again.
+    def passes(self, buffers_of_first: Mapping[str, Any]) -> "Passes":
+        """Return all that is needed to make the passes again.
 
         Args:
             buffers_of_first: Rank 0's buffers before each forward, by number, where DDP has sent them to all ranks.
@@ -166,19 +179,22 @@ class PassNotes:
             raise CantRepeatError("no model given to resume() has been called and got a gradient")
         if self._is_twice:
             raise CantRepeatError("backward was called twice through one forward")
+        if self._weights != self._changes_of_weights():
+            raise CantRepeatError(
+                "the weights have changed since the step's first forward: the optimizer calls a closure, or the script changes them"
+            )
         number = 0
-        passes: list[list[dict[str, Any]]] = []
+        passes: Passes = []
         for calls, _ in self._ended:
             if not any(call.gradients for call in calls):
-                raise CantRepeatError("no gradient came back to a tensor that a model has returned")
+                raise CantRepeatError(
+                    "no gradient came back to what a model has returned, which has to be tensors, or lists, tuples and dicts of them"
+                )
             passes.append([])
             for call in calls:
                 passes[-1].append(_plain(call, buffers_of_first.get(str(number))))
                 number += 1
-        try:
-            return to_bytes(passes)
-        except Exception as error:  # its own sentence names the value
-            raise CantRepeatError(f"{error}: a model was called with it") from error
+        return passes
 
     def synced_buffers(self) -> bytes:
         """Return the buffers that DDP sends from rank 0 to all others at each forward, as rank 0 had them."""
@@ -195,7 +211,7 @@ def _plain(call: NotedCall, buffers: Any) -> dict[str, Any]:
     """Return what is sent of a call; `buffers` are those that it had, if they were not this rank's own."""
     state = call.state
     if call.versions != _versions(state["inputs"], state["kwargs"]):
-        raise CantRepeatError("the script has changed a model's inputs in place since")
+        raise CantRepeatError("a model's inputs have been changed in place since")
     return state | {
         "name": call.name,
         "weight": call.weight,
@@ -219,15 +235,26 @@ class _Noted(torch.autograd.Function):
         return gradients[0], None
 
 
-def repeat(parcel: bytes, models: Mapping[str, nn.Module], device: torch.device) -> str:
+def parcel_of(passes: Passes) -> bytes:
+    """Return passes for another rank.
+
+    Raises:
+        CantRepeatError: A model was called with what can't be sent.
+    """
+    try:
+        return to_bytes(passes)
+    except Exception as error:  # its own sentence names the value
+        raise CantRepeatError(f"{error}: a model was called with it") from error
+
+
+def repeat(passes: Passes, models: Mapping[str, nn.Module], device: torch.device) -> str:
     """Make the passes of a step again, and return their digests; models, gradients and generators stay as they are.
 
     Raises:
         CantRepeatError: A model could not be called once more.
     """
-    passes = from_bytes(parcel, device)
-    inner = {name: unwrap(model) for name, model in models.items()}
-    buffers = [(one, one.clone()) for model in inner.values() for one in model.buffers()]
+    modules = [module for model in models.values() for module in unwrap(model).modules()]
+    kept = [(module, module.training, dict(module._buffers)) for module in modules]
     threads = torch.get_num_threads()
     try:
         with rng.preserved(), torch.enable_grad():
@@ -239,9 +266,9 @@ def repeat(parcel: bytes, models: Mapping[str, nn.Module], device: torch.device)
         ) from error
     finally:
         torch.set_num_threads(threads)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+        for module, trains, buffers in kept:
+            module.training = trains
+            module._buffers.update(buffers)
 
 
 def _pass_again(
@@ -272,14 +299,21 @@ def _pass_again(
 def _call_again(call: Mapping[str, Any], wrapped: nn.Module, device: torch.device) -> Any:
     model = unwrap(wrapped)
     moves_inputs = bool(getattr(wrapped, "device_ids", None))  # as DDP does on a GPU
-    with torch.no_grad():
-        for path, buffer in model.named_buffers():
-            if path in call["buffers"]:  # else the forward itself has made it
-                buffer.copy_(call["buffers"][path])
+    for module, trains in zip(model.modules(), call["trains"], strict=True):
+        module.training = trains
+    for path, value in call["buffers"].items():  # new ones: a graph may still need those before
+        owner, _, name = path.rpartition(".")
+        module = model.get_submodule(owner)
+        module._buffers[name] = value.clone().to(
+            device if value.device.type != "cpu" else value.device
+        )
     rng.restore(call["generators"])
     if call["threads"] != torch.get_num_threads():
         torch.set_num_threads(call["threads"])
-    inputs, kwargs = call["inputs"], call["kwargs"]
+    # Detached from what has led to them; memory and strides are the same.
+    inputs, kwargs = pytree.tree_map_only(
+        torch.Tensor, torch.Tensor.detach, (call["inputs"], call["kwargs"])
+    )
     if moves_inputs:
         inputs, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda one: one.to(device), (inputs, kwargs)
@@ -302,12 +336,18 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     """Return the SHA-256 of the bytes of tensors."""
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(_bytes_of(tensor))
+        if tensor.layout is torch.sparse_coo:
+            whole = tensor.detach().coalesce()
+            found.update(_bytes_of(whole.indices()))
+            found.update(_bytes_of(whole.values()))
+        else:
+            found.update(_bytes_of(tensor))
     return found.hexdigest()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))  # of a single number it may be another one
     return memoryview(flat.view(torch.uint8).numpy())
 
 
@@ -354,47 +394,46 @@ def to_bytes(value: Any) -> bytes:
     plain = pack(value, "", tensors)
     table, parts = [], []
     for path, tensor in tensors.items():
-        is_dense = _is_dense(tensor)
-        stride = list(tensor.stride()) if is_dense else None
-        where = tensor.device.type
         dtype = str(tensor.dtype).removeprefix("torch.")
-        table.append([path, dtype, list(tensor.shape), stride, where])
-        flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense else tensor
-        parts.append(_bytes_of(flat))
+        offset = tensor.data_ptr() % _ALIGNMENT // tensor.element_size()
+        layout = [list(tensor.shape), list(tensor.stride()), offset]
+        table.append([path, dtype, tensor.device.type, *layout])
+        parts.append(_bytes_of(_distinct_elements(tensor)))
     header = json.dumps([plain, table]).encode()
     return b"".join([_LENGTH.pack(len(header)), header, *parts])
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor fills its memory without a gap, in whatever order of dimensions: kernels depend on the order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
+def _distinct_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view without the repetitions of what was expanded."""
+    shape = [1 if stride == 0 else size for size, stride in _dimensions(tensor)]
+    return tensor.as_strided(shape, tensor.stride()) if tensor.numel() else tensor
+
+
+def _dimensions(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    return zip(tensor.shape, tensor.stride(), strict=True)
 
 
 def from_bytes(data: bytes, device: torch.device) -> Any:
-    """Inverse of `to_bytes`; what was on a GPU goes to `device`."""
+    """Inverse of `to_bytes`; what was on a GPU goes to `device`.
+
+    Kernels depend on where numbers lie: a tensor has the strides and the alignment that it had.
+    """
     (length,) = _LENGTH.unpack_from(data)
     plain, table = json.loads(data[_LENGTH.size : _LENGTH.size + length])
     at = _LENGTH.size + length
     tensors = {}
-    for path, name, shape, stride, where in table:
-        dtype = dtype_named(name)
-        count = 1
-        for size in shape:
-            count *= size
-        flat = torch.empty(count, dtype=dtype)
-        num_bytes = count * dtype.itemsize
-        if num_bytes:
-            flat.view(torch.uint8).copy_(
-                torch.frombuffer(bytearray(data[at : at + num_bytes]), dtype=torch.uint8)
-            )
+    for path, name, where, shape, stride, offset in table:
+        dtype, target = dtype_named(name), torch.device("cpu") if where == "cpu" else device
+        if not math.prod(shape):
+            tensors[path] = torch.empty(shape, dtype=dtype, device=target)
+            continue
+        distinct = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]
+        num_bytes = math.prod(distinct) * dtype.itemsize
+        numbers = torch.frombuffer(bytearray(data[at : at + num_bytes]), dtype=torch.uint8)
         at += num_bytes
-        if where != "cpu":
-            flat = flat.to(device)
-        tensors[path] = flat.as_strided(shape, stride) if stride else flat.reshape(shape)
+        span = 1 + sum((size - 1) * step for size, step in zip(distinct, stride, strict=True))
+        memory = torch.empty(span + offset, dtype=dtype, device=target)
+        with torch.no_grad():
+            memory.as_strided(distinct, stride, offset).copy_(numbers.view(dtype).view(distinct))
+        tensors[path] = memory.as_strided(shape, stride, offset)
     return unpack(plain, tensors)

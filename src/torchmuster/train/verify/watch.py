@@ -28,7 +28,15 @@ from torchmuster.train.memory.neighbours import NodeStand, choose_shifts
 from torchmuster.train.objects import Objects
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.verify.judge import Making, Verdict, judge, odd_weights
-from torchmuster.train.verify.passes import CantRepeatError, PassNotes, digest, from_bytes, repeat
+from torchmuster.train.verify.passes import (
+    CantRepeatError,
+    Passes,
+    PassNotes,
+    digest,
+    from_bytes,
+    parcel_of,
+    repeat,
+)
 from torchmuster.train.wrap import unwrap
 
 _FOR_THE_ODD_ONE_S = 60.0  # until the launcher has ended the others
@@ -100,7 +108,7 @@ class StepVerifier:
         }
         _check(objects, self._models)
         self._shifts = self._choose_shifts()
-        self._notes = PassNotes(self._models, lambda: world.step_state.weight)
+        self._notes = PassNotes(self._models, world.step_state)
         self._noted_step = -1  # of what is noted
         self._done_step = -1  # the last that was verified
         self._is_first = True
@@ -124,6 +132,7 @@ class StepVerifier:
                 why="; ".join(f"{name_ranks(ranks)}: {kind}" for kind, ranks in kinds.items()),
                 fix="train on nodes of one kind, or without verify_every",
             )
+        self._nodes = [int(one["node"]) for one in told]
         return choose_shifts([NodeStand(machine=str(one["node"])) for one in told], 2)
 
     # What is noted.
@@ -194,33 +203,40 @@ class StepVerifier:
     def _compare_passes(self, step: int) -> None:
         first, second = self._shifts[0], self._shifts[-1]
         own = self._notes.result()
-        parcel = self._parcel()
+        passes, parcel = self._parcel()
         rounds = [(0, own), (first, self._again(parcel, first))]
-        makings = _makings(rounds, self._world.rank)
-        if not judge(makings).batches:
+        makings = _makings(rounds)
+        if not judge(makings, self._nodes).batches:
             return
-        more = [0, first] + ([second] if second != first else [])
-        again = [(shift, self._again(parcel, shift)) for shift in more]
-        makings += _makings(again, self._world.rank)
-        self._raise(step, judge(makings), makings)
+        live = self._repeat(passes)
+        again = self._again(parcel, 0)
+        more = [(shift, self._again(parcel, shift)) for shift in dict.fromkeys((first, second))]
+        makings += _makings([(0, live), (0, again), *more])
+        # Where a rank comes to something else from a copy than from what it has itself, copies prove nothing.
+        is_told = all(gather_json(live == again))
+        verdict = judge(makings, self._nodes)
+        self._raise(step, verdict if is_told else Verdict(batches=verdict.batches), makings)
 
-    def _parcel(self) -> bytes:
-        """Return what another rank needs, once all ranks can give it."""
+    def _parcel(self) -> tuple[Passes, bytes]:
+        """Return what is needed to make the passes again, here and on another rank, once all ranks can give it."""
         buffers = from_bytes(broadcast_bytes(self._notes.synced_buffers(), 0), self._world.device)
-        parcel, why = b"", ""
+        passes, parcel, why = Passes(), b"", ""
         try:
-            parcel = self._notes.parcel(buffers)
+            passes = self._notes.passes(buffers)
+            parcel = parcel_of(passes)
         except CantRepeatError as error:
             why = str(error)
         _refuse(gather_json(why))
-        return parcel
+        return passes, parcel
 
     def _again(self, parcel: bytes, shift: int) -> str:
+        return self._repeat(from_bytes(shift_bytes(parcel, shift), self._world.device))
+
+    def _repeat(self, passes: Passes) -> str:
         made, why = "", ""
-        theirs = shift_bytes(parcel, shift)
         was_on, self._notes.is_on = self._notes.is_on, False
         try:
-            made = repeat(theirs, self._models, self._world.device)
+            made = repeat(passes, self._models, self._world.device)
         except CantRepeatError as error:
             why = str(error)
         self._notes.is_on = was_on
@@ -248,11 +264,12 @@ class StepVerifier:
                 " are not deterministic (`torch.use_deterministic_algorithms(True)`)? Otherwise look at the machines: `muster doctor`",
             )
         against = name_ranks(list(verdict.against))
+        agree = "agree" if len(verdict.against) > 1 else "has another result"
         how = "once: made again, it is the same" if verdict.is_once else "each time"
         self._end(
             odd,
             f"rank {odd} has computed something else than the others in step {step}",
-            f"outputs and gradients of the batch of {batches}: {against} agree, rank {odd} differs {how}",
+            f"outputs and gradients of the batch of {batches}: {against} {agree}, rank {odd} differs {how}",
             "does the model do something else on this rank (`if rank == 0:`), or in its first call? Otherwise look at the memory and the"
             " device of its machine",
         )
@@ -271,7 +288,7 @@ class StepVerifier:
         raise error
 
 
-def _makings(rounds: list[tuple[int, str]], rank: int) -> list[Making]:
+def _makings(rounds: list[tuple[int, str]]) -> list[Making]:
     """Return who has made which batch on all ranks, in the order of the rounds; a collective."""
     told: list[list[str]] = gather_json([made for _, made in rounds])
     size = len(told)

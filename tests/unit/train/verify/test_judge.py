@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.train.verify.judge import Making, judge, odd_weights
+from torchmuster.train.verify.judge import Making, odd_weights
+from torchmuster.train.verify.judge import judge as judge_on
 
 
 def makings(world_size, second, make):
@@ -18,6 +19,11 @@ def makings(world_size, second, make):
         for number, shift in enumerate(rounds)
         for by in range(world_size)
     ]
+
+
+def judge(made, nodes=None):
+    """Judge; without `nodes` each rank is on one of its own."""
+    return judge_on(made, nodes or range(1 + max(one.by for one in made)))
 
 
 def right(number, by, batch):
@@ -92,3 +98,16 @@ def test_the_only_one_with_other_weights_is_named(digests):
         assert len(others) == 1
         assert digests[odd] not in others
         assert len(digests) > 2
+
+
+def test_ranks_of_one_node_do_not_outvote_another():
+    def make(number, by, batch):
+        return "wrong" if by in (2, 3) and batch == 0 else f"right {batch}"
+
+    made = [
+        Making(batch=(by + shift) % 4, by=by, digest=make(0, by, (by + shift) % 4))
+        for shift in (0, 2, 0, 2, 3)
+        for by in range(4)
+    ]
+    assert judge(made, [0, 0, 1, 1]).odd is None
+    assert judge(made, [0, 0, 0, 0]).batches == (0,)
