@@ -213,6 +213,7 @@ def test_an_idle_session_says_so_and_ends(place):
     folder = place.start("--idle", "4s")
     log = folder / "logs/main/train/attempt-0/rank-0.log"
     wait_until((folder / "result.json").exists, "the session to end")
+    wait_until(lambda: "main ends: " in log.read_text(), "its last words")
     said = log.read_text()
     warned, ended = said.index("ends in "), said.index("main ends: no run began for 4 s")
     assert warned < ended
@@ -228,7 +229,9 @@ def test_the_time_limit_of_a_session_is_said_before_and_ends_the_run_in_it(place
     assert "its time limit of 25 s" in said
     assert client.returncode != 0
     wait_until((folder / "result.json").exists, "the session to end")
-    log = (folder / "logs/main/train/attempt-0/rank-0.log").read_text()
+    said_by = folder / "logs/main/train/attempt-0/rank-0.log"
+    wait_until(lambda: "main ends: " in said_by.read_text(), "its last words")
+    log = said_by.read_text()
     assert log.index("main ends in ") < log.index("main ends: its time limit of 25 s")
     assert json.loads((folder / "result.json").read_text())["state"] == "succeeded"
     run = newest_run(place.home, "train")
