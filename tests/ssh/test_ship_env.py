@@ -187,7 +187,7 @@ def test_a_damaged_copy_of_it_is_never_used(hosts, three, environment):
     code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "b", "says.py")
     assert code == 5, err
     assert "the kept archive of the environment is damaged" in err
-    assert places(three)[1] == []
+    wait_until(lambda: places(three)[1] == [], "the host gives up what it has of it", 60.0)
     code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "b", "says.py")
     assert code == 0, err
 
