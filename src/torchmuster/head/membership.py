@@ -77,8 +77,8 @@ class Membership:
 
     def present(self) -> list[Member]:
         """Return the members that an attempt could be started with."""
-        found = [m for m in self.members if m.is_present and m.refused_why is None]
-        return [m for m in found if not m.is_left_out] if self._left_out else found
+        found = (m for m in self.members if m.is_present and m.refused_why is None)
+        return [m for m in found if not m.is_left_out]
 
     def name(self, member: Member) -> str:
         """Return what a member's node is called, with the machine under it: `r-1 (n2)` is the pod r-1 on n2."""
@@ -143,7 +143,7 @@ class Membership:
             place=0 if hello.wants_place_0 else self._place_of(hello),
             spawner_pid=hello.spawner_pid,
         )
-        member.is_left_out = (hello.place, member.machine) in self._left_out
+        member.is_left_out = (hello.place, member.machine) in self._left_out  # started again there
         if member.is_left_out:
             member.place = None
         self.members.append(member)

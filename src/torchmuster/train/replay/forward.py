@@ -24,7 +24,7 @@ class ForwardCall:
     def __init__(self, inputs: Any, kwargs: Any) -> None:
         self.are_finite: list[torch.Tensor] = []
         self._inputs, self._kwargs = inputs, kwargs
-        self._versions = _versions(inputs, kwargs)
+        self._versions = versions(inputs, kwargs)
         self._generators = rng.cheap_state()
         self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         self._autocast = [d for d in _DEVICES if torch.is_autocast_enabled(d)]
@@ -41,7 +41,7 @@ class ForwardCall:
         Args:
             model: Without what wraps it: no collective may be called here.
         """
-        if self._versions != _versions(self._inputs, self._kwargs):
+        if self._versions != versions(self._inputs, self._kwargs):
             return None  # the script has changed the inputs in place
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         with ExitStack() as stack:
@@ -72,11 +72,18 @@ def checksum(tensors: Iterable[torch.Tensor]) -> int:
     """Return a checksum of the bytes of tensors: two steps with the same one were made alike, bit for bit."""
     crc = 0
     for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        crc = zlib.crc32(flat.view(torch.uint8).numpy(), crc)
+        crc = zlib.crc32(bytes_of(tensor), crc)
     return crc
 
 
-def _versions(*values: Any) -> list[int]:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a dense tensor's numbers, in the order of its dimensions."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))  # of a single number it may be another one
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def versions(*values: Any) -> list[int]:
+    """Return how often each tensor in a nest of values has been changed in place."""
     leaves = (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
     return [0 if leaf.is_inference() else leaf._version for leaf in leaves]

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from torchmuster.train import rng
 from torchmuster.train.heartbeat import StepState
+from torchmuster.train.replay.forward import bytes_of, versions
 from torchmuster.train.snapshot.state import dtype_named, pack, unpack
 from torchmuster.train.wrap import unwrap, weigh
 
@@ -117,7 +118,7 @@ class PassNotes:
             ],
             "threads": torch.get_num_threads(),
         }
-        call = NotedCall(name=name, state=state, versions=_versions(inputs, kwargs))
+        call = NotedCall(name=name, state=state, versions=versions(inputs, kwargs))
         self._calls.append(call)
 
     def after(self, name: str, outputs: Any) -> Any:
@@ -210,7 +211,7 @@ class PassNotes:
 def _plain(call: NotedCall, buffers: Any) -> dict[str, Any]:
     """Return what is sent of a call; `buffers` are those that it had, if they were not this rank's own."""
     state = call.state
-    if call.versions != _versions(state["inputs"], state["kwargs"]):
+    if call.versions != versions(state["inputs"], state["kwargs"]):
         raise CantRepeatError("a model's inputs have been changed in place since")
     return state | {
         "name": call.name,
@@ -338,17 +339,11 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     for tensor in tensors:
         if tensor.layout is torch.sparse_coo:
             whole = tensor.detach().coalesce()
-            found.update(_bytes_of(whole.indices()))
-            found.update(_bytes_of(whole.values()))
+            found.update(bytes_of(whole.indices()))
+            found.update(bytes_of(whole.values()))
         else:
-            found.update(_bytes_of(tensor))
+            found.update(bytes_of(tensor))
     return found.hexdigest()
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))  # of a single number it may be another one
-    return memoryview(flat.view(torch.uint8).numpy())
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
@@ -373,10 +368,6 @@ def _differentiable(outputs: Any) -> list[torch.Tensor]:
     return list({id(leaf): leaf for leaf in leaves}.values())
 
 
-def _versions(*values: Any) -> list[int]:
-    return [0 if leaf.is_inference() else leaf._version for leaf in tensors_of(values)]
-
-
 def _syncs_buffers(model: nn.Module) -> bool:
     return isinstance(model, DistributedDataParallel) and bool(model.broadcast_buffers)
 
@@ -398,7 +389,7 @@ def to_bytes(value: Any) -> bytes:
         offset = tensor.data_ptr() % _ALIGNMENT // tensor.element_size()
         layout = [list(tensor.shape), list(tensor.stride()), offset]
         table.append([path, dtype, tensor.device.type, *layout])
-        parts.append(_bytes_of(_distinct_elements(tensor)))
+        parts.append(bytes_of(_distinct_elements(tensor)))
     header = json.dumps([plain, table]).encode()
     return b"".join([_LENGTH.pack(len(header)), header, *parts])
 
