@@ -46,7 +46,7 @@ from torchmuster.model.progress import RankProgress  # noqa: E402
 from torchmuster.net import listener, messages  # noqa: E402
 from torchmuster.node.leftovers import make_socket_folder  # noqa: E402
 from torchmuster.node.progress import NodeProgress  # noqa: E402
-from torchmuster.programs.main import StorePorts  # noqa: E402
+from torchmuster.programs.head_host import StorePorts  # noqa: E402
 
 WORKERS = 8
 RUN_ID = "20270115-080000-train-3f2a"

@@ -14,7 +14,7 @@ from torchmuster.head.training_actions import Send
 from torchmuster.head.training_head import TrainingHead
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.net import listener
-from torchmuster.programs.main import StorePorts
+from torchmuster.programs.head_host import StorePorts
 
 SECRET = b"benchmark benchmark benchmark 32"
 JOIN_TIMEOUT_S = 3600.0  # the benchmark has a limit of its own, and says more

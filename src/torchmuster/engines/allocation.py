@@ -9,11 +9,14 @@ import signal
 import time
 from dataclasses import dataclass
 
+from torchmuster import proc
 from torchmuster.engines import starter
-from torchmuster.engines.local import HEAD, AgentProcesses, agent_argv
+from torchmuster.engines.local import HEAD, AgentEnd, AgentProcesses, agent_argv
 from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.starter import Starter
+from torchmuster.errors import HeadLostError
 from torchmuster.files import atomic
+from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.address import own_addresses, own_endpoints
@@ -27,11 +30,13 @@ class AllocationEngine(AgentProcesses):
 
     Attributes:
         job: Whose nodes they are, with the way to the others.
+        holder: Who claims the head's terms; empty where no other node can take its place.
     """
 
     plan: RunPlan
     run_dir: RunDir
     job: OwnJob
+    holder: str = ""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -50,6 +55,27 @@ class AllocationEngine(AgentProcesses):
         self.job.leave_environment(self.run_dir.environment)
         for place in range(1, min(self.plan.num_places, len(self.job.nodes))):
             self.start_place(place)
+
+    def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
+        """Start the head's agent, with the newest term.
+
+        Raises:
+            HeadLostError: Another node is the head now.
+        """
+        if self.holder:
+            newest = Claims(self.run_dir.succession).newest()
+            if newest is None or newest.holder != self.holder:
+                where = newest.node if newest is not None else "another node"
+                raise HeadLostError(f"{where} has become the head of this run")
+            self.term = newest.number
+        super().start_head(first_attempt=first_attempt, restarts_spent=restarts_spent)
+
+    def is_deposed(self) -> bool:
+        """Say whether another node is the head now; it looks at a disk."""
+        if not self.holder:
+            return False
+        newest = Claims(self.run_dir.succession).newest()
+        return newest is not None and newest.holder != self.holder
 
     def _endpoints(self) -> tuple[str, ...]:
         return own_endpoints(self.address[1])
@@ -106,3 +132,56 @@ class AllocationEngine(AgentProcesses):
             # srun ends its step on SIGTERM; killed at once it may leave the step behind.
             gently = place != HEAD and self._kills == 1
             child.send_signal(signal.SIGTERM if gently else signal.SIGKILL)
+
+
+@dataclass
+class InheritedEngine(AllocationEngine):
+    """The agents of a run whose head an agent has become: that one has started us, and the others were there before.
+
+    Attributes:
+        place: That of the agent with the head.
+        head_pid: Its process: our parent.
+        port: Where the head listens.
+    """
+
+    place: int = HEAD
+    head_pid: int = 0
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.address = ("127.0.0.1", self.port)
+        self._told_end = False
+
+    def start_place(self, place: int) -> None:
+        """Start an agent on one place again."""
+        if place != self.place:
+            super().start_place(place)
+
+    def holds(self, place: int) -> bool:
+        """Say whether an agent of this place runs; who was here before us is the head's to know."""
+        if place in (HEAD, self.place):
+            return proc.is_running(self.head_pid)
+        return super().holds(place)
+
+    @property
+    def head_state(self) -> str | None:
+        """The state of the head's process; `X`: there is none."""
+        facts = proc.read_process(self.head_pid)
+        return facts.state if facts is not None else "X"
+
+    def poll(self) -> list[AgentEnd]:
+        """Reap what we have started, and see the end of the head's agent."""
+        ends = super().poll()
+        if not self._told_end and not proc.is_running(self.head_pid):
+            self._told_end = True
+            ends.append(AgentEnd(place=HEAD, status=1))
+        return ends
+
+    def kill_head(self) -> None:
+        """SIGKILL the head's agent: the others find another one."""
+        proc.kill_quietly(self.head_pid)
+
+    def is_deposed(self) -> bool:
+        """Say whether another node has to be the head: also when our agent has ended, as we can't start one in its place."""
+        return not proc.is_running(self.head_pid) or super().is_deposed()

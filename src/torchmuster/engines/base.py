@@ -91,6 +91,19 @@ class AccountQuestion:
     parse: Callable[[str], tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeQuestion:
+    """How it is asked whether the machine of a job's node is lost; only of schedulers whose jobs outlive their first node.
+
+    Attributes:
+        argv_for: Returns the commands, for a job and a node.
+        is_lost: Returns the scheduler's words from the answer to one of them and the node; None: it does not say so.
+    """
+
+    argv_for: Callable[[str, str], list[list[str]]]
+    is_lost: Callable[[str, str], str | None]
+
+
 class Dialect(Protocol):
     """One scheduler's language.
 

@@ -43,11 +43,14 @@ class AgentProcesses:
         address: Where the head listens, for this machine.
         bind_to: The addresses on which it listens: all, where it is measured which of them the others reach.
         terminal: What shows the run's output, if that is one.
+        term: The head's newest, where another node may take its place; `holder` is who has claimed it.
     """
 
     run_dir: RunDir
     bind_to: ClassVar[str] = "0.0.0.0"
     terminal: Terminal | None = None
+    term: int | None = None
+    holder: str = ""
 
     def __init__(self) -> None:
         self.address = ("127.0.0.1", 0)
@@ -101,6 +104,8 @@ class AgentProcesses:
             listen_fd=listen_fd,
             first_attempt=first_attempt,
             restarts_spent=restarts_spent,
+            term=self.term if listen_fd is not None else None,
+            holder=self.holder if listen_fd is not None else "",
         )
         self._agents.append((place, self._launch(order)))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster.engines import base
 from torchmuster.engines.base import AccountQuestion, EngineError, NodeStart, Queue, QueueQuestion
-from torchmuster.engines.slurm_reasons import REASONS, REFUSALS, STATES
+from torchmuster.engines.slurm_reasons import LOST_NODE, REASONS, REFUSALS, STATES
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
     AllocatedNode,
@@ -83,6 +83,7 @@ class SlurmDialect:
     wait_reasons = REASONS
     queues = _QUEUES
     accounts = _ACCOUNTS
+    lost_node = LOST_NODE
     resubmit_methods: tuple[ResubmitMethod, ...] = (ResubmitMethod.REQUEUE, ResubmitMethod.SUBMIT)
     array_variable = "SLURM_ARRAY_TASK_ID"
 

@@ -6,8 +6,9 @@ Source: https://slurm.schedmd.com/job_reason_codes.html, and the section JOB REA
 import re
 from collections.abc import Sequence
 
-from torchmuster.engines.base import Refusal
+from torchmuster.engines.base import NodeQuestion, Refusal
 from torchmuster.engines.wait_reasons import WaitReason, WaitReasons
+from torchmuster.model.nodelist import expand_hostlist
 from torchmuster.model.states import JobState
 
 # Source: https://slurm.schedmd.com/job_state_codes.html, states and flags.
@@ -251,3 +252,35 @@ REFUSALS = (
         hint="`scontrol ping` tells when it is back",
     ),
 )
+
+
+# A node of a job: whether its machine is lost.
+# Source: https://slurm.schedmd.com/sinfo.html, "NODE STATE CODES": down, and what powers off.
+_LOST = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "FAIL"})
+
+
+def argv_of_node(job_id: str, node: str) -> list[list[str]]:
+    """Return the commands that tell: of the node, and of the job, which a lost node is taken from."""
+    show = ["scontrol", "--oneliner", "show"]
+    return [[*show, "node", node], [*show, "job", job_id]]
+
+
+def node_is_lost(stdout: str, node: str) -> str | None:
+    """Return in what words one of those answers says that the node is lost to its job; None when it does not."""
+    named = re.search(r"(?:^|\s)NodeName=(\S+)", stdout)
+    if named is not None:
+        state = re.search(r"\sState=([A-Z_+*~#!%$@^-]+)", stdout)
+        words = re.split(r"[^A-Z_]+", state[1]) if state is not None else []
+        lost = sorted(_LOST.intersection(words)) if named[1] == node else []
+        return f"its state is {lost[0]}" if lost else None
+    if not re.search(r"(?:^|\s)JobState=RUNNING(?:\s|$)", stdout):
+        return None
+    listed = re.search(r"\sNodeList=(\S+)", stdout)
+    try:
+        names = expand_hostlist(listed[1]) if listed is not None else ()
+    except ValueError:
+        return None
+    return "it is no longer a node of the job" if names and node not in names else None
+
+
+LOST_NODE = NodeQuestion(argv_for=argv_of_node, is_lost=node_is_lost)

@@ -65,6 +65,8 @@ class RunDir:
     head = PathBelow("head.json")  # agent 0: where the head listens, 0600
     # Engine, when a head was lost: the addresses of the one in its place, for the agents that stay.
     moved = PathBelow("moved.json")
+    # All that may be its head: who was, and who has lost it (`files/claims.py`). Only where another node may become it.
+    succession = PathBelow("succession")
     # Head, one line per event, UTC, append only: all views are made from it. Of a workflow, client.
     events = PathBelow("events.jsonl")
     # Head (client, when the head was lost; of a workflow, client): the verdict.

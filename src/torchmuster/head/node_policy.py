@@ -30,6 +30,7 @@ from torchmuster.net.channel import Channel
 
 LOOK_EVERY_S = 1.0
 _MAX_REFUSALS = 1024
+_EXPECT_S = 6.0  # leases of the same head end within its pings, and calls take a while
 
 
 class NodePolicy:
@@ -70,7 +71,7 @@ class NodePolicy:
         self._refusals: dict[str, float] = {}
         self._look_at = 0.0
         self._no_store_said = False
-        self._why_next = "start"
+        self._why_next = options.why
         self._checks = checks(self)
 
     def _begin_ending(self) -> None:
@@ -154,8 +155,19 @@ class NodePolicy:
         if not self.plan.spares:
             return list(here)
         self._number_places()
-        is_first = self.next_attempt == self._options.first_attempt
-        return [member for member in here if is_first or member.place is not None]
+        return [member for member in here if self._is_first or member.place is not None]
+
+    def _is_free(self, here: Sequence[Member], dangerous: Sequence[Member]) -> bool:
+        """Say whether nothing is left of an earlier attempt, and whom a lost head had is here or has had its time."""
+        late = self._options.expected - {member.started_at for member in here}
+        if late and self.now - self._gathering.since < _EXPECT_S and self._is_first:
+            return False
+        return not dangerous and all(member.running_attempt is None for member in here)
+
+    @property
+    def _is_first(self) -> bool:
+        """Say whether this head has started no attempt yet."""
+        return self.next_attempt == self._options.first_attempt
 
     def _num_workers(self, place: int, member: Member) -> int:
         """Return how many workers a node has: a spare one as many as the node that it replaces."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import RunPlan
 
@@ -31,6 +32,23 @@ class Spread(Protocol):
         """End what is left of what was started."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Office:
+    """What a head has to show for each attempt, where another node may take its place.
+
+    Attributes:
+        term: Its newest.
+        place: That of its agent.
+        node: Its machine, as the engine calls it.
+    """
+
+    claims: Claims
+    term: int
+    holder: str
+    place: int
+    node: str
+
+
 # How long a head stays for its owner: workers of a session may be done before that, on a busy machine, has called.
 OWNER_S = 10.0
 
@@ -41,11 +59,14 @@ class TrainingHeadOptions:
 
     Attributes:
         first_attempt: Not 0 when the head was lost and the engine started the run again.
+        why: What its first attempt follows.
         hint: What to add while nodes are missing.
         jobs: The schedulers' jobs of the head, where agents of other jobs have to be refused.
         relay_port: The head's own port, where callers of torch's store are passed on; 0: nowhere.
         samples_bytes: How large the record of samples is already.
         spread: Starts the agents of other hosts, where no engine does.
+        office: Where another node may take the head's place.
+        expected: The places of agents that a head before this one had, and that are waited for.
         has_owner: A process has started it that will call, maybe later than the run ends.
     """
 
@@ -54,10 +75,13 @@ class TrainingHeadOptions:
     own_address: str = "127.0.0.1"
     first_attempt: int = 0
     restarts_spent: int = 0
+    why: str = "start"
     hint: str = ""
     jobs: tuple[str, ...] = ()
     relay_port: int = 0
     samples_bytes: int = 0
     spread: Spread | None = None
     has_owner: bool = False
+    office: Office | None = None
+    expected: frozenset[int] = frozenset()
     pid: int = field(default_factory=os.getpid)

@@ -17,6 +17,7 @@ from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import NodePolicy
 from torchmuster.head.options import OWNER_S, TrainingHeadOptions
 from torchmuster.head.start_checks import StartChecks, preflight_form
+from torchmuster.head.terms import claim_attempt
 from torchmuster.head.training_actions import (
     AskForNodes,
     CutOff,
@@ -133,7 +134,9 @@ class TrainingHead(Head[Member]):
 
     def notice(self, text: str) -> None:
         """Say a sentence about the whole run."""
-        self.event("notice", node=self.plan.node_name(0), text=text)
+        office = self.options.office
+        node = office.node if office is not None else self.plan.node_name(0)
+        self.event("notice", node=node, text=text)
 
     # The one loop.
 
@@ -187,10 +190,20 @@ class TrainingHead(Head[Member]):
             case AskForNodes(places=places, again=again):
                 self._need(places, again=again)
             case OpenStore(attempt=attempt, address=address):
+                self._claim(attempt.number)
                 port = self._open_store(attempt.number, address)
                 self.policy.store_is_open(attempt, address, port)
             case CutOff(member=member, channel=channel, why=why):
                 self._cut_off(member, channel, why)
+
+    def _claim(self, attempt: int) -> None:
+        """Show that this is the head still, before its agents are told anything."""
+        office = self.options.office
+        if office is None:
+            return
+        starts = (m.started_at for m in self.policy.members.members if m.is_present)
+        members = tuple(sorted({start for start in starts if start is not None}))
+        claim_attempt(office, attempt, members, self.policy.book.spent, self.notice)
 
     def _need(self, places: Sequence[int], *, again: bool) -> None:
         if self.options.spread is not None:

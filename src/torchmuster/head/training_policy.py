@@ -100,7 +100,7 @@ class TrainingPolicy(NodePolicy):
             case messages.SpawnerRefused(what=what, where=where, why=why, hint=hint):
                 member.refused_why = why
                 report = explain_refused_start(self.members.name(member), what, where, why, hint)
-                self._finish(EndRun(RunState.FAILED, 1, report))
+                self.finish(EndRun(RunState.FAILED, 1, report))
             case messages.WorkersStarted(attempt=number) if attempt and number == attempt.number:
                 member.worker_pids, member.spawner_pid = message.pids, message.spawner_pid
                 self._note_up(attempt, member)
@@ -218,7 +218,7 @@ class TrainingPolicy(NodePolicy):
 
     def _advance_gathering(self) -> None:
         if self._stop is not None:
-            self._finish(self._end_by_stop(self._stop))
+            self.finish(self._end_by_stop(self._stop))
             return
         left_s = self._gathering.left_s(self.now)
         too_few = len(self.members.members) < self.plan.min_nodes
@@ -226,11 +226,12 @@ class TrainingPolicy(NodePolicy):
             return  # thousands are calling: not all of them are counted for each call
         here, dangerous = self.members.present(), self.members.dangerous()
         shrinking = self.next_attempt > self._options.first_attempt
-        is_free = not dangerous and all(member.running_attempt is None for member in here)
-        if is_free and self._gathering.is_complete(here, self.now, shrinking=shrinking):
+        if self._is_free(here, dangerous) and self._gathering.is_complete(
+            here, self.now, shrinking=shrinking
+        ):
             self._start_or_fail(here)
         elif left_s <= 0:
-            self._finish(EndRun(RunState.FAILED, 6, self._gathering.report(len(here))))
+            self.finish(EndRun(RunState.FAILED, 6, self._gathering.report(len(here))))
         elif self._may_say():
             self._say_wait(len(here), dangerous)
 
@@ -252,7 +253,7 @@ class TrainingPolicy(NodePolicy):
         elif self._checks.end is not None:
             end = self._checks.end
             state = RunState.SUCCEEDED if end.exit_code == 0 else RunState.FAILED
-            self._finish(EndRun(state, end.exit_code, end.report))
+            self.finish(EndRun(state, end.exit_code, end.report))
 
     def _start_attempt(self, here: Sequence[Member]) -> None:
         self._number_places()
@@ -364,7 +365,7 @@ class TrainingPolicy(NodePolicy):
         self._known.debugging.clear()
         follows = self._what_follows(attempt)
         if isinstance(follows, EndRun):
-            self._finish(follows)
+            self.finish(follows)
         else:
             self._gather_again(follows.why)
 
@@ -421,7 +422,8 @@ class TrainingPolicy(NodePolicy):
         )
         return EndRun(state, code, report)
 
-    def _finish(self, end: EndRun) -> None:
+    def finish(self, end: EndRun) -> None:
+        """End the run."""
         if self.result is not None:
             return
         self.phase = AttemptPhase.OVER

@@ -11,6 +11,7 @@ from torchmuster.model.lease import LEASE_S
 
 TURN_S = 0.5  # between the claims of agents that see the same votes
 ASK_EVERY_S = 5.0
+FIRST_ASK_S = 1.5  # the others' votes come first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class Claim:
 
     Attributes:
         number: Of the term.
+        holder: Who has claimed it: a random word that the next heads of the same owner have, too.
         place: That of the agent with the head.
         node: Its machine, as the engine calls it.
         members: The places of the agents that it had: a majority of these may vote it out.
@@ -27,6 +29,7 @@ class Claim:
     """
 
     number: int
+    holder: str
     place: int
     node: str
     members: tuple[int, ...]
@@ -85,9 +88,9 @@ class Heir:
         self._free_since: float | None = None
 
     @property
-    def waits_alone(self) -> bool:
-        """Say whether it has lost its head, and neither enough others nor the engine say the same."""
-        return self._voted and self._free_since is None
+    def has_voted(self) -> bool:
+        """Say whether it has said that the head of the newest term is lost."""
+        return self._voted
 
     def look(self, now: float, sight: Sight) -> Move:
         """Return what to do; called about twice a second.
@@ -102,7 +105,7 @@ class Heir:
         if self._newest is None or newest.number > self._newest.number:
             # Whoever has claimed it gets the time of a lease to be found.
             self._newest, self._seen_at = newest, now
-            self._voted, self._free_since, self._ask_at = False, None, now
+            self._voted, self._free_since = False, None
         elif newest.number < self._newest.number:
             return Move.NOTHING  # a disk that shows the past
         if not sight.is_silent or newest.place == self.place:
@@ -114,7 +117,7 @@ class Heir:
         if now - self._seen_at <= LEASE_S or not sight.is_idle:
             return Move.NOTHING
         if not self._voted:
-            self._voted = True
+            self._voted, self._ask_at = True, now + FIRST_ASK_S
             return Move.VOTE
         if sight.is_proved or is_voted_out(newest, sight.votes):
             return self._take_turn(now, sight.votes)
@@ -131,13 +134,14 @@ class Heir:
         before = sum(place < self.place for place in votes)
         return Move.CLAIM if now - self._free_since >= before * TURN_S else Move.NOTHING
 
-    def next_claim(self, votes: frozenset[int], node: str) -> Claim:
+    def next_claim(self, votes: frozenset[int], holder: str, node: str) -> Claim:
         """Return the claim that follows the newest one; its head is here."""
         newest = self._newest
         if newest is None:
             raise ValueError("nothing was claimed before")
         return Claim(
             number=newest.number + 1,
+            holder=holder,
             place=self.place,
             node=node,
             members=tuple(sorted(votes | {self.place})),

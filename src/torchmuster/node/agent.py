@@ -209,6 +209,16 @@ class Agent:
             machine=os.environ.get(contract.MACHINE_VARIABLE, ""),
         )
 
+    def become_head(self, address: tuple[str, int], told: tuple[tuple[str, int], ...]) -> None:
+        """Take that the run's head is in this process now; other agents were told where."""
+        self.options = replace(self.options, is_head=True)
+        self.link.turn_to((address,), told)
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing of an attempt is left on this node."""
+        return self.attempts.living() is None
+
     async def _watch_lease(self) -> None:
         """Keep the spawner's lease alive while ours is; kill the workers when ours has ended."""
         while True:
@@ -419,6 +429,8 @@ class Agent:
             if (living := self.attempts.living()) is not None:
                 living.signal(signum, if_caught=True)
             return
+        if self._ended.is_set():
+            return  # the end of a job signals all of its processes
         if self.link.channel is None:
             when = "before it had joined" if self._welcome is None else "while it called its head"
             self.fail(MusterError(f"this agent received {signum.name} {when}"))

@@ -62,6 +62,7 @@ class HeadLink:
         self._addresses = place.addresses
         self._known: tuple[str, int] | None = None  # the address that has answered
         self._moved_to = place.addresses
+        self._race: asyncio.Future[tuple[Channel, tuple[str, int]]] | None = None
         # The run's owner may put another head in a lost one's place; an empty list says that it won't.
         self._comes_back = place.file is not None
         self._look_at = 0.0
@@ -83,10 +84,14 @@ class HeadLink:
         gone_since: float | None = None
         say_at = started + SAY_EVERY_S - 1.0
         while True:
+            calls = race(self._addresses, self._connect, decisive=self._known)
+            self._race = race_on = asyncio.ensure_future(calls)
             try:
-                channel, self._known = await race(
-                    self._addresses, self._connect, decisive=self._known
-                )
+                channel, self._known = await race_on
+            except asyncio.CancelledError:
+                if self._race is race_on:
+                    raise
+                continue  # `turn_to`: there are better addresses
             except RaceError as lost:
                 (host, port), error = worst_failure(lost, self._known)
             else:
@@ -125,10 +130,19 @@ class HeadLink:
             return  # there is none
         self._comes_back = told != []
         if addresses and addresses != self._moved_to:
-            self._moved_to = self._addresses = addresses
-            self._known = None
-            if self.channel is not None:
-                self.channel.abort()
+            self.turn_to(addresses, addresses)
+
+    def turn_to(
+        self, addresses: tuple[tuple[str, int], ...], told: tuple[tuple[str, int], ...]
+    ) -> None:
+        """Call the head there, whatever call or connection stands; `told` is where others find it."""
+        self._addresses, self._known, self._moved_to = addresses, None, told
+        self._stuck_bytes = 0  # on the way to another machine
+        if self.channel is not None:
+            self.channel.abort()
+        calls, self._race = self._race, None
+        if calls is not None:
+            calls.cancel()
 
     async def _connect(self, host: str, port: int) -> Channel:
         """Call the head with our key, else with the public one where that is allowed."""
@@ -146,7 +160,8 @@ class HeadLink:
             return channel
 
     def _judge_wait(self, where: str, problem: str, waited_s: float, gone_s: float) -> None:
-        limit_s = _HEAD_RETURNS_S if self._comes_back else _HEAD_GONE_S
+        returns_s = self._place.join_timeout_s if self._place.has_heirs else _HEAD_RETURNS_S
+        limit_s = returns_s if self._comes_back else _HEAD_GONE_S
         if self._head is not None and gone_s > limit_s:
             raise HeadLostError(
                 "the head of this run has ended, so this node's workers were ended too",

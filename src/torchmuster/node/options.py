@@ -19,6 +19,8 @@ class AgentOrder:
         listen_fd: The head's socket, which the agent of place 0 inherits.
         lifeline_fd: Its end of file means that the owner of the run has gone.
         first_attempt: For the head; `restarts_spent` too.
+        term: For the head of a run that may have another one: its newest; None: there is only one (`model/succession.py`).
+        holder: Who has claimed that.
         environment: A file with the variables to take; None keeps those it was started with.
         terminal: What shows the run's output, as `Terminal.to_word` writes it.
     """
@@ -30,6 +32,8 @@ class AgentOrder:
     listen_fd: int | None = None
     first_attempt: int = 0
     restarts_spent: int = 0
+    term: int | None = None
+    holder: str = ""
     environment: str | None = None
     terminal: str | None = None
 
@@ -42,7 +46,8 @@ class HeadPlace:
         addresses: Where it may listen; the first that answers in a race is taken.
         open_secret: The public key, where no key in common is needed; None forbids it.
         join_timeout_s: How long the head may be out of reach.
-        file: Where the run's owner writes the addresses of the head that takes a lost one's place; None: there is none.
+        file: Where the addresses of the head are written that takes a lost one's place; None: there is none.
+        has_heirs: An agent may take its place (`docs/succession.md`).
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -50,6 +55,7 @@ class HeadPlace:
     open_secret: bytes | None = None
     join_timeout_s: float
     file: str | None = None
+    has_heirs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

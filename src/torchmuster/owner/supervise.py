@@ -15,7 +15,7 @@ from typing import Any
 from torchmuster import proc
 from torchmuster.engines.local import HEAD
 from torchmuster.engines.starter import describe_end
-from torchmuster.errors import MusterError
+from torchmuster.errors import HeadLostError, MusterError
 from torchmuster.files.tail import last_lines
 from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
@@ -42,6 +42,7 @@ _END_LIMIT_S = 12.0  # from the kill
 _LEAVE_S = 1.0
 _STOP_LOOK_S = 0.3
 _REMOVE_LIMIT_S = 120.0
+_DEPOSED_S = 2.0
 
 
 def own_run(
@@ -50,9 +51,15 @@ def own_run(
     *,
     deadline: Deadline | None = None,
     forward_stdin: bool = False,
+    is_deposed: Callable[[], bool] | None = None,
 ) -> Result:
-    """Follow a run whose agents its engine has started, to its end."""
-    return asyncio.run(Supervisor(engine, display, deadline, forward_stdin).run())
+    """Follow a run whose agents its engine has started, to its end.
+
+    Raises:
+        HeadLostError: Another node has become the head, as `is_deposed` says: the run goes on without us.
+    """
+    supervisor = Supervisor(engine, display, deadline, forward_stdin, is_deposed=is_deposed)
+    return asyncio.run(supervisor.run())
 
 
 @dataclass(slots=True)
@@ -71,6 +78,7 @@ class Supervisor:
     Attributes:
         deadline: The end of the job's time; None where there is no job.
         told_before: A signal that asked to stop before anybody listened here; 0 for none.
+        is_deposed: Says whether another node's head has taken over; None where there is none. It may look at a disk.
     """
 
     engine: Engine
@@ -78,6 +86,7 @@ class Supervisor:
     deadline: Deadline | None = None
     forward_stdin: bool = False
     told_before: int = 0
+    is_deposed: Callable[[], bool] | None = None
     result: Result | None = None
     _progress: _Progress = field(default_factory=_Progress)
     _stops: Stops = field(init=False)
@@ -85,6 +94,7 @@ class Supervisor:
     _head: HeadFollower = field(init=False)
     _record: RecordWriter = field(init=False)
     _input: StandardInput | None = None
+    _has_gone: bool = False
     _wanted: set[int] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -123,6 +133,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         loop.add_signal_handler(signal.SIGWINCH, self._send_size)
         watching = self._watch_the_time()
+        looking = self._look_whether_deposed()
         try:
             while self.result is None:
                 self._write_head()
@@ -130,9 +141,11 @@ class Supervisor:
                 if self.result is None and ended is not None:
                     await self._replace_head(ended)
         finally:
-            if watching is not None:
-                watching.cancel()
-            await self._end_agents()
+            for task in (watching, looking):
+                if task is not None:
+                    task.cancel()
+            if not self._has_gone:
+                await self._end_agents()
             # What killed agents of this machine have left: there may be no other run to remove it.
             await asyncio.to_thread(sweep_beside(None).join, _SWEEP_LIMIT_S)
         return self.result
@@ -198,6 +211,8 @@ class Supervisor:
 
     async def _replace_head(self, ended: str) -> None:
         """The head has gone: begin again where the record stops, with the other agents where they find its successor."""
+        if self.is_deposed is not None and await self._may_be_deposed():
+            await self._leave_to_another()
         if self.engine.keeps_agents:
             await self._reap_head()
         else:
@@ -233,6 +248,29 @@ class Supervisor:
             self._wanted = {place for place in places if not self.engine.holds(place)}
         else:
             await self._start_beside(self.engine.start_all)
+
+    def _look_whether_deposed(self) -> asyncio.Task[None] | None:
+        return None if self.is_deposed is None else asyncio.create_task(self._end_if_deposed())
+
+    async def _end_if_deposed(self) -> None:
+        """End a head in whose place another one is: `_replace_head` does the rest."""
+        while not await self._may_be_deposed():
+            await asyncio.sleep(_DEPOSED_S)
+        self.engine.kill_head()
+
+    async def _may_be_deposed(self) -> bool:
+        if self.is_deposed is None:
+            return False
+        try:
+            return await asyncio.to_thread(self.is_deposed)
+        except OSError:
+            return False  # the head can't claim an attempt there either
+
+    async def _leave_to_another(self) -> None:
+        """End what runs here, and leave alone what has started the agents of other nodes: these have another head now."""
+        self._has_gone = True
+        await self._reap_head()
+        raise HeadLostError("another node has become the head of this run")
 
     async def _reap_head(self) -> None:
         """Wait until nothing of the head's agent is left: only then may there be another one."""

@@ -35,6 +35,8 @@ PROGRAMS = {
     "conduct-sweep-pods": "owner.pods.sweep.conduct",
     "pod-slot": "owner.pods.sweep.slot",
     "conduct": "owner.jobs.conduct",
+    "succeed": "owner.jobs.succeed",
+    "node-lost": "owner.jobs.node_lost",
     "conduct-group": "owner.jobs.conduct_group",
     "conduct-member": "owner.sweep.conduct",
     "training-task": "owner.jobs.nested",

@@ -6,8 +6,9 @@ import socket
 from dataclasses import dataclass, replace
 
 from torchmuster import proc
+from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
-from torchmuster.head.options import TrainingHeadOptions
+from torchmuster.head.options import Office, TrainingHeadOptions
 from torchmuster.model import codec
 from torchmuster.model.codec import from_words
 from torchmuster.model.display.terminal import Terminal
@@ -60,8 +61,9 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             own_address=addresses[0][0],
             first_attempt=order.first_attempt,
             restarts_spent=order.restarts_spent,
-            samples_bytes=_size_of(run_dir.samples),
+            samples_bytes=size_of(run_dir.samples),
             has_owner=order.lifeline_fd is not None,
+            office=_office(order, plan, run_dir),
         )
     agent = AgentOptions(
         plan=plan,
@@ -72,6 +74,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             secret=read_secret(run_dir.secret),
             join_timeout_s=plan.limits.join_timeout_s,
             file=run_dir.moved if head is None else None,
+            has_heirs=head is None and Claims(run_dir.succession).exists,
         ),
         environment={**job_environment(num_workers), **dict(plan.node_setup.environment)},
         run_dir=run_dir.path,
@@ -88,6 +91,19 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
     )
 
 
+def _office(order: AgentOrder, plan: RunPlan, run_dir: RunDir) -> Office | None:
+    """Return what the head shows for each attempt, where another node may take its place."""
+    if order.term is None:
+        return None
+    return Office(
+        claims=Claims(run_dir.succession),
+        term=order.term,
+        holder=order.holder,
+        place=order.place,
+        node=plan.node_name(order.place),
+    )
+
+
 def read_plan_file(path: str) -> RunPlan:
     """Return the plan of a run directory, as this node has it."""
     with open(RunDir(path).plan) as file:
@@ -101,7 +117,8 @@ def _door_program(program: Program, run_dir: RunDir) -> Program:
     return replace(program, target=first, args=(*flags, entry, run_dir.path))
 
 
-def _size_of(path: str) -> int:
+def size_of(path: str) -> int:
+    """Return the length of a file that may not be there."""
     try:
         return os.stat(path).st_size
     except OSError:  # the usual case: nobody has written it yet

@@ -10,11 +10,9 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.errors import MusterError, found_bug
+from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
-from torchmuster.files.layout import RunDir
-from torchmuster.head.options import OWNER_S
-from torchmuster.model import codec, contract
+from torchmuster.model import contract
 from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.environment import THREADS, share_threads
 from torchmuster.node.leftovers import make_socket_folder, sweep_beside
@@ -22,47 +20,14 @@ from torchmuster.node.spawner.start import begin_spawner, start_spawner
 from torchmuster.programs.launch import AgentLaunch, read_launch
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.head.options import TrainingHeadOptions
-    from torchmuster.head.training_head import TrainingHead
-    from torchmuster.model.verdict import Result
-    from torchmuster.net.messages import Event
     from torchmuster.node.agent import Agent
-    from torchmuster.node.options import AgentOptions, HeadPlace
+    from torchmuster.node.options import AgentOptions
     from torchmuster.node.setup import NodeWork
     from torchmuster.node.voice import Voice
+    from torchmuster.programs.head_host import HeadHost
+    from torchmuster.programs.successor import Successor
 
 _FLUSH_S = 5.0
-EX_SOFTWARE = 70
-
-
-class StorePorts:
-    """Binds the port of every attempt's store before anyone needs it.
-
-    The port is known, and callers queue in the kernel, before the store's process has begun.
-    """
-
-    def __init__(self) -> None:
-        self._listening: dict[int, socket.socket] = {}
-
-    def open(self, attempt: int, address: str) -> int:
-        """Bind a port for an attempt and return it."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listening.bind((address, 0))
-            listening.listen(4096)
-        except OSError:
-            listening.close()
-            raise
-        self._listening[attempt] = listening
-        return int(listening.getsockname()[1])
-
-    def take(self, attempt: int) -> socket.socket | None:
-        """Return the listening socket of an attempt, once."""
-        return self._listening.pop(attempt, None)
 
 
 def main(arguments: list[str]) -> None:
@@ -128,15 +93,14 @@ async def _run(
     disk: DiskWriter,
     work: "NodeWork | None",
 ) -> int:
-    import asyncio
-
     from torchmuster.node.agent import Agent
+    from torchmuster.programs.head_host import HeadHost
 
     options = launch.agent
     voice = _make_voice(launch, disk)
-    desk = StorePorts()
-    take_store = desk.take if options.is_head else None
-    agent = Agent(options, spawner, socket_path, disk, voice, work, take_store)
+    host = HeadHost(disk, voice)
+    agent = Agent(options, spawner, socket_path, disk, voice, work, host.ports.take)
+    successor = _make_successor(launch, agent, host, disk)
     for note in launch.notes:
         voice.say(note)
     shared = share_threads(dict(os.environ), options.num_workers)
@@ -144,21 +108,19 @@ async def _run(
         agent.tell(shared)
     if launch.lifeline_fd is not None:
         _watch_lifeline(launch.lifeline_fd, agent)
-    conduct = head = None
     if launch.head is not None and launch.listening is not None:
-        head = _make_head(launch.head, desk, disk, voice)
-        conduct = asyncio.create_task(_conduct(head, launch.listening, options.head))
-        conduct.add_done_callback(lambda task: _end_with_head(task, agent))
+        host.begin(launch.head, launch.listening, options.head, agent)
+    if successor is not None:
+        agent.spawn(successor.watch())
     try:
         code = await agent.run()
     except MusterError as error:
         voice.print(_plain(error))
         code = error.exit_code
     finally:
-        if conduct is not None:
-            late_s = OWNER_S if head is not None and head.is_over else 0.0
-            await asyncio.wait({conduct}, timeout=3.0 + late_s)
-            conduct.cancel()
+        await host.end()
+        if successor is not None:
+            await successor.end()
         if launch.head is not None and launch.head.spread is not None:
             await launch.head.spread.close()
     if launch.error_file is not None and code and agent.error_text is not None:
@@ -166,6 +128,17 @@ async def _run(
     voice.flush(_FLUSH_S)
     disk.flush(_FLUSH_S)
     return code
+
+
+def _make_successor(
+    launch: AgentLaunch, agent: "Agent", host: "HeadHost", disk: DiskWriter
+) -> "Successor | None":
+    """Return what watches a head that this agent may replace."""
+    if not launch.agent.head.has_heirs:
+        return None
+    from torchmuster.programs.successor import Successor
+
+    return Successor(launch.agent, agent, host, disk)
 
 
 def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
@@ -188,82 +161,6 @@ def _watch_lifeline(fd: int, agent: "Agent") -> None:
         agent.fail(MusterError("the owner of this run has gone, so its workers were ended"))
 
     asyncio.get_running_loop().add_reader(fd, end)
-
-
-def _make_head(
-    options: "TrainingHeadOptions", desk: StorePorts, disk: DiskWriter, voice: "Voice"
-) -> "TrainingHead":
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.head.training_head import TrainingHead
-
-    show = _teller(voice, options.run_dir) if isinstance(voice, TerminalVoice) else None
-    head = TrainingHead(options, disk, desk.open, show)
-    if options.spread is not None:
-        options.spread.begin(head.event)
-    return head
-
-
-async def _conduct(head: "TrainingHead", listening: socket.socket, place: "HeadPlace") -> "Result":
-    import asyncio
-
-    from torchmuster.net.listener import Listener
-    from torchmuster.net.store_relay import StoreRelay
-
-    relay = StoreRelay(head.store_address, head.notice) if head.options.relay_port else None
-    secrets = (place.secret, place.open_secret)
-    listener = Listener(listening, secrets, head.serve, head.refuse_stranger, relay)
-    serving = [asyncio.create_task(listener.serve())]
-    if head.plan.metrics_port is not None:
-        serving.append(asyncio.create_task(_tell_metrics(head, head.plan.metrics_port)))
-    try:
-        return await head.conduct()
-    finally:
-        for task in serving:
-            task.cancel()
-
-
-async def _tell_metrics(head: "TrainingHead", port: int) -> None:
-    """Serve the page of metrics; a port that is taken ends no run."""
-    from torchmuster.head.openmetrics import CONTENT_TYPE
-    from torchmuster.net.address import bind
-    from torchmuster.net.scrape import MetricsPage
-
-    try:
-        listening = bind("127.0.0.1", port)
-    except OSError as error:
-        head.notice(f"no metrics at 127.0.0.1:{port}: {error.strerror}")
-        return
-    head.notice(f"metrics for Prometheus at http://127.0.0.1:{port}/metrics of this node")
-    await MetricsPage(CONTENT_TYPE, head.metrics).serve(listening)
-
-
-def _teller(voice: "TerminalVoice", run_dir: RunDir) -> Any:
-    def tell(event: "Event") -> None:
-        if event.name == "run_ended" and event.fields.get("report"):
-            from torchmuster.diagnose.explain.end_of_run import explained
-            from torchmuster.model.display.repeats import shortened
-            from torchmuster.model.verdict import Result
-
-            result = codec.from_plain(Result, event.fields)
-            report = explained(result, run_dir)
-            if report is not None:
-                voice.print(_plain_report(shortened(report, result, voice.shown)))
-            return
-        voice.tell(event.name, event.fields)
-
-    return tell
-
-
-def _end_with_head(task: "asyncio.Task[Result]", agent: "Agent") -> None:
-    """A head that ends, or breaks, must not leave its agent waiting."""
-    if task.cancelled():
-        return
-    if task.exception() is None:
-        agent.leave(task.result().exit_code)
-        return
-    error = found_bug("the head of the run", task.exception())
-    error.exit_code = EX_SOFTWARE
-    agent.fail(error)
 
 
 def _plain_report(report: Any) -> str:

@@ -28,6 +28,7 @@ _WORTH_KNOWING = {
     "agent_refused",
     "early_end",
     "hang",
+    "head_replaced",
     "left_running",
     "network",
     "newcomer",

@@ -31,7 +31,7 @@ from torchmuster.net.messages import (
     Watch,
     Welcome,
 )
-from torchmuster.programs.main import _end_with_head
+from torchmuster.programs.head_host import _end_with_head
 from unit.head import test_membership as test_roll
 from unit.head.test_membership import make_roll
 

@@ -204,6 +204,10 @@ class World:
         seen = self.step_number - old
         return [claim for claim, at in zip(self.claims, self.claims_at, strict=True) if at <= seen]
 
+    def _read_newest(self):
+        seen = self._read()
+        return seen[-1].number if seen else -1
+
     def _read_moved(self):
         seen = self.step_number - self._chance(4)
         found = [(place, term) for at, place, term in self.moved if at <= seen]
@@ -239,7 +243,7 @@ class World:
                 if self.is_machine_lost(newest):
                     node.proved = number
             case Move.CLAIM:
-                claim = node.heir.next_claim(votes, f"n{node.place}")
+                claim = node.heir.next_claim(votes, "x", f"n{node.place}")
                 if self._claim(claim):
                     self.takeovers += 1
                     head = Head(node.place, claim.number, claim.next_attempt, claim.restarts_spent)
@@ -270,16 +274,18 @@ class World:
 
     def _head(self, node, head):
         now = node.clock_s
-        if self.step_number % 2 == 0 and (claims := self._read()):
-            if claims[-1].number > head.term >= 0:
-                self._depose(node)
-                return
+        looks = self.step_number % 2 == 0 and head.term >= 0
+        if looks and self._read_newest() > head.term:
+            self._depose(node)
+            return
         for place, heard in list(head.members.items()):
             other = self.nodes[place]
             hears = other.is_alive and other.is_connected and self._head_of(other) is head
-            if now - heard > SILENT_S or (not hears and self._runs(other)):
-                self._lose(head, place)
-            elif not other.is_alive and self._chance(1):  # its kernel may say so, or nothing does
+            if (
+                now - heard > SILENT_S
+                or (not hears and self._runs(other))
+                or (not other.is_alive and self._chance(1))
+            ):
                 self._lose(head, place)
         for place, heard in list(head.dangerous.items()):
             if now - heard > SILENT_S:
@@ -303,6 +309,7 @@ class World:
             return
         claim = Claim(
             number=head.term + 1,
+            holder="x",
             place=head.place,
             node=f"n{head.place}",
             members=here,

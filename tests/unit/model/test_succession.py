@@ -5,10 +5,10 @@ import random
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from unit.model.succession_world import World
 
 from torchmuster.model.lease import LEASE_S
 from torchmuster.model.succession import ASK_EVERY_S, Claim, Heir, Move, Sight, is_voted_out
+from unit.model.succession_world import World
 
 HISTORIES = int(os.environ.get("MUSTER_SUCCESSIONS", "300"))
 QUIET_STEPS = 160  # 80 s: two leases, the votes, a gathering
@@ -17,6 +17,7 @@ QUIET_STEPS = 160  # 80 s: two leases, the votes, a gathering
 def claim(number=3, place=0, members=(0, 1, 2)):
     return Claim(
         number=number,
+        holder="x",
         place=place,
         node="n1",
         members=members,
@@ -59,7 +60,7 @@ def test_of_two_nodes_the_other_waits_and_asks_the_engine():
     two = claim(members=(0, 1))
     said = moves(heir, silent(two, 1), LEASE_S + 3 * ASK_EVERY_S)
     assert [move for _, move in said] == [Move.VOTE, *([Move.ASK] * 3)]
-    assert heir.waits_alone
+    assert heir.has_voted
     assert heir.look(60.0, silent(two, 1, proved=True)) is Move.CLAIM
 
 

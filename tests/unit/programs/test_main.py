@@ -2,8 +2,8 @@ import socket
 
 import pytest
 
+from torchmuster.programs.head_host import StorePorts
 from torchmuster.programs.launch import job_environment
-from torchmuster.programs.main import StorePorts
 
 
 def test_the_port_of_a_store_takes_callers_before_the_store_has_begun():

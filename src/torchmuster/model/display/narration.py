@@ -138,6 +138,9 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "node_left_out": lambda f: (
         f"{f['node']} gets no ranks again: its rank {f['rank']} has computed something else than the others"
     ),
+    "head_replaced": lambda f: (
+        f"the head on {f['before']} was lost: {f['node']} takes its place with attempt {f['attempt']}"
+    ),
     "spare_taken": lambda f: f"the spare {f['node']} takes the place of {f['before']}",
     "newcomer": lambda f: f"{f['node']} has joined; it takes part from the next attempt on",
     "debugger_waits": lambda f: (

@@ -12,11 +12,12 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from dataclasses import replace
 
 from torchmuster.engines.allocation import AllocationEngine
 from torchmuster.engines.own_job import own_job
-from torchmuster.errors import RunDirectoryError
+from torchmuster.errors import HeadLostError, RunDirectoryError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
@@ -27,6 +28,7 @@ from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.deadline import Deadline
+from torchmuster.owner.jobs import succession
 from torchmuster.owner.jobs.inside import make_deadline, own_run_inside
 from torchmuster.owner.jobs.processor import describe_difference, fit_interpreter
 from torchmuster.owner.resubmit import Chain, parse_method
@@ -69,7 +71,8 @@ def _conduct(options: argparse.Namespace) -> int:
     plan = replace(plan, node_names=job.node_names)
     plan = fit_interpreter(plan, os.uname().machine)
     atomic.write_json(run_dir.plan, codec.to_plain(plan))
-    engine = AllocationEngine(plan, run_dir, job.with_launcher(options.way))
+    holder = succession.begin(run_dir, plan, job, options)
+    engine = AllocationEngine(plan, run_dir, job.with_launcher(options.way), holder)
     voice = TerminalVoice()
     voice.start()
     link = f", {chain.links.label}" if chain.links.most > 1 else ""
@@ -79,11 +82,23 @@ def _conduct(options: argparse.Namespace) -> int:
     if difference is not None:
         voice.say(difference)
     deadline = make_deadline(job, warn_s=options.warn, goes_on=chain.may_go_on)
-    result = own_run_inside(engine, voice, deadline)
-    return _finish(result, chain, deadline, voice)
+    try:
+        result = own_run_inside(engine, voice, deadline)
+    except HeadLostError:
+        return _outlive(run_dir, voice)
+    return finish(result, chain, deadline, voice)
 
 
-def _finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoice) -> int:
+def _outlive(run_dir: RunDir, voice: TerminalVoice) -> int:
+    """Stay until the node that has taken over has ended the run: the job ends with this process."""
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    result = succession.outlive(run_dir, voice, told)
+    voice.flush(5.0)
+    return result.exit_code if result is not None else 128 + signal.SIGTERM
+
+
+def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoice) -> int:
     """Continue the run in another job, or say how it ended."""
     # A requeue ends this job in the middle of it. Not ignored: commands would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)

@@ -21,7 +21,7 @@ def own_run_inside(engine: AllocationEngine, display: RunDisplay, deadline: Dead
     spent = restarts_spent(engine.run_dir, engine.plan.limits.max_restarts)
     engine.start_all(first_attempt=next_attempt(engine.run_dir), restarts_spent=spent)
     deadline.find_out()  # while the agents start
-    return own_run(engine, display, deadline=deadline)
+    return own_run(engine, display, deadline=deadline, is_deposed=engine.is_deposed)
 
 
 def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadline:

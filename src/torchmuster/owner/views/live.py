@@ -37,6 +37,7 @@ _LOG_BYTES = 8192
 _FRESH_S = 15.0
 _SAID = (
     "hang",
+    "head_replaced",
     "start_wait",
     "node_left_out",
     "node_lost",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torchmuster.files import atomic
+from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_bytes
 from torchmuster.model import codec
@@ -110,13 +111,17 @@ class RecordTail:
 
 
 def next_attempt(run_dir: RunDir) -> int:
-    """Return the number of the next attempt, from the record and the folders of logs: a lost head may have left one only."""
+    """Return the number of the next attempt, from the record, the folders of logs and the claims: a lost head may have left one only."""
     starts = [e for e in read_events(run_dir.events) if e.get("event") == "attempt_started"]
     numbers = [int(event["attempt"]) for event in starts]
     with contextlib.suppress(OSError):
         names = (name.removeprefix("attempt-") for name in os.listdir(run_dir.logs))
         numbers += [int(name) for name in names if name.isdigit()]
-    return max(numbers, default=-1) + 1
+    claimed = 0
+    with contextlib.suppress(OSError):
+        newest = Claims(run_dir.succession).newest(fresh=False)
+        claimed = newest.next_attempt if newest is not None else 0
+    return max(max(numbers, default=-1) + 1, claimed)
 
 
 def next_task_attempts(events: str) -> dict[str, int]:

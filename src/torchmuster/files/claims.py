@@ -1,0 +1,123 @@
+"""The folder in which heads claim their terms, and agents vote that one is lost (`model/succession.py`).
+
+It may be on a network's disk. A claim is linked there when it is whole, which only one process can do for each number. What
+a directory has is cached for up to a minute by the clients of NFS, unless they see that it has changed: so whoever looks
+makes and removes a file first.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+
+from torchmuster.model import codec
+from torchmuster.model.succession import Claim
+from torchmuster.plainfile import open_own, write_all
+
+_TERM = re.compile(r"term-(\d{1,9})\.json")
+_VOTE = re.compile(r"lost-(\d{1,9})\.(\d{1,6})")
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+_MOST_BYTES = 1 << 20
+
+
+class Claims:
+    """The claims and votes of one run.
+
+    Args:
+        folder: Made by the run's first owner.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    @property
+    def exists(self) -> bool:
+        """Say whether this run's head may have a successor."""
+        return os.path.isdir(self.folder)
+
+    def newest(self, *, fresh: bool = True) -> Claim | None:
+        """Return the newest claim that can be read; None before the first.
+
+        Args:
+            fresh: What a cache says does not count.
+
+        Raises:
+            OSError: The folder can't be read.
+        """
+        names = self._names() if fresh else os.listdir(self.folder)
+        numbers = [int(match[1]) for name in names if (match := _TERM.fullmatch(name))]
+        return self.read(max(numbers)) if numbers else None
+
+    def take(self, claim: Claim) -> bool:
+        """Claim a term; return False when somebody else has it.
+
+        Raises:
+            OSError: The folder can't be written to.
+        """
+        path = self._path(claim.number)
+        data = json.dumps(codec.to_plain(claim)).encode()
+        temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            try:
+                write_all(fd, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self._link(temporary, path, data)
+        except FileExistsError:
+            # The answer to our own link may have been lost, and the link been tried again.
+            return self.read(claim.number) == claim
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        return True
+
+    def _link(self, temporary: str, path: str, data: bytes) -> None:
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # Without links it is not whole at once; who reads half of it looks again.
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                write_all(fd, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def votes(self, number: int) -> frozenset[int]:
+        """Return the places of the agents that have lost the head of a term."""
+        matches = (_VOTE.fullmatch(name) for name in self._names())
+        return frozenset(int(m[2]) for m in matches if m is not None and int(m[1]) == number)
+
+    def vote(self, number: int, place: int) -> None:
+        """Note that the agent of a place has lost the head of a term."""
+        os.close(os.open(self._vote(number, place), os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def withdraw(self, number: int, place: int) -> None:
+        """Take that back."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._vote(number, place))
+
+    def _names(self) -> list[str]:
+        path = os.path.join(self.folder, f"look-{os.urandom(8).hex()}")
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(path)
+        return os.listdir(self.folder)
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.folder, f"term-{number}.json")
+
+    def _vote(self, number: int, place: int) -> str:
+        return os.path.join(self.folder, f"lost-{number}.{place}")
+
+    def read(self, number: int) -> Claim | None:
+        """Return the claim of a term; None when it is not whole yet."""
+        try:
+            with open_own(self._path(number)) as file:
+                return codec.from_plain(Claim, json.loads(file.read(_MOST_BYTES)))
+        except ValueError:
+            return None  # not whole yet

@@ -1,0 +1,63 @@
+"""The owner of a run in a job whose first node was lost: an agent that has become the head starts it.
+
+    succeed RUN_DIR --place PLACE --head PID PORT
+
+It does what the job's script did (`conduct.py`), and ends the job, since that script can't.
+"""
+
+import argparse
+import contextlib
+
+from torchmuster import proc
+from torchmuster.engines.allocation import InheritedEngine
+from torchmuster.errors import HeadLostError, MusterError, RunDirectoryError
+from torchmuster.files.layout import RunDir
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model.links import ResubmitMethod
+from torchmuster.owner.create import write_owner
+from torchmuster.owner.jobs.conduct import finish
+from torchmuster.owner.jobs.inside import make_deadline
+from torchmuster.owner.jobs.links import read_links
+from torchmuster.owner.jobs.succession import read_estate
+from torchmuster.owner.resubmit import COMMAND_TIMEOUT_S, Chain, parse_method
+from torchmuster.owner.supervise import own_run
+from torchmuster.owner.views.record import read_plan
+
+
+def main(arguments: list[str]) -> int:
+    """Own the run to its end, then end the job."""
+    parser = argparse.ArgumentParser(prog="succeed")
+    parser.add_argument("run_dir")
+    parser.add_argument("--place", type=int, required=True)
+    parser.add_argument("--head", type=int, nargs=2, required=True, metavar=("PID", "PORT"))
+    options = parser.parse_args(arguments)
+    run_dir = RunDir(options.run_dir)
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    proc.die_with_parent(options.head[0])
+    estate = read_estate(run_dir)
+    job = estate.job.with_launcher(estate.way)
+    chain = Chain(run_dir, job.dialect, job.allocation.job_id, estate.resubmit)
+    chain.way, chain.links = parse_method(estate.resubmit_with), read_links(run_dir) or chain.links
+    write_owner(run_dir)
+    voice = TerminalVoice()
+    voice.start()
+    voice.say(f"{job.node_names[options.place]} has become the head of this run")
+    pid, port = options.head
+    engine = InheritedEngine(plan, run_dir, job, place=options.place, head_pid=pid, port=port)
+    deadline = make_deadline(job, warn_s=estate.warn_s, goes_on=chain.may_go_on)
+    deadline.find_out()
+    try:
+        result = own_run(engine, voice, deadline=deadline, is_deposed=engine.is_deposed)
+    except HeadLostError as error:
+        voice.say(error.what)  # yet another node goes on
+        voice.flush(1.0)
+        return error.exit_code
+    before = len(chain.links.links)
+    code = finish(result, chain, deadline, voice)
+    requeued = [link.way for link in chain.links.links[before:]] == [ResubmitMethod.REQUEUE]
+    if not requeued:
+        with contextlib.suppress(MusterError):  # then its time ends it
+            proc.ask(job.dialect.cancel_argv(job.allocation.job_id), b"", COMMAND_TIMEOUT_S)
+    return code

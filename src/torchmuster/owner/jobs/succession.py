@@ -1,0 +1,162 @@
+"""What the first owner of a run in a job leaves for the node that may have to take its place (`docs/succession.md`)."""
+
+import argparse
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torchmuster.engines.base import NodeQuestion
+from torchmuster.engines.own_job import OwnJob
+from torchmuster.engines.registry import load_dialect
+from torchmuster.errors import HeadLostError, RunDirectoryError
+from torchmuster.files import atomic
+from torchmuster.files.claims import Claims
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.job import Allocation
+from torchmuster.model.plan import DOOR_PROGRAM, RunPlan
+from torchmuster.model.succession import Claim
+from torchmuster.model.verdict import Result
+from torchmuster.owner.parts import RunDisplay
+from torchmuster.owner.views.record import read_result
+
+_POLL_S = 1.0
+_CALL_EVERY_S = 5.0
+_CALL_LIMIT_S = 3.0
+_GONE_S = 180.0  # a lease, the votes, another lease, and then some
+_ENDS_US_S = 60.0  # the other owner ends the job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estate:
+    """What the owner of a run in a job knows, for the one after it.
+
+    Attributes:
+        engine: The scheduler.
+        way: The launchers that may be used; None for all.
+        warn_s: How long before the end of the job workers are told.
+        resubmit: How often the run may be continued in another job.
+        resubmit_with: In which way; None for the best.
+    """
+
+    engine: str
+    allocation: Allocation
+    way: str | None = None
+    warn_s: float = 0.0
+    resubmit: int = 0
+    resubmit_with: str | None = None
+
+    @property
+    def job(self) -> OwnJob:
+        """Return the job."""
+        return OwnJob(dialect=load_dialect(self.engine), allocation=self.allocation)
+
+
+def question_of(job: OwnJob) -> NodeQuestion | None:
+    """Return how this scheduler is asked for a lost node; None where a job ends with its first node."""
+    question: NodeQuestion | None = getattr(job.dialect, "lost_node", None)
+    return question
+
+
+def begin(run_dir: RunDir, plan: RunPlan, job: OwnJob, options: argparse.Namespace) -> str:
+    """Let another node take the head's place from now on, if one can; return who holds it: empty where none can.
+
+    Raises:
+        RunDirectoryError: Somebody else begins with the same run at this moment.
+    """
+    if len(job.nodes) < 2 or question_of(job) is None or plan.program.target == DOOR_PROGRAM:
+        return ""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(run_dir.succession, 0o700)
+    estate = Estate(
+        engine=job.dialect.name,
+        allocation=job.allocation,
+        way=options.way,
+        warn_s=options.warn,
+        resubmit=options.resubmit,
+        resubmit_with=options.resubmit_with,
+    )
+    atomic.write_json(_path(run_dir), codec.to_plain(estate), mode=0o600)
+    claims, holder = Claims(run_dir.succession), secrets.token_hex(8)
+    before = claims.newest()
+    claim = Claim(
+        number=before.number + 1 if before is not None else 0,
+        holder=holder,
+        place=0,
+        node=job.node_names[0],
+        members=(0,),
+        next_attempt=before.next_attempt if before is not None else 0,
+        restarts_spent=before.restarts_spent if before is not None else 0,
+    )
+    if not claims.take(claim):
+        raise RunDirectoryError("another job begins with this run", where=run_dir.path)
+    return holder
+
+
+def read_estate(run_dir: RunDir) -> Estate:
+    """Return what the first owner has left.
+
+    Raises:
+        RunDirectoryError: It can't be read.
+    """
+    try:
+        plain: Any = atomic.read_json(_path(run_dir))
+        return codec.from_plain(Estate, plain)
+    except ValueError as error:
+        why = "what the first owner has left can't be read"
+        raise RunDirectoryError(why, where=_path(run_dir), why=str(error)) from error
+
+
+def _path(run_dir: RunDir) -> str:
+    return os.path.join(run_dir.succession, "estate.json")
+
+
+def outlive(run_dir: RunDir, display: RunDisplay, told: threading.Event) -> Result | None:
+    """Wait for the end of a run that another node has taken over: the job ends when its script does.
+
+    Args:
+        run_dir: Of the run.
+        display: Shows why.
+        told: Set by a signal that asks this process to end.
+
+    Returns:
+        The result; None when the process was told to stop before there was one.
+
+    Raises:
+        HeadLostError: Nobody answers there any more.
+    """
+    newest = Claims(run_dir.succession).newest()
+    where = newest.node if newest is not None else "another node"
+    display.say(f"{where} has become the head of this run: this process only waits for its end")
+    heard_at = call_at = time.monotonic()
+    while not told.wait(_POLL_S):
+        result = read_result(run_dir)
+        if result is not None:
+            told.wait(_ENDS_US_S)
+            return result
+        now = time.monotonic()
+        if now >= call_at:
+            call_at = now + _CALL_EVERY_S
+            heard_at = now if _answers(run_dir) else heard_at
+        if now - heard_at > _GONE_S:
+            raise HeadLostError(
+                f"{where} had become the head of this run, and does not answer any more",
+                where=run_dir.path,
+                why=f"nothing listens there since {now - heard_at:.0f} s",
+            )
+    return None
+
+
+def _answers(run_dir: RunDir) -> bool:
+    told = atomic.read_json(run_dir.moved)
+    for word in told if isinstance(told, list) else ():
+        host, _, port = str(word).rpartition(":")
+        with contextlib.suppress(OSError, ValueError):
+            socket.create_connection((host.strip("[]"), int(port)), _CALL_LIMIT_S).close()
+            return True
+    return False

@@ -1,0 +1,182 @@
+"""What makes an agent the head of its run when that is lost: a socket, a head in this process, an owner beside it."""
+
+import asyncio
+import os
+import time
+
+from torchmuster import proc
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.claims import Claims
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.files.tail import last_lines
+from torchmuster.head.options import Office, TrainingHeadOptions
+from torchmuster.head.restarts import EndRun
+from torchmuster.head.terms import deposed
+from torchmuster.head.training_head import TrainingHead
+from torchmuster.model import codec
+from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.states import RunState
+from torchmuster.model.succession import Claim
+from torchmuster.model.verdict import Report
+from torchmuster.net.address import bind, own_endpoints, split_endpoint
+from torchmuster.node.agent import Agent
+from torchmuster.node.options import AgentOptions
+from torchmuster.node.succession import Succession
+from torchmuster.programs.head_host import HeadHost
+from torchmuster.programs.launch import size_of
+
+_LOOK_EVERY_S = 2.0
+_OWNER_ENDS_S = 90.0  # it may submit a job
+_END_LOOK_S = 0.05
+_LINES = 200
+
+
+class Successor:
+    """Watches a lost head's place for one agent, and takes it.
+
+    Args:
+        options: The agent's.
+        agent: Of this process.
+        host: Where the head will be.
+        disk: Writes the record.
+    """
+
+    def __init__(
+        self, options: AgentOptions, agent: Agent, host: HeadHost, disk: DiskWriter
+    ) -> None:
+        place = options.place
+        if options.run_dir is None or place is None:
+            raise ValueError("only agents of a run with a directory may become the head")
+        self._options, self._agent, self._host, self._disk = options, agent, host, disk
+        self._run_dir = RunDir(options.run_dir)
+        self._claims = Claims(self._run_dir.succession)
+        self._office: Office | None = None
+        self._owner: proc.Child | None = None
+        self._succession = Succession(
+            self._claims,
+            place=place,
+            node=options.plan.node_name(place),
+            link=agent.link,
+            is_idle=lambda: agent.is_idle,
+            take_over=self._take_over,
+            ask=lambda node: proc.node_program("node-lost", self._run_dir.path, node),
+            say=agent.voice.say,
+        )
+
+    async def watch(self) -> None:
+        """Wait for the head's loss; as the head, wait for whoever takes its place."""
+        await self._succession.watch()
+        while self._office is not None:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            try:
+                newest = await asyncio.to_thread(self._claims.newest)
+            except OSError:
+                continue  # it shows at the next attempt
+            if newest is not None and newest.holder != self._office.holder:
+                self._agent.fail(deposed(self._office))
+                return
+
+    async def _take_over(self, claim: Claim) -> None:
+        """Become the head: the claim is ours."""
+        run_dir, before = self._run_dir, await asyncio.to_thread(self._before, claim)
+        lost = before.node if before is not None else "another node"
+        expected = frozenset(before.members) - {before.place} if before is not None else frozenset()
+        listening = bind("0.0.0.0", 0)
+        listening.setblocking(False)
+        port = int(listening.getsockname()[1])
+        self._office = office = Office(
+            claims=self._claims,
+            term=claim.number,
+            holder=claim.holder,
+            place=claim.place,
+            node=claim.node,
+        )
+        options = TrainingHeadOptions(
+            plan=self._options.plan,
+            run_dir=run_dir,
+            first_attempt=claim.next_attempt,
+            restarts_spent=claim.restarts_spent,
+            why=f"the head on {lost} was lost",
+            samples_bytes=size_of(run_dir.samples),
+            has_owner=True,
+            office=office,
+            expected=expected,
+        )
+        head = self._host.begin(options, listening, self._options.head, self._agent)
+        most = self._options.plan.limits.max_restarts
+        self._tell(head, claim, before, most)
+        if claim.restarts_spent > most:
+            head.policy.finish(EndRun(RunState.FAILED, 7, _spent(lost, most, run_dir)))
+        told = own_endpoints(port)
+        await asyncio.to_thread(atomic.write_json, run_dir.moved, told)
+        address = ("127.0.0.1", port)
+        self._agent.become_head(address, tuple(split_endpoint(word) for word in told))
+        self._start_owner(claim.place, port)
+
+    def _tell(self, head: TrainingHead, claim: Claim, before: Claim | None, most: int) -> None:
+        """Write what the lost head could not: how its attempt ended, and who goes on."""
+        if before is None:
+            return
+        attempt, path = before.next_attempt - 1, self._run_dir.events
+        known = f'"event":"attempt_failed","attempt":{attempt},'
+        noted = any(known in line for line in last_lines(path, _LINES, _LINES << 10))
+        if attempt >= 0 and not noted:
+            end = WorkerEnd(
+                attempt=attempt,
+                rank=0,
+                local_rank=0,
+                node=before.node,
+                kind=EndKind.NODE_LOST,
+                asked=False,
+                elapsed_s=0.0,
+                detail="its machine was lost, and the head with it",
+            )
+            head.event(
+                "attempt_failed",
+                attempt=attempt,
+                what=f"{before.node}: {end.detail}",
+                cause=codec.to_plain(end),
+                restarts_left=max(0, most - claim.restarts_spent),
+            )
+        head.event("head_replaced", node=claim.node, before=before.node, attempt=claim.next_attempt)
+
+    def _before(self, claim: Claim) -> Claim | None:
+        try:
+            return self._claims.read(claim.number - 1)
+        except OSError:
+            return None
+
+    def _start_owner(self, place: int, port: int) -> None:
+        """Start what starts agents, watches the time and ends the job: the old one was on the lost machine."""
+        words = [self._run_dir.path, "--place", str(place), "--head", str(os.getpid()), str(port)]
+        argv = proc.node_program("succeed", *words)
+        try:
+            log = os.open(self._run_dir.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError:
+            log = os.open(os.devnull, os.O_WRONLY)
+        try:
+            self._owner = proc.start_beside(argv, stdout=log, stderr=log)
+        except MusterError as error:
+            self._agent.tell(f"nobody starts lost agents again, or ends the job: {error.what}")
+        finally:
+            os.close(log)
+
+    async def end(self) -> None:
+        """Wait for the owner, which goes on or ends the job; it ends with this process, too."""
+        if self._owner is None:
+            return
+        until = time.monotonic() + _OWNER_ENDS_S
+        while self._owner.poll() is None and time.monotonic() < until:
+            await asyncio.sleep(_END_LOOK_S)
+        proc.let_go(self._owner)
+
+
+def _spent(lost: str, most: int, run_dir: RunDir) -> Report:
+    return Report(
+        error=f"the head on {lost} was lost, and no restart is left",
+        at=lost,
+        because=(f"all {most} restarts of `--max-restarts` are spent",),
+        hint=f"go on from the last snapshot: muster restart {os.path.basename(run_dir.path)}",
+    )

@@ -1,0 +1,225 @@
+"""The first node of a job on a real Slurm loses its power, stands still, or is cut off: another one becomes the head."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from cluster.test_slurm_ends import job_of, left_on, log_of
+from kit.waiting import wait_until
+
+pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
+pytestmark = pytest.mark.netns
+EXACT = Path(__file__).parents[1] / "train" / "exact_script.py"
+ON = ("run", "--on", "slurm", "--run-id", "r", "--detach")
+APART = ("out", "--apart", "--norm", "--every", "1000")
+# Each attempt says where it is, and ends when there is a file.
+WAIT = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], dist.get_rank()
+while not os.path.exists(f"go-{attempt}"):
+    dist.all_reduce(torch.ones(1))
+    if rank == 0:
+        with open(f"beat-{attempt}-{os.uname().nodename}", "a") as file:
+            file.write(f"{time.time()} {dist.get_world_size()}\\n")
+    time.sleep(0.05)
+dist.barrier()
+"""
+HELD = 12  # the step at which the first attempt waits
+
+
+def test_a_head_that_loses_its_power_costs_no_step_and_no_disk(login, slurm_lab):
+    text = EXACT.read_text()
+    (login.folder / "train.py").write_text(held(text))
+    (login.folder / "quiet").mkdir()
+    (login.folder / "out").mkdir()
+    begin(login, "--nodes", "2", "--spares", "1", *("train.py", *APART, "--memory", "1"))
+    wait_until(lambda: len(list(login.folder.glob("held-*"))) == 2, "the held step")
+
+    slurm_lab.kill_node("n1", unplug=True)
+
+    result = end_of(login)
+    assert result["state"] == "succeeded", result
+    assert (result["attempts"], result["restarts_spent"]) == (2, 1)
+    said = log_of(login, 0, attempt=1).read_text()
+    found = re.search(r"resuming after step (\d+) \(epoch \d\) from the memory", said)
+    assert int(found[1]) in (HELD - 1, HELD), said
+    quiet = ["run", "--here", "--nodes", "2", "train.py", "quiet", *APART[1:]]
+    assert login(*quiet, MUSTER_HOME=str(login.folder / "other")).returncode == 0
+    for rank in (0, 1):
+        assert weights(login.folder / "out", rank) == weights(login.folder / "quiet", rank)
+        assert losses(login.folder / "out", rank) == losses(login.folder / "quiet", rank)
+    events = record(login)
+    assert named(events, "head_replaced") == [{"node": "n2", "before": "n1", "attempt": 1}]
+    assert [event["attempt"] for event in named(events, "attempt_failed")] == [0]
+    assert [event["attempt"] for event in named(events, "attempt_started")] == [0, 1]
+    # The job ends with the run, though its script can't.
+    slurm_lab.wait_for_job(job_of(login), "CANCELLED", limit_s=30.0)
+    wait_until(lambda: not left_on(slurm_lab, "n2", "n3"), "the end of all processes")
+    shown = login("status", "r").stdout
+    assert re.search(r"^0 +2 +n1: 0, n2: 1 +n1: its machine was lost", shown, re.MULTILINE), shown
+
+
+def test_of_two_nodes_the_other_waits_for_the_word_of_slurm(login, slurm_lab):
+    (login.folder / "train.py").write_text(WAIT)
+    begin(login, "--nodes", "1:2", "train.py")
+    wait_until(lambda: beats(login, 0), "the first attempt")
+
+    slurm_lab.kill_node("n1", unplug=True)
+
+    wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
+    told = agent_log(login, "n2")
+    assert "1 of 2 nodes have lost the head on n1" in told
+    assert "slurm says that n1 is lost: its state is DOWN" in told
+    (login.folder / "go-1").touch()
+    assert end_of(login)["state"] == "succeeded"
+    slurm_lab.wait_for_job(job_of(login), "CANCELLED", limit_s=30.0)
+
+
+def test_a_head_that_stood_still_finds_another_one_and_never_trains_beside_it(login, slurm_lab):
+    (login.folder / "train.py").write_text(WAIT)
+    begin(login, "--nodes", "1:3", "train.py")
+    wait_until(lambda: beats(login, 0), "the first attempt")
+
+    pause(slurm_lab, "n1", signal.SIGSTOP)
+    wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
+    pause(slurm_lab, "n1", signal.SIGCONT)
+
+    log = login.folder / "home/runs/r/job.log"
+    wait_until(
+        lambda: "this process only waits for its end" in log.read_text(), "the end of the old head"
+    )
+    wait_until(lambda: not workers_on(slurm_lab, "n1"), "the end of its workers")
+    num = len(beats(login, 1))
+    wait_until(lambda: len(beats(login, 1)) > num + 40, "training that goes on")
+    assert slurm_lab.job(job_of(login))["JobState"] == "RUNNING"
+    assert not beats(login, 2)
+    # What n1's worker had read before it stood still may come late, but never after its end.
+    (login.folder / "go-1").touch()
+    result = end_of(login)
+    assert (result["state"], result["attempts"]) == ("succeeded", 2)
+    slurm_lab.wait_for_job(job_of(login), "COMPLETED", "CANCELLED", limit_s=90.0)
+    wait_until(lambda: not left_on(slurm_lab, "n1", "n2", "n3"), "the end of all processes")
+
+
+@pytest.mark.lab
+def test_a_head_that_is_cut_off_ends_though_its_machine_lives(login, slurm_lab):
+    (login.folder / "train.py").write_text(WAIT)
+    begin(login, "--nodes", "1:3", "train.py")
+    wait_until(lambda: beats(login, 0), "the first attempt")
+
+    slurm_lab.set_link("n1", "down")
+
+    wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
+    log = login.folder / "home/runs/r/job.log"
+    wait_until(lambda: "only waits for its end" in log.read_text(), "the end of the old head")
+    wait_until(lambda: not workers_on(slurm_lab, "n1"), "the end of its workers")
+    assert len(list(login.folder.glob("beat-1-*"))) == 1  # one head alone has started it
+    (login.folder / "go-1").touch()
+    assert end_of(login)["state"] == "succeeded"
+
+
+@pytest.mark.lab
+def test_the_next_head_may_die_too_and_the_one_after_it_at_its_start(login, slurm_lab):
+    (login.folder / "train.py").write_text(WAIT)
+    begin(login, "--nodes", "1:3", "train.py")
+    wait_until(lambda: beats(login, 0), "the first attempt")
+    slurm_lab.kill_node("n1", unplug=True)
+    claims = login.folder / "home/runs/r/succession"
+    wait_until((claims / "term-2.json").exists, "the claim", 60.0)
+
+    taken = json.loads((claims / "term-2.json").read_text())["node"]
+    slurm_lab.kill_node(taken, unplug=True)  # in the moment in which it takes over
+
+    wait_until(lambda: beats(login, 1) or beats(login, 2), "another attempt", 90.0)
+    attempt = 2 if beats(login, 2) else 1
+    left = ({"n1", "n2", "n3"} - {"n1", taken}).pop()
+    assert (login.folder / f"beat-{attempt}-{left}").exists()
+    (login.folder / f"go-{attempt}").touch()
+    assert end_of(login)["state"] == "succeeded"
+
+
+def test_without_a_restart_left_the_next_head_says_so(login, slurm_lab):
+    (login.folder / "train.py").write_text(WAIT)
+    begin(login, "--nodes", "1:3", "--max-restarts", "0", "train.py")
+    wait_until(lambda: beats(login, 0), "the first attempt")
+
+    slurm_lab.kill_node("n1")
+
+    result = end_of(login)
+    assert (result["state"], result["exit_code"]) == ("failed", 7)
+    assert result["report"]["error"] == "the head on n1 was lost, and no restart is left"
+    slurm_lab.wait_for_job(job_of(login), "CANCELLED", limit_s=60.0)
+    wait_until(lambda: not left_on(slurm_lab, "n2", "n3"), "the end of all processes")
+
+
+def begin(login, *words):
+    """Submit a run with one worker on each node."""
+    ended = login(*ON, "--nproc-per-node", "1", *words)
+    assert ended.returncode == 0, ended.stderr
+
+
+def held(text):
+    """Return the training with a step at which the first attempt waits until it is killed."""
+    hold = f"""
+            if run.steps_done == {HELD} and args.memory and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                open(f"held-{{world.rank}}", "w").close()
+                signal.pause()
+"""
+    found = "            scheduler.step()\n"
+    assert found in text
+    return text.replace(found, found + hold)
+
+
+def beats(login, attempt):
+    """Return the lines that rank 0 of an attempt has written."""
+    files = login.folder.glob(f"beat-{attempt}-*")
+    return [line for file in files for line in file.read_text().splitlines()]
+
+
+def end_of(login):
+    """Return the result of the run, once there is one."""
+    path = login.folder / "home/runs/r/result.json"
+    wait_until(path.exists, "the end of the run", 120.0)
+    return json.loads(path.read_text())
+
+
+def record(login):
+    text = (login.folder / "home/runs/r/events.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def named(events, name):
+    """Return the fields of the events of a name."""
+    skip = ("time", "event")
+    return [{k: v for k, v in e.items() if k not in skip} for e in events if e["event"] == name]
+
+
+def agent_log(login, node):
+    return (login.folder / f"home/runs/r/logs/agents/{node}.log").read_text()
+
+
+def weights(out, rank):
+    return (out / f"weights-{rank}.txt").read_text()
+
+
+def losses(out, rank):
+    """Return the lines of all steps, each once: a step that was done again gave the same."""
+    lines = (out / f"losses-{rank}.txt").read_text().splitlines()
+    return sorted({line for line in lines if line.count(" ") == 2}, key=lambda s: int(s.split()[0]))
+
+
+def workers_on(lab, node):
+    return [w for w in left_on(lab, node) if any(b"train.py" in x for x in w)]
+
+
+def pause(lab, node, signum):
+    """Stop, or let run again, all that runs on a node but Slurm's daemon, which the lab needs."""
+    for pid in lab.processes_on(node):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if not any(b"slurm" in word or b"enter.py" in word for word in words[:2]):
+            os.kill(pid, signum)
