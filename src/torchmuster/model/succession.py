@@ -119,6 +119,8 @@ class Heir:
         if not self._voted:
             self._voted, self._ask_at = True, now + FIRST_ASK_S
             return Move.VOTE
+        if self.place not in sight.votes:
+            return Move.VOTE  # the disk did not take it
         if sight.is_proved or is_voted_out(newest, sight.votes):
             return self._take_turn(now, sight.votes)
         self._free_since = None

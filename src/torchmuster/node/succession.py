@@ -58,9 +58,11 @@ class Succession:
                 if await self._look():
                     return
             except OSError as error:
-                if str(error) != self._failure:
-                    self._failure = str(error)
-                    self._say(f"whether another node becomes the head can't be seen: {error}")
+                why = error.strerror or str(error)  # the path is another one each time
+                if why != self._failure:
+                    self._failure = why
+                    where = self._claims.folder
+                    self._say(f"whether another node becomes the head can't be seen: {where}: {why}")
 
     async def _look(self) -> bool:
         """Look, and do what follows; say whether this agent has become the head."""

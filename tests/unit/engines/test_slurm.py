@@ -5,6 +5,7 @@ import re
 import pytest
 from tests.unit.engines.jobs import AFTER, JOBS, ODD_PATH, request
 
+from torchmuster.engines import slurm
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.slurm import DIALECT, STATES
 from torchmuster.engines.slurm_reasons import REFUSALS
@@ -293,3 +294,33 @@ def test_refusal_is_explained(stderr, error):
     report = DIALECT.explain_refusal(stderr + "\n")
     assert error in report.error
     assert report.because == (stderr,)
+
+
+# What scontrol 22.05 said of a node of a running job: before its power was cut, behind, and when it was back.
+NODE = "NodeName=n1 Arch=x86_64 CoresPerSocket=4  CPUAlloc=1 NodeHostName=n1 RealMemory=8000 State={} ThreadsPerCore=1"
+JOB = (
+    "JobId=1 JobName=sbatch JobState=RUNNING Reason=None Restarts=0 ExitCode=0:0 ReqNodeList=(null)"
+    " ExcNodeList=(null) NodeList={} BatchHost=n1 NumNodes=2"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (NODE.format("MIXED"), None),
+        (NODE.format("MIXED+DRAIN"), None),
+        (NODE.format("IDLE*"), None),  # it does not answer now: no more is known
+        (NODE.format("ALLOCATED+NOT_RESPONDING"), None),
+        (NODE.format("DOWN+NOT_RESPONDING"), "its state is DOWN"),
+        (NODE.format("DOWN*"), "its state is DOWN"),
+        (NODE.format("DOWN").replace("n1", "n2"), None),
+        (JOB.format("n[1-2]"), None),
+        (JOB.format("n2"), "it is no longer a node of the job"),
+        (JOB.format("(null)").replace("RUNNING", "PENDING"), None),
+        (JOB.format("n[2"), None),
+        ("", None),
+        ("slurm_load_node error: Unable to contact slurm controller", None),
+    ],
+)
+def test_a_lost_node_is_one_that_slurm_calls_down_or_has_taken_from_the_job(said, words):
+    assert slurm.DIALECT.lost_node.is_lost(said, "n1") == words

@@ -44,11 +44,8 @@ class Doorman:
                 channel.send_nowait(messages.Pong(number=message.number))
 
     def link(self, *, secret=SECRET, say=lambda text: None, **given):
-        place = HeadPlace(
-            addresses=(("127.0.0.1", self.listener.port),),
-            secret=secret,
-            **{"join_timeout_s": 5.0, **given},
-        )
+        usual = {"join_timeout_s": 5.0, "addresses": (("127.0.0.1", self.listener.port),)}
+        place = HeadPlace(secret=secret, **{**usual, **given})
         return HeadLink(place, say)
 
 
@@ -279,5 +276,34 @@ def test_a_file_of_addresses_that_is_no_such_thing_changes_nothing(tmp_path, tex
         link.welcome(WELCOME)
         link.look_for_successor()
         (await link.call()).abort()
+
+    meet(conversation)
+
+
+def test_a_link_turns_to_another_head_while_it_still_calls_the_lost_one():
+    """A machine without power does not even refuse: each call to it takes five seconds."""
+
+    async def conversation(doorman):
+        # 192.0.2.0/24 is nobody's (RFC 5737).
+        link = doorman.link(addresses=(("192.0.2.1", 9),))
+        calling = asyncio.create_task(link.call())
+        await asyncio.wait({calling}, timeout=0.2)
+        assert not calling.done()
+        address = ("127.0.0.1", doorman.listener.port)
+        link.turn_to((address,), (address,))
+        channel = await asyncio.wait_for(calling, 2)
+        channel.abort()
+
+    meet(conversation)
+
+
+def test_a_link_that_is_cancelled_while_it_calls_ends():
+    async def conversation(doorman):
+        link = doorman.link(addresses=(("192.0.2.1", 9),))
+        calling = asyncio.create_task(link.call())
+        await asyncio.wait({calling}, timeout=0.1)
+        calling.cancel()
+        await asyncio.wait({calling}, timeout=2)
+        assert calling.cancelled()
 
     meet(conversation)

@@ -1,0 +1,128 @@
+"""The folder of claims: each term is given once, whatever its file system can do."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from torchmuster.files.claims import Claims
+from torchmuster.model.succession import Claim
+
+
+def claim(number, holder="a", place=1):
+    return Claim(
+        number=number,
+        holder=holder,
+        place=place,
+        node="n2",
+        members=(0, 1),
+        next_attempt=number,
+        restarts_spent=0,
+    )
+
+
+@pytest.fixture
+def claims(tmp_path):
+    return Claims(str(tmp_path))
+
+
+def test_a_term_is_given_once_and_the_newest_is_the_highest(claims):
+    assert claims.newest() is None
+    for number in (0, 1, 9, 10):
+        assert claims.take(claim(number))
+    assert not claims.take(claim(10, holder="b"))
+    assert claims.newest() == claim(10)
+    assert claims.read(9) == claim(9)
+    assert not [name for name in os.listdir(claims.folder) if not name.startswith("term-")]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_many_that_claim_one_term_at_once_one_gets_it(claims, links, monkeypatch):
+    if not links:
+        monkeypatch.setattr(os, "link", refuse(errno.EPERM))
+    for number in range(20):
+        won, together = [], threading.Barrier(8)
+
+        def take(who, won=won, together=together, number=number):
+            together.wait()
+            if claims.take(claim(number, holder=str(who))):
+                won.append(str(who))
+
+        threads = [threading.Thread(target=take, args=(who,)) for who in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert won == [claims.newest().holder]
+
+
+def refuse(number):
+    def link(*_):
+        raise OSError(number, os.strerror(number))
+
+    return link
+
+
+def test_a_link_whose_answer_was_lost_is_ours(claims, monkeypatch):
+    link = os.link
+
+    def lose_the_answer(old, new):
+        link(old, new)
+        raise FileExistsError(errno.EEXIST, "it was made by the call before")
+
+    monkeypatch.setattr(os, "link", lose_the_answer)
+    assert claims.take(claim(3))
+
+
+def test_a_disk_that_fails_is_an_error_and_leaves_nothing(claims, monkeypatch):
+    monkeypatch.setattr(os, "link", refuse(errno.EIO))
+    with pytest.raises(OSError, match=r"\[Errno 5\]"):
+        claims.take(claim(3))
+    assert os.listdir(claims.folder) == []
+
+
+def test_votes_are_of_one_term_and_can_be_taken_back(claims):
+    claims.vote(3, 1)
+    claims.vote(3, 1)
+    claims.vote(3, 12)
+    claims.vote(31, 2)
+    assert claims.votes(3) == {1, 12}
+    claims.withdraw(3, 1)
+    claims.withdraw(3, 1)
+    assert claims.votes(3) == {12}
+    assert claims.votes(1) == set()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"number": 7}', b"\xff\xfe", b"null", b'{"number": "7"}' * 99],
+)
+def test_what_is_no_claim_is_not_read_as_one(claims, content):
+    claims.take(claim(6))
+    with open(os.path.join(claims.folder, "term-7.json"), "wb") as file:
+        file.write(content)
+    assert claims.newest() is None
+    assert not claims.take(claim(7))
+
+
+def test_names_that_are_none_of_ours_are_passed_over(claims):
+    claims.take(claim(6))
+    for name in (
+        "term-x.json",
+        "term-8.json.tmp",
+        "lost-6",
+        "lost-6.x",
+        "lost-6.1.2",
+        "estate.json",
+    ):
+        with open(os.path.join(claims.folder, name), "w"):
+            pass
+    assert claims.newest() == claim(6)
+    assert claims.votes(6) == set()
+
+
+def test_a_link_to_elsewhere_is_an_error(claims, tmp_path):
+    os.symlink("/dev/zero", os.path.join(claims.folder, "term-7.json"))
+    with pytest.raises(OSError, match="symbolic"):
+        claims.newest()
