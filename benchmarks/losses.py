@@ -1,11 +1,12 @@
 """Measure what a loss costs: from the kill to the first all-reduce of the attempt that follows, beside torchrun.
 
-    python benchmarks/losses.py [--repeats 50] [--only worker,node,spare,head,torchrun] [--quick] [--json FILE] [--limit SECONDS]
+    python benchmarks/losses.py [--repeats 50] [--only worker,node,spare,head,power,torchrun] [--quick] [--json FILE] [--limit SECONDS]
 
 Two nodes with one worker each, on this machine, where a death is proved by the process table; `spare` has one node more that
 waits. Each run ranks its kill at a moment of its own, after ten to thirty steps of 20 ms, and SIGKILL hits: the worker of rank 1;
 the agent of the second node, and with it the node; the agent of the first node, and with it the head. Sides take turns. torchrun,
-which has no simulated nodes here, has two workers in one and loses one of them.
+which has no simulated nodes here, has two workers in one and loses one of them. `power` is a job on a real Slurm in namespaces
+(root, slurm-wlm), whose first node, with the head and its owner, loses power and link at once: nothing proves that it is dead.
 """
 
 import argparse
@@ -21,8 +22,9 @@ import time
 from pathlib import Path
 
 from launching import processes
+from running import power
 from running.results import FOLDER, headline, machine_facts, save
-from running.stage import stage
+from running.stage import Stage, stage
 
 SOURCE = Path(__file__).parents[1] / "src"
 SCRIPT = """\
@@ -52,11 +54,12 @@ _RUN = [
     "--nodes",
     "2",
 ]
-SIDES = {
+SIDES: dict[str, list[str]] = {
     "worker": _RUN,
     "node": _RUN,
     "spare": [*_RUN, "--spares", "1"],
     "head": _RUN,
+    "power": [],
     "torchrun": [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", "2", "--max-restarts", "3", "--monitor-interval", "0.1"),
@@ -67,6 +70,7 @@ TITLES = {
     "node": "a node, replaced",
     "spare": "a node, a spare one takes its place",
     "head": "the node of the head",
+    "power": "the power of the head's node, in a job of Slurm",
     "torchrun": "torchrun, a worker",
 }
 _TRIAL_LIMIT_S = 120.0
@@ -78,15 +82,18 @@ def main() -> None:
     options = _parser().parse_args()
     repeats = 2 if options.quick else options.repeats
     machine = machine_facts()
-    processes.adopt_orphans()
     draw = random.Random(0)
     samples: dict[str, list[float]] = {side: [] for side in options.only}
     lost: dict[str, str] = {}
+    others = [side for side in options.only if side != "power"]
     with stage("losses", options.limit) as running:
+        if "power" in options.only:
+            _measure_power(repeats, draw, running, samples["power"], lost)
+        processes.adopt_orphans()  # of the sides of this machine; a cluster reaps its own
         try:
-            for number in range(repeats):
+            for number in range(repeats if others else 0):
                 running.step(f"round {number + 1} of {repeats}")
-                for side in draw.sample(options.only, len(options.only)):
+                for side in draw.sample(others, len(others)):
                     try:
                         samples[side].append(_trial(side, draw.uniform(0.2, 0.6)))
                     except (TimeoutError, RuntimeError, subprocess.TimeoutExpired) as error:
@@ -98,6 +105,23 @@ def main() -> None:
     document = {"machine": machine, "samples": samples, "lost": lost}
     how = f"seconds from the kill to the next attempt's first all-reduce, {repeats} rounds"
     save(options.json, document, f"{headline(machine, how)}\n\n{_table(samples)}")
+
+
+def _measure_power(
+    repeats: int, draw: random.Random, running: Stage, values: list[float], lost: dict[str, str]
+) -> None:
+    if (reason := power.why_not()) is not None:
+        lost["power"] = reason
+        running.tell(f"power is not measured: {reason}")
+        return
+    with power.cluster() as lab:
+        for number in range(repeats):
+            running.step(f"power: round {number + 1} of {repeats}")
+            try:
+                values.append(power.trial(lab, SCRIPT, draw.uniform(2, 6)))
+            except (TimeoutError, RuntimeError) as error:
+                lost["power"] = str(error)
+                running.tell(f"power was lost: {error}")
 
 
 def _trial(side: str, after_s: float) -> float:

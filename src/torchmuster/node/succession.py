@@ -62,7 +62,9 @@ class Succession:
                 if why != self._failure:
                     self._failure = why
                     where = self._claims.folder
-                    self._say(f"whether another node becomes the head can't be seen: {where}: {why}")
+                    self._say(
+                        f"whether another node becomes the head can't be seen: {where}: {why}"
+                    )
 
     async def _look(self) -> bool:
         """Look, and do what follows; say whether this agent has become the head."""
