@@ -108,7 +108,7 @@ class Heir:
             self._voted, self._free_since = False, None
         elif newest.number < self._newest.number:
             return Move.NOTHING  # a disk that shows the past
-        if not sight.is_silent or newest.place == self.place:
+        if not sight.is_silent:
             self._free_since = None
             if self._voted:
                 self._voted = False

@@ -152,9 +152,10 @@ class World:
         for due, place, attempt, follows, term in self.orders:
             node = self.nodes[place]
             stands = node.is_alive and node.is_connected and node.follows == follows
-            if not stands or not self._passes(follows[0], place):
-                continue  # with its connection
-            if due > self.step_number or node.paused:
+            if not stands:
+                continue  # it ended with its connection
+            passes = self._passes(follows[0], place)
+            if due > self.step_number or node.paused or not passes:
                 left.append((due, place, attempt, follows, term))
                 continue
             assert attempt > node.last_attempt, f"{place} goes back to attempt {attempt}"
@@ -173,7 +174,7 @@ class World:
             node.killed_in -= 1
             if not node.killed_in:
                 node.workers = None
-        if node.is_connected and node.clock_s - node.lease_from > LEASE_S:
+        if node.clock_s - node.lease_from > LEASE_S:
             self._kill_workers(node)
             node.is_connected = False
         if self.step_number % _LOOK_EVERY == 0 or not node.is_connected:
@@ -182,7 +183,8 @@ class World:
                 node.follows, node.is_connected = moved, False
         if not node.is_connected:
             self._call(node)
-        self._look(node)
+        if node.head is None:
+            self._look(node)
 
     def _kill_workers(self, node):
         if node.workers is not None and not node.killed_in:
@@ -297,7 +299,9 @@ class World:
             for other in here:
                 if self._passes(head.place, other.place):
                     self._kill_workers(other)
-            if all(other.workers is None for other in here) and not head.dangerous:
+            coming = {place for _, place, *_ in self.orders}  # the kill comes behind the start
+            is_idle = all(o.workers is None and o.place not in coming for o in here)
+            if is_idle and not head.dangerous:
                 head.world, head.is_ending, head.gathers = None, False, 0
 
     def _gather(self, node, head):
