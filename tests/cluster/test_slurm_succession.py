@@ -143,6 +143,46 @@ def test_the_next_head_may_die_too_and_the_one_after_it_at_its_start(login, slur
     assert end_of(login)["state"] == "succeeded"
 
 
+@pytest.mark.lab
+def test_an_owner_that_is_killed_is_started_again_and_ends_the_job(login, slurm_lab):
+    (login.folder / "train.py").write_text(WAIT)
+    begin(login, "--nodes", "1:3", "train.py")
+    wait_until(lambda: beats(login, 0), "the first attempt")
+    slurm_lab.kill_node("n1", unplug=True)
+    wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
+
+    for _ in range(2):
+        owner = wait_until(lambda: owners(slurm_lab, "n2", "n3"), "an owner")[0]
+        os.kill(owner, signal.SIGKILL)
+        wait_until(lambda o=owner: owners(slurm_lab, "n2", "n3") not in ([], [o]), "another owner")
+
+    (login.folder / "go-1").touch()
+    assert end_of(login)["state"] == "succeeded"
+    slurm_lab.wait_for_job(job_of(login), "CANCELLED", limit_s=30.0)
+
+
+@pytest.mark.lab
+def test_the_last_node_goes_on_when_the_next_head_is_killed_on_a_machine_that_lives(
+    login, slurm_lab
+):
+    (login.folder / "train.py").write_text(WAIT)
+    begin(login, "--nodes", "1:3", "train.py")
+    wait_until(lambda: beats(login, 0), "the first attempt")
+    slurm_lab.kill_node("n1", unplug=True)
+    wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
+    head = named(record(login), "head_replaced")[0]["node"]
+
+    for pid in slurm_lab.processes_on(head):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"agent" in words:
+            os.kill(pid, signal.SIGKILL)
+
+    wait_until(lambda: beats(login, 2), "the third attempt", 60.0)
+    (login.folder / "go-2").touch()
+    assert end_of(login)["state"] == "succeeded"
+    slurm_lab.wait_for_job(job_of(login), "CANCELLED", limit_s=30.0)
+
+
 def test_without_a_restart_left_the_next_head_says_so(login, slurm_lab):
     (login.folder / "train.py").write_text(WAIT)
     begin(login, "--nodes", "1:3", "--max-restarts", "0", "train.py")
@@ -211,6 +251,18 @@ def losses(out, rank):
     """Return the lines of all steps, each once: a step that was done again gave the same."""
     lines = (out / f"losses-{rank}.txt").read_text().splitlines()
     return sorted({line for line in lines if line.count(" ") == 2}, key=lambda s: int(s.split()[0]))
+
+
+def owners(lab, *nodes):
+    """Return the processes that are the owner of a run whose head an agent has become."""
+    found = []
+    for pid in [pid for node in nodes for pid in lab.processes_on(node)]:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        found += [pid] if b"succeed" in words else []
+    return found
 
 
 def workers_on(lab, node):

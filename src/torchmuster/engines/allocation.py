@@ -70,6 +70,12 @@ class AllocationEngine(AgentProcesses):
             self.term = newest.number
         super().start_head(first_attempt=first_attempt, restarts_spent=restarts_spent)
 
+    def _announce(self) -> None:
+        if self.term is None:
+            super()._announce()
+        else:  # another node may have announced itself meanwhile
+            Claims(self.run_dir.succession).announce(self.term, self._endpoints())
+
     def is_deposed(self) -> bool:
         """Say whether another node is the head now; it looks at a disk."""
         if not self.holder:

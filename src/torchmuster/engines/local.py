@@ -79,7 +79,11 @@ class AgentProcesses:
                 restarts_spent=restarts_spent,
             )
         if not is_first:
-            atomic.write_json(self.run_dir.moved, self._endpoints())
+            self._announce()
+
+    def _announce(self) -> None:
+        """Tell the other agents where the head is that stands in for a lost one."""
+        atomic.write_json(self.run_dir.moved, self._endpoints())
 
     def _endpoints(self) -> tuple[str, ...]:
         """Return where other agents find the head."""

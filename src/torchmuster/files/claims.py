@@ -10,15 +10,23 @@ import errno
 import json
 import os
 import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
+from torchmuster.files import atomic
 from torchmuster.model import codec
 from torchmuster.model.succession import Claim
 from torchmuster.plainfile import open_own, write_all
 
 _TERM = re.compile(r"term-(\d{1,9})\.json")
 _VOTE = re.compile(r"lost-(\d{1,9})\.(\d{1,6})")
+_HEAD = re.compile(r"head-(\d{1,9})\.json")
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _MOST_BYTES = 1 << 20
+_ODD = (errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EPERM, errno.EACCES)
+_VOID_S = 10.0  # whoever writes a claim is done by then
 
 
 class Claims:
@@ -26,10 +34,15 @@ class Claims:
 
     Args:
         folder: Made by the run's first owner.
+
+    Attributes:
+        damaged: The path of a newest claim that can't be read, which counts as nobody's after some seconds.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self._clock = folder, clock
+        self.damaged: str | None = None
+        self._damaged_since: dict[int, float] = {}
 
     @property
     def exists(self) -> bool:
@@ -46,8 +59,18 @@ class Claims:
             OSError: The folder can't be read.
         """
         names = self._names() if fresh else os.listdir(self.folder)
-        numbers = [int(match[1]) for name in names if (match := _TERM.fullmatch(name))]
-        return self.read(max(numbers)) if numbers else None
+        numbers = sorted(int(match[1]) for name in names if (match := _TERM.fullmatch(name)))
+        void = None
+        while numbers:
+            number = numbers.pop()
+            claim = self.read(number)
+            if claim is not None:
+                # The term itself is taken, so the next one follows it, as after a claimant that died.
+                return claim if void is None else replace(claim, number=void)
+            if self._clock() - self._damaged_since.setdefault(number, self._clock()) < _VOID_S:
+                return None
+            void, self.damaged = void if void is not None else number, self._path(number)
+        return None
 
     def take(self, claim: Claim) -> bool:
         """Claim a term; return False when somebody else has it.
@@ -115,9 +138,46 @@ class Claims:
         return os.path.join(self.folder, f"lost-{number}.{place}")
 
     def read(self, number: int) -> Claim | None:
-        """Return the claim of a term; None when it is not whole yet."""
+        """Return the claim of a term; None when it is not whole yet, or none.
+
+        Raises:
+            OSError: It can't be read now.
+        """
         try:
             with open_own(self._path(number)) as file:
-                return codec.from_plain(Claim, json.loads(file.read(_MOST_BYTES)))
-        except ValueError:
-            return None  # not whole yet
+                claim = codec.from_plain(Claim, json.loads(file.read(_MOST_BYTES)))
+        except (ValueError, RecursionError):
+            return None
+        except OSError as error:
+            if error.errno in _ODD:
+                return None
+            raise
+        return claim if claim.number == number else None
+
+    def announce(self, number: int, addresses: Sequence[str]) -> None:
+        """Write where the head of a term listens: each its own file, so that one of the past overwrites nothing.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        atomic.write_json(os.path.join(self.folder, f"head-{number}.json"), list(addresses))
+
+    def forget_heads(self) -> None:
+        """Remove where heads have listened: those of an earlier job."""
+        for name in os.listdir(self.folder):
+            if _HEAD.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.folder, name))
+
+    def announced(self, *, fresh: bool) -> tuple[int, Any] | None:
+        """Return the newest term whose head has said where it listens, and what it has said.
+
+        Raises:
+            OSError: The folder can't be read.
+        """
+        names = self._names() if fresh else os.listdir(self.folder)
+        numbers = [int(match[1]) for name in names if (match := _HEAD.fullmatch(name))]
+        if not numbers:
+            return None
+        told = atomic.read_json(os.path.join(self.folder, f"head-{max(numbers)}.json"))
+        return max(numbers), told

@@ -209,10 +209,12 @@ class Agent:
             machine=os.environ.get(contract.MACHINE_VARIABLE, ""),
         )
 
-    def become_head(self, address: tuple[str, int], told: tuple[tuple[str, int], ...]) -> None:
+    def become_head(
+        self, address: tuple[str, int], told: tuple[tuple[str, int], ...], term: int
+    ) -> None:
         """Take that the run's head is in this process now; other agents were told where."""
         self.options = replace(self.options, is_head=True)
-        self.link.turn_to((address,), told)
+        self.link.turn_to((address,), told, term)
 
     @property
     def is_idle(self) -> bool:

@@ -10,9 +10,11 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from torchmuster import proc
 from torchmuster.errors import HeadLostError, JoinTimeoutError, MusterError
+from torchmuster.files.claims import Claims
 from torchmuster.model.lease import (
     LEASE_S,
     PING_EVERY_S,
@@ -62,6 +64,9 @@ class HeadLink:
         self._addresses = place.addresses
         self._known: tuple[str, int] | None = None  # the address that has answered
         self._moved_to = place.addresses
+        self._claims = Claims(place.heirs) if place.heirs is not None else None
+        self._term = -1  # of the head that is called, as far as it was announced
+        self._gone_since: float | None = None
         self._race: asyncio.Future[tuple[Channel, tuple[str, int]]] | None = None
         # The run's owner may put another head in a lost one's place; an empty list says that it won't.
         self._comes_back = place.file is not None
@@ -81,7 +86,7 @@ class HeadLink:
             JoinTimeoutError: It can't be reached within the limit.
         """
         started = time.monotonic()
-        gone_since: float | None = None
+        self._gone_since = None
         say_at = started + SAY_EVERY_S - 1.0
         while True:
             calls = race(self._addresses, self._connect, decisive=self._known)
@@ -98,14 +103,15 @@ class HeadLink:
                 # The address that has answered goes first from now on.
                 rest = (one for one in self._addresses if one != self._known)
                 self._addresses = (self._known, *rest)
+                self._gone_since = None
                 return channel
             if isinstance(error, HandshakeError):
                 _judge_handshake(error, host, port)
             self.look_for_successor()
             now, problem = time.monotonic(), _describe_failure(error)
             refused = isinstance(error, ConnectionRefusedError)
-            gone_since = (gone_since or now) if refused else None
-            self._judge_wait(f"{host}:{port}", problem, now - started, now - (gone_since or now))
+            self._gone_since = (self._gone_since or now) if refused else None
+            self._judge_wait(f"{host}:{port}", problem, now - started, self.gone_s)
             if now >= say_at:
                 left_s = self._place.join_timeout_s - (now - started)
                 self._say(f"waiting for the head at {host}:{port} ({problem}); {left_s:.0f} s left")
@@ -125,18 +131,43 @@ class HeadLink:
         try:
             with open(self._place.file) as file:
                 told = json.loads(file.read(_MOST_FILE_BYTES))
-            addresses = tuple(split_endpoint(word) for word in told)
-        except (OSError, ValueError, TypeError, AttributeError, MusterError):
-            return  # there is none
+        except (OSError, ValueError):
+            told = None  # there is none
         self._comes_back = told != []
+        if self._claims is not None and told != []:
+            told = self._told_by_term(self._claims)
+        try:
+            addresses = tuple(split_endpoint(word) for word in told or ())
+        except (ValueError, TypeError, AttributeError, MusterError):
+            return
         if addresses and addresses != self._moved_to:
             self.turn_to(addresses, addresses)
 
+    def _told_by_term(self, claims: Claims) -> Any:
+        """Return where the head of the newest term is; None if that is no newer one than ours."""
+        try:
+            found = claims.announced(fresh=self.channel is None)
+        except OSError:
+            return None
+        if found is None or found[0] <= self._term:
+            return None
+        self._term, told = found
+        return told
+
+    @property
+    def gone_s(self) -> float:
+        """Return for how long the head's machine has refused calls: nothing listens there any more."""
+        return time.monotonic() - self._gone_since if self._gone_since is not None else 0.0
+
     def turn_to(
-        self, addresses: tuple[tuple[str, int], ...], told: tuple[tuple[str, int], ...]
+        self,
+        addresses: tuple[tuple[str, int], ...],
+        told: tuple[tuple[str, int], ...],
+        term: int = -1,
     ) -> None:
-        """Call the head there, whatever call or connection stands; `told` is where others find it."""
+        """Call the head there, whatever call or connection stands; `told` is where others find it, from this term on."""
         self._addresses, self._known, self._moved_to = addresses, None, told
+        self._term, self._gone_since = max(self._term, term), None
         self._stuck_bytes = 0  # on the way to another machine
         if self.channel is not None:
             self.channel.abort()
@@ -160,7 +191,7 @@ class HeadLink:
             return channel
 
     def _judge_wait(self, where: str, problem: str, waited_s: float, gone_s: float) -> None:
-        returns_s = self._place.join_timeout_s if self._place.has_heirs else _HEAD_RETURNS_S
+        returns_s = self._place.join_timeout_s if self._place.heirs is not None else _HEAD_RETURNS_S
         limit_s = returns_s if self._comes_back else _HEAD_GONE_S
         if self._head is not None and gone_s > limit_s:
             raise HeadLostError(

@@ -47,7 +47,7 @@ class HeadPlace:
         open_secret: The public key, where no key in common is needed; None forbids it.
         join_timeout_s: How long the head may be out of reach.
         file: Where the addresses of the head are written that takes a lost one's place; None: there is none.
-        has_heirs: An agent may take its place (`docs/succession.md`).
+        heirs: The folder of claims, where an agent may take its place (`docs/succession.md`).
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -55,7 +55,7 @@ class HeadPlace:
     open_secret: bytes | None = None
     join_timeout_s: float
     file: str | None = None
-    has_heirs: bool = False
+    heirs: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ _LOOK_EVERY_S = 0.5
 _SELDOM_S = 10.0  # while the head is there: to know its term when it is lost
 _ASK_LIMIT_S = 8.0
 _SAY_EVERY_S = 30.0
+_GONE_S = 2.0  # its machine runs, and nothing listens there
 
 
 class Succession:
@@ -48,6 +49,7 @@ class Succession:
         self._proved = -1
         self._say_at = self._seldom_at = 0.0
         self._failure = ""
+        self._damaged: str | None = None
         self._asking: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
@@ -78,8 +80,12 @@ class Succession:
             votes=votes,
             is_silent=silent and self._link.silent_s() is not None,
             is_idle=self._is_idle(),
-            is_proved=newest is not None and self._proved == newest.number,
+            is_proved=newest is not None
+            and (self._proved == newest.number or self._link.gone_s > _GONE_S),
         )
+        if self._claims.damaged is not None and self._claims.damaged != self._damaged:
+            self._damaged = self._claims.damaged
+            self._say(f"{self._damaged} is no claim: it counts as nobody's")
         move = self._heir.look(self._link.clock(), sight)
         return newest is not None and await self._do(move, newest, votes)
 

@@ -74,7 +74,9 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             secret=read_secret(run_dir.secret),
             join_timeout_s=plan.limits.join_timeout_s,
             file=run_dir.moved if head is None else None,
-            has_heirs=head is None and Claims(run_dir.succession).exists,
+            heirs=run_dir.succession
+            if head is None and Claims(run_dir.succession).exists
+            else None,
         ),
         environment={**job_environment(num_workers), **dict(plan.node_setup.environment)},
         run_dir=run_dir.path,

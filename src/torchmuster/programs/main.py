@@ -134,7 +134,7 @@ def _make_successor(
     launch: AgentLaunch, agent: "Agent", host: "HeadHost", disk: DiskWriter
 ) -> "Successor | None":
     """Return what watches a head that this agent may replace."""
-    if not launch.agent.head.has_heirs:
+    if launch.agent.head.heirs is None:
         return None
     from torchmuster.programs.successor import Successor
 

@@ -6,7 +6,6 @@ import time
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
-from torchmuster.files import atomic
 from torchmuster.files.claims import Claims
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
@@ -31,6 +30,7 @@ _LOOK_EVERY_S = 2.0
 _OWNER_ENDS_S = 90.0  # it may submit a job
 _END_LOOK_S = 0.05
 _LINES = 200
+_MOST_OWNERS = 5
 
 
 class Successor:
@@ -54,6 +54,8 @@ class Successor:
         self._claims = Claims(self._run_dir.succession)
         self._office: Office | None = None
         self._owner: proc.Child | None = None
+        self._owner_words: tuple[int, int] | None = None
+        self._owners_left = _MOST_OWNERS
         self._succession = Succession(
             self._claims,
             place=place,
@@ -70,6 +72,8 @@ class Successor:
         await self._succession.watch()
         while self._office is not None:
             await asyncio.sleep(_LOOK_EVERY_S)
+            if self._owner is not None and self._owner.poll() is not None:
+                self._replace_owner(self._owner)
             try:
                 newest = await asyncio.to_thread(self._claims.newest)
             except OSError:
@@ -104,15 +108,19 @@ class Successor:
             office=office,
             expected=expected,
         )
+        told = own_endpoints(port)
+        await asyncio.to_thread(self._claims.announce, claim.number, told)
+        newest = await asyncio.to_thread(self._claims.newest)
+        if newest != claim:  # this node stood still meanwhile
+            listening.close()
+            raise deposed(office)
         head = self._host.begin(options, listening, self._options.head, self._agent)
         most = self._options.plan.limits.max_restarts
         self._tell(head, claim, before, most)
         if claim.restarts_spent > most:
             head.policy.finish(EndRun(RunState.FAILED, 7, _spent(lost, most, run_dir)))
-        told = own_endpoints(port)
-        await asyncio.to_thread(atomic.write_json, run_dir.moved, told)
-        address = ("127.0.0.1", port)
-        self._agent.become_head(address, tuple(split_endpoint(word) for word in told))
+        address, others = ("127.0.0.1", port), tuple(split_endpoint(word) for word in told)
+        self._agent.become_head(address, others, claim.number)
         self._start_owner(claim.place, port)
 
     def _tell(self, head: TrainingHead, claim: Claim, before: Claim | None, most: int) -> None:
@@ -150,6 +158,7 @@ class Successor:
 
     def _start_owner(self, place: int, port: int) -> None:
         """Start what starts agents, watches the time and ends the job: the old one was on the lost machine."""
+        self._owner_words = (place, port)
         words = [self._run_dir.path, "--place", str(place), "--head", str(os.getpid()), str(port)]
         argv = proc.node_program("succeed", *words)
         try:
@@ -165,12 +174,22 @@ class Successor:
 
     async def end(self) -> None:
         """Wait for the owner, which goes on or ends the job; it ends with this process, too."""
-        if self._owner is None:
-            return
         until = time.monotonic() + _OWNER_ENDS_S
-        while self._owner.poll() is None and time.monotonic() < until:
-            await asyncio.sleep(_END_LOOK_S)
-        proc.let_go(self._owner)
+        while self._owner is not None and time.monotonic() < until:
+            if self._owner.poll() is None:
+                await asyncio.sleep(_END_LOOK_S)
+            elif not self._replace_owner(self._owner):
+                return
+
+    def _replace_owner(self, owner: proc.Child) -> bool:
+        """Start the owner again if something has killed it: without one the job would outlive its run."""
+        proc.let_go(owner)
+        self._owner = None
+        status, self._owners_left = owner.poll(), self._owners_left - 1
+        if status is None or status >= 0 or self._owners_left < 0 or self._owner_words is None:
+            return False
+        self._start_owner(*self._owner_words)
+        return self._owner is not None
 
 
 def _spent(lost: str, most: int, run_dir: RunDir) -> Report:

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -106,6 +107,39 @@ def test_what_is_no_claim_is_not_read_as_one(claims, content):
     assert not claims.take(claim(7))
 
 
+def test_a_claim_that_stays_unreadable_is_nobodys_and_its_term_is_passed_over(tmp_path):
+    now = [0.0]
+    claims = Claims(str(tmp_path), clock=lambda: now[0])
+    claims.take(claim(6))
+    for name in ("term-7.json", "term-9.json"):
+        (tmp_path / name).write_text("nonsense")
+    os.symlink("/dev/zero", tmp_path / "term-11.json")
+    for _ in range(3):
+        assert claims.newest() is None  # each of them gets its time
+        now[0] += 11
+    newest = claims.newest()
+    assert newest == replace(claim(6), number=11)
+    assert claims.damaged.endswith("term-11.json") or claims.damaged.endswith("term-7.json")
+    assert claims.take(claim(12))
+    assert claims.newest() == claim(12)
+
+
+def test_a_claim_by_another_number_is_none(claims):
+    claims.take(claim(6))
+    os.link(os.path.join(claims.folder, "term-6.json"), os.path.join(claims.folder, "term-8.json"))
+    assert claims.read(8) is None
+
+
+def test_where_a_head_listens_is_told_by_term_and_an_old_one_overwrites_nothing(claims):
+    assert claims.announced(fresh=True) is None
+    claims.announce(4, ["10.0.0.2:4"])
+    claims.announce(12, ["10.0.0.3:5"])
+    claims.announce(4, ["10.0.0.2:6"])
+    assert claims.announced(fresh=True) == (12, ["10.0.0.3:5"])
+    claims.forget_heads()
+    assert claims.announced(fresh=False) is None
+
+
 def test_names_that_are_none_of_ours_are_passed_over(claims):
     claims.take(claim(6))
     for name in (
@@ -120,9 +154,3 @@ def test_names_that_are_none_of_ours_are_passed_over(claims):
             pass
     assert claims.newest() == claim(6)
     assert claims.votes(6) == set()
-
-
-def test_a_link_to_elsewhere_is_an_error(claims, tmp_path):
-    os.symlink("/dev/zero", os.path.join(claims.folder, "term-7.json"))
-    with pytest.raises(OSError, match="symbolic"):
-        claims.newest()

@@ -10,6 +10,7 @@ from kit.ports import reserve_port
 from kit.waiting import wait_until_async
 from torchmuster import proc
 from torchmuster.errors import HeadLostError, JoinTimeoutError
+from torchmuster.files.claims import Claims
 from torchmuster.net import messages
 from torchmuster.net.address import bind
 from torchmuster.net.handshake import Role
@@ -307,3 +308,30 @@ def test_a_link_that_is_cancelled_while_it_calls_ends():
         assert calling.cancelled()
 
     meet(conversation)
+
+
+def test_a_link_follows_the_head_of_the_highest_term_only(tmp_path):
+    claims = Claims(str(tmp_path))
+
+    async def conversation(doorman):
+        link = doorman.link(file=str(tmp_path / "moved.json"), heirs=claims.folder)
+        link.welcome(welcome())
+        here = (("127.0.0.1", doorman.listener.port),)
+        claims.announce(3, ["192.0.2.3:3"])
+        link.look_for_successor()
+        claims.announce(7, [f"127.0.0.1:{doorman.listener.port}"])
+        link.look_for_successor()
+        channel = await asyncio.wait_for(link.call(), 2)
+        channel.abort()
+        claims.announce(5, ["192.0.2.5:5"])  # by a node that stood still since its claim
+        link.turn_to(here, here, 9)
+        claims.announce(8, ["192.0.2.8:8"])
+        link.look_for_successor()
+        channel = await asyncio.wait_for(link.call(), 2)
+        channel.abort()
+
+    meet(conversation)
+
+
+def welcome():
+    return messages.Welcome(run_id="r", node="n1", tee="0", head_pid=1, boot_id="", network_id="")

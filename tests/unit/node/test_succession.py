@@ -17,6 +17,7 @@ class Link:
 
     def __init__(self):
         self.is_silent = False
+        self.gone_s = 0.0
 
     def clock(self):
         return asyncio.get_running_loop().time() * 100
@@ -126,6 +127,16 @@ def test_one_of_two_nodes_waits_says_so_and_believes_the_scheduler(tmp_path):
 
     agents = play(Agents(tmp_path, 1), story)
     assert (1, "slurm says that n0 is lost") in agents.said
+
+
+def test_a_machine_that_refuses_calls_has_no_head_any_more(tmp_path):
+    async def story(agents):
+        agents.silence(1)
+        await wait_until_async(lambda: agents.claims.votes(0), "the vote")
+        agents.links[1].gone_s = 2.5
+        await wait_until_async(lambda: agents.heads, "a head")
+
+    play(Agents(tmp_path, 1), story)
 
 
 def test_a_head_that_is_there_again_gets_its_vote_back(tmp_path):

@@ -21,7 +21,7 @@ from torchmuster.owner.jobs.links import read_links
 from torchmuster.owner.jobs.succession import read_estate
 from torchmuster.owner.resubmit import COMMAND_TIMEOUT_S, Chain, parse_method
 from torchmuster.owner.supervise import own_run
-from torchmuster.owner.views.record import read_plan
+from torchmuster.owner.views.record import read_plan, read_result
 
 
 def main(arguments: list[str]) -> int:
@@ -48,8 +48,10 @@ def main(arguments: list[str]) -> int:
     engine = InheritedEngine(plan, run_dir, job, place=options.place, head_pid=pid, port=port)
     deadline = make_deadline(job, warn_s=estate.warn_s, goes_on=chain.may_go_on)
     deadline.find_out()
+    result = read_result(run_dir)
     try:
-        result = own_run(engine, voice, deadline=deadline, is_deposed=engine.is_deposed)
+        if result is None:  # else the owner before this one was killed at the end of the run
+            result = own_run(engine, voice, deadline=deadline, is_deposed=engine.is_deposed)
     except HeadLostError as error:
         voice.say(error.what)  # yet another node goes on
         voice.flush(1.0)

@@ -83,6 +83,7 @@ def begin(run_dir: RunDir, plan: RunPlan, job: OwnJob, options: argparse.Namespa
     )
     atomic.write_json(_path(run_dir), codec.to_plain(estate), mode=0o600)
     claims, holder = Claims(run_dir.succession), secrets.token_hex(8)
+    claims.forget_heads()
     before = claims.newest()
     claim = Claim(
         number=before.number + 1 if before is not None else 0,
@@ -153,7 +154,8 @@ def outlive(run_dir: RunDir, display: RunDisplay, told: threading.Event) -> Resu
 
 
 def _answers(run_dir: RunDir) -> bool:
-    told = atomic.read_json(run_dir.moved)
+    found = Claims(run_dir.succession).announced(fresh=True)
+    told = found[1] if found is not None else None
     for word in told if isinstance(told, list) else ():
         host, _, port = str(word).rpartition(":")
         with contextlib.suppress(OSError, ValueError):
