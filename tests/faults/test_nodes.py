@@ -12,7 +12,7 @@ from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.engines.local import agent_argv
 from torchmuster.head.training_policy import FIRST_SAY_S
-from torchmuster.model.lease import SILENT_S
+from torchmuster.model.liveness.lease import SILENT_S
 from torchmuster.node.options import AgentOrder
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")

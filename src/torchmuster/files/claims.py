@@ -1,4 +1,4 @@
-"""The folder in which heads claim their terms, and agents vote that one is lost (`model/succession.py`).
+"""The folder in which heads claim their terms, and agents vote that one is lost (`model/liveness/succession.py`).
 
 It may be on a network's disk. A claim is linked there when it is whole, which only one process can do for each number. What
 a directory has is cached for up to a minute by the clients of NFS, unless they see that it has changed: so whoever looks
@@ -17,7 +17,7 @@ from typing import Any
 
 from torchmuster.files import atomic
 from torchmuster.model import codec
-from torchmuster.model.succession import Claim
+from torchmuster.model.liveness.succession import Term
 from torchmuster.plainfile import open_own, write_all
 
 _TERM = re.compile(r"term-(\d{1,9})\.json")
@@ -49,7 +49,7 @@ class Claims:
         """Say whether this run's head may have a successor."""
         return os.path.isdir(self.folder)
 
-    def newest(self, *, fresh: bool = True) -> Claim | None:
+    def newest(self, *, fresh: bool = True) -> Term | None:
         """Return the newest claim that can be read; None before the first.
 
         Args:
@@ -72,8 +72,8 @@ class Claims:
             void, self.damaged = void if void is not None else number, self._path(number)
         return None
 
-    def take(self, claim: Claim) -> bool:
-        """Claim a term; return False when somebody else has it.
+    def take(self, claim: Term) -> bool:
+        """Term a term; return False when somebody else has it.
 
         Raises:
             OSError: The folder can't be written to.
@@ -137,7 +137,7 @@ class Claims:
     def _vote(self, number: int, place: int) -> str:
         return os.path.join(self.folder, f"lost-{number}.{place}")
 
-    def read(self, number: int) -> Claim | None:
+    def read(self, number: int) -> Term | None:
         """Return the claim of a term; None when it is not whole yet, or none.
 
         Raises:
@@ -145,7 +145,7 @@ class Claims:
         """
         try:
             with open_own(self._path(number)) as file:
-                claim = codec.from_plain(Claim, json.loads(file.read(_MOST_BYTES)))
+                claim = codec.from_plain(Term, json.loads(file.read(_MOST_BYTES)))
         except (ValueError, RecursionError):
             return None
         except OSError as error:

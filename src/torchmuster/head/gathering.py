@@ -48,7 +48,10 @@ class Gathering:
         )
 
     def left_s(self, now: float) -> float:
-        """Return for how long nodes may still join."""
+        """Return for how long nodes may still join: no longer when those that are here and get no ranks are too many."""
+        too_few = len(self.members.present()) < self.plan.min_nodes
+        if too_few and self.members.left_out() and not self.members.missing_places():
+            return 0.0
         return self.since + self.plan.limits.join_timeout_s - now
 
     def is_complete(self, here: Sequence[Member], now: float, *, shrinking: bool) -> bool:
@@ -133,6 +136,13 @@ class Gathering:
                     f"{self.members.name(m)}: its last workers may still run"
                     for m in busy[:_MAX_NAMED]
                 ),
+            )
+        if left_out := [self.members.name(member) for member in self.members.left_out()]:
+            return Report(
+                error=f"only {num_here} of the {self.plan.min_nodes} nodes that the run needs may have ranks",
+                at=", ".join(left_out[:_MAX_NAMED]),
+                because=("it has computed something else than the others before",),
+                hint="start the run on other nodes",
             )
         missing = [self.missing(place) for place in self.members.missing_places()][:_MAX_NAMED]
         return Report(

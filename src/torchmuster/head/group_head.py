@@ -21,7 +21,7 @@ from torchmuster.head.group_ports import choose_ports
 from torchmuster.head.head import SAY_EVERY_S, Head, HeadClient, Timers
 from torchmuster.model import codec
 from torchmuster.model.display.text import few_of
-from torchmuster.model.lease import SILENT_S, is_given_up
+from torchmuster.model.liveness.lease import SILENT_S, is_given_up
 from torchmuster.model.outcome import (
     GroupOutcome,
     TaskOutcome,

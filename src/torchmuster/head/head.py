@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from torchmuster import proc
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model.event import event_line, utc_now
-from torchmuster.model.lease import SILENT_S, OwnClock
+from torchmuster.model.liveness.lease import SILENT_S, OwnClock
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.net.handshake import Role

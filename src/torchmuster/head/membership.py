@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.model.display.text import name_on
-from torchmuster.model.lease import SILENT_S, is_given_up
+from torchmuster.model.liveness.lease import SILENT_S, is_given_up
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import free_places, natural_key
 from torchmuster.net.channel import Channel
@@ -65,6 +65,7 @@ class Membership:
     own_boot_id: str = field(default_factory=proc.boot_id)
     own_network_id: str = field(default_factory=proc.network_id)
     jobs: tuple[str, ...] = ()  # of the head
+    left_out_before: frozenset[str] = frozenset()  # machines
     is_running: Callable[[int], bool] = proc.is_running
     state_of: Callable[[int, tuple[str, str], tuple[str, str]], str | None] = proc.state_beside
     members: list[Member] = field(default_factory=list)
@@ -143,7 +144,8 @@ class Membership:
             place=0 if hello.wants_place_0 else self._place_of(hello),
             spawner_pid=hello.spawner_pid,
         )
-        member.is_left_out = (hello.place, member.machine) in self._left_out  # started again there
+        is_known = member.machine in self.left_out_before and not hello.wants_place_0
+        member.is_left_out = is_known or (hello.place, member.machine) in self._left_out
         if member.is_left_out:
             member.place = None
         self.members.append(member)
@@ -217,6 +219,10 @@ class Membership:
                 if one.place is not None and self._holders.get(one.place) is one:
                     del self._holders[one.place]
                 one.place = None
+
+    def left_out(self) -> list[Member]:
+        """Return the nodes that are here and get no ranks."""
+        return [m for m in self.members if m.is_present and m.is_left_out]
 
     def spares(self) -> list[Member]:
         """Return the nodes that wait for another's loss."""

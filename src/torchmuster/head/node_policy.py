@@ -194,7 +194,7 @@ class NodePolicy:
             return f"rank {cause.rank} did so on {before} as well: look at what the script does on this rank alone"
         self.members.leave_out(member)
         self._left_out[cause.rank] = name
-        self.tell("node_left_out", node=name, rank=cause.rank)
+        self.tell("node_left_out", node=name, rank=cause.rank, machine=member.machine)
         has_head = member.hello.wants_place_0  # nobody else can be its first node
         if has_head or len(self.members.present()) < self.plan.min_nodes:
             return f"{name} gets no ranks again, and the run can't go on without it: start it on other nodes"

@@ -66,6 +66,7 @@ class TrainingHeadOptions:
         samples_bytes: How large the record of samples is already.
         spread: Starts the agents of other hosts, where no engine does.
         office: Where another node may take the head's place.
+        left_out: Machines that have computed wrongly under a head before this one.
         expected: The places of agents that a head before this one had, and that are waited for.
         has_owner: A process has started it that will call, maybe later than the run ends.
     """
@@ -83,5 +84,6 @@ class TrainingHeadOptions:
     spread: Spread | None = None
     has_owner: bool = False
     office: Office | None = None
+    left_out: frozenset[str] = frozenset()
     expected: frozenset[int] = frozenset()
     pid: int = field(default_factory=os.getpid)

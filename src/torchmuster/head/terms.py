@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torchmuster.errors import HeadLostError
 from torchmuster.head.options import Office
-from torchmuster.model.succession import Claim
+from torchmuster.model.liveness.succession import Term
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -17,7 +17,7 @@ def claim_attempt(
     restarts_spent: int,
     say: Callable[[str], None],
 ) -> None:
-    """Claim the term of an attempt that is about to start.
+    """Term the term of an attempt that is about to start.
 
     Args:
         office: Whose newest term it becomes.
@@ -29,7 +29,7 @@ def claim_attempt(
     Raises:
         HeadLostError: Another node is the head, or nobody can know whether it is.
     """
-    claim = Claim(
+    claim = Term(
         number=office.term + 1,
         holder=office.holder,
         place=office.place,

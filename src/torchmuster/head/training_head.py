@@ -77,7 +77,12 @@ class TrainingHead(Head[Member]):
         self._training: NewestTraining | None = None
         samples = options.run_dir.samples
         self._board = Board(lambda line: disk.append(samples, line), options.samples_bytes)
-        members = Membership(options.plan, clock=self.clock, jobs=options.jobs)
+        members = Membership(
+            options.plan,
+            clock=self.clock,
+            jobs=options.jobs,
+            left_out_before=options.left_out,
+        )
         self.policy = TrainingPolicy(options, members, self.clock(), self._checks)
 
     def _checks(self, policy: NodePolicy) -> StartChecks:

@@ -225,10 +225,8 @@ class TrainingPolicy(NodePolicy):
         if too_few and self.now < self._say_at and left_s > 0:
             return  # thousands are calling: not all of them are counted for each call
         here, dangerous = self.members.present(), self.members.dangerous()
-        shrinking = self.next_attempt > self._options.first_attempt
-        if self._is_free(here, dangerous) and self._gathering.is_complete(
-            here, self.now, shrinking=shrinking
-        ):
+        is_free, shrinking = self._is_free(here, dangerous), not self._is_first
+        if is_free and self._gathering.is_complete(here, self.now, shrinking=shrinking):
             self._start_or_fail(here)
         elif left_s <= 0:
             self.finish(EndRun(RunState.FAILED, 6, self._gathering.report(len(here))))
@@ -423,7 +421,7 @@ class TrainingPolicy(NodePolicy):
         return EndRun(state, code, report)
 
     def finish(self, end: EndRun) -> None:
-        """End the run."""
+        """End the run, unless it has ended."""
         if self.result is not None:
             return
         self.phase = AttemptPhase.OVER

@@ -16,7 +16,7 @@ from torchmuster import proc
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model import contract
-from torchmuster.model.lease import PING_EVERY_S
+from torchmuster.model.liveness.lease import PING_EVERY_S
 from torchmuster.model.plan import Program
 from torchmuster.net import messages
 from torchmuster.net.ipc import IpcCall, IpcServer

@@ -15,7 +15,7 @@ from typing import Any
 from torchmuster import proc
 from torchmuster.errors import HeadLostError, JoinTimeoutError, MusterError
 from torchmuster.files.claims import Claims
-from torchmuster.model.lease import (
+from torchmuster.model.liveness.lease import (
     LEASE_S,
     PING_EVERY_S,
     Lease,

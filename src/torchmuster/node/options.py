@@ -19,7 +19,7 @@ class AgentOrder:
         listen_fd: The head's socket, which the agent of place 0 inherits.
         lifeline_fd: Its end of file means that the owner of the run has gone.
         first_attempt: For the head; `restarts_spent` too.
-        term: For the head of a run that may have another one: its newest; None: there is only one (`model/succession.py`).
+        term: For the head of a run that may have another one: its newest; None: there is only one (`model/liveness/succession.py`).
         holder: Who has claimed that.
         environment: A file with the variables to take; None keeps those it was started with.
         terminal: What shows the run's output, as `Terminal.to_word` writes it.

@@ -8,7 +8,7 @@ from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.lease import OwnClock
+from torchmuster.model.liveness.lease import OwnClock
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.workflow import GroupStart
 from torchmuster.net import messages

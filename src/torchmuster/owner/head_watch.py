@@ -5,7 +5,7 @@ The owner asks once a second. Its own pauses (Ctrl-Z, a laptop's sleep) are no s
 
 from dataclasses import dataclass
 
-from torchmuster.model.lease import SILENT_S, OwnClock, is_given_up
+from torchmuster.model.liveness.lease import SILENT_S, OwnClock, is_given_up
 
 SAY_EVERY_S = 5.0
 FIRST_WORD_S = 30.0  # a head that starts beside many others takes its time

@@ -21,7 +21,7 @@ from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
 from torchmuster.model.contract import MACHINE_VARIABLE, describe_exit
 from torchmuster.model.display.text import name_on, report_of_error
-from torchmuster.model.lease import OwnClock
+from torchmuster.model.liveness.lease import OwnClock
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
 from torchmuster.model.verdict import Report, Result

@@ -1,5 +1,6 @@
 """What makes an agent: the command line that an owner or an engine has written, or `muster torchrun`."""
 
+import contextlib
 import json
 import os
 import socket
@@ -64,6 +65,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             samples_bytes=size_of(run_dir.samples),
             has_owner=order.lifeline_fd is not None,
             office=_office(order, plan, run_dir),
+            left_out=machines_left_out(run_dir) if order.first_attempt else frozenset(),
         )
     agent = AgentOptions(
         plan=plan,
@@ -117,6 +119,20 @@ def _door_program(program: Program, run_dir: RunDir) -> Program:
     entry = os.path.join(os.path.dirname(proc.NODE_DOOR), "door.py")
     first, *flags = program.python
     return replace(program, target=first, args=(*flags, entry, run_dir.path))
+
+
+def machines_left_out(run_dir: RunDir) -> frozenset[str]:
+    """Return the machines that have computed wrongly in this run, by its record: also in an earlier job of it."""
+    found: set[str] = set()
+    try:
+        with open(run_dir.events, errors="replace") as record:
+            for line in record:
+                if '"event":"node_left_out"' in line:
+                    with contextlib.suppress(ValueError, KeyError, TypeError):
+                        found.add(str(json.loads(line)["machine"]))
+    except OSError:  # then nothing is known
+        return frozenset()
+    return frozenset(found)
 
 
 def size_of(path: str) -> int:

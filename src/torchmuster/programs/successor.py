@@ -16,15 +16,15 @@ from torchmuster.head.terms import deposed
 from torchmuster.head.training_head import TrainingHead
 from torchmuster.model import codec
 from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.liveness.succession import Term
 from torchmuster.model.states import RunState
-from torchmuster.model.succession import Claim
 from torchmuster.model.verdict import Report
 from torchmuster.net.address import bind, own_endpoints, split_endpoint
 from torchmuster.node.agent import Agent
 from torchmuster.node.options import AgentOptions
-from torchmuster.node.succession import Succession
 from torchmuster.programs.head_host import HeadHost
-from torchmuster.programs.launch import size_of
+from torchmuster.programs.launch import machines_left_out, size_of
+from torchmuster.programs.succession import Succession
 
 _LOOK_EVERY_S = 2.0
 _OWNER_ENDS_S = 90.0  # it may submit a job
@@ -82,7 +82,7 @@ class Successor:
                 self._agent.fail(deposed(self._office))
                 return
 
-    async def _take_over(self, claim: Claim) -> None:
+    async def _take_over(self, claim: Term) -> None:
         """Become the head: the claim is ours."""
         run_dir, before = self._run_dir, await asyncio.to_thread(self._before, claim)
         lost = before.node if before is not None else "another node"
@@ -106,6 +106,7 @@ class Successor:
             samples_bytes=size_of(run_dir.samples),
             has_owner=True,
             office=office,
+            left_out=machines_left_out(run_dir),
             expected=expected,
         )
         told = own_endpoints(port)
@@ -123,7 +124,7 @@ class Successor:
         self._agent.become_head(address, others, claim.number)
         self._start_owner(claim.place, port)
 
-    def _tell(self, head: TrainingHead, claim: Claim, before: Claim | None, most: int) -> None:
+    def _tell(self, head: TrainingHead, claim: Term, before: Term | None, most: int) -> None:
         """Write what the lost head could not: how its attempt ended, and who goes on."""
         if before is None:
             return
@@ -150,7 +151,7 @@ class Successor:
             )
         head.event("head_replaced", node=claim.node, before=before.node, attempt=claim.next_attempt)
 
-    def _before(self, claim: Claim) -> Claim | None:
+    def _before(self, claim: Term) -> Term | None:
         try:
             return self._claims.read(claim.number - 1)
         except OSError:

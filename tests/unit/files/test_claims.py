@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.files.claims import Claims
-from torchmuster.model.succession import Claim
+from torchmuster.model.liveness.succession import Term
 
 
 def claim(number, holder="a", place=1):
-    return Claim(
+    return Term(
         number=number,
         holder=holder,
         place=place,

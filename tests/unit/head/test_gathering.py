@@ -79,3 +79,18 @@ def test_workers_that_may_still_run_are_the_reason_when_all_nodes_are_here():
 
     assert report.error.startswith("all nodes have joined, but the next attempt could not start")
     assert report.because == ("n2: its last workers may still run",)
+
+
+def test_nodes_that_computed_wrongly_before_get_no_ranks_and_are_not_waited_for():
+    wait = gathering(max_nodes=2, join_timeout_s=60.0)
+    wait.members.left_out_before = frozenset({"n1", "n2"})
+    head = admit(wait.members, "n1", place=0, wants_place_0=True)
+    assert not head.is_left_out, "there would be no run"
+    assert wait.left_s(101.0) == 59.0
+    assert admit(wait.members, "n2", place=1).is_left_out
+    assert wait.left_s(101.0) == 0.0
+
+    report = wait.report(num_here=1)
+
+    assert report.error == "only 1 of the 2 nodes that the run needs may have ranks"
+    assert report.at == "n2"

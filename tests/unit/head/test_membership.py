@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from torchmuster.head.membership import Membership
-from torchmuster.model.lease import SILENT_S, SLOW_S
+from torchmuster.model.liveness.lease import SILENT_S, SLOW_S
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.net.messages import Hello, SpawnerReady
 

@@ -206,7 +206,7 @@ def compute_wrongly(world, place):
 def test_a_node_that_computes_wrongly_gets_no_rank_again(world):
     compute_wrongly(world, 1)
     assert places(world) == {0: 0, 1: 2}
-    assert world.named("node_left_out") == [{"node": "n2", "rank": 2}]
+    assert world.named("node_left_out") == [{"node": "n2", "rank": 2, "machine": "host1"}]
     assert world.policy.book.spent == 1
     assert world.asked == [], "it is there, and nobody has to be started for it"
     assert world.nodes[1].lives

@@ -9,7 +9,7 @@ from torchmuster.errors import HeadLostError
 from torchmuster.files.claims import Claims
 from torchmuster.head.options import Office
 from torchmuster.head.terms import claim_attempt
-from torchmuster.model.succession import Claim
+from torchmuster.model.liveness.succession import Term
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def office(tmp_path):
 
 
 def claim(number, holder, node):
-    return Claim(
+    return Term(
         number=number,
         holder=holder,
         place=0,

@@ -17,7 +17,7 @@ from torchmuster.head.start_checks import StartChecks
 from torchmuster.head.training_actions import AskForNodes, CutOff, OpenStore, Send
 from torchmuster.head.training_policy import TrainingPolicy
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, first_cause
-from torchmuster.model.lease import LEASE_S
+from torchmuster.model.liveness.lease import LEASE_S
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause

@@ -1,4 +1,4 @@
-"""Nodes that lose each other: a simulation of heads and agents that follow `model/succession.py`, in steps of half a second.
+"""Nodes that lose each other: a simulation of heads and agents that follow `model/liveness/succession.py`, in steps of half a second.
 
 Every node has a clock that stands still while the node is paused. The folder of claims gives claims out one after the
 other, but what a node reads there may be old. Orders are on their way for some steps. What is checked after each step:
@@ -9,8 +9,8 @@ other, but what a node reads there may be old. Orders are on their way for some 
 
 from dataclasses import dataclass, field
 
-from torchmuster.model.lease import LEASE_S, SILENT_S
-from torchmuster.model.succession import Claim, Heir, Move, Sight
+from torchmuster.model.liveness.lease import LEASE_S, SILENT_S
+from torchmuster.model.liveness.succession import Heir, Move, Sight, Term
 
 STEP_S = 0.5
 _LOOK_EVERY = 4
@@ -64,7 +64,7 @@ class World:
     def __init__(self, num, least, chance):
         self.least, self._chance = least, chance
         self.nodes = [Node(place, Heir(place)) for place in range(num)]
-        self.claims: list[Claim] = []
+        self.claims: list[Term] = []
         self.claims_at: list[int] = []  # the step of each
         self.moved: list[tuple[int, int, int]] = []  # step, place and first term of each new head
         self.votes: list[tuple[int, int, int, bool]] = []  # step, term, place, voted or withdrawn
@@ -311,7 +311,7 @@ class World:
             return
         if any(self.nodes[place].workers is not None for place in here):
             return
-        claim = Claim(
+        claim = Term(
             number=head.term + 1,
             holder="x",
             place=head.place,

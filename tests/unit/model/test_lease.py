@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.model.lease import (
+from torchmuster.model.liveness.lease import (
     LEASE_S,
     MAX_TURN_S,
     PROBATION_S,

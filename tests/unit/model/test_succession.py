@@ -6,8 +6,8 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchmuster.model.lease import LEASE_S
-from torchmuster.model.succession import ASK_EVERY_S, Claim, Heir, Move, Sight, is_voted_out
+from torchmuster.model.liveness.lease import LEASE_S
+from torchmuster.model.liveness.succession import ASK_EVERY_S, Heir, Move, Sight, Term, is_voted_out
 from unit.model.succession_world import World
 
 HISTORIES = int(os.environ.get("MUSTER_SUCCESSIONS", "300"))
@@ -15,7 +15,7 @@ QUIET_STEPS = 160  # 80 s: two leases, the votes, a gathering
 
 
 def claim(number=3, place=0, members=(0, 1, 2)):
-    return Claim(
+    return Term(
         number=number,
         holder="x",
         place=place,

@@ -7,7 +7,7 @@ import pytest
 
 from kit.waiting import wait_until_async
 from torchmuster.files.layout import RunDir
-from torchmuster.model.lease import OwnClock
+from torchmuster.model.liveness.lease import OwnClock
 from torchmuster.model.stop import StopCause
 from torchmuster.net import messages
 from torchmuster.net.secret import write_secret

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.model.lease import SILENT_S, SLOW_S, OwnClock
+from torchmuster.model.liveness.lease import SILENT_S, SLOW_S, OwnClock
 from torchmuster.owner.head_watch import FAR_SILENT_S, FIRST_WORD_S, HeadWatch
 
 GRACE_S = 30.0

@@ -2,8 +2,9 @@ import socket
 
 import pytest
 
+from torchmuster.files.layout import RunDir
 from torchmuster.programs.head_host import StorePorts
-from torchmuster.programs.launch import job_environment
+from torchmuster.programs.launch import job_environment, machines_left_out
 
 
 def test_the_port_of_a_store_takes_callers_before_the_store_has_begun():
@@ -37,6 +38,19 @@ def test_two_attempts_never_share_a_port():
 def test_an_address_that_is_not_ours_is_an_error():
     with pytest.raises(OSError, match="assign"):
         StorePorts().open(0, "192.0.2.1")
+
+
+def test_machines_that_computed_wrongly_are_known_to_the_next_head(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    assert machines_left_out(run_dir) == frozenset()
+    lines = [
+        '{"time":"t","event":"run_started"}',
+        '{"time":"t","event":"node_left_out","node":"n2","rank":1,"machine":"gpu07"}',
+        '{"time":"t","event":"node_left_out","node":"n3","rank":2}',
+        '{"time":"t","event":"node_left_out","no',
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    assert machines_left_out(run_dir) == {"gpu07"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.model import contract
-from torchmuster.model.lease import LEASE_S, OwnClock, Stillness
+from torchmuster.model.liveness.lease import LEASE_S, OwnClock, Stillness
 from torchmuster.model.plan import Program
 from torchmuster.net.messages import Message, Notice, SpawnerReady, SpawnerRefused
 from torchmuster.node.door.forked import HasStatus

@@ -19,7 +19,7 @@ from typing import Any
 
 from torchmuster import proc
 from torchmuster.model import contract
-from torchmuster.model.lease import OwnClock, is_given_up
+from torchmuster.model.liveness.lease import OwnClock, is_given_up
 from torchmuster.model.message import decode, encode
 from torchmuster.node.spawner import mainmodule, messages, prepare, store
 from torchmuster.node.spawner.mainmodule import WorkerTask

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.model.lease import LEASE_S
+from torchmuster.model.liveness.lease import LEASE_S
 from torchmuster.model.message import encode
 from torchmuster.model.plan import Program
 from torchmuster.node.door.forked import HasStatus

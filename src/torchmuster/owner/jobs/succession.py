@@ -19,8 +19,8 @@ from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import Allocation
+from torchmuster.model.liveness.succession import Term
 from torchmuster.model.plan import DOOR_PROGRAM, RunPlan
-from torchmuster.model.succession import Claim
 from torchmuster.model.verdict import Result
 from torchmuster.owner.parts import RunDisplay
 from torchmuster.owner.views.record import read_result
@@ -85,7 +85,7 @@ def begin(run_dir: RunDir, plan: RunPlan, job: OwnJob, options: argparse.Namespa
     claims, holder = Claims(run_dir.succession), secrets.token_hex(8)
     claims.forget_heads()
     before = claims.newest()
-    claim = Claim(
+    claim = Term(
         number=before.number + 1 if before is not None else 0,
         holder=holder,
         place=0,

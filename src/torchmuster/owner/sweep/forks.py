@@ -19,7 +19,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.lease import PING_EVERY_S, OwnClock
+from torchmuster.model.liveness.lease import PING_EVERY_S, OwnClock
 from torchmuster.model.ranks import NodeRanks
 from torchmuster.model.verdict import Report, explain_refused_start
 from torchmuster.net import messages

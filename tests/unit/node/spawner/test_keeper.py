@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchmuster.model.lease import LEASE_S
+from torchmuster.model.liveness.lease import LEASE_S
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.net.messages import SpawnerReady, SpawnerRefused
 from torchmuster.node.spawner import keeper

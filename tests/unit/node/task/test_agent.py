@@ -9,7 +9,7 @@ from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model import codec
-from torchmuster.model.lease import LEASE_S, Lease
+from torchmuster.model.liveness.lease import LEASE_S, Lease
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
 from torchmuster.net.address import bind

@@ -7,9 +7,9 @@ import pytest
 
 from kit.waiting import wait_until_async
 from torchmuster.files.claims import Claims
-from torchmuster.model.succession import Claim
-from torchmuster.node import succession
-from torchmuster.node.succession import Succession
+from torchmuster.model.liveness.succession import Term
+from torchmuster.programs import succession
+from torchmuster.programs.succession import Succession
 
 
 class Link:
@@ -32,7 +32,7 @@ class Agents:
     def __init__(self, folder, num, answer="sys.exit(1)"):
         self.claims = Claims(str(folder))
         self.claims.take(
-            Claim(
+            Term(
                 number=0,
                 holder="first",
                 place=0,

@@ -7,7 +7,7 @@ all nodes of the run see, each by one process only; whoever finds its next term 
 from dataclasses import dataclass
 from enum import Enum
 
-from torchmuster.model.lease import LEASE_S
+from torchmuster.model.liveness.lease import LEASE_S
 
 TURN_S = 0.5  # between the claims of agents that see the same votes
 ASK_EVERY_S = 5.0
@@ -15,7 +15,7 @@ FIRST_ASK_S = 1.5  # the others' votes come first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Term:
     """A term that was claimed: what the next head has to know.
 
     Attributes:
@@ -59,14 +59,14 @@ class Sight:
         is_proved: The engine has said that the machine of this head is lost.
     """
 
-    newest: Claim | None
+    newest: Term | None
     votes: frozenset[int] = frozenset()
     is_silent: bool = False
     is_idle: bool = True
     is_proved: bool = False
 
 
-def is_voted_out(claim: Claim, votes: frozenset[int]) -> bool:
+def is_voted_out(claim: Term, votes: frozenset[int]) -> bool:
     """Say whether more than half of a head's agents, its own counted, have lost it."""
     members = set(claim.members)
     return 2 * len(votes & members) > len(members)
@@ -81,7 +81,7 @@ class Heir:
 
     def __init__(self, place: int) -> None:
         self.place = place
-        self._newest: Claim | None = None
+        self._newest: Term | None = None
         self._seen_at = 0.0
         self._voted = False
         self._ask_at = 0.0
@@ -130,18 +130,18 @@ class Heir:
         return Move.NOTHING
 
     def _take_turn(self, now: float, votes: frozenset[int]) -> Move:
-        """Claim when those before us have had their time to: each sees other votes first."""
+        """Term when those before us have had their time to: each sees other votes first."""
         if self._free_since is None:
             self._free_since = now
         before = sum(place < self.place for place in votes)
         return Move.CLAIM if now - self._free_since >= before * TURN_S else Move.NOTHING
 
-    def next_claim(self, votes: frozenset[int], holder: str, node: str) -> Claim:
+    def next_claim(self, votes: frozenset[int], holder: str, node: str) -> Term:
         """Return the claim that follows the newest one; its head is here."""
         newest = self._newest
         if newest is None:
             raise ValueError("nothing was claimed before")
-        return Claim(
+        return Term(
             number=newest.number + 1,
             holder=holder,
             place=self.place,

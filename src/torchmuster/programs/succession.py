@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.claims import Claims
-from torchmuster.model.succession import Claim, Heir, Move, Sight
+from torchmuster.model.liveness.succession import Heir, Move, Sight, Term
 from torchmuster.node.head_link import HeadLink
 
 _LOOK_EVERY_S = 0.5
@@ -39,7 +39,7 @@ class Succession:
         node: str,
         link: HeadLink,
         is_idle: Callable[[], bool],
-        take_over: Callable[[Claim], Awaitable[None]],
+        take_over: Callable[[Term], Awaitable[None]],
         ask: Callable[[str], list[str]],
         say: Callable[[str], None],
     ) -> None:
@@ -89,12 +89,12 @@ class Succession:
         move = self._heir.look(self._link.clock(), sight)
         return newest is not None and await self._do(move, newest, votes)
 
-    def _read(self, fresh: bool) -> tuple[Claim | None, frozenset[int]]:
+    def _read(self, fresh: bool) -> tuple[Term | None, frozenset[int]]:
         newest = self._claims.newest(fresh=fresh)
         votes = self._claims.votes(newest.number) if newest is not None and fresh else frozenset()
         return newest, votes
 
-    async def _do(self, move: Move, newest: Claim, votes: frozenset[int]) -> bool:
+    async def _do(self, move: Move, newest: Term, votes: frozenset[int]) -> bool:
         place = self._heir.place
         match move:
             case Move.VOTE:
@@ -115,7 +115,7 @@ class Succession:
                 pass
         return False
 
-    async def _ask_engine(self, newest: Claim, votes: frozenset[int]) -> None:
+    async def _ask_engine(self, newest: Term, votes: frozenset[int]) -> None:
         argv = self._ask(newest.node)
         try:
             answer = await asyncio.to_thread(proc.ask_beside, argv, _ASK_LIMIT_S)
