@@ -71,7 +71,10 @@ def test_of_two_nodes_the_other_waits_for_the_word_of_slurm(login, slurm_lab):
 
     slurm_lab.kill_node("n1", unplug=True)
 
+    waits = "1 of 2 nodes have lost the head on n1"
+    wait_until(lambda: waits in login("status", "r").stdout, "what status says", 30.0)
     wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
+    assert waits not in login("status", "r").stdout
     told = agent_log(login, "n2")
     assert "1 of 2 nodes have lost the head on n1" in told
     assert "slurm says that n1 is lost: its state is DOWN" in told

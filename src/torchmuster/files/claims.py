@@ -111,9 +111,10 @@ class Claims:
             finally:
                 os.close(fd)
 
-    def votes(self, number: int) -> frozenset[int]:
+    def votes(self, number: int, *, fresh: bool = True) -> frozenset[int]:
         """Return the places of the agents that have lost the head of a term."""
-        matches = (_VOTE.fullmatch(name) for name in self._names())
+        names = self._names() if fresh else os.listdir(self.folder)
+        matches = (_VOTE.fullmatch(name) for name in names)
         return frozenset(int(m[2]) for m in matches if m is not None and int(m[1]) == number)
 
     def vote(self, number: int, place: int) -> None:

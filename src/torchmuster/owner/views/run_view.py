@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
 from torchmuster.model.event import moment_of
 from torchmuster.model.plan import RunPlan
@@ -96,7 +97,22 @@ def problems_of(view: RunView) -> tuple[str, ...]:
         return () if view.sweep is not None else ("the plan of the sweep can't be read",)
     if view.plan is None:
         return ("plan.json is missing, half written, or of another version of muster",)
-    return ()
+    return () if view.result is not None else _lost_head(view.run_dir)
+
+
+def _lost_head(run_dir: RunDir) -> tuple[str, ...]:
+    """Return a sentence where nodes have lost the head, and none has taken its place yet."""
+    claims = Claims(run_dir.succession)
+    try:
+        newest = claims.newest(fresh=False)
+        votes = claims.votes(newest.number, fresh=False) if newest is not None else frozenset()
+    except OSError:  # the usual case: a run whose head has no successor
+        return ()
+    if newest is None or not votes:
+        return ()
+    counts = f"{len(votes & set(newest.members))} of {len(newest.members)} nodes"
+    said = f"{counts} have lost the head on {newest.node}; another one becomes it when more than half have, or when the"
+    return (f"{said} scheduler says that its machine is lost",)
 
 
 def workers_of(start: Mapping[str, object]) -> int | None:
