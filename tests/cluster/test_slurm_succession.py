@@ -61,7 +61,9 @@ def test_a_head_that_loses_its_power_costs_no_step_and_no_disk(login, slurm_lab)
     slurm_lab.wait_for_job(job_of(login), "CANCELLED", limit_s=30.0)
     wait_until(lambda: not left_on(slurm_lab, "n2", "n3"), "the end of all processes")
     shown = login("status", "r").stdout
-    assert re.search(r"^0 +2 +n1: 0, n2: 1 +n1: its machine was lost", shown, re.MULTILINE), shown
+    assert re.search(
+        r"^0 +2 +n1: 0, n2: 1 +n1: the head there does not answer", shown, re.MULTILINE
+    ), shown
 
 
 def test_of_two_nodes_the_other_waits_for_the_word_of_slurm(login, slurm_lab):

@@ -56,6 +56,15 @@ def claim_attempt(
     office.term = claim.number
 
 
+def is_deposed(office: Office) -> bool:
+    """Say whether another node has become the head; where that can't be seen, it shows at the next attempt."""
+    try:
+        newest = office.claims.newest()
+    except OSError:
+        return False
+    return newest is not None and newest.number > office.term and newest.holder != office.holder
+
+
 def deposed(office: Office) -> HeadLostError:
     """Return the error of a head whose place another one has taken."""
     try:

@@ -17,7 +17,7 @@ from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import NodePolicy
 from torchmuster.head.options import OWNER_S, TrainingHeadOptions
 from torchmuster.head.start_checks import StartChecks, preflight_form
-from torchmuster.head.terms import claim_attempt
+from torchmuster.head.terms import claim_attempt, deposed, is_deposed
 from torchmuster.head.training_actions import (
     AskForNodes,
     CutOff,
@@ -260,7 +260,10 @@ class TrainingHead(Head[Member]):
                 self._carry_out()
 
     def take_loss(self, agent: Member, channel: Channel, why: str) -> None:
-        """Take the end of an agent's connection."""
+        """Take the end of an agent's connection: it may have gone to another head."""
+        office = self.options.office
+        if office is not None and is_deposed(office):
+            raise deposed(office)
         self.policy.gone(self.clock(), agent, channel, why)
         self._carry_out()
 

@@ -140,7 +140,7 @@ class Successor:
                 kind=EndKind.NODE_LOST,
                 asked=False,
                 elapsed_s=0.0,
-                detail="its machine was lost, and the head with it",
+                detail="the head there does not answer any more",
             )
             head.event(
                 "attempt_failed",

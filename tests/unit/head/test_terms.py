@@ -8,7 +8,7 @@ import pytest
 from torchmuster.errors import HeadLostError
 from torchmuster.files.claims import Claims
 from torchmuster.head.options import Office
-from torchmuster.head.terms import claim_attempt
+from torchmuster.head.terms import claim_attempt, is_deposed
 from torchmuster.model.liveness.succession import Term
 
 
@@ -94,3 +94,10 @@ def test_a_head_that_can_not_know_whether_it_is_one_ends(office, monkeypatch):
     with pytest.raises(HeadLostError, match="can't know whether it is still the head") as caught:
         start(office, 4)
     assert caught.value.why is not None
+
+
+def test_a_head_sees_whether_another_one_has_followed_it(office):
+    start(office, 4)
+    assert not is_deposed(office)
+    office.claims.take(claim(2, "theirs", "n3"))
+    assert is_deposed(office)
