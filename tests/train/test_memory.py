@@ -10,8 +10,9 @@ from test_changing_world import global_losses
 
 from launching import EXACT, losses, muster, weights
 
-# `make chaos` runs 100 seeds.
-SEEDS = range(int(os.environ.get("MUSTER_TRAIN_SEEDS", "2")))
+# `make chaos` runs 100 seeds. In 17 the second node is lost before the next snapshot in memory behind the first loss.
+MANY = os.environ.get("MUSTER_TRAIN_SEEDS")
+SEEDS = range(int(MANY)) if MANY is not None else (0, 1, 17)
 NUM_STEPS = 24
 APART = ["--apart", "--norm", "--every", 1000]
 

@@ -165,6 +165,7 @@ class Saves:
             self.step = self._loaded_step = agreed.age[1]
         if memory is not None:
             memory.step = held.manifest.step if held is not None else -1
+            memory.is_owed = loaded is not None
             memory.follow(self._objects)
             self._check_room(memory)
         return loaded

@@ -48,6 +48,8 @@ class MemorySaves:
         staging: Copies the state to where it stays.
         stepped: What only optimizers change, so that it may be copied until the next one steps.
         step: The step of the newest one that was started or loaded; -1 for none.
+        is_owed: One is to be made at the next boundary: after a loss the node that has come holds nothing yet, and until it
+            does the loss of another one would cost all of it.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class MemorySaves:
         self.settings = settings
         self.crew = crew
         self.step = -1
+        self.is_owed = False
         self._nodes = nodes
         self._memory = memory
         self._saver = writer.Saver(crew)
@@ -77,7 +80,7 @@ class MemorySaves:
 
     def is_due(self, step: int) -> bool:
         """Return whether a snapshot in memory is to be made after this step."""
-        return step % self.settings.every_steps == 0 and step != self.step
+        return self.is_owed or (step % self.settings.every_steps == 0 and step != self.step)
 
     def look(self, newer_than: Age, report: Callable[[str], None]) -> HeldSnapshot | None:
         """Return the newest good snapshot in memory, if it is newer than disk's; forget all others. A collective."""
@@ -149,7 +152,7 @@ class MemorySaves:
 
     def submit(self, order: writer.WriteOrder) -> None:
         """Start a snapshot whose state is staged."""
-        self.step = order.step
+        self.step, self.is_owed = order.step, False
         self._saver.submit(order)
 
 
