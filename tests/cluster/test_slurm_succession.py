@@ -150,11 +150,7 @@ def test_the_next_head_may_die_too_and_the_one_after_it_at_its_start(login, slur
 
 @pytest.mark.lab
 def test_an_owner_that_is_killed_is_started_again_and_ends_the_job(login, slurm_lab):
-    (login.folder / "train.py").write_text(WAIT)
-    begin(login, "--nodes", "1:3", "train.py")
-    wait_until(lambda: beats(login, 0), "the first attempt")
-    slurm_lab.kill_node("n1", unplug=True)
-    wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
+    begin_and_lose_n1(login, slurm_lab)
 
     for _ in range(2):
         owner = wait_until(lambda: owners(slurm_lab, "n2", "n3"), "an owner")[0]
@@ -170,11 +166,7 @@ def test_an_owner_that_is_killed_is_started_again_and_ends_the_job(login, slurm_
 def test_the_last_node_goes_on_when_the_next_head_is_killed_on_a_machine_that_lives(
     login, slurm_lab
 ):
-    (login.folder / "train.py").write_text(WAIT)
-    begin(login, "--nodes", "1:3", "train.py")
-    wait_until(lambda: beats(login, 0), "the first attempt")
-    slurm_lab.kill_node("n1", unplug=True)
-    wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
+    begin_and_lose_n1(login, slurm_lab)
     head = named(record(login), "head_replaced")[0]["node"]
 
     for pid in slurm_lab.processes_on(head):
@@ -206,6 +198,15 @@ def begin(login, *words):
     """Submit a run with one worker on each node."""
     ended = login(*ON, "--nproc-per-node", "1", *words)
     assert ended.returncode == 0, ended.stderr
+
+
+def begin_and_lose_n1(login, lab):
+    """Begin a run whose head is lost and replaced."""
+    (login.folder / "train.py").write_text(WAIT)
+    begin(login, "--nodes", "1:3", "train.py")
+    wait_until(lambda: beats(login, 0), "the first attempt")
+    lab.kill_node("n1", unplug=True)
+    wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
 
 
 def held(text):

@@ -63,10 +63,10 @@ class AllocationEngine(AgentProcesses):
             HeadLostError: Another node is the head now.
         """
         if self.holder:
-            newest = Claims(self.run_dir.succession).newest()
+            claims = Claims(self.run_dir.succession)
+            newest = claims.newest()
             if newest is None or newest.holder != self.holder:
-                where = newest.node if newest is not None else "another node"
-                raise HeadLostError(f"{where} has become the head of this run")
+                raise HeadLostError(f"{claims.head_node()} has become the head of this run")
             self.term = newest.number
         super().start_head(first_attempt=first_attempt, restarts_spent=restarts_spent)
 

@@ -12,18 +12,23 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
     """Write, fsync and rename: a reader gets the old file or the new one."""
     # A folder may be shared with hosts that have a process of the same number.
     temporary = f"{path}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        try:
-            write_all(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        write_synced(temporary, data, mode=mode, flags=os.O_TRUNC)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def write_synced(path: str, data: bytes, *, mode: int, flags: int) -> None:
+    """Write a file and fsync it; `flags` say what becomes of one that is there: `O_TRUNC` or `O_EXCL`."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | flags, mode)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def as_json(value: Any) -> bytes:

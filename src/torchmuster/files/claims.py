@@ -18,7 +18,7 @@ from typing import Any
 from torchmuster.files import atomic
 from torchmuster.model import codec
 from torchmuster.model.liveness.succession import Term
-from torchmuster.plainfile import open_own, write_all
+from torchmuster.plainfile import open_own
 
 _TERM = re.compile(r"term-(\d{1,9})\.json")
 _VOTE = re.compile(r"lost-(\d{1,9})\.(\d{1,6})")
@@ -72,8 +72,16 @@ class Claims:
             void, self.damaged = void if void is not None else number, self._path(number)
         return None
 
+    def head_node(self) -> str:
+        """Return the node of the newest claim, for a sentence."""
+        try:
+            newest = self.newest()
+        except OSError:
+            newest = None
+        return newest.node if newest is not None else "another node"
+
     def take(self, claim: Term) -> bool:
-        """Term a term; return False when somebody else has it.
+        """Claim a term; return False when somebody else has it.
 
         Raises:
             OSError: The folder can't be written to.
@@ -81,13 +89,8 @@ class Claims:
         path = self._path(claim.number)
         data = json.dumps(codec.to_plain(claim)).encode()
         temporary = f"{path}.{os.urandom(8).hex()}.tmp"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            try:
-                write_all(fd, data)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            atomic.write_synced(temporary, data, mode=0o600, flags=os.O_EXCL)
             self._link(temporary, path, data)
         except FileExistsError:
             # The answer to our own link may have been lost, and the link been tried again.
@@ -104,12 +107,7 @@ class Claims:
             if error.errno not in _NO_LINKS:
                 raise
             # Without links it is not whole at once; who reads half of it looks again.
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                write_all(fd, data)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            atomic.write_synced(path, data, mode=0o600, flags=os.O_EXCL)
 
     def votes(self, number: int, *, fresh: bool = True) -> frozenset[int]:
         """Return the places of the agents that have lost the head of a term."""

@@ -49,8 +49,8 @@ class Gathering:
 
     def left_s(self, now: float) -> float:
         """Return for how long nodes may still join: no longer when those that are here and get no ranks are too many."""
-        too_few = len(self.members.present()) < self.plan.min_nodes
-        if too_few and self.members.left_out() and not self.members.missing_places():
+        all_here = self.members.left_out() and not self.members.missing_places()
+        if all_here and len(self.members.present()) < self.plan.min_nodes:
             return 0.0
         return self.since + self.plan.limits.join_timeout_s - now
 

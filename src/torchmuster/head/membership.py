@@ -220,8 +220,15 @@ class Membership:
                     del self._holders[one.place]
                 one.place = None
 
+    @property
+    def may_leave_out(self) -> bool:
+        """Say whether any node may be here without ranks: of thousands, each call would count all."""
+        return bool(self._left_out or self.left_out_before)
+
     def left_out(self) -> list[Member]:
         """Return the nodes that are here and get no ranks."""
+        if not self.may_leave_out:
+            return []
         return [m for m in self.members if m.is_present and m.is_left_out]
 
     def spares(self) -> list[Member]:

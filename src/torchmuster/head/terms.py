@@ -17,7 +17,7 @@ def claim_attempt(
     restarts_spent: int,
     say: Callable[[str], None],
 ) -> None:
-    """Term the term of an attempt that is about to start.
+    """Claim the term of an attempt that is about to start.
 
     Args:
         office: Whose newest term it becomes.
@@ -67,11 +67,7 @@ def is_deposed(office: Office) -> bool:
 
 def deposed(office: Office) -> HeadLostError:
     """Return the error of a head whose place another one has taken."""
-    try:
-        newest = office.claims.newest()
-    except OSError:
-        newest = None
-    where = newest.node if newest is not None else "another node"
+    where = office.claims.head_node()
     return HeadLostError(f"{where} has become the head of this run, so this one ends")
 
 

@@ -131,8 +131,7 @@ def outlive(run_dir: RunDir, display: RunDisplay, told: threading.Event) -> Resu
     Raises:
         HeadLostError: Nobody answers there any more.
     """
-    newest = Claims(run_dir.succession).newest()
-    where = newest.node if newest is not None else "another node"
+    where = Claims(run_dir.succession).head_node()
     display.say(f"{where} has become the head of this run: this process only waits for its end")
     heard_at = call_at = time.monotonic()
     while not told.wait(_POLL_S):
