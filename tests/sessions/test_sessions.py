@@ -40,7 +40,7 @@ def test_a_run_in_a_session_is_an_ordinary_run_of_the_code_saved_last(place):
     assert place.listed()[0]["door"]["num_runs"] == 5
     assert place.muster("session", "end").returncode == 0
     assert place.listed() == []
-    assert not processes_of(place)
+    wait_until(lambda: not processes_of(place), "all processes of the session to end")
 
 
 def code_of(run):
