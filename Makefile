@@ -41,6 +41,7 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 	@$(BIN)/python benchmarks/rendezvous.py $(PEER:%=--torchrun %)
 	@$(BIN)/python benchmarks/train.py
 	@$(BIN)/python benchmarks/losses.py
+	@$(BIN)/python benchmarks/goodput.py
 	@$(BIN)/python benchmarks/workflows.py
 	@$(BIN)/python benchmarks/sweeps.py
 	@$(BIN)/python benchmarks/engines.py

@@ -1,12 +1,12 @@
 """Measure the training library against hand-written code and peers at their best settings.
 
-    python benchmarks/train.py [--repeats 1] [--only overhead,metrics,stall,every10,memory,verify,write,goodput]
+    python benchmarks/train.py [--repeats 1] [--only overhead,metrics,stall,every10,memory,verify,write]
                                [--quick] [--json FILE] [--limit SECONDS]
 
-In each job all sides take turns, block by block, in the same processes (`goodput`: one job after
-the other), so that noise of a shared machine falls on all of them. Goals are printed beside what
-was measured; nothing fails when one is missed. Needs Linux, torch on the CPU, 4 GB of free memory
-and 4 GB of disk in the temporary folder ($TMPDIR), which is the disk that is measured.
+In each job all sides take turns, block by block, in the same processes, so that noise of a shared
+machine falls on all of them. Goals are printed beside what was measured; nothing fails when one
+is missed. Needs Linux, torch on the CPU, 4 GB of free memory and 4 GB of disk in the temporary
+folder ($TMPDIR), which is the disk that is measured.
 """
 
 import argparse
@@ -55,8 +55,6 @@ def measure_round(running: Stage, cases: Mapping[str, Case], round_index: int) -
     """Return the samples of one round, and tell stderr about them."""
     samples = []
     for case_name, case in cases.items():
-        if case.max_rounds is not None and round_index >= case.max_rounds:
-            continue
         for row_name, measure in case.rows.items():
             running.step(f"round {round_index + 1}: {case_name}, {row_name}")
             samples += measure_row(running, case_name, row_name, measure, round_index)

@@ -26,8 +26,8 @@ def adopt_orphans() -> None:
         raise OSError(error_number, os.strerror(error_number))
 
 
-def descendants() -> list[int]:
-    """Return the pids of all live processes below this one."""
+def descendants(root: int | None = None) -> list[int]:
+    """Return the pids of all live processes below `root`, which is this one if not given."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
@@ -35,7 +35,7 @@ def descendants() -> list[int]:
             if state != "Z":
                 children[parent].append(int(entry.name))
     found: list[int] = []
-    waiting = [os.getpid()]
+    waiting = [root or os.getpid()]
     while waiting:
         below = children[waiting.pop()]
         found += below

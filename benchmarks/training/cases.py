@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from training import goodput, jobs
+from training import jobs
 from training.jobs import Values
 
 OURS = "torchmuster"
@@ -34,13 +34,11 @@ class Case:
 
     Attributes:
         rows: Each measures all sides once.
-        max_rounds: For a case that takes long; None as often as asked for.
     """
 
     title: str
     rows: Mapping[str, Callable[[], Values]]
     goals: tuple[Goal, ...]
-    max_rounds: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +58,14 @@ class Sizes:
     long_steps: int
     writes: int
     state_mb: int
-    kills: goodput.Kills
 
 
-# The kills are spread evenly: on the average half an epoch is lost by who saves at its end, and 10
-# steps by who saves every 20.
 FULL = Sizes(
     blocks=4,
     short_steps=100,
     long_steps=30,
     writes=1,
     state_mb=1000,
-    kills=goodput.Kills(
-        steps_per_epoch=400,
-        num_epochs=3,
-        kills={178: 1, 369: 0, 620: 1, 831: 0, 1049: 1},
-    ),
 )
 # Shows that everything works; the figures mean little.
 QUICK = Sizes(
@@ -84,9 +74,6 @@ QUICK = Sizes(
     long_steps=10,
     writes=1,
     state_mb=20,
-    kills=goodput.Kills(
-        steps_per_epoch=25, num_epochs=1, kills={22: 1}, sides=(goodput.OURS, goodput.BEST)
-    ),
 )
 
 
@@ -100,7 +87,6 @@ def all_cases(sizes: Sizes) -> dict[str, Case]:
         "memory": _memory(sizes),
         "verify": _verify(sizes),
         "write": _write(sizes),
-        "goodput": _goodput(sizes),
     }
 
 
@@ -240,20 +226,4 @@ def _write(sizes: Sizes) -> Case:
             Goal(row=name, others=dd[:1], kind="share", text="at least 80 %"),
             Goal(row=name, others=dd, kind="share"),
         ),
-    )
-
-
-def _goodput(sizes: Sizes) -> Case:
-    kills = sizes.kills
-    num_steps = kills.steps_per_epoch * kills.num_epochs
-    name = f"{num_steps} steps, {kills.num_epochs} epochs, {len(kills.kills)} kills"
-    return Case(
-        title="Time to the last useful step of about 30 ms while workers are killed, 2 workers",
-        rows={name: partial(goodput.measure, name, kills)},
-        goals=(
-            Goal(row=name, others=(goodput.EPOCHS,), kind="times", text="3 times is the aim"),
-            Goal(row=name, others=(goodput.BEST,), kind="times"),
-            Goal(row=name, others=(goodput.MEMORY,), kind="times"),
-        ),
-        max_rounds=1,
     )

@@ -20,7 +20,8 @@ LIMIT_S = 300.0
 QUICK = {
     "launch": "--only start,restart,help --side muster",
     "rendezvous": "",
-    "train": "--only stall,memory,goodput",
+    "train": "--only stall,memory",
+    "goodput": "",
     "losses": "--only spare,head",
     "workflows": "",
     "sweeps": "",
