@@ -4,10 +4,14 @@ Writes `OUT/losses-<rank>.txt` (a line a step, floats as hex) and, at its end, `
 """
 
 import argparse
+import contextlib
 import hashlib
+import json
 import os
+import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -47,6 +51,24 @@ def kill_if_due(args, step, rank):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def lose_if_due(args, step, world):
+    """Kill this node, if it is of those that a step costs the first time that it is reached."""
+    if step not in args.lose:
+        return
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    mark = args.out / f"lost-at-{step}"
+    own = args.out / f"lost-at-{step}.{attempt}.{world.rank}"
+    num_lost = min(args.lose[step], world.world_size - 1)
+    own.write_text(f"{attempt} {num_lost}")
+    with contextlib.suppress(FileExistsError):
+        os.link(own, mark)
+    draw = random.Random(1000 * args.draw + step)
+    ranks = draw.sample(range(world.world_size), num_lost)
+    if mark.read_text().split()[0] == attempt and world.rank in ranks:
+        os.kill(parent_of(os.getppid()), signal.SIGKILL)
+        signal.pause()
+
+
 def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -78,7 +100,9 @@ def main(args):
     losses = (args.out / f"losses-{world.rank}.txt").open("a", buffering=1)
     for _ in run.epochs(args.epochs):
         for x, y in data:
+            time.sleep(args.pace)
             kill_if_due(args, run.steps_done, world.rank)
+            lose_if_due(args, run.steps_done, world)
             if run.steps_done == args.stop_after:
                 sys.exit()
             loss = nn.functional.cross_entropy(model(x), y)
@@ -114,9 +138,14 @@ if __name__ == "__main__":
     parser.add_argument("--noise", type=float, default=0.1)
     parser.add_argument("--double", action="store_true")
     parser.add_argument("--norm", action="store_true")
+    parser.add_argument("--lose", type=json.loads, default="{}", help="JSON: step, number of nodes")
+    parser.add_argument("--draw", type=int, default=0, help="which nodes those are")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds between two steps")
     parser.add_argument("--nodes", action="store_true", help="kill whole nodes")
     parser.add_argument("--apart", action="store_true", help="a folder of its own for each node")
     parser.add_argument("--unsettled", action="store_true")
     parser.add_argument("--stop-after", type=int, default=-1)
     parser.add_argument("--kill", type=rank_and_step, nargs="*", default=[], metavar="RANK:STEP")
-    main(parser.parse_args())
+    given = parser.parse_args()
+    given.lose = {int(step): number for step, number in given.lose.items()}
+    main(given)

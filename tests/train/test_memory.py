@@ -1,11 +1,13 @@
 """Snapshots in memory: whole nodes are killed at random steps, no disk is shared, and nothing tells it from a quiet run."""
 
+import json
 import os
 import random
 import re
 from pathlib import Path
 
 import pytest
+import torch
 from test_changing_world import global_losses
 
 from launching import EXACT, losses, muster, weights
@@ -57,6 +59,58 @@ def test_a_killed_node_costs_at_most_the_steps_between_two_snapshots_in_memory(
     for rank in range(nodes * workers):
         assert losses(tmp_path, rank) == losses(undisturbed, rank)
         assert weights(tmp_path, rank) == weights(undisturbed, rank)
+
+
+def test_a_spare_node_that_holds_the_snapshots_goes_on_behind_the_loss_of_the_head(tmp_path, quiet):
+    # The lost node has come again when the head is lost: it and the head's new node hold nothing.
+    script = [EXACT, tmp_path, *APART, "--memory", 1, "--nodes", "--kill", "1:4", "0:16"]
+    script = ["--spares", 1, *script, "--pace", 0.25]
+    ended = muster(tmp_path / "home", 1, *script, restarts=3, nodes=2)
+    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    assert [int(step) for step in resumed] in ([4, 16], [3, 16], [4, 15], [3, 15]), ended.stderr
+    (record,) = tmp_path.glob("home/runs/*/events.jsonl")
+    events = [json.loads(line) for line in record.read_text().splitlines()]
+    assert sum(event["event"] == "agent_joined" and event["node"] == "n2" for event in events) == 3
+    assert weights(tmp_path, 0) == weights(quiet(2, 1), 0)
+
+
+# As in test_changing_world.py, and no disk that nodes share.
+CHANGING = ["--samples", 101, "--batch", 11, "--dropout", 0, "--double", "--apart", "--every", 1000]
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory):
+    """Return the folder of one process that nobody disturbed."""
+    out = tmp_path_factory.mktemp("alone")
+    muster(out / "home", 1, EXACT, out, *CHANGING)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(int(MANY)) if MANY is not None else (0, 1))
+def test_losses_of_several_nodes_and_the_head_lose_no_sample_in_worlds_of_one_to_four(
+    seed, tmp_path, alone
+):
+    # A lost node makes the world smaller; the head's brings all of them again.
+    draw = random.Random(seed)
+    first = draw.randrange(3, 7)
+    lost = {first: 1, first + draw.randrange(2, 4): 3}
+    lost |= {at: draw.randint(1, 3) for at in range(14 + draw.randrange(4), 28, 7)}
+    script = [EXACT, tmp_path, *CHANGING, "--memory", 1, "--lose", json.dumps(lost)]
+    script += ["--draw", seed]
+    ended = muster(tmp_path / "home", 1, *script, restarts=20, nodes="1:4")
+    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    nums = [int((tmp_path / f"lost-at-{step}").read_text().split()[1]) for step in lost]
+    assert sum(nums) >= 3, nums
+    assert len(resumed) >= sum(num > 0 for num in nums), ended.stderr
+    assert len(re.findall("beginning at step 0|resuming after", ended.stderr)) == 1 + len(resumed)
+    record = (next(tmp_path.glob("home/runs/*")) / "training.jsonl").read_text()
+    events = [json.loads(line) for line in record.splitlines()]
+    last = {event["epoch"]: event["ledger"] for event in events if event["event"] == "epoch"}
+    whole = {"samples": 101, "lost": 0, "twice": 0, "whole": True}
+    assert last == dict.fromkeys(range(3), whole)
+    one, many = (torch.load(out / "weights.pt") for out in (alone, tmp_path))
+    for a, b in zip(one, many, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
 SHARDED = Path(__file__).parent / "sharded_script.py"

@@ -178,11 +178,21 @@ class Membership:
         if member.place is not None and self._holders.get(member.place) is member:
             del self._holders[member.place]
 
+    def prefer_holders(self) -> None:
+        """Let spare nodes that hold snapshots of an earlier head's attempts have the places of nodes that hold none."""
+        here = [m for m in self.present() if not m.hello.wants_place_0]
+        holders = [m for m in here if m.place is None and m.hello.holds_memory]
+        others = [m for m in here if m.place is not None and not m.hello.holds_memory]
+        for _, other in zip(holders, others, strict=False):
+            if other.place is not None:
+                del self._holders[other.place]
+            other.place = None
+
     def number_places(self) -> list[Member]:
         """Give the free places to members without one, and return these members.
 
-        Head first, then in natural order of host names; of spare nodes those that have torch loaded come first, those that
-        were lost twice in this run last.
+        Head first, then in natural order of host names; of spare nodes those that hold snapshots and have torch loaded come
+        first, those that were lost twice in this run last.
         """
         taken = [m.place for m in self.members if m.place is not None and m.lost_why is None]
         reserved = [] if any(m.place == 0 for m in self.members) else [0]
@@ -197,8 +207,9 @@ class Membership:
             self._holders[place] = member
         return [member for member, _ in placed]
 
-    def _spare_key(self, member: Member) -> tuple[bool, bool, int]:
-        return (self.is_worn(member), member.ready is None, member.started_at or 0)
+    def _spare_key(self, member: Member) -> tuple[bool, bool, bool, int]:
+        holds_none = not member.hello.holds_memory
+        return (self.is_worn(member), holds_none, member.ready is None, member.started_at or 0)
 
     def is_worn(self, member: Member) -> bool:
         """Say whether a node was lost so often in this run that another one is preferred."""

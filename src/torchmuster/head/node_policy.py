@@ -145,6 +145,8 @@ class NodePolicy:
 
     def _number_places(self) -> None:
         """Give the free places to nodes without one; write which spare node has taken another's place."""
+        if self._is_first and self.plan.spares:
+            self.members.prefer_holders()
         for member in self.members.number_places():
             if self.plan.spares and member.place is not None and member.place != member.started_at:
                 name, before = self.members.name(member), self.plan.node_name(member.place)

@@ -207,6 +207,7 @@ class Agent:
             network_id=proc.network_id(),
             jobs=self.options.jobs,
             machine=os.environ.get(contract.MACHINE_VARIABLE, ""),
+            holds_memory=self._memory.is_used,
         )
 
     def become_head(

@@ -19,6 +19,11 @@ class HeldMemory:
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}
 
+    @property
+    def is_used(self) -> bool:
+        """Say whether anything is held."""
+        return bool(self._descriptors)
+
     def answer(self, ask: AskMemory) -> AgentAnswer:
         """Drop what `ask.drop` names, make what `ask.names` names and is not there, and tell all that is held."""
         for name in ask.drop:

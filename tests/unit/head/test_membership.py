@@ -32,14 +32,15 @@ def roll(clock):
     return make_roll(clock)
 
 
-def make_roll(clock, *, max_nodes=3, min_nodes=None):
+def make_roll(clock, *, max_nodes=3, min_nodes=None, spares=0):
     plan = RunPlan(
         run_id="r",
         program=Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/"),
         min_nodes=min_nodes or max_nodes,
         max_nodes=max_nodes,
         workers_per_node=(2,),
-        node_names=tuple(f"n{i + 1}" for i in range(max_nodes)),
+        node_names=tuple(f"n{i + 1}" for i in range(max_nodes + spares)),
+        spares=spares,
     )
     return Membership(plan, clock=clock, own_boot_id=BOOT, own_network_id=BOOT)
 
@@ -313,3 +314,31 @@ def test_an_agent_of_another_job_is_refused_by_name_and_one_without_a_job_is_not
     assert "it is of job 1[2], and the run at this address is of job 1[1]" in refused
     assert roll.why_not(hello("n2", jobs=("PBS_JOBID=1[1]",)), VERSION) is None
     assert roll.why_not(hello("n2"), VERSION) is None
+
+
+def test_a_spare_with_snapshots_in_its_memory_goes_before_a_node_that_has_come_anew(clock):
+    # The head's node was lost behind n2, whose place the spare n3 had taken: n1 and n2 hold nothing now.
+    roll = make_roll(clock, max_nodes=2, spares=1)
+    first = admit(roll, "n1", place=0, wants_place_0=True)
+    second = admit(roll, "n2", place=1)
+    spare = admit(roll, "n3", place=2, holds_memory=True)
+    assert (second.place, spare.place) == (1, None)
+
+    roll.prefer_holders()
+    placed = roll.number_places()
+
+    assert placed == [spare]
+    assert (first.place, second.place, spare.place) == (0, None, 1)
+    assert roll.at_place(1) is spare
+    roll.prefer_holders()
+    assert roll.number_places() == []
+
+
+def test_no_holder_is_sent_away_for_another(clock):
+    roll = make_roll(clock, max_nodes=2, spares=1)
+    admit(roll, "n1", place=0, wants_place_0=True)
+    second = admit(roll, "n2", place=1, holds_memory=True)
+    spare = admit(roll, "n3", place=2, holds_memory=True)
+    roll.prefer_holders()
+    assert roll.number_places() == []
+    assert (second.place, spare.place) == (1, None)
