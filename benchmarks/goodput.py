@@ -69,11 +69,12 @@ def main() -> None:
             words += [options.ft_launcher] if options.ft_launcher else []
             return _take(running, [sys.executable, script, *words], side, seed, out)
 
+        pool = ThreadPoolExecutor(options.at_once)
         try:
-            with ThreadPoolExecutor(options.at_once) as pool:
-                running.step(f"{len(seeds)} rounds, {len(sides)} sides, {options.at_once} at once")
-                found = list(pool.map(take, itertools.product(seeds, sides)))
+            running.step(f"{len(seeds)} rounds, {len(sides)} sides, {options.at_once} at once")
+            found = list(pool.map(take, itertools.product(seeds, sides)))
         finally:
+            pool.shutdown(wait=False, cancel_futures=True)
             processes.kill_descendants()
     rows: Readings = {side: [one for one in found if one["side"] == side] for side in sides}
     document = {"machine": machine, "work": asdict(work), "mean_s": mean_s, "rows": rows}

@@ -68,6 +68,7 @@ class TrainingHeadOptions:
         office: Where another node may take the head's place.
         left_out: Machines that have computed wrongly under a head before this one.
         expected: The places of agents that a head before this one had, and that are waited for.
+        began_at: Of the run, by the wall clock, where this head is not its first; 0: with this head.
         has_owner: A process has started it that will call, maybe later than the run ends.
     """
 
@@ -86,4 +87,5 @@ class TrainingHeadOptions:
     office: Office | None = None
     left_out: frozenset[str] = frozenset()
     expected: frozenset[int] = frozenset()
+    began_at: float = 0.0
     pid: int = field(default_factory=os.getpid)

@@ -66,7 +66,8 @@ class TrainingHead(Head[Member]):
         self.plan, self.options = options.plan, options
         self.result: Result | None = None
         self._open_store, self.on_event = open_store, on_event
-        self._started_at = time.monotonic()
+        before_s = time.time() - options.began_at if options.began_at else 0.0
+        self._started_at = time.monotonic() - max(0.0, before_s)
         self._logs_lost = 0
         self._owner_came = False
         self._unheard: deque[messages.Event | messages.Output] = deque(maxlen=MAX_LISTED)

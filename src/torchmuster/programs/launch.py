@@ -14,6 +14,7 @@ from torchmuster.head.options import Office, TrainingHeadOptions
 from torchmuster.model import codec
 from torchmuster.model.codec import from_words
 from torchmuster.model.display.terminal import Terminal
+from torchmuster.model.event import moment_of
 from torchmuster.model.plan import DOOR_PROGRAM, Program, RunPlan, ScriptKind
 from torchmuster.net.address import split_endpoint
 from torchmuster.net.secret import read_secret
@@ -70,6 +71,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             office=_office(order, plan, run_dir),
             left_out=machines_left_out(run_dir) if order.first_attempt else frozenset(),
             expected=_trained_last(plan, run_dir) if order.first_attempt else frozenset(),
+            began_at=began_at(run_dir) if order.first_attempt else 0.0,
         )
     agent = AgentOptions(
         plan=plan,
@@ -137,6 +139,16 @@ def machines_left_out(run_dir: RunDir) -> frozenset[str]:
     except OSError:  # then nothing is known
         return frozenset()
     return frozenset(found)
+
+
+def began_at(run_dir: RunDir) -> float:
+    """Return when the first head of a run began, by its record; 0 where that can't be read."""
+    try:
+        with open(run_dir.events, errors="replace") as record:
+            starts = (line for line in record if '"event":"run_started"' in line)
+            return moment_of(json.loads(next(starts, "{}")).get("time")) or 0.0
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _trained_last(plan: RunPlan, run_dir: RunDir) -> frozenset[int]:

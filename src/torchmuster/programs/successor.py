@@ -23,7 +23,7 @@ from torchmuster.net.address import bind, own_endpoints, split_endpoint
 from torchmuster.node.agent import Agent
 from torchmuster.node.options import AgentOptions
 from torchmuster.programs.head_host import HeadHost
-from torchmuster.programs.launch import machines_left_out, size_of
+from torchmuster.programs.launch import began_at, machines_left_out, size_of
 from torchmuster.programs.succession import Succession
 
 _LOOK_EVERY_S = 2.0
@@ -108,6 +108,7 @@ class Successor:
             office=office,
             left_out=machines_left_out(run_dir),
             expected=expected,
+            began_at=began_at(run_dir),
         )
         told = own_endpoints(port)
         await asyncio.to_thread(self._claims.announce, claim.number, told)
