@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.test_chains_slurm import CHAIN_SCRIPT
 from cluster.test_slurm_ends import job_of, left_on, log_of
 from kit.waiting import wait_until
 
@@ -192,6 +193,42 @@ def test_without_a_restart_left_the_next_head_says_so(login, slurm_lab):
     assert result["report"]["error"] == "the head on n1 was lost, and no restart is left"
     slurm_lab.wait_for_job(job_of(login), "CANCELLED", limit_s=60.0)
     wait_until(lambda: not left_on(slurm_lab, "n2", "n3"), "the end of all processes")
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("way", ["requeue", "submit", "chain"])
+def test_a_run_whose_head_was_lost_goes_on_in_another_job_when_its_time_is_up(
+    login, slurm_lab, way
+):
+    text = f'[engines.lab]\nkind = "slurm"\nresubmit_with = "{way}"\n'
+    (login.folder / "muster.toml").write_text(text)
+    words = ("run", "--on", "lab", "--run-id", "r", "--detach", "--nproc-per-node", "1")
+    words += ("--nodes", "2:3", "--time", "2m", "--warn", "70s", "--resubmit", "1")
+    script = (str(CHAIN_SCRIPT), str(login.folder), "--hold", "2", "--hold-s", "4")
+    ended = login(*words, *script)
+    assert ended.returncode == 0, ended.stderr
+    steps = login.folder / "steps-0"
+    wait_until(lambda: steps.exists() and len(steps.read_text().splitlines()) >= 4, "steps", 60.0)
+
+    slurm_lab.kill_node("n1", unplug=True)
+    wait_until(lambda: named(record(login), "head_replaced"), "the next head", 60.0)
+    slurm_lab.restore_node("n1")
+
+    path = login.folder / "home/runs/r/links.json"
+    wait_until(
+        lambda: path.exists() and len(json.loads(path.read_text())["links"]) == 2,
+        "the second job",
+        120.0,
+    )
+    assert login("wait", "r", limit_s=300.0).returncode == 0
+    assert [link["way"] for link in json.loads(path.read_text())["links"]] == [None, way]
+    result = end_of(login)
+    assert (result["state"], result["attempts"], result["restarts_spent"]) == ("succeeded", 3, 1)
+    done = [tuple(map(int, line.split())) for line in steps.read_text().splitlines()]
+    assert {attempt for attempt, _ in done} == {0, 1, 2}
+    # What the first attempt did behind its last snapshot is done again; what the second did is kept.
+    last = [step for attempt, step in done if attempt > 0]
+    assert last == list(range(last[0], 25))
 
 
 def begin(login, *words):
