@@ -74,6 +74,28 @@ def test_a_spare_node_that_holds_the_snapshots_goes_on_behind_the_loss_of_the_he
     assert weights(tmp_path, 0) == weights(quiet(2, 1), 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(int(MANY)) if MANY is not None else (0, 1))
+def test_losses_one_after_the_other_with_spare_nodes_never_go_back_to_the_disk(
+    seed, tmp_path, quiet
+):
+    draw = random.Random(seed)
+    nodes, spares = draw.choice([(2, 1), (2, 2), (3, 1)])
+    # Long enough for the lost node to come again, at times; too short at others.
+    pace = draw.choice([0.0, 0.1, 0.3])
+    steps = sorted(draw.sample(range(3, NUM_STEPS, 3), 4))
+    kills = [f"{draw.choice([0, 0, 1, nodes - 1])}:{step}" for step in steps]
+    script = ["--spares", spares, EXACT, tmp_path, *APART, "--memory", 1, "--nodes"]
+    script += ["--pace", pace, "--kill", *kills]
+    ended = muster(tmp_path / "home", 1, *script, restarts=6, nodes=nodes)
+    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    assert len(resumed) == len(kills), ended.stderr
+    assert all(step - int(found) <= 1 for step, found in zip(steps, resumed, strict=True)), resumed
+    for rank in range(nodes):
+        assert losses(tmp_path, rank) == losses(quiet(nodes, 1), rank)
+        assert weights(tmp_path, rank) == weights(quiet(nodes, 1), rank)
+
+
 # As in test_changing_world.py, and no disk that nodes share.
 CHANGING = ["--samples", 101, "--batch", 11, "--dropout", 0, "--double", "--apart", "--every", 1000]
 
