@@ -7,6 +7,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -57,13 +58,14 @@ def main(args):
         every_steps=args.every,
         every_epoch=args.memory is None,
         memory_every_steps=args.memory,
+        memory_copies=args.copies,
     )
     losses = (args.out / f"losses-{world.rank}.txt").open("a", buffering=1)
     for _ in run.epochs(3):
         for x, y in data:
             if run.steps_done == args.stop_after:
                 sys.exit()
-            if [world.rank, run.steps_done] in args.kill and mark(args.out, run.steps_done):
+            if is_due(args, world.rank, run.steps_done):
                 os.kill(parent_of(os.getppid()), signal.SIGKILL)  # the agent, and with it the node
                 signal.pause()
             loss = nn.functional.mse_loss(model(x), y)
@@ -77,12 +79,14 @@ def main(args):
                 run.save()
 
 
-def mark(out, step):
-    """Say whether it is the first time that this step is reached."""
-    try:
-        (out / f"killed-{step}").touch(exist_ok=False)
-    except FileExistsError:
+def is_due(args, rank, step):
+    """Say whether this node is lost now: the first time that the step is reached, all that it costs at the same moment."""
+    ranks = [one for one, at in args.kill if at == step]
+    if rank not in ranks or (args.out / f"killed-{step}-{rank}").exists():
         return False
+    (args.out / f"killed-{step}-{rank}").touch()
+    while not all((args.out / f"killed-{step}-{one}").exists() for one in ranks):
+        time.sleep(0.001)
     return True
 
 
@@ -94,6 +98,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", type=int, default=2)
     parser.add_argument("--memory", type=int)
+    parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--kill", nargs="*", default=[], metavar="RANK:STEP")
     parser.add_argument("out", type=Path)
     parser.add_argument("--sharded", action="store_true")

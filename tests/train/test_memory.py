@@ -138,6 +138,20 @@ def test_losses_of_several_nodes_and_the_head_lose_no_sample_in_worlds_of_one_to
 SHARDED = Path(__file__).parent / "sharded_script.py"
 
 
+@pytest.mark.parametrize("pair", [(1, 2), (0, 1)], ids=str)
+def test_shards_of_two_nodes_that_are_lost_at_once_come_from_their_second_copies(pair, tmp_path):
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    for folder in (alone, killed):
+        folder.mkdir()
+    muster(tmp_path / "home", 1, SHARDED, alone, "--sharded")
+    script = [SHARDED, killed, "--sharded", "--every", 1000, "--memory", 1, "--copies", 2]
+    script += ["--kill", *(f"{rank}:7" for rank in pair)]
+    ended = muster(tmp_path / "home", 1, *script, restarts=3, nodes=4)
+    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    assert resumed in (["7"], ["6"]), ended.stderr
+    assert global_losses(killed, 4) == pytest.approx(global_losses(alone, 1), rel=1e-9)
+
+
 @pytest.mark.parametrize("shape", [("2", 2), ("3", 1), ("1:3", 1)], ids=str)
 def test_shards_of_a_killed_node_come_from_its_neighbour_at_any_world_size(shape, tmp_path):
     nodes, workers = shape
