@@ -74,6 +74,20 @@ def test_a_spare_node_that_holds_the_snapshots_goes_on_behind_the_loss_of_the_he
     assert weights(tmp_path, 0) == weights(quiet(2, 1), 0)
 
 
+def test_a_script_that_changes_parameters_itself_has_its_snapshots_too(tmp_path):
+    folders = quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    for folder in folders:
+        folder.mkdir()
+    for folder, more in ((quiet, ()), (killed, ("--nodes", "--kill", "1:9", "0:17"))):
+        script = [EXACT, folder, *APART, "--touch", "--memory", 1, *more]
+        ended = muster(folder / "home", 1, *script, restarts=3, nodes=2)
+    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    assert [int(step) for step in resumed] in ([9, 17], [8, 17], [9, 16], [8, 16]), ended.stderr
+    for rank in (0, 1):
+        assert losses(killed, rank) == losses(quiet, rank)
+        assert weights(killed, rank) == weights(quiet, rank)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(int(MANY)) if MANY is not None else (0, 1))
 def test_losses_one_after_the_other_with_spare_nodes_never_go_back_to_the_disk(

@@ -224,7 +224,15 @@ def test_memory_without_muster_is_said_and_the_run_goes_on(world, capfd):
     ("options", "words"),
     [
         ({"memory_every_steps": 0}, "memory_every_steps is 0, below one"),
+        ({"memory_every_steps": "x"}, "memory_every_steps is 'x', no whole number"),
+        ({"memory_every_steps": 1.5}, "memory_every_steps is 1.5, no whole number"),
+        ({"memory_every_steps": True}, "memory_every_steps is True, no whole number"),
         ({"memory_every_steps": 1, "memory_copies": 0}, "memory_copies is 0, below one"),
+        ({"memory_copies": 2}, "memory_copies=2 has no effect without memory_every_steps"),
+        (
+            {"memory_every_steps": 1, "memory_mb_per_s": -3},
+            "memory_mb_per_s is -3, no number above zero",
+        ),
         (
             {"memory_every_steps": 1, "memory_copies": 2},
             "memory_copies=2: each node's part on as many other nodes, but this run has 1 node",
@@ -267,7 +275,7 @@ def test_a_parameter_that_changes_between_steps_is_said_once_and_copied_at_once_
 
     def copy(self, boxes, file, later=()):
         staged = original(self, boxes, file, later)
-        for source, _, _ in staged.rest:
+        for _, source, _, _ in staged.rest:
             source.add_(1)  # as a script that clamps its weights before the optimizer's step
         return staged
 
@@ -275,5 +283,5 @@ def test_a_parameter_that_changes_between_steps_is_said_once_and_copied_at_once_
     train(model, optimizer, data, run)
     run.close()
     said = capfd.readouterr().err
-    assert said.count("was changed between two steps while it was copied") == 1
+    assert said.count("was changed in place while it was copied, and not by optimizer.step()") == 1
     assert {f.part.step for f in run._saves._memory._memory.all() if f.part} >= {9}

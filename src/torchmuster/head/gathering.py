@@ -113,9 +113,11 @@ class Gathering:
         return {"node": self.plan.node_name(place), "why": why}
 
     def wait(self, num_here: int, now: float, hint: str) -> dict[str, Any]:
-        """Return the event that names the nodes that are missing."""
+        """Return the event that names the nodes that are missing; empty where something is left of the last attempt only."""
         wanted = self.plan.min_nodes  # of a fixed number that is all of them
         places = self.members.missing_places()[: wanted - num_here]
+        if not places:
+            return {}
         missing = [self.missing(place) for place in places]
         return {
             "missing": missing[:MAX_LISTED],

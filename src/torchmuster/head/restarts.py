@@ -153,7 +153,8 @@ def after_failure(
         "restarts_left": book.max_restarts - book.spent if again else None,
     }
     if again:
-        return told, TryAgain(f"after {describe(cause)}")
+        lost = f"the loss of {cause.node}: " if cause.kind is EndKind.NODE_LOST else ""
+        return told, TryAgain(f"after {lost}{describe(cause)}")
     circumstances = Circumstances(
         world_size=attempt.world_size,
         attempt=attempt.number,

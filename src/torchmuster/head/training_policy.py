@@ -239,9 +239,9 @@ class TrainingPolicy(NodePolicy):
             text = f"waiting until the lease of {name} has expired, so that its workers are certainly gone"
             self.tell("waiting_for_end", text=text)
         elif num_here < self.plan.min_nodes or not self.plan.is_elastic:
-            self.tell("waiting", **self._gathering.wait(num_here, self.now, self._options.hint))
-            places = tuple(self.members.missing_places())
-            self._actions.append(AskForNodes(places, again=True))
+            if waits := self._gathering.wait(num_here, self.now, self._options.hint):
+                self.tell("waiting", **waits)
+            self._actions.append(AskForNodes(tuple(self.members.missing_places()), again=True))
 
     # Starting.
 

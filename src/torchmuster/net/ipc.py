@@ -236,6 +236,8 @@ class IpcServer(Generic[M]):
         shutil.rmtree(os.path.dirname(self._path), ignore_errors=True)
 
     async def _serve(self, reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter") -> None:
+        import asyncio
+
         try:
             caller = await self._admit(writer.get_extra_info("socket"))
             self._writers.add(writer)
@@ -244,6 +246,8 @@ class IpcServer(Generic[M]):
             await _send(writer, pack(failure(error)))
         except (OSError, EOFError):
             return  # a process may die in mid-sentence
+        except asyncio.CancelledError:
+            return  # the agent ends; asyncio would print the traceback of a cancelled call
         finally:
             self._writers.discard(writer)
             await _hang_up(writer)

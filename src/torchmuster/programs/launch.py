@@ -66,6 +66,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             own_address=addresses[0][0],
             first_attempt=order.first_attempt,
             restarts_spent=order.restarts_spent,
+            why=f"after attempt {order.first_attempt - 1}" if order.first_attempt else "start",
             samples_bytes=size_of(run_dir.samples),
             has_owner=order.lifeline_fd is not None,
             office=_office(order, plan, run_dir),

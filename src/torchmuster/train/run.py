@@ -314,7 +314,7 @@ class Run:
         self._watch.begin(clock.boundary)
         if loaded is not None:
             step, epoch = clock.steps_done, clock.epoch
-            where = WHERE if loaded.held else url
+            where = WHERE if loaded.held else f"{url}{self._saves.why_not_from_memory()}"
             world.say(f"resuming after step {step} (epoch {epoch}) from {where}")
 
     def _begin_at(self, loaded: LoadedSnapshot, seed: int) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.train import rng
@@ -186,6 +185,13 @@ class Saves:
                 why="an earlier attempt of this run has saved it there",
                 fix="is the file system mounted? `muster restart` resumes when it is back; a new run starts over at step 0",
             )
+
+    def why_not_from_memory(self) -> str:
+        """Return, in an attempt behind a loss, the end of a sentence on a run that keeps snapshots in memory and has none left."""
+        is_first = os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0"
+        if self._memory is None or is_first or self._memory.step >= 0:
+            return ""
+        return ": no whole snapshot that is newer is left in the memory of the nodes"
 
     def must_skip(self) -> bool:
         """Return, the same on all ranks, whether a save is still running and this one is to be skipped."""
@@ -431,19 +437,3 @@ def begin_generators(manifest: SnapshotManifest, world: Any, seed: int) -> dict[
         f" {world.world_size}: random generators are seeded anew from seed and step"
     )
     return None
-
-
-def check_options(when_busy: str, on_save_error: str, **counts: int | None) -> None:
-    """Refuse options of `World.resume` that no save can follow.
-
-    Raises:
-        UsageError: A word is unknown, or a count is below one.
-    """
-    if when_busy not in ("wait", "skip") or on_save_error not in ("raise", "warn"):
-        raise UsageError(
-            "when_busy is `wait` or `skip`, on_save_error `raise` or `warn`",
-            where=f"when_busy={when_busy!r}, on_save_error={on_save_error!r}",
-        )
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}, below one", where="World.resume")

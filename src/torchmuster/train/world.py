@@ -39,11 +39,11 @@ from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
 from torchmuster.train.once import OncePlace, folder_of
 from torchmuster.train.once import once as once_in
+from torchmuster.train.options import check_options
 from torchmuster.train.replay.run import is_replay, make_run
 from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.saves import (
     Saves,
-    check_options,
     default_folder,
     find_crew,
     record_path,

@@ -5,12 +5,14 @@ all ranks           choose the newest snapshot of which every part is somewhere
 one rank per node   verifies the chosen parts; one that is damaged is forgotten, and all choose again
 """
 
+import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_json
 from torchmuster.train.memory.held import HeldFile, Part
@@ -93,6 +95,7 @@ def look(
         wanted = _wanted(told)[age]
         files: dict[str, torch.Tensor] = {}
         manifest: bytes | None = None
+        damaged: list[str] = []
         for file in held:
             part = file.part
             if part is None or part.age != age:
@@ -105,8 +108,13 @@ def look(
                     files[part.name] = file.read()
                 else:
                     file.forget()
-                    report(_in_words(part, why))
-        good = gather_json([*files, *([MANIFEST] if manifest is not None else [])])
+                    damaged.append(_in_words(part, why))
+        names = [*files, *([MANIFEST] if manifest is not None else [])]
+        rows = gather_json([names, damaged])
+        good = [row[0] for row in rows]
+        # Those of other nodes, too: rank 0 is who is heard.
+        for text in [text for row in rows for text in row[1]] if dist.get_rank() == 0 else damaged:
+            report(text)
         holders = {
             name: rank for rank in reversed(range(len(good))) for name in good[rank]
         }  # the first one of each
@@ -143,7 +151,7 @@ def _damage(file: HeldFile, num_bytes: int, crc32: int) -> str | None:
 def _in_words(part: Part, why: str) -> str:
     return (
         f"error: a part of the snapshot of step {part.step} in memory is damaged\n"
-        f"  at: {part.name}, held by the agent of this node\n"
+        f"  at: {part.name}, held by the agent of {os.environ.get('MUSTER_NODE', 'this node')}\n"
         f"  because: {why}\n"
         "hint: it was forgotten; another copy is loaded, or an older snapshot"
     )

@@ -39,6 +39,18 @@ class MemorySettings:
     copies: int = 1
     mb_per_s: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a limit that lets nothing through.
+
+        Raises:
+            UsageError: It is no number above zero.
+        """
+        limit = self.mb_per_s
+        if limit is not None and (isinstance(limit, str) or not limit > 0):
+            raise UsageError(
+                f"memory_mb_per_s is {limit!r}, no number above zero", where="World.resume"
+            )
+
 
 class MemorySaves:
     """Makes snapshots in memory, one at a time in the background.
@@ -137,10 +149,12 @@ class MemorySaves:
     def _tell(self, error: SnapshotError) -> None:
         if not self._has_told:
             self._has_told = True
-            why = f"; because: {error.why}" if error.why else ""
+            why = f": {error.why}" if error.why else ""
+            follows = "what lies on disk does not depend on it"
+            if isinstance(error, ChangedError):
+                follows = "from now on the loop waits for the whole copy"
             print(
-                f"muster: rank {self.crew.rank}: {error.what}{why}; this snapshot in memory is left out, and what lies on"
-                " disk does not depend on it",
+                f"muster: rank {self.crew.rank}: {error.what}{why}; this snapshot in memory is left out, and {follows}",
                 file=sys.stderr,
                 flush=True,
             )

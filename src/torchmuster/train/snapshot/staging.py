@@ -23,13 +23,13 @@ class Staged:
         file: The name of the data file.
         data: `(num_bytes,)` uint8 on the CPU.
         tensors: The location of each tensor in it.
-        rest: What `finish` copies: source, target, and the source's version, which counts its changes in place.
+        rest: What `finish` copies: path, source, target, and the source's version, which counts its changes in place.
     """
 
     file: str
     data: torch.Tensor
     tensors: dict[str, TensorEntry]
-    rest: Sequence[tuple[torch.Tensor, torch.Tensor, int]] = ()
+    rest: Sequence[tuple[str, torch.Tensor, torch.Tensor, int]] = ()
 
     def finish(self) -> None:
         """Copy what was left for the background.
@@ -38,13 +38,13 @@ class Staged:
             ChangedError: A tensor was changed in place meanwhile.
         """
         with torch.no_grad():
-            for source, target, _ in self.rest:
+            for _, source, target, _ in self.rest:
                 target.copy_(source)
-        if any(source._version != version for source, _, version in self.rest):
-            raise ChangedError(
-                "a parameter was changed between two steps while it was copied",
-                why="something else than its optimizer has changed it in place",
-            )
+        for path, source, _, version in self.rest:
+            if source._version != version:
+                raise ChangedError(
+                    f"`{path}` was changed in place while it was copied, and not by optimizer.step()"
+                )
 
     def places(self, paths: Container[str]) -> tuple[tuple[int, int], ...]:
         """Return the first byte and the end of each of these tensors, which are whole and not empty."""
@@ -78,14 +78,14 @@ class Staging:
         on_gpu = any(box[1].is_cuda for box in boxes)
         data = self._place(file, num_bytes, on_gpu)
         taken: dict[str, int] = {}
-        rest: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        rest: list[tuple[str, torch.Tensor, torch.Tensor, int]] = []
         with torch.no_grad():
             for path, tensor, _, _ in boxes:
                 chunk = entries[path].chunks[taken.get(path, 0)]
                 taken[path] = taken.get(path, 0) + 1
                 target = view_of(data, chunk, tensor.dtype)
                 if path in later and not tensor.is_cuda:
-                    rest.append((tensor, target, tensor._version))
+                    rest.append((path, tensor, target, tensor._version))
                     continue
                 target.copy_(tensor, non_blocking=tensor.is_cuda)
         if on_gpu:

@@ -37,6 +37,7 @@ Place_co = TypeVar("Place_co", bound=Destination, covariant=True)
 _BLOCK_BYTES = 8 << 20
 _MOST_BUFFER_BYTES = 64 << 20
 _OK = b"ok"
+_SOME, _NONE = b"+", b"-"  # before rank 0's buffers, or why there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +207,8 @@ def _give_up(crew: Writers[Destination], order: WriteOrder, why: str) -> None:
     _post(crew, order, {"error": why})
     if crew.rank == 0:
         with contextlib.suppress(RuntimeError):
-            crew.store.set(_key(order, "begun"), why.encode())
-            crew.store.set(_key(order, "outcome"), why.encode())
+            for name, mark in (("begun", b""), ("outcome", b""), ("buffers", _NONE)):
+                crew.store.set(_key(order, name), mark + why.encode())
 
 
 def _write(crew: Writers[Destination], order: WriteOrder) -> None:
@@ -242,11 +243,13 @@ def _share_buffers(crew: Writers[Destination], order: WriteOrder, staged: Staged
     key = _key(order, "buffers")
     if crew.rank == 0:
         parts = [staged.data[begin:end].numpy().tobytes() for begin, end in order.buffers]
-        crew.store.set(key, b"".join(parts))
+        crew.store.set(key, _SOME + b"".join(parts))
         return
     _wait(crew, key, order)
     data = crew.store.get(key)
-    at = 0
+    if not data.startswith(_SOME):
+        raise _given_up(crew, order, data.removeprefix(_NONE))
+    at = len(_SOME)
     for begin, end in order.buffers:
         part = torch.frombuffer(bytearray(data[at : at + end - begin]), dtype=torch.uint8)
         staged.data[begin:end].copy_(part)
@@ -366,11 +369,15 @@ def _wait_for_rank_0(crew: Writers[Destination], order: WriteOrder, name: str) -
     _wait(crew, _key(order, name), order)
     word = crew.store.get(_key(order, name))
     if word != _OK:
-        raise SnapshotError(
-            f"rank 0 gave the snapshot of step {order.step} up",
-            where=crew.folder.url,
-            why=word.decode(),
-        )
+        raise _given_up(crew, order, word)
+
+
+def _given_up(crew: Writers[Destination], order: WriteOrder, why: bytes) -> SnapshotError:
+    return SnapshotError(
+        f"rank 0 gave the snapshot of step {order.step} up",
+        where=crew.folder.url,
+        why=why.decode(),
+    )
 
 
 def _take_piece(crew: Writers[Destination], order: WriteOrder, rank: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def crew_of(folder, *, generation=1, keep=3, **more):
     return writer.Writers(folder=folder, generation=generation, keep=keep, **options)
 
 
-def order_of(step, state, *, kind="whole", file=DATA, number=None):
+def order_of(step, state, *, kind="whole", file=DATA, number=None, buffers=()):
     tensors = {}
     packed = {name: pack(value, name, tensors) for name, value in state.items()}
     return writer.WriteOrder(
@@ -33,6 +33,7 @@ def order_of(step, state, *, kind="whole", file=DATA, number=None):
         staged=Staging().copy(whole_boxes(tensors), file),
         state=packed,
         rank_state={"note": "of a rank"},
+        buffers=buffers,
     )
 
 

@@ -14,7 +14,7 @@ from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.train.snapshot import fileops, writer
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST
-from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.snapshot.state import ChangedError, SnapshotError
 from torchmuster.train.snapshot.writer import Saver
 from unit.train.snapshot.making import DATA, crew_of, order_of, read_newest, save, state_of
 
@@ -192,6 +192,22 @@ def test_the_keys_of_a_save_are_gone_from_the_store_after_the_next(tmp_path):
         sizes.append(crews[0].store.num_keys())
     assert sizes[1:] == [sizes[1]] * 3
     assert [folder.steps() for folder in folders] == [[3, 2, 1]] * 2
+
+
+def test_a_copy_does_not_wait_for_the_buffers_of_a_rank_0_that_gave_up(tmp_path):
+    """Its loop would wait, too, while rank 0 is in the next step: nothing would move any more."""
+    folders = [LocalFolder(str(tmp_path / str(rank))) for rank in range(2)]
+    for folder in folders:
+        folder.claim_generation()
+    crews = two_ranks(folders, copies=True)
+    writer.refuse(crews[0], 0, 1, ChangedError("a parameter was changed"))
+    other = Saver(crews[1])
+    other.submit(order_of(1, state_of(1), number=0, buffers=((0, 8),)))
+    with pytest.raises(SnapshotError) as caught:
+        other.wait()
+    assert caught.value.what == "rank 0 gave the snapshot of step 1 up"
+    assert caught.value.why == "a parameter was changed"
+    assert folders[1].steps() == []
 
 
 @pytest.mark.parametrize("kind", ["begin", "data", "commit"])

@@ -69,7 +69,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         name="deepspeed.auto-left",
         wordings=(
             r"[Ii]nput should be a valid (?:integer|number|boolean).*input_value='auto'",
-            r"(?:not supported between instances of|could not convert string to float|invalid literal for int).*(?:'auto'|'str' and 'int').*",
+            r"(?:not supported between instances of|could not convert string to float|invalid literal for int).*'auto'.*",
             r"validation errors? for (?P<name>DeepSpeedZero\w*|DeepSpeed\w*Config)",
         ),
         tells=Tells.NAMES,
