@@ -319,6 +319,23 @@ def test_spare_host_takes_the_place_of_a_head_that_is_lost(hosts):
     assert begun == [0, 1]  # the new head's record stands behind that of the lost one
 
 
+@pytest.mark.lab
+def test_head_goes_to_the_host_of_another_node_where_the_world_may_shrink(hosts):
+    hosts.add("a"), hosts.add("b")
+    words = ("--hosts", "a,b", "--nodes", "1:2", "--tee", "all")
+    process = hosts.start(*words, script(hosts, WAIT))
+    try:
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
+        hosts.cut("a", for_good=True)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "the host b takes place 0; snapshots that only a has are not there" in err
+    assert "attempt 1 rank 0" in out
+
+
 def test_head_that_can_not_be_reached_again_ends_the_run_with_a_result(hosts):
     hosts.add("a")
     process = hosts.start("--hosts", "a", script(hosts, WAIT))
@@ -434,3 +451,35 @@ def test_memory_of_the_other_host_outlives_the_head(hosts, tmp_path):
     events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()
     joined = [e["pid"] for e in map(json.loads, events) if e["event"] == "agent_joined"]
     assert len(set(joined)) == 3, "the agent of b has stayed"
+
+
+# Waits at step 5 of its first attempt until a host is lost.
+HOLDS = REMEMBERS.replace("signal.SIGKILL", "0").replace(
+    "signal.pause", "print('held', flush=True), signal.pause"
+)
+HOLDS = HOLDS.replace(
+    "not os.path.exists(sys.argv[1])", "os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'"
+)
+HOLDS = HOLDS.replace("            Path(sys.argv[1]).touch()\n", "")
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_memory_of_the_other_host_outlives_a_host(hosts, lost):
+    for name in ("a", "b", "spare"):
+        hosts.add(name)
+    words = ("--hosts", "a,b,spare", "--nodes", "2", "--spares", "1", "--tee", "all")
+    process = hosts.start(*words, script(hosts, HOLDS))
+    try:
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        log = "logs/main/train/attempt-0/rank-0.log"
+        held = lambda: (p := only_run(hosts.home) / log).exists() and "held" in p.read_text()  # noqa: E731
+        wait_until(held, "step 5", 60)
+        hosts.cut(lost, for_good=True)
+        _, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    resumed = [line for line in err.splitlines() if "from the memory of the nodes" in line]
+    assert len(resumed) == 1, err
+    assert int(resumed[0].split("after step ")[1].split()[0]) in (4, 5)

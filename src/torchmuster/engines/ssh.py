@@ -12,23 +12,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ClassVar
 
+from torchmuster.engines import ssh_places
 from torchmuster.engines.local import HEAD, AgentEnd
-from torchmuster.engines.ssh_bundle import Bundle, CodeArchive
+from torchmuster.engines.ssh_bundle import Bundle, CodeArchive, order_to_set_up
 from torchmuster.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
 from torchmuster.engines.ssh_environment import Shipping
-from torchmuster.engines.ssh_files import FilesBack, has_result, with_own_paths
+from torchmuster.engines.ssh_files import FilesBack, check_free, with_own_paths
 from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
-from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts, workers_of
-from torchmuster.files import atomic, code_copy
+from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.files.record_end import trained_last
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.relay import Relay, RelayPort
-from torchmuster.net.secret import read_secret
-from torchmuster.node.door.call import busy
-from torchmuster.node.remote.files import mark_of
 
 _DEAF_S = 6.0
 
@@ -143,7 +142,7 @@ class SshEngine:
                 else:
                     bad.append(outcome)
         self._hosts = dict(enumerate(good))
-        self._check_free(good)
+        check_free(good, self.plan, self.run_dir)
         needed = self.plan.min_nodes
         if len(good) < needed:
             raise bad_hosts(bad, needed, self._wishes.where)
@@ -151,18 +150,6 @@ class SshEngine:
             self._say(f"{problem.line()}: the run begins without it ({problem.fix})")
             self._said_bad.add(problem.host)
         self._settle([host.host for host in good])
-
-    def _check_free(self, hosts: Sequence[RemoteHost]) -> None:
-        """Refuse a session in which another run is.
-
-        Raises:
-            UsageError: One is.
-        """
-        told = (host.session.run_id for host in hosts if host.session is not None)
-        own = ("", self.plan.run_id)
-        other = next((r for r in told if r not in own and not has_result(self.run_dir, r)), None)
-        if other is not None and self.plan.session is not None:
-            raise busy(self.plan.session, other)
 
     def _settle(self, hosts: Sequence[SshHost]) -> None:
         """Only now the places have names; agents read them from the plan."""
@@ -172,7 +159,7 @@ class SshEngine:
         workers = self.plan.workers_per_node
         if self._wishes.by_slots:
             gpus = {host.host.name: host.facts.num_gpus for host in self._hosts.values()}
-            workers = workers_of(self._places.hosts, gpus, self.plan)
+            workers = ssh_places.workers_of(self._places.hosts, gpus, self.plan)
         self._write_plan(replace(self.plan, workers_per_node=workers))
 
     def _write_plan(self, plan: RunPlan) -> None:
@@ -222,10 +209,26 @@ class SshEngine:
             problems.append(problem)
         return problems
 
-    def _note_spare(self, place: int, name: str, before: str) -> None:
-        """Note a spare host; when it becomes the head, what shared the run directory of the old one gets its own."""
+    def _reopen_elsewhere(self) -> list[HostProblem]:
+        """Let the head have the host of a spare node, or of another one that an attempt can do without."""
+        living = {place for place, host in self._hosts.items() if not host.is_lost}
+        place = ssh_places.place_to_free(living, trained_last(self.plan, self.run_dir), self.plan)
+        if place is None:
+            return []
+        before = self._places.names[HEAD]
+        self._hosts[place].abandon()
+        with self._lock:
+            self._hosts[HEAD], self._hosts[place] = self._hosts[place], self._hosts[HEAD]
+        self._hosts[place].place = place
+        self._places.exchange(HEAD, place)
+        problems = self._reopen(HEAD)
+        self._note_spare(HEAD, self._places.names[HEAD], before, "host")
+        return problems
+
+    def _note_spare(self, place: int, name: str, before: str, kind: str = "spare host") -> None:
+        """Note who takes a place; when it becomes the head, what shared the run directory of the old one gets its own."""
         lost = f"; snapshots that only {before} has are not there" if place == HEAD else ""
-        self._say(f"the spare host {name} takes place {place}{lost}")
+        self._say(f"the {kind} {name} takes place {place}{lost}")
         self._write_plan(self.plan)
         if place == HEAD:
             self._files.append_from(name)
@@ -237,6 +240,8 @@ class SshEngine:
 
     def _start_head(self, first_attempt: int, restarts_spent: int) -> None:
         problems = self._reopen(HEAD) if self._hosts[HEAD].is_lost else []
+        if self._hosts[HEAD].is_lost:
+            problems += self._reopen_elsewhere()
         head = self._hosts[HEAD]
         if head.is_lost:
             raise bad_hosts(problems, 1, self._wishes.where)
@@ -279,18 +284,13 @@ class SshEngine:
             raise HostError(problems[0])
         head = self._hosts[HEAD]
         of_head = head.placed if host is not head else None
-        script = code_copy.script_of(self.plan.program)
-        message = messages.SetUpRun(
-            plan=self.plan,
-            run_dir=self.run_dir.path,
-            mark=mark_of(self.run_dir.path),
+        message = order_to_set_up(
+            self.plan,
+            self.run_dir,
             token=self._token,
             may_share=self._wishes.may_share,
-            secret=read_secret(self.run_dir.secret).hex(),
-            script=code_copy.identity(script) if script is not None else None,
             code_root=self._code.base,
-            head_run_dir=of_head.run_dir if of_head is not None else None,
-            head_mark=of_head.mark if of_head is not None else "",
+            of_head=of_head,
         )
         note = host.set_up(message, self._code.path, self._code.telling(host.host.name, self._say))
         if note is not None:

@@ -20,9 +20,12 @@ from torchmuster.files import code_copy, travel
 from torchmuster.files.code_copy import CodeFolder
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model.display.text import show_transfer
-from torchmuster.model.plan import Program
+from torchmuster.model.plan import Program, RunPlan
+from torchmuster.net import remote_messages as messages
 from torchmuster.net.remote_messages import CODE_FILE
+from torchmuster.net.secret import read_secret
 from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.remote.files import mark_of
 
 SAY_EVERY_S = 5.0
 
@@ -145,3 +148,37 @@ class CodeArchive:
         """Remove the archive."""
         with contextlib.suppress(OSError):
             os.unlink(self._path)
+
+
+def order_to_set_up(
+    plan: RunPlan,
+    run_dir: RunDir,
+    *,
+    token: str,
+    may_share: bool,
+    code_root: str,
+    of_head: messages.Placed | None,
+) -> messages.SetUpRun:
+    """Return what a host is told of a run.
+
+    Args:
+        plan: Of the run.
+        run_dir: Here.
+        token: Is in a file of `run_dir`, by which a host that shares it knows it.
+        may_share: Look for a shared file system; else everything is copied.
+        code_root: The folder of the code.
+        of_head: Where the run lives on the head's host; None for that host.
+    """
+    script = code_copy.script_of(plan.program)
+    return messages.SetUpRun(
+        plan=plan,
+        run_dir=run_dir.path,
+        mark=mark_of(run_dir.path),
+        token=token,
+        may_share=may_share,
+        secret=read_secret(run_dir.secret).hex(),
+        script=code_copy.identity(script) if script is not None else None,
+        code_root=code_root,
+        head_run_dir=of_head.run_dir if of_head is not None else None,
+        head_mark=of_head.mark if of_head is not None else "",
+    )

@@ -11,9 +11,11 @@ from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.display.text import show_size
+from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece, FrameError
+from torchmuster.node.door.call import busy
 from torchmuster.node.remote.files import OWN_FILES, write_piece
 
 _MAX_FILE_BYTES = 64 << 30
@@ -117,3 +119,16 @@ def with_own_paths(
 def has_result(beside: RunDir, run_id: str) -> bool:
     """Say whether another run of this user has ended: what it still has on its nodes ends, too."""
     return os.path.exists(RunDir(os.path.join(os.path.dirname(beside.path), run_id)).result)
+
+
+def check_free(hosts: Sequence[RemoteHost], plan: RunPlan, run_dir: RunDir) -> None:
+    """Refuse a session in which another run is.
+
+    Raises:
+        UsageError: One is.
+    """
+    told = (host.session.run_id for host in hosts if host.session is not None)
+    own = ("", plan.run_id)
+    other = next((one for one in told if one not in own and not has_result(run_dir, one)), None)
+    if other is not None and plan.session is not None:
+        raise busy(plan.session, other)

@@ -1,6 +1,6 @@
 """Which host is which place of a run, who is spare, and how many workers each takes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmuster.engines.ssh_command import HostProblem, SshHost
@@ -72,6 +72,24 @@ class Places:
             return False
         self._at[place] = host
         return True
+
+    def exchange(self, one: int, other: int) -> None:
+        """Let two places exchange their hosts."""
+        self._at[one], self._at[other] = self._at[other], self._at[one]
+
+
+def place_to_free(living: Collection[int], trained: Collection[int], plan: RunPlan) -> int | None:
+    """Return the place whose host the head may have, when its own is lost and no other host is there; None for none.
+
+    Args:
+        living: The places whose hosts answer, but the head's.
+        trained: Those that had ranks in the last attempt.
+        plan: Says how many nodes an attempt needs.
+    """
+    spare = [place for place in living if place not in trained]
+    if len(living) < plan.min_nodes:
+        return None
+    return max(spare or living, default=None)
 
 
 def workers_of(hosts: Sequence[SshHost], gpus: Mapping[str, int], plan: RunPlan) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torchmuster import proc
 from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import last_lines
+from torchmuster.files.record_end import trained_last
 from torchmuster.head.options import Office, TrainingHeadOptions
 from torchmuster.model import codec
 from torchmuster.model.codec import from_words
@@ -20,8 +20,6 @@ from torchmuster.net.address import split_endpoint
 from torchmuster.net.secret import read_secret
 from torchmuster.node.environment import share_threads, take_environment
 from torchmuster.node.options import AgentOptions, AgentOrder, HeadPlace
-
-_LINES = 200  # of the record are searched for its last attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,9 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             has_owner=order.lifeline_fd is not None,
             office=_office(order, plan, run_dir),
             left_out=machines_left_out(run_dir) if order.first_attempt else frozenset(),
-            expected=_trained_last(plan, run_dir) if order.first_attempt else frozenset(),
+            expected=trained_last(plan, run_dir)
+            if order.first_attempt and plan.spares
+            else frozenset(),
             began_at=began_at(run_dir) if order.first_attempt else 0.0,
         )
     agent = AgentOptions(
@@ -150,19 +150,6 @@ def began_at(run_dir: RunDir) -> float:
             return moment_of(json.loads(next(starts, "{}")).get("time")) or 0.0
     except (OSError, ValueError):
         return 0.0
-
-
-def _trained_last(plan: RunPlan, run_dir: RunDir) -> frozenset[int]:
-    """Return the places that had ranks in the last attempt of an earlier head; none without spare nodes, where all are waited for."""
-    if not plan.spares:
-        return frozenset()
-    places = {name: place for place, name in enumerate(plan.node_names)}
-    for line in reversed(last_lines(run_dir.events, _LINES, _LINES << 10)):
-        if '"event":"attempt_started"' in line:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                names = [node["node"] for node in json.loads(line)["nodes"]]
-                return frozenset(places[name] for name in names if name in places)
-    return frozenset()
 
 
 def size_of(path: str) -> int:

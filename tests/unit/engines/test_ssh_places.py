@@ -1,7 +1,9 @@
 """Which host is which place of a run."""
 
+import pytest
+
 from torchmuster.engines.ssh_command import HostProblem, SshHost
-from torchmuster.engines.ssh_places import Places, bad_hosts, workers_of
+from torchmuster.engines.ssh_places import Places, bad_hosts, place_to_free, workers_of
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 
 A, B, C = (SshHost(name=name) for name in "abc")
@@ -25,6 +27,32 @@ def test_spare_host_that_takes_a_place_is_spare_no_more():
     assert not places.take(1, C)
     assert places.names == ("a", "c")
     assert places.candidates(0) == [A, B]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "living", "trained", "want"),
+    [
+        ((2, 2), {1, 2}, {0, 1}, 2),  # the spare one's
+        ((2, 2), {1, 2}, {0, 2}, 1),  # which has taken another's place before
+        ((2, 2), {1}, {0, 1}, None),  # nobody to spare
+        ((1, 3), {1, 2}, {0, 1, 2}, 2),  # the world may shrink
+        ((1, 3), set(), {0}, None),
+    ],
+)
+def test_the_head_gets_the_host_that_an_attempt_can_do_without(nodes, living, trained, want):
+    program = Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/")
+    low, high = nodes
+    plan = RunPlan(
+        run_id="r", program=program, min_nodes=low, max_nodes=high, workers_per_node=(1,)
+    )
+    assert place_to_free(living, trained, plan) == want
+
+
+def test_places_that_exchange_their_hosts_keep_them_apart():
+    places = Places([A, B, C], 3)
+    places.exchange(0, 2)
+    assert places.names == ("c", "b", "a")
+    assert places.candidates(0) == [C]
 
 
 def test_slots_win_over_gpus_and_gpus_over_the_plan():
