@@ -331,6 +331,29 @@ def test_closing_the_socket_ends_the_calls_at_once():
     asyncio.run(check())
 
 
+def test_the_end_of_the_agent_during_a_call_of_a_stranger_prints_nothing():
+    path = os.path.join(make_socket_folder(), "task.sock")
+
+    async def check():
+        looks, said = [], []
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told))
+        find = lambda: looks.append(1) or set()  # noqa: E731
+        agent = IpcServer(path, find, Asked, echo, unknown_s=DEADLINE_S)
+        await agent.open()
+        before = asyncio.all_tasks()
+        _, writer = await asyncio.open_unix_connection(path)
+        await wait_until_async(lambda: looks)
+        for task in asyncio.all_tasks() - before:
+            task.cancel()  # as the end of the loop does
+        writer.transport.abort()
+        await settle()
+        agent.close()
+        await settle()
+        assert not said
+
+    asyncio.run(check())
+
+
 def test_a_process_that_takes_nothing_loses_the_call_and_holds_nobody_up(monkeypatch):
     monkeypatch.setattr(ipc, "_SEND_TIMEOUT_S", 0.1)
     lost = asyncio.Event()
