@@ -97,8 +97,8 @@ def _take(running: Stage, command: list[str], side: str, seed: int, out: Path) -
 def _table(rows: Readings, work: Work, mean_s: float) -> str:
     ours = {one["seed"]: one["elapsed_s"] for one in rows[OURS] if "lost" not in one}
     lines = [
-        "| side | time | of it useful | steps again | faults | ours is faster by | asked |",
-        "|---|---|---|---|---|---|---|",
+        "| side | time | of it useful | steps again | faults | ours is faster by | all schedules together | asked |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lost = []
     for side, readings in rows.items():
@@ -109,9 +109,10 @@ def _table(rows: Readings, work: Work, mean_s: float) -> str:
             if "lost" in one
         ]
         if not good:
-            lines.append(f"| {side} | lost | | | | | |")
+            lines.append(f"| {side} | lost | | | | | | |")
             continue
-        ratios = [one["elapsed_s"] / ours[one["seed"]] for one in good if one["seed"] in ours]
+        both = [(one["elapsed_s"], ours[one["seed"]]) for one in good if one["seed"] in ours]
+        is_peer = side != OURS and bool(both)
         useful = [100 * work.num_steps * one["step_ms"] / 1e3 / one["elapsed_s"] for one in good]
         cells = [
             side,
@@ -119,7 +120,10 @@ def _table(rows: Readings, work: Work, mean_s: float) -> str:
             _spread(useful, ".0f", " %"),
             _spread([one["num_again"] for one in good], ".0f", ""),
             str(sum(len(one["faults"]) for one in good)),
-            _spread(ratios, ".2f", " times") if side != OURS and ratios else "",
+            _spread([its / own for its, own in both], ".2f", " times") if is_peer else "",
+            f"{sum(its for its, _ in both) / sum(own for _, own in both):.2f} times"
+            if is_peer
+            else "",
             f"{GOALS[side]:g} times" if side in GOALS else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
