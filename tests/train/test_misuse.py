@@ -1,5 +1,6 @@
 """Mistakes that a tired person makes: each is an error with words, or can't be made."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -243,6 +244,12 @@ def test_counts_of_memory_that_nothing_can_follow_are_refused(world, agent, opti
     with pytest.raises(UsageError) as error:
         begin(world, **options)
     assert words in message(error)
+
+
+@pytest.mark.parametrize("number", [np.int64(2), 2.0], ids=repr)
+def test_whole_numbers_of_any_type_are_counts(world, number):
+    run = begin(world, every_steps=number, log_every=number)[-1]
+    run.close()
 
 
 def test_too_little_memory_is_said_with_the_sum_before_the_first_step(world, agent, monkeypatch):

@@ -1,5 +1,7 @@
 """Options of `World.resume` that nothing can follow are refused before the first step."""
 
+from numbers import Integral
+
 from torchmuster.errors import UsageError
 
 
@@ -17,7 +19,8 @@ def check_options(when_busy: str, on_save_error: str, **counts: int | None) -> N
     for name, value in counts.items():
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int):
+        is_number = isinstance(value, (Integral, float)) and not isinstance(value, bool)
+        if not is_number or value % 1:  # numpy's numbers count, and 1e3 does
             raise UsageError(f"{name} is {value!r}, no whole number", where="World.resume")
         if value < 1:
             raise UsageError(f"{name} is {value}, below one", where="World.resume")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torchmuster.model.contract import NODE_VARIABLE
 from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_json
 from torchmuster.train.memory.held import HeldFile, Part
 from torchmuster.train.snapshot.layout import MANIFEST, SnapshotManifest, decode_manifest
@@ -151,7 +152,7 @@ def _damage(file: HeldFile, num_bytes: int, crc32: int) -> str | None:
 def _in_words(part: Part, why: str) -> str:
     return (
         f"error: a part of the snapshot of step {part.step} in memory is damaged\n"
-        f"  at: {part.name}, held by the agent of {os.environ.get('MUSTER_NODE', 'this node')}\n"
+        f"  at: {part.name}, held by the agent of {os.environ.get(NODE_VARIABLE, 'this node')}\n"
         f"  because: {why}\n"
         "hint: it was forgotten; another copy is loaded, or an older snapshot"
     )
