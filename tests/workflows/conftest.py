@@ -74,6 +74,12 @@ class Workflow:
         needed = [str(self.home).encode(), *(word.encode() for word in words)]
         return [pid for pid, line in _command_lines() if all(word in line for word in needed)]
 
+    def pid(self, *words):
+        """Return the one process with these words; what it has forked has the same ones until it executes its own command."""
+        found = self.pids(*words)
+        (pid,) = [pid for pid in found if _parent(pid) not in found]
+        return pid
+
     def processes(self):
         """Return every process that belongs to the run: by command line or by environment."""
         mark = f"MUSTER_HOME={self.home}".encode()
@@ -100,6 +106,11 @@ def _read(path):
         return Path(path).read_bytes()
     except OSError:
         return b""
+
+
+def _parent(pid):
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else None
 
 
 def _command_lines():

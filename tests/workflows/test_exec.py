@@ -191,7 +191,7 @@ def test_a_command_sees_what_its_task_sees(run):
     assert code == 0, err
     assert lines[:2] == ["private", "light blue"]
     assert lines[2].endswith("/tasks/t/place-0/output")
-    (task,) = run.workflow.pids("began-t")
+    task = run.workflow.pid("began-t")
     assert lines[3:] == [os.readlink(f"/proc/{task}/ns/{name}") for name in ("user", "mnt")]
 
 
@@ -208,7 +208,7 @@ def test_a_command_is_in_its_task_s_private_network(tmp_path):
     try:
         script = "readlink /proc/self/ns/net; grep -c -w u /etc/hosts"
         code, out, err = private.exec("t", "--", "sh", "-c", script)
-        (task,) = private.workflow.pids("began-t")
+        task = private.workflow.pid("began-t")
         assert code == 0, err
         space, num_lines = out.decode().split()
         assert space == os.readlink(f"/proc/{task}/ns/net") != os.readlink("/proc/self/ns/net")
@@ -344,7 +344,7 @@ def test_a_client_hears_that_its_task_was_lost(fresh):
     )
     with child:
         wait_until(lambda: fresh.has_process("sleep", "3651.5"), "the command")
-        (agent,) = fresh.workflow.pids("--task=t")
+        agent = fresh.workflow.pid("--task=t")
         os.kill(agent, signal.SIGKILL)
         assert child.wait(LIMIT_S) == 137
         assert b"muster: task t: its agent has gone" in child.stderr.read()

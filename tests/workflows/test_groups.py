@@ -203,7 +203,7 @@ def test_a_task_whose_agent_is_killed_is_tried_again_once(start_workflow):
         one("echo $$ >> FOLDER/began; [ {{attempt}} = 1 ] && exit 0; exec sleep 60")
     )
     run.wait_for_file("began")
-    (agent,) = run.pids("--task=t")
+    agent = run.pid("--task=t")
     os.kill(agent, signal.SIGKILL)
     assert run.wait() == 0, run.out
     assert run.attempts(run.result()["groups"].popitem()[0], "t") == 2
@@ -218,7 +218,7 @@ def test_a_group_whose_head_is_killed_goes_on(start_workflow):
         one("touch FOLDER/began-{{attempt}}; [ {{attempt}} = 0 ] && exec sleep 60; exit 0")
     )
     run.wait_for_file("began-0")
-    (head,) = run.pids("--listen-fd")
+    head = run.pid("--listen-fd")
     os.kill(head, signal.SIGKILL)
     assert run.wait() == 0, run.out
     assert "was lost; it is started again" in run.out
