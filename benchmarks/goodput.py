@@ -140,7 +140,7 @@ def _table(rows: Readings, work: Work, mean_s: float) -> str:
     expected = (math.exp(x) - 1) / x
     lines += [
         "",
-        f"An epoch takes {epoch_s:.0f} s; expected where all since the last epoch is lost: {expected:.1f} times the quiet time.",
+        f"An epoch takes {epoch_s:.0f} s; expected where all since the last epoch is done again: {expected:.1f} times the quiet time.",
     ]
     return "\n".join([*lines, *(f"\n{line}" for line in lost)])
 
