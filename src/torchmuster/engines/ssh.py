@@ -221,8 +221,8 @@ class SshEngine:
             self._hosts[HEAD], self._hosts[place] = self._hosts[place], self._hosts[HEAD]
         self._hosts[place].place = place
         self._places.exchange(HEAD, place)
-        problems = self._reopen(HEAD)
-        self._note_spare(HEAD, self._places.names[HEAD], before, "host")
+        if not (problems := self._reopen(HEAD)):  # else nobody, or one that has been noted
+            self._note_spare(HEAD, self._places.names[HEAD], before, "host")
         return problems
 
     def _note_spare(self, place: int, name: str, before: str, kind: str = "spare host") -> None:
