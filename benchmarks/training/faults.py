@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -141,7 +141,6 @@ class _Job:
     def __init__(self, side: str, command: list[str], folder: Path) -> None:
         self.side, self.command, self.folder = side, command, folder
         self.began_s = time.monotonic()
-        self.launcher: subprocess.Popen[bytes] | None = None
 
     def run(self, limit_s: float) -> int:
         """Run to the good end; returns how often the launcher was started."""
@@ -153,7 +152,7 @@ class _Job:
         with (self.folder / "log").open("wb") as log:
             while exit_code == -signal.SIGKILL:
                 num_starts += 1
-                self.launcher = subprocess.Popen(
+                launcher = subprocess.Popen(
                     self.command,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -163,7 +162,7 @@ class _Job:
                 )
                 left_s = self.began_s + limit_s - time.monotonic()
                 try:
-                    exit_code = self.launcher.wait(max(left_s, 0.0))
+                    exit_code = launcher.wait(max(left_s, 0.0))
                 except subprocess.TimeoutExpired:
                     self._lose(f"not done after {limit_s:.0f} s")
         if exit_code != 0:
@@ -206,15 +205,14 @@ def _kill_by(
     for fault in faults:
         if done.wait(max(0.0, job.began_s + fault.after_s - time.monotonic())):
             return
-        while not _kill_all(partial(job.victims, fault)):  # it is being started again
+        while not _kill_all(job.victims(fault)):  # it is being started again
             if done.wait(_POLL_S):
                 return
         happened.append({**asdict(fault), "at_s": time.monotonic() - job.began_s})
 
 
-def _kill_all(find: Callable[[], list[int]]) -> bool:
+def _kill_all(victims: list[int]) -> bool:
     """Kill what there is; says whether the first of it was alive."""
-    victims = find()
     living = set(processes.descendants())
     if not victims or victims[0] not in living:
         return False

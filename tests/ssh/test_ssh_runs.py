@@ -195,20 +195,27 @@ def _start_waiting(hosts, end):
     return left
 
 
+def run_and_cut(hosts, lost, text, *words, is_ready):
+    """Run a script, cut a host for good once `is_ready(run directory)`, and return the exit code, stdout and stderr."""
+    process = hosts.start(*words, script(hosts, text))
+    try:
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        run = only_run(hosts.home)
+        wait_until(lambda: is_ready(run), "the first attempt", 60)
+        hosts.cut(lost, for_good=True)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
 def train_and_lose(hosts, lost, *more):
     """Train on two hosts of three and cut one of the two for good; return what the client said."""
     for name in ("a", "b", "spare"):
         hosts.add(name)
     words = ("--hosts", "a,b,spare", "--nodes", "2", *more, "--tee", "all")
-    process = hosts.start(*words, script(hosts, WAIT))
-    try:
-        wait_until((hosts.home / "runs").exists, what="a run directory")
-        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
-        hosts.cut(lost, for_good=True)
-        out, err = process.communicate(timeout=90)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
+    code, out, err = run_and_cut(hosts, lost, WAIT, *words, is_ready=lambda r: started(r, 2)())
+    assert code == 0, err
     return out, err
 
 
@@ -323,30 +330,17 @@ def test_spare_host_takes_the_place_of_a_head_that_is_lost(hosts):
 def test_head_goes_to_the_host_of_another_node_where_the_world_may_shrink(hosts):
     hosts.add("a"), hosts.add("b")
     words = ("--hosts", "a,b", "--nodes", "1:2", "--tee", "all")
-    process = hosts.start(*words, script(hosts, WAIT))
-    try:
-        wait_until((hosts.home / "runs").exists, what="a run directory")
-        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
-        hosts.cut("a", for_good=True)
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
+    code, out, err = run_and_cut(hosts, "a", WAIT, *words, is_ready=lambda r: started(r, 2)())
+    assert code == 0, err
     assert "the host b takes place 0; snapshots that only a has are not there" in err
     assert "attempt 1 rank 0" in out
 
 
 def test_head_that_can_not_be_reached_again_ends_the_run_with_a_result(hosts):
     hosts.add("a")
-    process = hosts.start("--hosts", "a", script(hosts, WAIT))
-    try:
-        wait_until((hosts.home / "runs").exists, what="a run directory")
-        wait_until(started(only_run(hosts.home), 1), "the first attempt", 60)
-        hosts.cut("a", for_good=True)
-        _, err = process.communicate(timeout=90)
-    finally:
-        process.kill()
-    assert process.returncode == 5, err
+    words = ("--hosts", "a")
+    code, _, err = run_and_cut(hosts, "a", WAIT, *words, is_ready=lambda r: started(r, 1)())
+    assert code == 5, err
     result = json.loads((only_run(hosts.home) / "result.json").read_text())
     assert result["state"] == "failed"
     assert "1 host can't be used: a" in result["report"]["error"]
@@ -469,17 +463,13 @@ def test_memory_of_the_other_host_outlives_a_host(hosts, lost):
     for name in ("a", "b", "spare"):
         hosts.add(name)
     words = ("--hosts", "a,b,spare", "--nodes", "2", "--spares", "1", "--tee", "all")
-    process = hosts.start(*words, script(hosts, HOLDS))
-    try:
-        wait_until((hosts.home / "runs").exists, what="a run directory")
-        log = "logs/main/train/attempt-0/rank-0.log"
-        held = lambda: (p := only_run(hosts.home) / log).exists() and "held" in p.read_text()  # noqa: E731
-        wait_until(held, "step 5", 60)
-        hosts.cut(lost, for_good=True)
-        _, err = process.communicate(timeout=90)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
+
+    def is_held(run):
+        log = run / "logs/main/train/attempt-0/rank-0.log"
+        return log.exists() and "held" in log.read_text()
+
+    code, _, err = run_and_cut(hosts, lost, HOLDS, *words, is_ready=is_held)
+    assert code == 0, err
     resumed = [line for line in err.splitlines() if "from the memory of the nodes" in line]
     assert len(resumed) == 1, err
     assert int(resumed[0].split("after step ")[1].split()[0]) in (4, 5)

@@ -40,6 +40,11 @@ def done_again(out):
     return len(lines) - len({line.split()[0] for line in lines})
 
 
+def resumed_steps(ended):
+    """Return the steps behind which a run has gone on from memory, in words."""
+    return re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_killed_node_costs_at_most_the_steps_between_two_snapshots_in_memory(
     seed, tmp_path, quiet
@@ -52,7 +57,7 @@ def test_a_killed_node_costs_at_most_the_steps_between_two_snapshots_in_memory(
     kills = [f"{draw.randrange(nodes * workers)}:{step}" for step in steps]
     script = [EXACT, tmp_path, *APART, "--memory", every, "--nodes", "--kill", *kills]
     ended = muster(tmp_path / "home", workers, *script, restarts=4, nodes=nodes)
-    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    resumed = resumed_steps(ended)
     assert len(resumed) == len(kills), ended.stderr
     assert done_again(tmp_path) <= 2 * every * len(kills)
     undisturbed = quiet(nodes, workers)
@@ -66,7 +71,7 @@ def test_a_spare_node_that_holds_the_snapshots_goes_on_behind_the_loss_of_the_he
     script = [EXACT, tmp_path, *APART, "--memory", 1, "--nodes", "--kill", "1:4", "0:16"]
     script = ["--spares", 1, *script, "--pace", 0.25]
     ended = muster(tmp_path / "home", 1, *script, restarts=3, nodes=2)
-    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    resumed = resumed_steps(ended)
     assert [int(step) for step in resumed] in ([4, 16], [3, 16], [4, 15], [3, 15]), ended.stderr
     (record,) = tmp_path.glob("home/runs/*/events.jsonl")
     events = [json.loads(line) for line in record.read_text().splitlines()]
@@ -81,7 +86,7 @@ def test_a_script_that_changes_parameters_itself_has_its_snapshots_too(tmp_path)
     for folder, more in ((quiet, ()), (killed, ("--nodes", "--kill", "1:9", "0:17"))):
         script = [EXACT, folder, *APART, "--touch", "--memory", 1, *more]
         ended = muster(folder / "home", 1, *script, restarts=3, nodes=2)
-    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    resumed = resumed_steps(ended)
     assert [int(step) for step in resumed] in ([9, 17], [8, 17], [9, 16], [8, 16]), ended.stderr
     for rank in (0, 1):
         assert losses(killed, rank) == losses(quiet, rank)
@@ -102,7 +107,7 @@ def test_losses_one_after_the_other_with_spare_nodes_never_go_back_to_the_disk(
     script = ["--spares", spares, EXACT, tmp_path, *APART, "--memory", 1, "--nodes"]
     script += ["--pace", pace, "--kill", *kills]
     ended = muster(tmp_path / "home", 1, *script, restarts=6, nodes=nodes)
-    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    resumed = resumed_steps(ended)
     assert len(resumed) == len(kills), ended.stderr
     assert all(step - int(found) <= 1 for step, found in zip(steps, resumed, strict=True)), resumed
     for rank in range(nodes):
@@ -134,7 +139,7 @@ def test_losses_of_several_nodes_and_the_head_lose_no_sample_in_worlds_of_one_to
     script = [EXACT, tmp_path, *CHANGING, "--memory", 1, "--lose", json.dumps(lost)]
     script += ["--draw", seed]
     ended = muster(tmp_path / "home", 1, *script, restarts=20, nodes="1:4")
-    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    resumed = resumed_steps(ended)
     nums = [int((tmp_path / f"lost-at-{step}").read_text().split()[1]) for step in lost]
     assert sum(nums) >= 3, nums
     assert len(resumed) >= sum(num > 0 for num in nums), ended.stderr
@@ -161,7 +166,7 @@ def test_shards_of_two_nodes_that_are_lost_at_once_come_from_their_second_copies
     script = [SHARDED, killed, "--sharded", "--every", 1000, "--memory", 1, "--copies", 2]
     script += ["--kill", *(f"{rank}:7" for rank in pair)]
     ended = muster(tmp_path / "home", 1, *script, restarts=3, nodes=4)
-    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    resumed = resumed_steps(ended)
     assert resumed in (["7"], ["6"]), ended.stderr
     assert global_losses(killed, 4) == pytest.approx(global_losses(alone, 1), rel=1e-9)
 
@@ -176,7 +181,7 @@ def test_shards_of_a_killed_node_come_from_its_neighbour_at_any_world_size(shape
     script = [SHARDED, killed, "--sharded", "--every", 1000, "--memory", 1]
     script += ["--kill", "1:4", f"{0 if ':' in nodes else 2}:9"]
     ended = muster(tmp_path / "home", workers, *script, restarts=3, nodes=nodes)
-    resumed = re.findall(r"resuming after step (\d+) \(epoch \d\) from the memory", ended.stderr)
+    resumed = resumed_steps(ended)
     # Of the step that has just ended the parts may have been on their way.
     assert [int(step) for step in resumed] in ([4, 9], [3, 9], [4, 8], [3, 8]), ended.stderr
     want = global_losses(alone, 1)
