@@ -37,8 +37,9 @@ class Sessions:
     def __init__(self) -> None:
         self.pids: set[int] = set()
         self.num_starting = 0
-        self._children: set[asyncio.subprocess.Process] = set()
+        self._children: set[_Child] = set()
         self._last_read = float("-inf")
+        self._passed_on: int | None = None
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
@@ -50,17 +51,18 @@ class Sessions:
             self.num_starting -= 1
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the commands: remote ends pass it on to their agents."""
+        """Send a signal to the commands, and to those that begin later: remote ends pass it on to their agents."""
+        self._passed_on = signum
         for child in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(signum)
+            child.send_signal(signum)
 
     async def ended(self, limit_s: float = float("inf"), *, calls_again_s: float = 0.0) -> None:
         """Wait until no command runs, at most so long; a client who has just read the record may call again."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
         while (now := loop.time()) < deadline:
-            if not self._children and now - self._last_read >= calls_again_s:
+            is_busy = self._children or self.num_starting
+            if not is_busy and now - self._last_read >= calls_again_s:
                 return
             await asyncio.sleep(_LOOK_S)
 
@@ -80,33 +82,81 @@ class Sessions:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
+            child.close()
             self.pids.discard(child.pid)
             self._children.discard(child)
             if reads:
                 self._last_read = asyncio.get_running_loop().time()
 
-    async def _start(self, command: str) -> asyncio.subprocess.Process:
+    async def _start(self, command: str) -> "_Child":
         with self.starting():
-            child = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", command),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
+            child = await _Child.start(command)
             self.pids.add(child.pid)
             self._children.add(child)
+        if self._passed_on is not None:
+            child.send_signal(self._passed_on)
         return child
 
 
-async def _attend(channel: Channel, child: asyncio.subprocess.Process) -> None:
+class _Streams(asyncio.subprocess.SubprocessStreamProtocol):
+    """The pipes of a command, and its end."""
+
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+
+    def __init__(self) -> None:
+        super().__init__(PIECE_BYTES, asyncio.get_running_loop())
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
+class _Child:
+    """A command that runs here.
+
+    The `wait` of asyncio's own class also waits for all who hold the pipes.
+
+    Attributes:
+        pid: Of the command, and of its process group.
+        streams: Its pipes.
+    """
+
+    def __init__(self, transport: asyncio.SubprocessTransport, streams: _Streams) -> None:
+        self.pid = transport.get_pid()
+        self.streams = streams
+        self._transport = transport
+
+    @classmethod
+    async def start(cls, command: str) -> "_Child":
+        """Start a command of a shell."""
+        loop = asyncio.get_running_loop()
+        argv = ("/bin/sh", "-c", command)
+        return cls(*await loop.subprocess_exec(_Streams, *argv, start_new_session=True))
+
+    def send_signal(self, signum: int) -> None:
+        """Send it a signal, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._transport.send_signal(signum)
+
+    async def wait(self) -> int:
+        """Wait for its end, whoever else has its pipes; return its exit code."""
+        await self.streams.exited.wait()
+        return self._transport.get_returncode() or 0
+
+    def close(self) -> None:
+        """Let its pipes go."""
+        self._transport.close()
+
+
+async def _attend(channel: Channel, child: _Child) -> None:
     """Carry bytes both ways until the command has ended, or the caller is gone and it has had its time to end."""
-    if child.stdin is None or child.stdout is None or child.stderr is None:
-        raise ValueError("the command has no pipes")
-    hearing = asyncio.create_task(_hear(channel, child.stdin))
+    hearing = asyncio.create_task(_hear(channel, child.streams.stdin))
     telling = {
-        asyncio.create_task(_tell(channel, OUTPUT, child.stdout)),
-        asyncio.create_task(_tell(channel, ERRORS, child.stderr)),
+        asyncio.create_task(_tell(channel, OUTPUT, child.streams.stdout)),
+        asyncio.create_task(_tell(channel, ERRORS, child.streams.stderr)),
     }
     ending = asyncio.create_task(child.wait())
     try:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -70,6 +71,26 @@ def test_bytes_of_any_kind_and_number_come_back_whole(call):
 
 def test_a_signal_is_told_as_a_shell_tells_it(call):
     assert call("kill -9 $$").returncode == 128 + 9
+
+
+def test_a_command_ends_though_what_it_has_started_holds_its_pipes(call):
+    done = call("setsid sleep 1000 & echo $!; exit 3")
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert done.returncode == 3
+
+
+def test_a_door_that_is_told_to_stop_waits_for_nothing_that_its_commands_have_started(
+    key, door, tmp_path
+):
+    process, port = door
+    with start(key, port, "sleep 1000 & echo $!; wait") as session:
+        pid = int(session.stdout.readline())
+        started = time.monotonic()
+        process.terminate()
+        assert process.wait(60) == AGAIN_CODE
+        assert time.monotonic() - started < 15.0
+        assert session.wait(60) == 128 + signal.SIGTERM
+    wait_until(lambda: proc.read_process(pid) is None)
 
 
 def test_who_has_another_key_runs_nothing(call, tmp_path):
