@@ -26,18 +26,23 @@ def slurm_lab(request):
 
 @pytest.fixture
 def login(slurm_lab):
+    """Return `login_to` the cluster of all tests."""
+    return login_to(slurm_lab)
+
+
+def login_to(lab):
     """Return a function that runs `muster` on the login node, in a folder of its own that all nodes see.
 
     Its `folder` is that folder, its `env` what a command needs to find the same runs, and `script`
     writes a training script there.
     """
-    folder = slurm_lab.shared / uuid.uuid4().hex
+    folder = lab.shared / uuid.uuid4().hex
     folder.mkdir()
     env = {"PYTHONPATH": str(SOURCE), "MUSTER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
 
     def muster(*words, on=None, limit_s=120.0, **more):
         argv = [*MUSTER, *words]
-        return slurm_lab.run(argv, env=env | more, cwd=str(folder), on=on, limit_s=limit_s)
+        return lab.run(argv, env=env | more, cwd=str(folder), on=on, limit_s=limit_s)
 
     muster.folder, muster.env = folder, env
     muster.script = (folder / "train.py").write_text

@@ -323,10 +323,14 @@ class SlurmLab:
         wait_until(dead, f"the end of {name}'s processes")
         self.daemons[name].wait()
 
-    def restore_node(self, name):
-        """Start slurmd again on a killed node; return when Slurm gives it jobs."""
+    def start_node(self, name):
+        """Start slurmd again on a killed node, as its next boot does."""
         self.set_link(name, "up")
         self._start_slurmd(name)
+
+    def restore_node(self, name):
+        """Start a killed node; return when Slurm gives it jobs."""
+        self.start_node(name)
         self.wait_for_nodes(name, states=("idle", "mixed", "allocated"))
 
     def reset(self):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.conftest import login_to
+from cluster.slurm_lab import SlurmLab, why_not
 from cluster.test_chains_slurm import CHAIN_SCRIPT
 from cluster.test_slurm_ends import job_of, left_on, log_of
 from kit.waiting import wait_until
@@ -147,6 +149,26 @@ def test_the_next_head_may_die_too_and_the_one_after_it_at_its_start(login, slur
     assert (login.folder / f"beat-{attempt}-{left}").exists()
     (login.folder / f"go-{attempt}").touch()
     assert end_of(login)["state"] == "succeeded"
+
+
+def test_a_job_that_slurm_takes_back_when_its_first_node_boots_goes_on_when_it_starts_again():
+    if (reason := why_not()) is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    # With the default of Slurm the node boots long before Slurm takes it for dead.
+    with SlurmLab(3, cpus=4, gpus=2, down_after_s=300) as lab:
+        login = login_to(lab)
+        begin_and_lose_n1(login, lab)
+
+        lab.start_node("n1")
+
+        wait_until(lambda: beats(login, 2), "the third attempt", 120.0)
+        assert lab.job(job_of(login))["Restarts"] == "1"
+        state = "succeeded"
+        assert json.loads(login("status", "r", "--json").stdout)["state"] != state
+        (login.folder / "go-2").touch()
+        result = end_of(login)
+        assert (result["state"], result["attempts"], result["restarts_spent"]) == (state, 3, 1)
+        lab.wait_for_job(job_of(login), "COMPLETED", limit_s=30.0)
 
 
 @pytest.mark.lab

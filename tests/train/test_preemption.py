@@ -3,6 +3,7 @@
 MUSTER_PREEMPTIONS=100 interrupts a hundred runs instead of three.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 from kit.command import MUSTER, muster_env
 from kit.waiting import wait_until
 from launching import PYTHON, muster, weights
+from torchmuster import proc
 from torchmuster.files.layout import short_id
 
 SCRIPT = Path(__file__).with_name("preempt_script.py")
@@ -162,6 +164,22 @@ def test_sigterm_to_muster_itself_ends_it_with_75_and_the_next_run_goes_on(tmp_p
     assert_stopped_in_evaluation(run)
     muster(tmp_path / "again", 2, SCRIPT, tmp_path)
     assert run.steps(0) == list(range(1, 25))
+    assert weights(tmp_path) == undisturbed(2)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("place", ["step", "data"])
+def test_sigterm_to_every_process_as_schedulers_send_it_saves_too(place, tmp_path, undisturbed):
+    run = Interrupted(tmp_path, 2, "--place", place)
+    run.workers()
+    for pid in [run.process.pid, *proc.descendants(run.process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    code, said = run.end()
+    assert code == 75, said
+    stopped = check_stop(run, said)
+    muster(tmp_path / "again", 2, SCRIPT, tmp_path)
+    assert run.steps(0)[:stopped] == list(range(1, stopped + 1))
     assert weights(tmp_path) == undisturbed(2)
 
 

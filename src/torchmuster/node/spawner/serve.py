@@ -312,7 +312,9 @@ def _fork(spawner: Spawner, kind: str, rank: int, fds: list[int]) -> bool:
     proc.die_with_parent(parent_pid)
     signal.set_wakeup_fd(-1)
     for signum, disposition in spawner.dispositions.items():
-        signal.signal(signum, disposition)
+        # Schedulers signal every process of a job, and without the store no rank could save.
+        is_deaf = kind == "store" and signum != signal.SIGCHLD
+        signal.signal(signum, signal.SIG_IGN if is_deaf else disposition)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     spawner.control.close()
     os.close(spawner.wakeup_r)

@@ -20,7 +20,7 @@ from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import cancel_job, read_job, view_jobs
 from torchmuster.owner.views.record import read_result
 
-_ON_ITS_WAY = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
+ON_ITS_WAY = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
 _FATE_KNOWN_S = 900.0  # after a signal's end; later nobody asks the scheduler
 # A link that ended so may be followed by another; only its head knows.
 _MAY_GO_ON = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
@@ -124,7 +124,7 @@ def _comes_back(run_dir: RunDir, links: Links) -> bool:
     if age_s > _FATE_KNOWN_S:
         return False
     view = view_newest(run_dir)
-    return view is not None and view.state in _ON_ITS_WAY
+    return view is not None and view.state in ON_ITS_WAY
 
 
 def mark_cancelled(run_dir: RunDir) -> None:

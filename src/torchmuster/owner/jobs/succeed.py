@@ -10,6 +10,7 @@ import contextlib
 
 from torchmuster import proc
 from torchmuster.engines.allocation import InheritedEngine
+from torchmuster.engines.own_job import OwnJob
 from torchmuster.errors import HeadLostError, MusterError, RunDirectoryError
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
@@ -17,7 +18,8 @@ from torchmuster.model.links import ResubmitMethod
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.jobs.conduct import finish
 from torchmuster.owner.jobs.inside import make_deadline
-from torchmuster.owner.jobs.links import read_links
+from torchmuster.owner.jobs.jobs import view_jobs
+from torchmuster.owner.jobs.links import ON_ITS_WAY, read_links
 from torchmuster.owner.jobs.succession import read_estate
 from torchmuster.owner.resubmit import COMMAND_TIMEOUT_S, Chain, parse_method
 from torchmuster.owner.supervise import own_run
@@ -59,7 +61,14 @@ def main(arguments: list[str]) -> int:
     before = len(chain.links.links)
     code = finish(result, chain, deadline, voice)
     requeued = [link.way for link in chain.links.links[before:]] == [ResubmitMethod.REQUEUE]
-    if not requeued:
+    if not requeued and not _was_taken(job):
         with contextlib.suppress(MusterError):  # then its time ends it
             proc.ask(job.dialect.cancel_argv(job.allocation.job_id), b"", COMMAND_TIMEOUT_S)
     return code
+
+
+def _was_taken(job: OwnJob) -> bool:
+    """Say whether the scheduler itself has ended the job, as when its first node boots again: it may start it anew."""
+    job_id = job.allocation.job_id
+    view = view_jobs(job.dialect, (job_id,)).get(job_id)
+    return view is not None and view.state in ON_ITS_WAY
