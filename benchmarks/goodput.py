@@ -1,7 +1,7 @@
 """Measure the time to 5,000 useful steps under one fault a minute: muster beside torchrun and ft_launcher.
 
     python benchmarks/goodput.py [--seeds 10] [--first-seed 0] [--at-once 5] [--ft-launcher PATH] [--quick] [--json FILE]
-                                 [--limit SECONDS]
+                                 [--slurm] [--limit SECONDS]
 
 Workers, nodes and the head are killed at times and of kinds that a seed decides (`training/faults.py` says how), the same on all
 sides. A step is a small model's on two workers and a sleep of 45 ms, in which an accelerator would compute; so several jobs run
@@ -11,6 +11,9 @@ at once on the cores that there are, and what disturbs falls on all sides. An ep
 - torchrun, every 20: one every 20 steps as well, renamed but not synced, and what the epoch has had is skipped: the best by hand;
 - ft_launcher, every 20: NVIDIA's launcher with the same script, where `--ft-launcher` says where it is;
 - torchmuster: snapshots in memory every 10 steps, and on disk at the end of each epoch; a spare node.
+
+With `--slurm` nodes and the head are machines of a real Slurm in namespaces (root, slurm-wlm), which lose their power and boot
+again (`training/machines.py` says how); what a scheduler and time-outs cost is in it.
 
 What is redone costs little beside what an epoch costs, so the first ratio follows from how long an epoch is beside the time
 between two faults: it is expected to be (e^x - 1) / x with x = 125 s / 60 s, if a start took no time.
@@ -65,7 +68,8 @@ def main() -> None:
             seed, side = job
             out = Path(folder) / f"{seed}-{side.replace(' ', '')}.json"
             words = [side, str(seed), json.dumps(asdict(work)), str(mean_s), str(limit_s), str(out)]
-            script = str(Path(__file__).parent / "training" / "faults.py")
+            name = "machines.py" if options.slurm else "faults.py"
+            script = str(Path(__file__).parent / "training" / name)
             words += [options.ft_launcher] if options.ft_launcher else []
             return _take(running, [sys.executable, script, *words], side, seed, out)
 
@@ -79,7 +83,12 @@ def main() -> None:
     rows: Readings = {side: [one for one in found if one["side"] == side] for side in sides}
     document = {"machine": machine, "work": asdict(work), "mean_s": mean_s, "rows": rows}
     how = f"{work.num_steps} steps, a fault in {mean_s:g} s on the average, {len(seeds)} schedules, {options.at_once} jobs at once"
-    save(options.json, document, f"{headline(machine, how)}\n\n{_table(rows, work, mean_s)}")
+    how += ", machines of a real Slurm" if options.slurm else ""
+    save(
+        options.json or FOLDER / ("goodput_slurm.json" if options.slurm else "goodput.json"),
+        document,
+        f"{headline(machine, how)}\n\n{_table(rows, work, mean_s)}",
+    )
 
 
 def _take(running: Stage, command: list[str], side: str, seed: int, out: Path) -> dict[str, Any]:
@@ -157,7 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--at-once", type=int, default=5, help="jobs at a time, 5 if not given")
     parser.add_argument("--ft-launcher", default="", metavar="PATH", help="of an environment")
     parser.add_argument("--quick", action="store_true", help="one short schedule of two sides")
-    parser.add_argument("--json", type=Path, default=FOLDER / "goodput.json")
+    parser.add_argument("--slurm", action="store_true", help="machines of a Slurm in namespaces")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--limit", type=float, default=9000.0, help="seconds for all of it")
     return parser
 

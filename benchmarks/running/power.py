@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from cluster.slurm_lab import SlurmLab, why_not  # type: ignore[import-not-found]  # noqa: E402
 
-__all__ = ["cluster", "trial", "why_not"]
+__all__ = ["ROOT", "SlurmLab", "cluster", "trial", "why_not"]
 _LIMIT_S = 120.0
 _LOOK_S = 0.02
 

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -132,7 +132,7 @@ def measure(
         finally:
             done.set()
             killer.join()
-        return _read(folder, work, side, seed, job.began_s, num_starts, happened)
+        return read_job(folder, work, side, seed, job.began_s, num_starts, happened)
 
 
 class _Job:
@@ -176,7 +176,7 @@ class _Job:
         """Return the processes that a fault kills; none while there is nothing to lose."""
         if fault.kind == "worker":
             with suppress(FileNotFoundError):
-                return [int((self.folder / f"pid-{fault.rank}").read_text())]
+                return [int((self.folder / f"pid-{fault.rank}").read_text().split()[0])]
             return []
         if self.side != OURS:
             # Everything below this process is of this job, whoever has lost its parent.
@@ -186,10 +186,7 @@ class _Job:
 
     def _agent(self, *, is_head: bool) -> int:
         """Return the agent with the head, which is the first node's, or that of the other node with ranks; 0 if there is none."""
-        events: list[dict[str, Any]] = []
-        for record in self.folder.glob("home/runs/*/events.jsonl"):
-            lines = record.read_text().splitlines(keepends=True)
-            events += [json.loads(line) for line in lines if line.endswith("\n")]
+        events = read_events(self.folder)
         attempts = [event for event in events if event["event"] == "attempt_started"]
         if not attempts:
             return 0
@@ -197,6 +194,15 @@ class _Job:
         wanted = head if is_head else others[0]
         joined = [e["pid"] for e in events if e["event"] == "agent_joined" and e["node"] == wanted]
         return joined[-1] if joined else 0
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Return what the record of the run has, whose `MUSTER_HOME` is `home` in this folder."""
+    events: list[dict[str, Any]] = []
+    for record in folder.glob("home/runs/*/events.jsonl"):
+        lines = record.read_text().splitlines(keepends=True)
+        events += [json.loads(line) for line in lines if line.endswith("\n")]
+    return events
 
 
 def _kill_by(
@@ -222,7 +228,7 @@ def _kill_all(victims: list[int]) -> bool:
     return True
 
 
-def _read(
+def read_job(
     folder: Path,
     work: Work,
     side: str,
@@ -231,6 +237,11 @@ def _read(
     num_starts: int,
     happened: list[dict[str, Any]],
 ) -> Reading:
+    """Return the reading of a job that has ended.
+
+    Raises:
+        LostError: It has not done all steps.
+    """
     diary = read_diary(folder)
     last = next((i for i, (_, step) in enumerate(diary) if step == work.num_steps), None)
     if last is None or {step for _, step in diary} != set(range(1, work.num_steps + 1)):
@@ -250,9 +261,14 @@ def _read(
 
 def main() -> None:
     """Measure one job and leave its reading, or why it was lost."""
+    processes.adopt_orphans()
+    leave_reading(measure)
+
+
+def leave_reading(measure: Callable[..., Reading]) -> None:
+    """Measure the job that the arguments name and leave its reading, or why it was lost."""
     side, seed, work, mean_s, limit_s, out, *ft_launcher = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    processes.adopt_orphans()
     take = partial(measure, side, int(seed), Work(**json.loads(work)), float(mean_s))
     try:
         told = asdict(take(float(limit_s), *ft_launcher))

@@ -6,8 +6,12 @@ renamed when it is whole. With SAVE_EVERY above 0 it saves after so many steps a
 what the epoch has had: as good as it gets by hand.
 
 goodput_by_hand.py FOLDER WORK SAVE_EVERY 0
+
+Where machines lose their power, $GLOO_TIMEOUT_S says how long a collective may take.
 """
 
+import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,8 @@ def main() -> None:
     """Train to the end of the work."""
     folder, work, save_every, _ = read_arguments()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    timeout = timedelta(seconds=float(os.environ.get("GLOO_TIMEOUT_S", "1800")))
+    dist.init_process_group("gloo", timeout=timeout)
     model, first_epoch, first_step = build_model(), 0, 0
     optimizer = build_optimizer(model)
     path = folder / "snapshot.pt"

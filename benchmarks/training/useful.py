@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(slots=True)
 class Diary:
-    """Says which process a rank is, and writes down when rank 0 has done which step: a time and a number, 8 bytes each."""
+    """Says which process a rank is, on which host, and writes down when rank 0 has done which step: a time and a number, 8 bytes each."""
 
     folder: Path
     rank: int
@@ -49,7 +49,7 @@ class Diary:
     def __post_init__(self) -> None:
         """Open the diary; an earlier attempt's is continued."""
         partial = self.folder / f"pid-{self.rank}.{os.getpid()}"
-        partial.write_text(str(os.getpid()))
+        partial.write_text(f"{os.getpid()} {os.uname().nodename}")
         partial.replace(self.folder / f"pid-{self.rank}")
         name = f"steps-{self.rank}"
         self.fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
