@@ -36,7 +36,7 @@ from typing import Any
 
 from launching import processes
 from running.results import FOLDER, headline, machine_facts, save
-from running.stage import Stage, stage
+from running.stage import MACHINE_PATH, Stage, stage
 from training.faults import BEST, EPOCHS, FT_LAUNCHER, OURS
 from training.useful import Work
 
@@ -92,7 +92,9 @@ def main() -> None:
 
 
 def _take(running: Stage, command: list[str], side: str, seed: int, out: Path) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    # Slurm's programs are hidden from everything but its lab.
+    hidden = {"PATH": MACHINE_PATH} if "machines.py" in command[1] else {}
+    environment = {**os.environ, **hidden, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if not out.exists():
         lost = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]

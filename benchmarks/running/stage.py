@@ -17,6 +17,8 @@ sys.path.append(str(REPOSITORY / "tests"))
 
 from kit import world  # type: ignore[import-not-found]  # noqa: E402
 
+MACHINE_PATH: str = world.MACHINE_PATH
+
 
 class LimitError(SystemExit):
     """A benchmark was not done within its limit; its text says what it waited for."""

@@ -56,8 +56,7 @@ class Lockstep:
         Raises:
             WorldError: Ranks have called different numbers of collectives.
         """
-        count = count_collectives()
-        if self.is_over or count is None:
+        if self.is_over or (count := count_collectives()) is None:
             return
         self._arrived.set()
         self._checked += 1

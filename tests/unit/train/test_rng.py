@@ -97,6 +97,26 @@ def test_a_draw_is_seen_and_undone(library):
     assert DRAWS[library]() == first
 
 
+def test_a_python_that_has_its_generator_elsewhere_is_asked_for_its_state(monkeypatch):
+    assert rng._find_python_memory() is not None  # all that we support have it there
+    monkeypatch.setattr(rng, "_python_memory", None)
+    state = rng.cheap_state()
+    first = random.gauss(), random.gauss()  # the second is left over from the first
+    assert rng.moved_since(state)
+    rng.put_back(state)
+    assert not rng.moved_since(state)
+    assert (random.gauss(), random.gauss()) == first
+
+
+def test_a_normal_number_that_is_left_over_is_put_back():
+    first = random.gauss()
+    state = rng.cheap_state()
+    second = random.gauss()  # takes no word
+    assert rng.moved_since(state)
+    rng.put_back(state)
+    assert first != second == random.gauss()
+
+
 @pytest.mark.parametrize("library", DRAWS)
 def test_seeding_anew_is_seen_as_a_draw(library):
     seeds = {"torch": torch.manual_seed, "numpy": np.random.seed, "random": random.seed}
