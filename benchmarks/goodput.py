@@ -61,7 +61,8 @@ def main() -> None:
     first, num = (QUICK_SEED, 1) if options.quick else (options.first_seed, options.seeds)
     seeds = range(first, first + num)
     machine = machine_facts()
-    processes.adopt_orphans()
+    if not options.slurm:  # a lab ends by itself, when whoever has its orphans reaps them
+        processes.adopt_orphans()
     with stage("goodput", options.limit) as running, tempfile.TemporaryDirectory() as folder:
 
         def take(job: tuple[int, str]) -> dict[str, Any]:

@@ -1,16 +1,24 @@
 """Snapshots in memory: whole nodes are killed at random steps, no disk is shared, and nothing tells it from a quiet run."""
 
+import contextlib
 import json
 import os
 import random
 import re
+import signal
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from test_changing_world import global_losses
 
+from kit.command import MUSTER, muster_env
+from kit.ports import reserve_port
+from kit.waiting import wait_until
 from launching import EXACT, losses, muster, weights
+from torchmuster import proc
 
 # `make chaos` runs 100 seeds. In 17 the second node is lost before the next snapshot in memory behind the first loss.
 MANY = os.environ.get("MUSTER_TRAIN_SEEDS")
@@ -119,6 +127,9 @@ def test_losses_one_after_the_other_with_spare_nodes_never_go_back_to_the_disk(
 CHANGING = ["--samples", 101, "--batch", 11, "--dropout", 0, "--double", "--apart", "--every", 1000]
 
 
+WHOLE = {n: {"samples": 101, "lost": 0, "twice": 0, "whole": True} for n in range(3)}
+
+
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory):
     """Return the folder of one process that nobody disturbed."""
@@ -146,12 +157,99 @@ def test_losses_of_several_nodes_and_the_head_lose_no_sample_in_worlds_of_one_to
     assert len(re.findall("beginning at step 0|resuming after", ended.stderr)) == 1 + len(resumed)
     record = (next(tmp_path.glob("home/runs/*")) / "training.jsonl").read_text()
     events = [json.loads(line) for line in record.splitlines()]
-    last = {event["epoch"]: event["ledger"] for event in events if event["event"] == "epoch"}
-    whole = {"samples": 101, "lost": 0, "twice": 0, "whole": True}
-    assert last == dict.fromkeys(range(3), whole)
-    one, many = (torch.load(out / "weights.pt") for out in (alone, tmp_path))
+    assert {e["epoch"]: e["ledger"] for e in events if e["event"] == "epoch"} == WHOLE
+    same_weights(alone, tmp_path)
+
+
+def same_weights(*folders):
+    """Compare what two runs have trained, but for the last bits of sums in another order."""
+    one, many = (torch.load(folder / "weights.pt") for folder in folders)
     for a, b in zip(one, many, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+# A world of one stands at a step until there is no hurry to let others join.
+HOLD = """
+            if run.steps_done == {step} and os.environ["TORCHELASTIC_RESTART_COUNT"] == "{attempt}":
+                open(args.out / "held-{attempt}", "w").close()
+                signal.pause()
+"""
+END_OF_STEP = "            scheduler.step()\n"
+
+
+def test_a_world_of_three_then_one_then_four_loses_no_sample(tmp_path, alone):
+    script, port = tmp_path / "train.py", reserve_port()
+    holds = HOLD.format(step=7, attempt=0) + HOLD.format(step=13, attempt=1)
+    text = EXACT.read_text()
+    assert END_OF_STEP in text
+    script.write_text(text.replace(END_OF_STEP, END_OF_STEP + holds))
+    line = [*MUSTER, "torchrun", "--nnodes", "1:4", "--nproc-per-node", "1", "--max-restarts", "5"]
+    line += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "x"]
+    # The fourth does not come until the world is one; the first call ends when three are there for a while.
+    line += ["--rdzv-conf", "last_call_timeout=3", script, tmp_path, *CHANGING, "--memory", 1]
+    with contextlib.ExitStack() as agents:
+
+        def start(name):
+            log = agents.enter_context((tmp_path / f"{name}.log").open("w"))
+            env = muster_env(tmp_path / "home") | {"MUSTER_NODE": name}
+            words = [str(word) for word in line]
+            return agents.enter_context(killed_at_the_end(words, env=env, stdout=log, stderr=log))
+
+        first = start("first")
+        wait_until(lambda: accepts(port), "the head")
+        lost = [start("second"), start("third")]
+        wait_until((tmp_path / "held-0").exists, "the seventh step", 60.0)
+        for agent in lost:
+            kill_tree(agent.pid)
+        wait_until((tmp_path / "held-1").exists, "the thirteenth step", 60.0)
+        others = [start(name) for name in ("fourth", "fifth", "sixth")]
+        said = tmp_path / "first.log"
+        joins = "has joined; it takes part from the next attempt on"
+        wait_until(lambda: said.read_text().count(joins) == 3, "three more", 60.0)
+        os.kill(writer_of(tmp_path / "losses-0.txt", first.pid), signal.SIGKILL)
+        assert [agent.wait(90) for agent in (first, *others)] == [0] * 4, said.read_text()
+    record = (next(tmp_path.glob("home/runs/*")) / "training.jsonl").read_text()
+    events = [json.loads(line) for line in record.splitlines()]
+    resumed = [event for event in events if event["event"] == "resumed"]
+    assert [event["world_size"] for event in resumed] == [3, 1, 4]
+    assert [event.get("source") for event in resumed[1:]] == ["memory"] * 2
+    assert resumed[1]["step"] in (6, 7)
+    assert resumed[2]["step"] in (12, 13)
+    assert {e["epoch"]: e["ledger"] for e in events if e["event"] == "epoch"} == WHOLE
+    same_weights(alone, tmp_path)
+
+
+def accepts(port):
+    """Say whether somebody listens there."""
+    with contextlib.suppress(OSError):
+        socket.create_connection(("localhost", port), 1.0).close()
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def killed_at_the_end(words, **options):
+    """Yield a process that runs a command; nothing of it is left behind."""
+    with subprocess.Popen(words, **options) as process:
+        try:
+            yield process
+        finally:
+            kill_tree(process.pid)
+
+
+def kill_tree(root):
+    """Kill a process and all below it."""
+    for pid in [root, *proc.descendants(root)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def writer_of(path, root):
+    """Return the process below `root` that has a file open."""
+    for pid in proc.descendants(root):
+        if any(os.path.realpath(fd) == str(path) for fd in Path(f"/proc/{pid}/fd").iterdir()):
+            return pid
+    raise AssertionError(f"nobody writes {path}")
 
 
 SHARDED = Path(__file__).parent / "sharded_script.py"
