@@ -172,15 +172,30 @@ def test_sigterm_to_muster_itself_ends_it_with_75_and_the_next_run_goes_on(tmp_p
 def test_sigterm_to_every_process_as_schedulers_send_it_saves_too(place, tmp_path, undisturbed):
     run = Interrupted(tmp_path, 2, "--place", place)
     run.workers()
-    for pid in [run.process.pid, *proc.descendants(run.process.pid)]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+    signal_every_process(run, signal.SIGTERM)
     code, said = run.end()
     assert code == 75, said
     stopped = check_stop(run, said)
     muster(tmp_path / "again", 2, SCRIPT, tmp_path)
     assert run.steps(0)[:stopped] == list(range(1, stopped + 1))
     assert weights(tmp_path) == undisturbed(2)
+
+
+def test_the_warning_to_every_process_as_schedulers_send_it_saves_too(tmp_path, undisturbed):
+    run = Interrupted(tmp_path, 2, "--place", "step")
+    run.workers()
+    signal_every_process(run, signal.SIGUSR1)  # `#SBATCH --signal=USR1@120`
+    code, said = run.end()
+    check_stop(run, said)
+    assert code == 0, said  # it goes on by itself
+    assert weights(tmp_path) == undisturbed(2)
+
+
+def signal_every_process(run, signum):
+    """Send a signal to `muster run` and all below it, whatever group or session they are in: Slurm does."""
+    for pid in [run.process.pid, *proc.descendants(run.process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 @pytest.mark.parametrize(
