@@ -7,7 +7,7 @@ lost. The faults are those of `faults.py`, but a node and the head are machines 
 and it boots again after a minute. A fault that finds nothing that works, as while the job waits for a machine, hits nothing.
 
 Every side has six of eight machines, of which it needs two. Ours runs on them as `muster run` submits it. The peers have a batch
-script with `--no-kill` and `--requeue`, in which `srun` starts an agent on every node; two of them have a worker, the others wait.
+script with `--no-kill` and `--requeue`: a loop in which `srun` starts agents on two of the machines that answer.
 """
 
 import contextlib
@@ -50,8 +50,21 @@ _PORT = 29400
 _LOOK_S = 0.5
 _MANY = 100_000
 _LIVING = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+# Takes two machines that answer, of those that the job has. What has failed is started anew from here: agents that stay wait for
+# the lost one longer than that, and with more agents than `--nnodes` torchrun 2.13 may restart all workers every few seconds.
 _SCRIPT = """\
-until srun --no-kill --overlap --kill-on-bad-exit=0 --wait=10 {agent}; do sleep 1; done
+#!/bin/bash
+while :; do
+  live=()
+  for node in $(scontrol show hostnames); do
+    timeout 1 bash -c ": </dev/tcp/$node/6818" 2>/dev/null && live+=("$node")
+    [ ${{#live[@]}} = 2 ] && break
+  done
+  [ ${{#live[@]}} = 2 ] &&
+    srun --no-kill --overlap --nodes=2 --ntasks=2 --nodelist="${{live[0]}},${{live[1]}}" --kill-on-bad-exit=1 --wait=2 {agent} &&
+    exit
+  sleep 1
+done
 """
 
 
@@ -119,7 +132,7 @@ class _Job:
             argv = ["sbatch", "--parsable", "--no-kill", "--requeue", "--open-mode=append"]
             argv += [f"--output={self.folder}/log", "--ntasks-per-node=1"]
             argv += [f"--nodes={NUM_WORKERS + NUM_SPARES}"]
-            script = f"#!/bin/bash\n{_SCRIPT.format(agent=self._agent_line())}"
+            script = _SCRIPT.format(agent=self._agent_line())
         said = self.lab.run(argv, env=self._env, cwd=str(self.folder), stdin=script)
         if said.returncode:
             raise LostError(f"{self.side}: not submitted: {said.stderr}")
@@ -127,14 +140,13 @@ class _Job:
 
     def _agent_line(self) -> str:
         """Return what `srun` starts on every node, with the shell's own variables in it."""
-        conf = "keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=15,join_timeout=60"
         launcher = [sys.executable, "-m", "torch.distributed.run"]
         if self.side == FT_LAUNCHER:
             launcher = [self._ft_launcher]
         words = [*launcher, "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
-        words += ["--rdzv-conf", conf, "--max-restarts", str(_MANY), "--monitor-interval", "0.1"]
+        words += ["--max-restarts", "0", "--monitor-interval", "0.1"]
         script = [str(HERE / "goodput_by_hand.py"), *self._words]
-        meeting = f'--rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$SLURMD_NODENAME:{_PORT}"'
+        meeting = f'--rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "${{live[0]}}:{_PORT}"'
         return f"{shlex.join(words)} {meeting} {shlex.join(script)}"
 
     def wait(self, limit_s: float) -> None:

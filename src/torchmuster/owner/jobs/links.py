@@ -23,7 +23,7 @@ from torchmuster.owner.views.record import read_result
 ON_ITS_WAY = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
 _FATE_KNOWN_S = 900.0  # after a signal's end; later nobody asks the scheduler
 # A link that ended so may be followed by another; only its head knows.
-_MAY_GO_ON = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
+MAY_GO_ON = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
 
 
 def read_links(run_dir: RunDir) -> Links | None:
@@ -97,7 +97,7 @@ def settled_result(run_dir: RunDir) -> Result | None:
     of the run is left.
     """
     result = read_result(run_dir)
-    if result is None or result.state not in _MAY_GO_ON or not os.path.isfile(run_dir.job):
+    if result is None or result.state not in MAY_GO_ON or not os.path.isfile(run_dir.job):
         return result
     links = read_links(run_dir)
     if links is None or links.ended is not None:
@@ -114,7 +114,7 @@ def settled_result(run_dir: RunDir) -> Result | None:
 
 def _comes_back(run_dir: RunDir, links: Links) -> bool:
     """Say whether the scheduler itself starts a job again that it has ended: a preemption, a lost node."""
-    states = {state.value for state in _MAY_GO_ON}
+    states = {state.value for state in MAY_GO_ON}
     if links.ended not in states or is_cancelled(run_dir):
         return False
     try:

@@ -18,8 +18,8 @@ from torchmuster.model.links import ResubmitMethod
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.jobs.conduct import finish
 from torchmuster.owner.jobs.inside import make_deadline
-from torchmuster.owner.jobs.jobs import view_jobs
-from torchmuster.owner.jobs.links import ON_ITS_WAY, read_links
+from torchmuster.owner.jobs.jobs import forget_views, view_jobs
+from torchmuster.owner.jobs.links import MAY_GO_ON, ON_ITS_WAY, read_links
 from torchmuster.owner.jobs.succession import read_estate
 from torchmuster.owner.resubmit import COMMAND_TIMEOUT_S, Chain, parse_method
 from torchmuster.owner.supervise import own_run
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     before = len(chain.links.links)
     code = finish(result, chain, deadline, voice)
     requeued = [link.way for link in chain.links.links[before:]] == [ResubmitMethod.REQUEUE]
-    if not requeued and not _was_taken(job):
+    if not requeued and not (result.state in MAY_GO_ON and _was_taken(job)):
         with contextlib.suppress(MusterError):  # then its time ends it
             proc.ask(job.dialect.cancel_argv(job.allocation.job_id), b"", COMMAND_TIMEOUT_S)
     return code
@@ -70,5 +70,6 @@ def main(arguments: list[str]) -> int:
 def _was_taken(job: OwnJob) -> bool:
     """Say whether the scheduler itself has ended the job, as when its first node boots again: it may start it anew."""
     job_id = job.allocation.job_id
+    forget_views()
     view = view_jobs(job.dialect, (job_id,)).get(job_id)
     return view is not None and view.state in ON_ITS_WAY
