@@ -49,6 +49,7 @@ class DebuggerDoor:
         self._say, self._print = say, print_text
         self._ends = threading.Event()
         self._listener: socket.socket | None = None
+        self._terminal = asyncio.Lock()  # a session with pdb begins when the one before has left it
 
     def start(self) -> None:
         """Begin."""
@@ -143,7 +144,8 @@ class DebuggerDoor:
             while view:
                 view = view[os.write(1, view) :]
 
-        await self._session(rank, 0, write)
+        async with self._terminal:
+            await self._session(rank, 0, write)
 
     async def _session(self, rank: int, input_fd: int, write: Write) -> ExecResult | None:
         order = ExecOrder(argv=(), input_fd=input_fd, debugger=True)

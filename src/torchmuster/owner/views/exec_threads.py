@@ -93,7 +93,7 @@ class InputThread:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Read no more."""
+        """Read no more: what is typed from now on is for somebody else."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -117,9 +117,12 @@ class InputThread:
             fd = self._fd if self._fd is not None else 0
             poll = select.poll()
             poll.register(fd, select.POLLIN)
-            while not poll.poll(_LOOK_EVERY_MS):  # what is typed later is for somebody else
-                if self._is_over:
-                    return b""
-            return os.read(fd, num_bytes)
+            while True:
+                poll.poll(_LOOK_EVERY_MS)
+                with self._changed:  # so that nothing is read behind `stop`
+                    if self._is_over:
+                        return b""
+                    if poll.poll(0):
+                        return os.read(fd, num_bytes)
         except OSError:  # closed by the shell (`<&-`), or a terminal that is gone
             return b""

@@ -52,6 +52,21 @@ def test_an_input_that_is_closed_is_one_that_has_ended():
     assert typed.wait_for(lambda: typed.has_ended)
 
 
+def test_what_is_typed_behind_the_stop_is_left_for_the_next_reader():
+    typed = Typed()
+    ours, theirs = os.pipe()
+    reading = InputThread(ours, typed)
+    reading.start()
+    os.write(theirs, b"c")
+    assert typed.wait_for(lambda: typed.data == b"c")
+    reading.stop()
+    os.write(theirs, b"q")  # the thread looks for it at this moment
+    assert typed.wait_for(lambda: typed.has_ended)
+    assert (typed.data, os.read(ours, 10)) == (b"c", b"q")
+    os.close(ours)
+    os.close(theirs)
+
+
 def write_all(write, pieces):
     """Return (what was taken, what was said of a failure) for these pieces."""
     taken, broken = [], []
