@@ -61,18 +61,22 @@ def main() -> None:
     first, num = (QUICK_SEED, 1) if options.quick else (options.first_seed, options.seeds)
     seeds = range(first, first + num)
     machine = machine_facts()
+    folder_of_ours = Path(__file__).parent
+    script = folder_of_ours / "training" / ("machines.py" if options.slurm else "faults.py")
+    command = [sys.executable, str(script)]
     if not options.slurm:  # a lab ends by itself, when whoever has its orphans reaps them
         processes.adopt_orphans()
     with stage("goodput", options.limit) as running, tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": str(folder_of_ours)}
+        if options.slurm:  # whose programs are hidden from everything but its lab
+            environment["PATH"] = MACHINE_PATH
 
         def take(job: tuple[int, str]) -> dict[str, Any]:
             seed, side = job
             out = Path(folder) / f"{seed}-{side.replace(' ', '')}.json"
             words = [side, str(seed), json.dumps(asdict(work)), str(mean_s), str(limit_s), str(out)]
-            name = "machines.py" if options.slurm else "faults.py"
-            script = str(Path(__file__).parent / "training" / name)
             words += [options.ft_launcher] if options.ft_launcher else []
-            return _take(running, [sys.executable, script, *words], side, seed, out)
+            return _take(running, [*command, *words], environment, side, seed, out)
 
         pool = ThreadPoolExecutor(options.at_once)
         try:
@@ -92,10 +96,14 @@ def main() -> None:
     )
 
 
-def _take(running: Stage, command: list[str], side: str, seed: int, out: Path) -> dict[str, Any]:
-    # Slurm's programs are hidden from everything but its lab.
-    hidden = {"PATH": MACHINE_PATH} if "machines.py" in command[1] else {}
-    environment = {**os.environ, **hidden, "PYTHONPATH": str(Path(__file__).parent)}
+def _take(
+    running: Stage,
+    command: list[str],
+    environment: dict[str, str],
+    side: str,
+    seed: int,
+    out: Path,
+) -> dict[str, Any]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if not out.exists():
         lost = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]

@@ -23,11 +23,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from launching import processes
 from launching.job import LostError, lost_with, scratch_folder
@@ -119,19 +119,8 @@ def measure(
         in_memory = IN_MEMORY_EVERY if side == OURS else 0
         words = [str(folder), json.dumps(asdict(work)), str(on_disk), str(in_memory)]
         job = _Job(side, [*command_of(side, ft_launcher), *words], folder)
-        done = threading.Event()
-        happened: list[dict[str, Any]] = []
-        killer = threading.Thread(
-            target=_kill_by,
-            args=(faults_by(seed, mean_s), job, done, happened),
-            daemon=True,
-        )
-        killer.start()
-        try:
+        with striking(faults_by(seed, mean_s), job) as happened:
             num_starts = job.run(limit_s)
-        finally:
-            done.set()
-            killer.join()
         return read_job(folder, work, side, seed, job.began_s, num_starts, happened)
 
 
@@ -172,6 +161,13 @@ class _Job:
     def _lose(self, why: str) -> None:
         raise lost_with(f"{self.side}: {why}", (self.folder / "log").read_text(errors="replace"))
 
+    def strike(self, fault: Fault, done: threading.Event) -> dict[str, Any] | None:
+        """Kill what the fault says, as soon as there is something; nothing more is to be told."""
+        while not _kill_all(self.victims(fault)):  # it is being started again
+            if done.wait(_POLL_S):
+                return None
+        return {}
+
     def victims(self, fault: Fault) -> list[int]:
         """Return the processes that a fault kills; none while there is nothing to lose."""
         if fault.kind == "worker":
@@ -205,16 +201,42 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return events
 
 
-def _kill_by(
-    faults: Iterator[Fault], job: _Job, done: threading.Event, happened: list[dict[str, Any]]
-) -> None:
-    for fault in faults:
-        if done.wait(max(0.0, job.began_s + fault.after_s - time.monotonic())):
-            return
-        while not _kill_all(job.victims(fault)):  # it is being started again
-            if done.wait(_POLL_S):
+class Target(Protocol):
+    """A job that faults hit.
+
+    Attributes:
+        began_s: When it was started.
+    """
+
+    began_s: float
+
+    def strike(self, fault: Fault, done: threading.Event) -> dict[str, Any] | None:
+        """Let a fault happen; return what more is to be told of it, None if the job was `done` before."""
+
+
+@contextmanager
+def striking(faults: Iterator[Fault], job: Target) -> Iterator[list[dict[str, Any]]]:
+    """Let faults happen in their time while the body runs; yields those that have happened."""
+    done = threading.Event()
+    happened: list[dict[str, Any]] = []
+
+    def work() -> None:
+        for fault in faults:
+            if done.wait(max(0.0, job.began_s + fault.after_s - time.monotonic())):
                 return
-        happened.append({**asdict(fault), "at_s": time.monotonic() - job.began_s})
+            told = job.strike(fault, done)
+            if told is None:
+                return
+            at_s = time.monotonic() - job.began_s
+            happened.append({**asdict(fault), "at_s": at_s, **told})
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield happened
+    finally:
+        done.set()
+        thread.join()
 
 
 def _kill_all(victims: list[int]) -> bool:

@@ -18,7 +18,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from training.faults import (
     leave_reading,
     read_events,
     read_job,
+    striking,
 )
 from training.useful import NUM_WORKERS, Work, read_diary
 
@@ -78,20 +78,12 @@ def measure(
     """
     with SlurmLab(NUM_MACHINES, cpus=2, gpus=1, down_after_s=DOWN_AFTER_S) as lab:
         job = _Job(lab, side, work, ft_launcher)
-        done = threading.Event()
-        happened: list[dict[str, Any]] = []
-        striking = threading.Thread(
-            target=_strike_by, args=(faults_by(seed, mean_s), job, done, happened), daemon=True
-        )
         job.submit()
-        striking.start()
         try:
-            job.wait(limit_s)
+            with striking(faults_by(seed, mean_s), job) as happened:
+                job.wait(limit_s)
         except LostError as lost:
             raise lost_with(str(lost), job.log()) from None
-        finally:
-            done.set()
-            striking.join()
         num_starts = job.num_starts()
         return read_job(job.folder, work, side, seed, job.began_s, num_starts, happened)
 
@@ -196,8 +188,11 @@ class _Job:
 
     # The faults.
 
-    def strike(self, fault: Fault) -> str:
+    def strike(self, fault: Fault, _done: threading.Event) -> dict[str, Any]:
         """Let a fault happen; return the machine that it has hit, "" where nothing works that it could hit."""
+        return {"machine": self._hit(fault)}
+
+    def _hit(self, fault: Fault) -> str:
         places = [self._place_of(rank) for rank in range(NUM_WORKERS)]
         if not all(pid for _, pid in places):
             return ""
@@ -240,16 +235,6 @@ class _Job:
             return str(self.lab.job(self._id)["BatchHost"])
         starts = [e for e in read_events(self.folder) if e["event"] == "attempt_started"]
         return str(starts[-1]["nodes"][0]["node"])
-
-
-def _strike_by(
-    faults: Iterator[Fault], job: _Job, done: threading.Event, happened: list[dict[str, Any]]
-) -> None:
-    for fault in faults:
-        if done.wait(max(0.0, job.began_s + fault.after_s - time.monotonic())):
-            return
-        told = asdict(fault) | {"at_s": time.monotonic() - job.began_s}
-        happened.append(told | {"machine": job.strike(fault)})
 
 
 if __name__ == "__main__":

@@ -13,11 +13,16 @@ __all__ = ["pbs"]
 _LAB = pytest.StashKey[SlurmLab]()
 
 
+def need_slurm():
+    """Skip the test where no real Slurm can be started, or fail it in CI."""
+    if (reason := why_not()) is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
 @pytest.fixture(scope="session")
 def slurm_lab(request):
     """Return a real Slurm of 3 nodes, each with 4 CPUs and 2 pretended GPUs."""
-    if (reason := why_not()) is not None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    need_slurm()
     with SlurmLab(3, cpus=4, gpus=2) as lab:
         request.config.stash[_LAB] = lab
         yield lab

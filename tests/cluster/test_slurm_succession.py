@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.conftest import login_to
-from cluster.slurm_lab import SlurmLab, why_not
+from cluster.conftest import login_to, need_slurm
+from cluster.slurm_lab import SlurmLab
 from cluster.test_chains_slurm import CHAIN_SCRIPT
 from cluster.test_slurm_ends import job_of, left_on, log_of
 from kit.waiting import wait_until
@@ -152,8 +152,7 @@ def test_the_next_head_may_die_too_and_the_one_after_it_at_its_start(login, slur
 
 
 def test_a_job_that_slurm_takes_back_when_its_first_node_boots_goes_on_when_it_starts_again():
-    if (reason := why_not()) is not None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    need_slurm()
     # With the default of Slurm the node boots long before Slurm takes it for dead.
     with SlurmLab(3, cpus=4, gpus=2, down_after_s=300) as lab:
         login = login_to(lab)

@@ -16,6 +16,7 @@ from test_changing_world import global_losses
 
 from kit.command import MUSTER, muster_env
 from kit.ports import reserve_port
+from kit.trees import signal_tree
 from kit.waiting import wait_until
 from launching import EXACT, losses, muster, weights
 from torchmuster import proc
@@ -200,7 +201,7 @@ def test_a_world_of_three_then_one_then_four_loses_no_sample(tmp_path, alone):
         lost = [start("second"), start("third")]
         wait_until((tmp_path / "held-0").exists, "the seventh step", 60.0)
         for agent in lost:
-            kill_tree(agent.pid)
+            signal_tree(agent.pid, signal.SIGKILL)
         wait_until((tmp_path / "held-1").exists, "the thirteenth step", 60.0)
         others = [start(name) for name in ("fourth", "fifth", "sixth")]
         said = tmp_path / "first.log"
@@ -234,14 +235,7 @@ def killed_at_the_end(words, **options):
         try:
             yield process
         finally:
-            kill_tree(process.pid)
-
-
-def kill_tree(root):
-    """Kill a process and all below it."""
-    for pid in [root, *proc.descendants(root)]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            signal_tree(process.pid, signal.SIGKILL)
 
 
 def writer_of(path, root):

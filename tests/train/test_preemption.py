@@ -3,7 +3,6 @@
 MUSTER_PREEMPTIONS=100 interrupts a hundred runs instead of three.
 """
 
-import contextlib
 import json
 import os
 import random
@@ -16,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from kit.command import MUSTER, muster_env
+from kit.trees import signal_tree
 from kit.waiting import wait_until
 from launching import PYTHON, muster, weights
-from torchmuster import proc
 from torchmuster.files.layout import short_id
 
 SCRIPT = Path(__file__).with_name("preempt_script.py")
@@ -172,7 +171,7 @@ def test_sigterm_to_muster_itself_ends_it_with_75_and_the_next_run_goes_on(tmp_p
 def test_sigterm_to_every_process_as_schedulers_send_it_saves_too(place, tmp_path, undisturbed):
     run = Interrupted(tmp_path, 2, "--place", place)
     run.workers()
-    signal_every_process(run, signal.SIGTERM)
+    signal_tree(run.process.pid, signal.SIGTERM)
     code, said = run.end()
     assert code == 75, said
     stopped = check_stop(run, said)
@@ -184,18 +183,11 @@ def test_sigterm_to_every_process_as_schedulers_send_it_saves_too(place, tmp_pat
 def test_the_warning_to_every_process_as_schedulers_send_it_saves_too(tmp_path, undisturbed):
     run = Interrupted(tmp_path, 2, "--place", "step")
     run.workers()
-    signal_every_process(run, signal.SIGUSR1)  # `#SBATCH --signal=USR1@120`
+    signal_tree(run.process.pid, signal.SIGUSR1)  # `#SBATCH --signal=USR1@120`
     code, said = run.end()
     check_stop(run, said)
     assert code == 0, said  # it goes on by itself
     assert weights(tmp_path) == undisturbed(2)
-
-
-def signal_every_process(run, signum):
-    """Send a signal to `muster run` and all below it, whatever group or session they are in: Slurm does."""
-    for pid in [run.process.pid, *proc.descendants(run.process.pid)]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signum)
 
 
 @pytest.mark.parametrize(

@@ -94,11 +94,8 @@ def put_back(state: tuple[Any, ...]) -> None:
     """Undo draws since `cheap_state`."""
     torch.default_generator.set_state(state[0])
     memory, gauss = state[1]
-    if isinstance(memory, bytes):
-        index, *words = _PYTHON_MEMORY.unpack(memory)
-        random.setstate((_VERSION, (*words, index), gauss))
-    else:
-        random.setstate((_VERSION, memory, gauss))
+    words = _words_of(memory) if isinstance(memory, bytes) else memory
+    random.setstate((_VERSION, words, gauss))
     numpy_random = _numpy_random()
     if numpy_random is not None and state[2] is not None:
         inner = state[2]["state"]
@@ -123,8 +120,14 @@ def _find_python_memory() -> int | None:
     address = id(generator) + object.__basicsize__
     if type(generator).__basicsize__ < object.__basicsize__ + _PYTHON_MEMORY.size:
         return None
-    index, *words = _PYTHON_MEMORY.unpack(ctypes.string_at(address, _PYTHON_MEMORY.size))
-    return address if random.getstate()[1] == (*words, index) else None
+    words = _words_of(ctypes.string_at(address, _PYTHON_MEMORY.size))
+    return address if random.getstate()[1] == words else None
+
+
+def _words_of(memory: bytes) -> tuple[int, ...]:
+    """Return the words in the order of `random.getstate()`, the index last."""
+    index, *words = _PYTHON_MEMORY.unpack(memory)
+    return (*words, index)
 
 
 _python_memory = _find_python_memory()

@@ -9,9 +9,9 @@ import subprocess
 from kit.command import MUSTER, muster_env
 from kit.memory_group import MemoryGroup
 from kit.namespaces import HeldNetworks, why_no_mount
+from kit.trees import signal_tree
 from matrix.processes import pids_with
 from matrix.world import MEMORY_BYTES, OWN_DISK, OWN_TMP, World
-from torchmuster import proc
 
 ONE_MACHINE = "simulated nodes are processes of one machine"
 
@@ -65,9 +65,7 @@ class LocalWorld(World):
         return muster_env(self.home, MUSTER_ON="local", MUSTER_MATRIX=str(self.folder))
 
     def kill_node(self, node):
-        agent = self.running.agent_pid(node)
-        for pid in [agent, *proc.descendants(agent)]:
-            proc.kill_quietly(pid, signal.SIGKILL)
+        signal_tree(self.running.agent_pid(node), signal.SIGKILL)
 
     def processes(self):
         return list(pids_with(f"MUSTER_MATRIX={self.folder}").values())
