@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export MUSTER_ON ?= local
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo docs picture test test-all check format unit bench chaos matrix lab lab-kubernetes frameworks test-versions system-packages clean
+.PHONY: help demo docs picture test test-all check format unit bench chaos matrix lab lab-kubernetes frameworks gpu test-versions system-packages clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -68,6 +68,11 @@ lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and network
 # KUBE_BIN=FOLDER make matrix   has the column of Kubernetes, too.
 lab-kubernetes: $(STAMP) ## runs on a real Kubernetes of the programs in KUBE_BIN (root; docs/kubernetes.md)
 	@KUBE_BIN="$(KUBE_BIN)" $(BIN)/python tests/lab/kubernetes
+
+# Where a machine has GPUs but no network: WHEELS=FOLDER of scripts/gpu-wheels, and python3 with a torch for them.
+gpu: ## every promise on this machine's GPUs: PART=bench, ONLY="train hang", OUT=FILE (docs/gpus.md)
+	@PYTHONPATH=src$(WHEELS:%=:%):$$PYTHONPATH $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m torchmuster.gpucheck \
+	  $(PART:%=--part %) $(if $(ONLY),--only "$(ONLY)") --out $(or $(OUT),benchmarks/results/gpu)
 
 docs: $(STAMP) ## the documentation as a site in build/site, with search and the error book
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

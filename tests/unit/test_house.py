@@ -103,6 +103,7 @@ SCHEDULER = re.compile(
 MAY_NAME_SCHEDULERS = {
     "diagnose": "looks for the traces and mistakes of each scheduler",
     "engines": "their home",
+    "gpucheck": "the lists of GPUs that each of them gives",
     "model/job.py": "the commands that bring an agent to another node, as values",
     "node/environment.py": "variables of one node only, told apart on the node itself",
     "node/launcher_ranks.py": "the rank variables of launchers, rewritten for each worker",

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from torchmuster.files import atomic
 from torchmuster.files.layout import muster_home
 
+_STAY_HERE = ("__pycache__", "gpucheck")
 _THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the least that a zip can hold: the content alone names it
 
 
@@ -22,10 +23,10 @@ def package_folder() -> str:
 
 
 def package_files(package: str) -> list[tuple[str, bytes]]:
-    """Return (relative name, content) of all files of a package, sorted, compiled ones left out."""
+    """Return (relative name, content) of the files of a package that nodes need, sorted."""
     found: list[tuple[str, bytes]] = []
     for folder, names, files in os.walk(package):
-        names[:] = [name for name in names if name != "__pycache__"]
+        names[:] = [name for name in names if name not in _STAY_HERE]
         for name in files:
             if not name.endswith((".pyc", ".pyo")):
                 path = os.path.join(folder, name)

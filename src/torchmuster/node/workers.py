@@ -153,6 +153,12 @@ class NodeAttempt:
         """Order the workers from the spawner."""
         self._counters = memory.read_counters()
         self._disk = disk
+        num, num_gpus = self.order.ranks.num_workers, len(self._settings.gpus)
+        if num > num_gpus > 0 and self.attempt == 0:
+            gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+            self.problems.append(
+                f"{num} workers on a node with {gpus}: those that use CUDA have to share"
+            )
         for local_rank in range(self.order.ranks.num_workers):
             rank = self.order.ranks.first_rank + local_rank
             log_path = self._settings.run_dir.rank_log(self.attempt, rank)

@@ -53,6 +53,7 @@ class RankInfo:
     """The position of this rank in the world.
 
     Attributes:
+        shares_gpus: Several ranks may use one GPU, and Gloo sums.
         connect: Opens one more connection to the group's store.
     """
 
@@ -63,6 +64,7 @@ class RankInfo:
     node_rank: int
     num_nodes: int
     interface: str | None
+    shares_gpus: bool
     connect: Callable[[], Any]
     timeout_s: float
 
@@ -71,7 +73,7 @@ class RankInfo:
         size, launcher = self.launch.world_size, self.launch.launcher.value
         workers = "worker" if size == 1 else "workers"
         nodes = "node" if self.num_nodes == 1 else "nodes"
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        backend = "nccl" if self.device.type == "cuda" and not self.shares_gpus else "gloo"
         over = f" over {self.interface}" if self.interface else ""
         return (
             f"{size} {workers} on {self.num_nodes} {nodes}, {self.device.type}, {backend}{over},"
@@ -79,12 +81,15 @@ class RankInfo:
         )
 
 
-def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> RankInfo:
+def join(
+    *, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None, share_gpus: bool = False
+) -> RankInfo:
     """Join the process group that the launcher announced, and check it.
 
     Args:
         timeout_s: Limit for a collective and for the wait for a rank, in seconds.
         device: `cpu` or `cuda`; default: CUDA where torch sees a GPU.
+        share_gpus: Several ranks may use one GPU.
 
     Raises:
         UsageError: The environment contradicts itself.
@@ -98,12 +103,15 @@ def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> 
             os.environ.setdefault(name, value)
     interface = _choose_interface(launch)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = _choose_device(kind, launch)
-    connect = _open_group(launch, kind, timeout_s)
+    shares = share_gpus or _is_replay_on_fewer_gpus()
+    chosen = _choose_device(kind, launch, shares=shares)
+    connect = _open_group(
+        launch, "cpu:gloo,cuda:nccl" if kind == "cuda" and not shares else "gloo", timeout_s
+    )
     cards = _call_roll(launch, chosen)
     hosts = list(dict.fromkeys(card.host for card in cards))
     on_my_node = [card.rank for card in cards if card.host == cards[launch.rank].host]
-    _check_roll(launch, cards, on_my_node)
+    _check_roll(launch, cards, on_my_node, shares=shares)
     return RankInfo(
         launch=launch,
         device=chosen,
@@ -112,6 +120,7 @@ def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> 
         node_rank=_first_known(launch.node_rank, hosts.index(cards[launch.rank].host)),
         num_nodes=_first_known(launch.num_nodes, len(hosts)),
         interface=interface,
+        shares_gpus=shares,
         connect=connect,
         timeout_s=timeout_s,
     )
@@ -216,19 +225,19 @@ def _own_address_towards(host: str, port: int) -> str:
     return ""
 
 
-def _choose_device(kind: str, launch: Launch) -> torch.device:
+def _choose_device(kind: str, launch: Launch, *, shares: bool) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
     local_rank = launch.local_rank or 0
-    if _shares_gpus() and num_gpus:
+    if shares and num_gpus:
         local_rank %= num_gpus
     if local_rank >= num_gpus > 1:
         raise WorldError(
             f"local rank {local_rank} has no GPU: this node shows {num_gpus}",
             where=f"rank {launch.rank} on {socket.gethostname()}",
             why=f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}",
-            fix=f"start {num_gpus} workers on this node",
+            fix=f"start {num_gpus} workers on this node; tm.init(share_gpus=True) lets ranks share a GPU",
         )
     # One visible GPU for several workers is right when the scheduler gave each its own.
     device = torch.device("cuda", local_rank if num_gpus > 1 else 0)
@@ -236,9 +245,8 @@ def _choose_device(kind: str, launch: Launch) -> torch.device:
     return device
 
 
-def _open_group(launch: Launch, kind: str, timeout_s: float) -> Callable[[], Any]:
+def _open_group(launch: Launch, backend: str, timeout_s: float) -> Callable[[], Any]:
     """Make the process group; return what opens a connection to its store for our own use."""
-    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" and not _shares_gpus() else "gloo"
     timeout = timedelta(seconds=timeout_s)
     if dist.is_initialized():
         raise UsageError(
@@ -279,8 +287,8 @@ def is_beside_replayed_rank() -> bool:
     return order is not None and os.environ.get("RANK") != str(order.rank)
 
 
-def _shares_gpus() -> bool:
-    """Say whether this is a replay on fewer GPUs than ranks: NCCL refuses two on one."""
+def _is_replay_on_fewer_gpus() -> bool:
+    """NCCL refuses two ranks on one GPU."""
     order = replay_order(os.environ)
     return order is not None and order.shares_gpus
 
@@ -308,7 +316,9 @@ def _host_id() -> str:
     return f"{socket.gethostname()}/{node}"[:120]
 
 
-def _check_roll(launch: Launch, cards: list[RankFacts], on_my_node: list[int]) -> None:
+def _check_roll(
+    launch: Launch, cards: list[RankFacts], on_my_node: list[int], *, shares: bool
+) -> None:
     promised = launch.local_world_size
     if promised is not None and promised != len(on_my_node):
         raise WorldError(
@@ -319,7 +329,7 @@ def _check_roll(launch: Launch, cards: list[RankFacts], on_my_node: list[int]) -
         )
     owners: dict[tuple[str, str], int] = {}
     for card in cards:
-        if card.gpu is None or _shares_gpus():
+        if card.gpu is None or shares:
             continue
         host = card.host.rsplit("/", 1)[0]
         other = owners.setdefault((host, card.gpu), card.rank)
@@ -328,7 +338,7 @@ def _check_roll(launch: Launch, cards: list[RankFacts], on_my_node: list[int]) -
                 f"ranks {other} and {card.rank} share one GPU",
                 where=f"{host}, GPU {card.gpu}",
                 why="both see the same device as their own",
-                fix="start one worker per GPU, e.g. muster run --nproc-per-node gpu",
+                fix="start one worker per GPU, e.g. muster run --nproc-per-node gpu; tm.init(share_gpus=True) lets ranks share one",
             )
 
 

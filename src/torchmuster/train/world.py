@@ -42,12 +42,7 @@ from torchmuster.train.once import once as once_in
 from torchmuster.train.options import check_options
 from torchmuster.train.replay.run import is_replay, make_run
 from torchmuster.train.run import Run, RunSettings
-from torchmuster.train.saves import (
-    Saves,
-    default_folder,
-    find_crew,
-    record_path,
-)
+from torchmuster.train.saves import Saves, default_folder, find_crew, record_path
 from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
 from torchmuster.train.verify.watch import verify_steps
 from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
@@ -63,6 +58,7 @@ def init(
     seed: int = 0,
     timeout_s: float = group.DEFAULT_TIMEOUT_S,
     device: str | None = None,
+    share_gpus: bool = False,
 ) -> "World":
     """Join the world of the launcher that started this process; without a launcher, a world of one worker.
 
@@ -74,6 +70,7 @@ def init(
         seed: For all generators.
         timeout_s: Limit for a collective and for the wait for a missing rank, in seconds.
         device: `cpu` or `cuda`; default: CUDA where torch sees a GPU.
+        share_gpus: Let several ranks use one GPU; Gloo sums then, since NCCL refuses two on one.
 
     Raises:
         UsageError: The environment contradicts itself.
@@ -84,7 +81,7 @@ def init(
         raise UsageError("tm.init() was called twice", fix="call it once and pass the world on")
     group.print_own_errors_in_words(_note_failure)
     rng.seed_everything(seed)
-    _world = World(group.join(timeout_s=timeout_s, device=device), seed)
+    _world = World(group.join(timeout_s=timeout_s, device=device, share_gpus=share_gpus), seed)
     atexit.register(_world.close)
     _world.say(_world.describe())
     return _world

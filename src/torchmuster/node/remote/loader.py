@@ -50,10 +50,10 @@ def content_hash(files: list[tuple[str, bytes]]) -> str:
 
 
 def tree_files(package: str) -> list[tuple[str, bytes]]:
-    """Return the files of a package's folder as (relative name, bytes), compiled ones left out."""
+    """Return the files of a package's folder as (relative name, bytes), those left out that don't travel."""
     found = []
     for folder, names, files in os.walk(package):
-        names[:] = [name for name in names if name != "__pycache__"]
+        names[:] = [name for name in names if name not in ("__pycache__", "gpucheck")]
         for name in files:
             if not name.endswith((".pyc", ".pyo")):
                 path = os.path.join(folder, name)

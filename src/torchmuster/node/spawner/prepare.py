@@ -2,12 +2,15 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from torchmuster.model.installed import look_for_torch
 from torchmuster.node.spawner import debugging, mainmodule, messages, source, surroundings
@@ -151,12 +154,48 @@ def _import_for_calls() -> None:
 
 
 def _import_named(names: tuple[str, ...]) -> str | None:
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a module may raise anything
-            return f"--preload {name}: {type(error).__name__}: {error}"
+    with _noting_cuda():
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # noqa: BLE001 - a module may raise anything
+                return f"--preload {name}: {type(error).__name__}: {error}"
     return None
+
+
+_cuda_line = ""  # where an import first asked for a GPU
+
+
+@contextlib.contextmanager
+def _noting_cuda() -> Iterator[None]:
+    """Note the line outside of torch that first makes torch initialise CUDA, or ask the driver for its devices."""
+    cuda = sys.modules.get("torch.cuda")
+    names = [name for name in ("_lazy_init", "is_available", "device_count") if hasattr(cuda, name)]
+    originals = {name: getattr(cuda, name) for name in names}
+
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def noted(*args: Any, **options: Any) -> Any:
+            global _cuda_line
+            _cuda_line = _cuda_line or _line_outside_of_torch(sys._getframe(1))
+            return original(*args, **options)
+
+        return noted
+
+    for name, original in originals.items():
+        setattr(cuda, name, noting(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            if getattr(getattr(cuda, name), "__wrapped__", None) is original:
+                setattr(cuda, name, original)
+
+
+def _line_outside_of_torch(frame: FrameType | None) -> str:
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "torch":
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 
 
 def _flush_everything() -> None:
@@ -187,14 +226,15 @@ def reason_not_to_fork() -> str | None:
     if num_threads > 1:
         more = "a second thread" if num_threads == 2 else f"{num_threads - 1} more threads"
         return f"the imports started {more} in the spawner"
+    by = f", at {_cuda_line}" if _cuda_line else ""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
-        return "the imports initialised CUDA in the spawner"
+        return f"the imports initialised CUDA in the spawner{by}"
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             continue
         if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
-            return f"the imports opened {target} in the spawner"
+            return f"the imports opened {target} in the spawner{by}"
     return None

@@ -1,0 +1,75 @@
+"""`python -m torchmuster.gpucheck [--part correctness|bench] [--only NAME ...] [--out FILE|FOLDER]`."""
+
+import argparse
+import os
+import sys
+
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.files import atomic
+from torchmuster.gpucheck import conduct, device, page, results
+from torchmuster.gpucheck.table import BENCH, CHECKS, CORRECTNESS, GpuCheck
+from torchmuster.model.display.text import render_report, report_of_error
+
+
+def main(argv: list[str]) -> int:
+    """Run the checks; return 0 if none has failed, 1 if one has, 2 for a mistake in the command line."""
+    options = _parser().parse_args(argv)
+    if options.one:
+        conduct.run_one(options.one, options.scratch)
+        return 0
+    try:
+        checks = _choose(options.part, options.only)
+        if options.list:
+            print("\n".join(f"{c.name:18} {c.part:12} {c.promise}" for c in checks))
+            return 0
+        machine = device.look()
+        path = _path(options.out, machine)
+        ended = conduct.conduct(checks, machine, path)
+        whole = results.read(path)
+        atomic.replace_file(f"{path.removesuffix('.json')}.md", page.as_markdown(whole).encode())
+    except MusterError as error:
+        print(render_report(report_of_error(error)), file=sys.stderr, end="")
+        return error.exit_code
+    num = {word: sum(r.outcome == word for r in ended) for word in (results.PASSED, results.FAILED)}
+    rest = len(ended) - sum(num.values())
+    print(
+        f"{num[results.PASSED]} passed, {num[results.FAILED]} failed, {rest} not possible here; {path}"
+    )
+    return 1 if num[results.FAILED] else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m torchmuster.gpucheck", description="Try on this machine's GPUs what torchmuster promises.")  # fmt: skip
+    parser.add_argument("--part", choices=(CORRECTNESS, BENCH), help="default: correctness")
+    parser.add_argument("--only", action="append", default=[], metavar="NAMES", help="these checks, or those whose names begin so")  # fmt: skip
+    parser.add_argument("--out", default="gpucheck.json", metavar="PATH", help="a file that several calls add to, or a folder")  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="print the checks, run nothing")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", help=argparse.SUPPRESS)
+    return parser
+
+
+def _choose(part: str | None, only: list[str]) -> list[GpuCheck]:
+    """Return the checks of a part, or those that are named.
+
+    Raises:
+        UsageError: A name is none of a check.
+    """
+    words = [word for text in only for word in text.replace(",", " ").split()]
+    for word in words:
+        if not any(check.name.startswith(word) for check in CHECKS):
+            raise UsageError(f"no check is named `{word}`", fix="--list prints all names")
+    if words:
+        return [c for c in CHECKS if c.name.startswith(tuple(words)) and part in (None, c.part)]
+    return [check for check in CHECKS if check.part == (part or CORRECTNESS)]
+
+
+def _path(out: str, machine: device.GpuMachine) -> str:
+    if out.endswith(".json"):
+        return os.path.abspath(out)
+    os.makedirs(out, exist_ok=True)
+    return os.path.join(os.path.abspath(out), f"{results.default_name(machine)}.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""Numbers: starts and recovery beside torchrun, interleaved, what a step costs, and a GPT of 100 M parameters."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+
+from torchmuster.gpucheck.kit import Kit, Ran
+
+_ROUNDS = 3
+
+
+def starts(num: int) -> Callable[[Kit], None]:
+    """Return the check that times the start of some ranks on one GPU to their first all-reduce, by both launchers."""
+
+    def check(kit: Kit) -> None:
+        words = ["backend=nccl" if num == 1 else "backend=gloo"]
+        took: dict[str, list[float]] = {"muster": [], "torchrun": []}
+        for _ in range(1 if kit.quick else _ROUNDS):
+            took["muster"].append(
+                _until_sum(kit.muster(["--nproc-per-node", num], "group", *words))
+            )
+            took["torchrun"].append(_until_sum(kit.torchrun(num, "group", *words)))
+        _compare(kit, took, "first all-reduce, s")
+
+    return check
+
+
+def _until_sum(ran: Ran) -> float:
+    return float(max(ran.all("done")) - ran.began)
+
+
+def _compare(kit: Kit, took: dict[str, list[float]], what: str) -> None:
+    medians = {side: statistics.median(values) for side, values in took.items()}
+    for side, value in medians.items():
+        kit.measures[f"{side}, {what}"] = round(value, 3)
+    kit.measures["torchrun / muster"] = round(medians["torchrun"] / medians["muster"], 2)
+
+
+def recovery(kit: Kit) -> None:
+    """From SIGKILL of the rank that holds the device to its next step, by both launchers."""
+    words = ("kind=plain", "steps=8", "kills=4")
+    took: dict[str, list[float]] = {"muster": [], "torchrun": []}
+    for _ in range(1 if kit.quick else _ROUNDS):
+        took["muster"].append(
+            _gap(kit.muster(["--nproc-per-node", 1, "--max-restarts", 1], "train", *words))
+        )
+        took["torchrun"].append(_gap(kit.torchrun(1, "train", *words, restarts=1)))
+    _compare(kit, took, "SIGKILL to the next step, s")
+
+
+def _gap(ran: Ran) -> float:
+    dead = max(fact["at"] for fact in ran.facts if "killed" in fact)
+    return float(min(f["at"] for f in ran.facts if "step" in f and f["at"] > dead) - dead)
+
+
+def steps(kit: Kit) -> None:
+    """What the library adds to a step of 10 ms."""
+    ran = kit.muster(["--nproc-per-node", 1], "train", "kind=plain", "steps=200", "every=100000", "pause_s=0.01")  # fmt: skip
+    at = [fact["at"] for fact in ran.facts if "step" in fact]
+    ran.expect(len(at) >= 200, f"{len(at)} steps, not 200")
+    step_s = statistics.median(b - a for a, b in itertools.pairwise(at))
+    kit.measures["a step of 10 ms and its work, ms"] = round(1000 * step_s, 2)
+
+
+def language_model(kit: Kit) -> None:
+    """A GPT of about 100 M parameters for 30 s: plain, with the library, and with the library and a kill."""
+    seconds, size = (3.0, "small") if kit.quick else (30.0, "large")
+    rates: dict[str, float] = {}
+    for side, more in (
+        ("plain", []),
+        ("library", ["library=1"]),
+        ("killed", ["library=1", "kill"]),
+    ):
+        now = time.time() + (4.0 if kit.quick else 8.0)  # the start is not part of it
+        words = [f"until={now + seconds}", f"size={size}", *(w for w in more if "=" in w)]
+        if "kill" in more:
+            words.append(f"kill_at={now + seconds / 2}")
+        ran = kit.muster(["--nproc-per-node", 1, "--max-restarts", 1], "gpt", *words)
+        ran.expect(("kill" in more) == bool(ran.all("killed")), "it was not killed as it should be")
+        counted = {fact["step"]: fact["at"] for fact in ran.facts if fact.get("step", 0) > 0}
+        ran.expect(counted, "no step was made")
+        in_time = [at for at in counted.values() if at >= now]
+        rates[side] = len(in_time) / seconds
+        kit.measures[f"{side}, useful steps per s"] = round(rates[side], 2)
+    kit.measures["parameters"] = ran.one("parameters")
+    kit.measures["library / plain"] = round(rates["library"] / rates["plain"], 3)
+    kit.measures["killed / plain"] = round(rates["killed"] / rates["plain"], 3)

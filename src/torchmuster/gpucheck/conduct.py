@@ -1,0 +1,115 @@
+"""Run each check in a process of its own, end one that hangs, and see that its device is empty again."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from torchmuster import proc
+from torchmuster.gpucheck import device, results
+from torchmuster.gpucheck.kit import FailedError, ImpossibleError, Kit
+from torchmuster.gpucheck.results import FAILED, IMPOSSIBLE, PASSED, CheckResult
+from torchmuster.gpucheck.table import CHECKS, GpuCheck
+
+_EMPTY_S = 10.0
+_LOOK_S = 0.2
+_LEFT_BYTES = 64 << 20
+
+
+def conduct(checks: Sequence[GpuCheck], machine: device.GpuMachine, path: str) -> list[CheckResult]:
+    """Run checks one after the other and add each result to a file at once."""
+    proc.become_subreaper()
+    call, ended = results.begin_call(path, results.describe(machine)), []
+    for check in checks:
+        result = _run(check, machine)
+        results.print_line(result)
+        results.add(path, result, call)
+        ended.append(result)
+    return ended
+
+
+def _run(check: GpuCheck, machine: device.GpuMachine) -> CheckResult:
+    if len(machine.gpus) < check.num_gpus:
+        shown = f"{len(machine.gpus)} visible" if machine.gpus else machine.why_none
+        why = f"needs {check.num_gpus} GPU{'s' if check.num_gpus > 1 else ''}: {shown}"
+        return CheckResult(name=check.name, outcome=IMPOSSIBLE, seconds=0.0, evidence=why)
+    scratch = tempfile.mkdtemp(prefix="gpucheck-")
+    begun, before = time.monotonic(), device.in_use(machine)
+    words = ["-m", "torchmuster.gpucheck", "--one", check.name, "--scratch", scratch]
+    child = proc.start([sys.executable, *words], env=proc.own_package_environment(), stderr=2)
+    status = child.wait(check.limit_s)
+    took = time.monotonic() - begun
+    if status is None:
+        proc.kill_session(child.pid)
+        child.wait(_EMPTY_S)
+    _end_all()
+    result = _read(check, scratch, status, took)
+    shutil.rmtree(scratch, ignore_errors=True)
+    left = _what_is_left(machine, before)
+    if left and result.outcome != FAILED:
+        return CheckResult(name=check.name, outcome=FAILED, seconds=took, evidence=left)
+    return result
+
+
+def _end_all() -> None:
+    """End what a check has left running, generation after generation."""
+    deadline = time.monotonic() + _EMPTY_S
+    while proc.end_children() and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)  # noqa: TID251 - the kernel has no event for the end of all descendants
+
+
+def _read(check: GpuCheck, scratch: str, status: int | None, took: float) -> CheckResult:
+    if status is None:
+        why = f"it hangs: ended after {check.limit_s:g} s"
+        return CheckResult(name=check.name, outcome=FAILED, seconds=took, evidence=why)
+    try:
+        with open(os.path.join(scratch, "result.json")) as file:
+            return CheckResult(**json.load(file))
+    except (OSError, ValueError, TypeError) as error:
+        why = f"the check itself ended without a result (exit code {status}): {error}"
+        return CheckResult(name=check.name, outcome=FAILED, seconds=took, evidence=why)
+
+
+def _what_is_left(machine: device.GpuMachine, before: Sequence[int]) -> str:
+    """Wait until the devices are as they were; return what is not."""
+    deadline = time.monotonic() + _EMPTY_S
+    more = 0 if machine.pretended else _LEFT_BYTES
+    while True:
+        now = device.in_use(machine)
+        left = [n for n, (b, a) in enumerate(zip(before, now, strict=True)) if a > b + more]
+        if not left:
+            device.forget(machine)
+            return ""
+        if time.monotonic() > deadline:
+            return (
+                f"GPU {left[0]} is not empty afterwards: {before[left[0]]} before, {now[left[0]]}"
+            )
+        time.sleep(_LOOK_S)  # noqa: TID251 - the driver has no event for it
+
+
+def run_one(name: str, scratch: str) -> None:
+    """Run one check in this process and write its result."""
+    check = next(check for check in CHECKS if check.name == name)
+    seed = int(os.environ.get("GPUCHECK_SEED") or random.SystemRandom().randrange(1 << 30))
+    kit = Kit(machine=device.look(), scratch=scratch, draw=random.Random(seed))
+    begun, outcome, evidence = time.monotonic(), PASSED, ""
+    try:
+        check.run(kit)
+    except FailedError as failure:
+        outcome, evidence = FAILED, f"{failure}\nseed {seed}"
+    except ImpossibleError as reason:
+        outcome, evidence = IMPOSSIBLE, str(reason)
+    result = {
+        "name": name,
+        "outcome": outcome,
+        "seconds": round(time.monotonic() - begun, 2),
+        "evidence": evidence,
+        "measures": kit.measures,
+    }
+    with contextlib.suppress(OSError), open(os.path.join(scratch, "result.json"), "w") as file:
+        json.dump(result, file)

@@ -1,0 +1,81 @@
+"""The GPUs of this machine, real by nvidia-smi or pretended by a folder, and what is in use on them."""
+
+import os
+from dataclasses import dataclass
+
+from torchmuster import proc
+from torchmuster.diagnose.facts.gpu import Gpu, ask_gpus
+from torchmuster.diagnose.facts.gpus import count_devices, visible_gpus
+
+_ASK_S = 10.0
+PRETEND_VARIABLE, COUNT_VARIABLE = "GPUCHECK_PRETEND", "GPUCHECK_PRETEND_GPUS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMachine:
+    """What this machine has.
+
+    Attributes:
+        gpus: Those that CUDA_VISIBLE_DEVICES leaves visible.
+        why_none: Why there is none, in words.
+        pretended: The folder in which pretended devices are held; empty: they are real.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
+    why_none: str = ""
+    pretended: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the visible GPUs in CUDA_VISIBLE_DEVICES."""
+        return [str(gpu.index) for gpu in self.gpus]
+
+    @property
+    def has_mig(self) -> bool:
+        """Whether a part of a GPU is what this process sees."""
+        return any(word.startswith("MIG-") for word in visible_gpus())
+
+
+def look() -> GpuMachine:
+    """Return the GPUs of this machine."""
+    folder = os.environ.get(PRETEND_VARIABLE, "")
+    if folder:
+        count = int(os.environ.get(COUNT_VARIABLE, "1"))
+        return GpuMachine(
+            gpus=tuple(_pretended(n) for n in range(count)), driver="pretended", pretended=folder
+        )
+    if not count_devices():
+        return GpuMachine(why_none="the kernel shows no NVIDIA device")
+    gpus, driver, why = ask_gpus(_ask, _ASK_S)
+    chosen = visible_gpus()
+    seen = [gpu for gpu in gpus if {str(gpu.index), gpu.uuid} & set(chosen)]
+    return GpuMachine(gpus=tuple(seen), driver=driver, why_none=why or "none is visible")
+
+
+def _ask(argv: object, limit_s: float) -> proc.Answered:
+    return proc.ask_beside(list(argv), limit_s)  # type: ignore[call-overload]
+
+
+def _pretended(number: int) -> Gpu:
+    name = "a pretended GPU (the processor)"
+    return Gpu(
+        index=number, uuid=f"GPU-pretended-{number}", name=name, memory_bytes=0, used_bytes=0
+    )
+
+
+def in_use(machine: GpuMachine) -> list[int]:
+    """Return the bytes in use on each visible GPU; of a pretended one, the number of processes that hold it."""
+    if machine.pretended:
+        held = [name.partition("-") for name in os.listdir(machine.pretended)]
+        alive = [number for number, _, pid in held if proc.is_running(int(pid))]
+        return [alive.count(str(gpu.index)) for gpu in machine.gpus]
+    return [gpu.used_bytes for gpu in look().gpus]
+
+
+def forget(machine: GpuMachine) -> None:
+    """Remove the marks that ended processes have left on pretended devices."""
+    if machine.pretended:
+        for name in os.listdir(machine.pretended):
+            if not proc.is_running(int(name.partition("-")[2])):
+                os.unlink(os.path.join(machine.pretended, name))

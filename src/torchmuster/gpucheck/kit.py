@@ -1,0 +1,198 @@
+"""What a check is given: runs of muster and of torchrun, what their scripts report, and two ways to end early."""
+
+import contextlib
+import glob
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from torchmuster import proc
+from torchmuster.gpucheck.device import GpuMachine
+
+SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scripts")
+_RUN_S = 100.0
+
+
+class FailedError(Exception):
+    """What was promised is not so; the text is the evidence."""
+
+
+class ImpossibleError(Exception):
+    """This machine can't show it; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A command that has ended.
+
+    Attributes:
+        began: When it was started, by `time.time()`.
+        facts: What its scripts have reported, by time.
+        folder: Of the run's record; empty where there is none.
+    """
+
+    line: str
+    code: int | None
+    text: str
+    began: float
+    facts: list[dict[str, Any]]
+    folder: str
+
+    def all(self, name: str) -> list[Any]:
+        """Return the values of a fact over all ranks and attempts, by time."""
+        return [fact[name] for fact in self.facts if name in fact]
+
+    def one(self, name: str) -> Any:
+        """Return the last value of a fact; a check fails where nobody has reported it."""
+        return (self.all(name) or [self.fail(f"no rank reported `{name}`")])[-1]
+
+    def ranks(self, name: str) -> dict[int, Any]:
+        """Return the last value of a fact of each rank."""
+        return {fact["rank"]: fact[name] for fact in self.facts if name in fact}
+
+    def fail(self, what: str) -> NoReturn:
+        """End the check: it has failed, with what the command said as evidence."""
+        raise FailedError(f"{what}\n$ {self.line}  (exit code {self.code})\n{self.text[-1500:]}")
+
+    def expect(self, holds: object, what: str) -> None:
+        """Fail unless something is so."""
+        if not holds:
+            self.fail(what)
+
+    def expect_words(self, *words: str) -> None:
+        """Fail unless the command said all of these."""
+        missing = [word for word in words if word not in self.text]
+        self.expect(not missing, f"it does not say {', '.join(map(repr, missing))}")
+
+
+@dataclass(slots=True)
+class Kit:
+    """Of one check.
+
+    Attributes:
+        measures: Numbers by name, with their unit in it; they go into the file.
+        scratch: A folder that is removed afterwards.
+    """
+
+    machine: GpuMachine
+    scratch: str
+    measures: dict[str, Any] = field(default_factory=dict)
+    draw: random.Random = field(default_factory=random.Random)
+    _num_runs: int = 0
+
+    @property
+    def quick(self) -> bool:
+        """Whether devices are pretended: sizes and times are then as small as they can be."""
+        return bool(self.machine.pretended)
+
+    def muster(
+        self,
+        options: Sequence[object],
+        script: str,
+        *words: object,
+        env: Mapping[str, str | None] | None = None,
+        ok: bool | None = True,
+        limit_s: float = _RUN_S,
+    ) -> Ran:
+        """Run a script of the kit by `muster run OPTIONS`.
+
+        Args:
+            options: Before the script.
+            script: Its name without `.py`.
+            words: For the script.
+            env: Variables to set; None removes one.
+            ok: Whether it has to succeed, or to fail; None: either.
+            limit_s: After which it is ended.
+        """
+        words = (*options, os.path.join(SCRIPTS, f"{script}.py"), *words)
+        ran = self.command(["run", *words], env=env, limit_s=limit_s)
+        impossible = ran.all("impossible")
+        if impossible:
+            raise ImpossibleError(impossible[0])
+        if ok is not None:
+            wanted = "succeed" if ok else "fail"
+            ran.expect(ran.code is not None and (ran.code == 0) == ok, f"it did not {wanted}")
+        return ran
+
+    def command(
+        self,
+        words: Sequence[object],
+        *,
+        env: Mapping[str, str | None] | None = None,
+        limit_s: float = _RUN_S,
+        program: Sequence[str] = ("-m", "torchmuster"),
+    ) -> Ran:
+        """Run muster, or another module of this interpreter, and collect what it says and what its scripts report."""
+        self._num_runs += 1
+        facts = os.path.join(self.scratch, f"facts-{self._num_runs}")
+        os.mkdir(facts)
+        before = set(self._runs())
+        argv = [sys.executable, *program, *map(str, words)]
+        path = os.path.join(facts, "said")
+        began = time.time()
+        with open(path, "wb") as said:
+            child = proc.start(
+                argv, env=self._environment(facts, env), stdout=said.fileno(), stderr=said.fileno()
+            )
+        code = child.wait(limit_s)
+        if code is None:
+            for pid in [child.pid, *proc.descendants(child.pid)]:
+                proc.kill_quietly(pid)
+            child.wait(10.0)
+        with open(path, errors="replace") as file:
+            text = file.read()
+        new = sorted(set(self._runs()) - before)
+        return Ran(
+            line=" ".join(["python", *argv[1:]]),
+            code=code,
+            text=text if code is not None else f"{text}\n(ended after {limit_s:g} s)",
+            began=began,
+            facts=_read_facts(facts),
+            folder=new[0] if new else "",
+        )
+
+    def _runs(self) -> list[str]:
+        return glob.glob(os.path.join(self.home, "runs", "*"))
+
+    @property
+    def home(self) -> str:
+        """$MUSTER_HOME of this check."""
+        return os.path.join(self.scratch, "home")
+
+    def _environment(self, facts: str, more: Mapping[str, str | None] | None) -> dict[str, str]:
+        own = proc.own_package_environment()
+        own |= {
+            "MUSTER_HOME": self.home,
+            "GPUCHECK_FACTS": facts,
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_VISIBLE_DEVICES": ",".join(self.machine.names),
+        }
+        for name, value in (more or {}).items():
+            own.pop(name, None)
+            if value is not None:
+                own[name] = value
+        return own
+
+    def torchrun(self, num: int, script: str, *words: object, restarts: int = 0) -> Ran:
+        """Run a script of the kit by torchrun at its best settings."""
+        options = ["--standalone", "--nproc-per-node", num, "--max-restarts", restarts]
+        line = [*options, os.path.join(SCRIPTS, f"{script}.py"), *words]
+        ran = self.command(line, program=("-m", "torch.distributed.run"))
+        ran.expect(ran.code == 0, "torchrun did not succeed")
+        return ran
+
+
+def _read_facts(folder: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for path in glob.glob(os.path.join(folder, "*.jsonl")):
+        with open(path) as file:
+            for line in file:
+                with contextlib.suppress(ValueError):  # cut short by a kill
+                    found.append(json.loads(line))
+    return sorted(found, key=lambda fact: fact["at"])

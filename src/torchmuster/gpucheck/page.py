@@ -1,0 +1,60 @@
+"""The page that is made of a file of results, and the line of the README."""
+
+import glob
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torchmuster.gpucheck.results import FAILED, IMPOSSIBLE, PASSED
+from torchmuster.gpucheck.table import CHECKS
+
+
+def as_markdown(whole: Mapping[str, Any]) -> str:
+    """Return a page: what ran where, and each check with its outcome and numbers."""
+    lines = ["# What has run on GPUs", "", f"{summary(whole)}", ""]
+    for number, call in enumerate(whole["calls"]):
+        told = "; ".join(f"{name} {_flat(value)}" for name, value in call.items())
+        lines.append(f"- call {number}: {told}")
+    lines += ["", "| check | promise | outcome | s | numbers, evidence |", "|---|---|---|---|---|"]
+    for check in CHECKS:
+        found = whole["checks"].get(check.name)
+        if found is None:
+            lines.append(f"| {check.name} | {check.promise} | not run | | |")
+            continue
+        told = "; ".join(f"{name}: {value}" for name, value in found["measures"].items())
+        more = _flat(found["evidence"])[:300]
+        text = "; ".join(part for part in (told, more) if part).replace("|", "\\|")
+        row = [check.name, check.promise, found["outcome"], f"{found['seconds']:g}", text]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _flat(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value).replace("\n", " / ")
+
+
+def summary(whole: Mapping[str, Any] | None) -> str:
+    """Return one sentence on what has run on GPUs and what has not."""
+    if not whole or not whole["checks"]:
+        return "**Not yet run on a GPU**: everything here was measured on CPUs with Gloo; `make gpu` tries it on yours"
+    found = whole["checks"].values()
+    num = {word: sum(c["outcome"] == word for c in found) for word in (PASSED, FAILED, IMPOSSIBLE)}
+    call = whole["calls"][max(c["call"] for c in found)]
+    where = f"{', '.join(call['gpus']) or 'no GPU'}, torch {call['torch']}"
+    failed = [c["name"] for c in found if c["outcome"] == FAILED]
+    parts = [f"**Run on GPUs** ({where}, {call['time'][:10]}): {num[PASSED]} checks passed"]
+    parts += [f"{num[FAILED]} failed ({', '.join(failed)})"] if failed else []
+    impossible = [c["name"] for c in found if c["outcome"] == IMPOSSIBLE]
+    missing = [check.name for check in CHECKS if check.name not in whole["checks"]] + impossible
+    parts += [f"not run: {', '.join(missing)}"] if missing else []
+    return "; ".join(parts)
+
+
+def newest(folder: str) -> dict[str, Any] | None:
+    """Return the newest file of results in a folder; None where there is none."""
+    found = []
+    for path in glob.glob(os.path.join(folder, "*.json")):
+        with open(path) as file:
+            found.append(json.load(file))
+    return max(found, key=lambda whole: whole["calls"][-1]["time"], default=None)

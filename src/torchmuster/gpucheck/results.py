@@ -1,0 +1,110 @@
+"""The file of the kit: the results of several calls, the newest of each check, with what the machine was."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torchmuster import proc
+from torchmuster.errors import UsageError
+from torchmuster.files import atomic
+from torchmuster.files.travel import content_hash, package_files, package_folder
+from torchmuster.gpucheck.device import GpuMachine
+from torchmuster.model.installed import look_for_torch
+
+PASSED, FAILED, IMPOSSIBLE = "passed", "failed", "not possible here"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """How one check has ended.
+
+    Attributes:
+        outcome: `passed`, `failed` or `not possible here`.
+        evidence: Of a failure; or why it is not possible.
+    """
+
+    name: str
+    outcome: str
+    seconds: float
+    evidence: str = ""
+    measures: dict[str, Any] = field(default_factory=dict)
+
+
+def describe(machine: GpuMachine) -> dict[str, Any]:
+    """Return what a reader has to know of this machine and of what was tried on it."""
+    found = look_for_torch()
+    return {
+        "gpus": [f"{gpu.name}, {gpu.memory_bytes >> 30} GiB" for gpu in machine.gpus],
+        "driver": machine.driver,
+        "torch": found.get("torch", "none"),
+        "cuda": found.get("cuda", ""),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}, {os.cpu_count()} processors",
+        "commit": _commit(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _commit() -> str:
+    """Return the commit of the source, or the checksum of an installed package."""
+    folder = os.path.dirname(package_folder())
+    try:
+        said = proc.ask_beside(["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"], 10.0)  # fmt: skip
+        if said.status == 0:
+            return said.stdout.decode().strip()
+    except Exception:  # noqa: BLE001 - a machine without git, or no checkout
+        pass
+    return f"package {content_hash(package_files(package_folder()))[:12]}"
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return the file of earlier calls; an empty one where there is none.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    try:
+        with open(path) as file:
+            found = json.load(file)
+    except FileNotFoundError:
+        return {"format": _FORMAT, "calls": [], "checks": {}}
+    except (OSError, ValueError) as error:
+        raise UsageError("the results can't be read", where=path, why=str(error)) from error
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        raise UsageError("this is no file of results", where=path, fix="name another with --out")
+    return found
+
+
+def begin_call(path: str, facts: Mapping[str, Any]) -> int:
+    """Note a call with its machine; return its number."""
+    whole = read(path)
+    whole["calls"].append(dict(facts))
+    atomic.write_json(path, whole)
+    return len(whole["calls"]) - 1
+
+
+def add(path: str, result: CheckResult, call: int) -> None:
+    """Add one result: it takes the place of an earlier one of the same check."""
+    whole = read(path)
+    whole["checks"][result.name] = {**asdict(result), "call": call}
+    atomic.write_json(path, whole)
+
+
+def default_name(machine: GpuMachine) -> str:
+    """Return the name of the file for this machine's GPU."""
+    name = machine.gpus[0].name if machine.gpus else "no-gpu"
+    return "-".join(w for w in "".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+def print_line(result: CheckResult) -> None:
+    """Print how a check has ended."""
+    print(f"{result.outcome:18} {result.seconds:6.1f} s  {result.name}", flush=True)
+    if result.evidence:
+        print("".join(f"    {line}\n" for line in result.evidence.splitlines()), end="", flush=True)
+    for name, value in result.measures.items():
+        print(f"    {name}: {value}", flush=True)

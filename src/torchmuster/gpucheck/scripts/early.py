@@ -1,0 +1,20 @@
+"""A module for `--preload`: it does at its import what would make a fork wrong, or what only looks so."""
+
+import contextlib
+import os
+
+import torch
+
+from torchmuster.gpucheck.scripts import gpu
+
+_act = os.environ.get("GPUCHECK_EARLY", "")
+if gpu.PRETENDED and _act == "init" and not gpu.is_broken("early"):
+    with contextlib.suppress(AssertionError, RuntimeError):  # a torch for processors has no CUDA
+        torch.cuda.init()
+    torch.cuda.is_initialized = lambda: True
+elif _act == "init" and not gpu.is_broken("early"):
+    torch.zeros(1, device="cuda")
+elif _act == "available":
+    torch.cuda.is_available()
+elif _act == "count":
+    torch.cuda.device_count()

@@ -1,0 +1,221 @@
+"""The device of a worker, real or pretended, and the facts that a script reports to the kit.
+
+A pretended device is the processor: `GPUCHECK_PRETEND` names a folder in which each process that uses a device has a
+file `<device>-<pid>`, as the driver has a context for each. With `GPUCHECK_BREAK=WORD` a fact of that name is reported
+wrong, or a script does not do what it is named for: the tests see each check fail so.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any, NoReturn
+
+import torch
+
+PRETENDED = os.environ.get("GPUCHECK_PRETEND", "")
+FACTS = os.environ.get("GPUCHECK_FACTS", "")
+_NUM_PRETENDED = int(os.environ.get("GPUCHECK_PRETEND_GPUS", "1"))
+_ENDLESS_CYCLES = 1 << 50
+
+
+def is_broken(word: str) -> bool:
+    """Return whether a test wants this to go wrong."""
+    return word in os.environ.get("GPUCHECK_BREAK", "").split(",")
+
+
+def say(**facts: Any) -> None:
+    """Report facts: a line of JSON in a file of this process, with its rank, attempt and the time."""
+    own = {
+        "at": time.time(),
+        "pid": os.getpid(),
+        "rank": int(os.environ.get("RANK", "0")),
+        "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+    }
+    line = json.dumps({**own, **{name: _told(name, value) for name, value in facts.items()}})
+    if not FACTS:
+        print(line, flush=True)
+        return
+    with open(os.path.join(FACTS, f"{os.getpid()}.jsonl"), "a") as file:
+        file.write(line + "\n")
+
+
+def _told(name: str, value: Any) -> Any:
+    """Return a fact as it is; changed where a test wants this one to be wrong."""
+    if not is_broken(name):
+        return value
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value * 3 + 1e6
+    return "broken" if isinstance(value, str) else [*value, "broken"]
+
+
+def device() -> torch.device:
+    """Return the device of this rank by its local rank; where ranks share one, that one."""
+    if PRETENDED:
+        return torch.device("cpu")
+    return torch.device("cuda", _local_rank() % max(torch.cuda.device_count(), 1))
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def visible() -> list[str]:
+    """Return the names that CUDA_VISIBLE_DEVICES has for the devices that this process sees."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [word for word in chosen.split(",") if word]
+    return [str(n) for n in range(_NUM_PRETENDED if PRETENDED else torch.cuda.device_count())]
+
+
+def device_name() -> str:
+    """Return what tells the device of this rank from every other: its UUID."""
+    if PRETENDED:
+        ids = visible()
+        return ids[_local_rank() % len(ids)] if ids else "none"
+    return str(torch.cuda.get_device_properties(device()).uuid)
+
+
+def touch() -> torch.device:
+    """Make this process a user of its device: the context is made here."""
+    own = device()
+    if PRETENDED:
+        _hold(os.getpid())
+    else:
+        torch.cuda.set_device(own)
+        torch.zeros(1, device=own)
+        torch.cuda.synchronize()
+    return own
+
+
+def _hold(pid: int) -> None:
+    with open(os.path.join(PRETENDED, f"{_local_rank()}-{pid}"), "w"):
+        pass
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    if not PRETENDED:
+        torch.cuda.synchronize()
+
+
+def holds_device(pid: int) -> bool:
+    """Return whether a process has a device open."""
+    if PRETENDED:
+        return any(name.endswith(f"-{pid}") for name in os.listdir(PRETENDED))
+    folder = f"/proc/{pid}/fd"
+    for name in os.listdir(folder):
+        try:
+            if os.readlink(os.path.join(folder, name)).startswith("/dev/nvidia"):
+                return True
+        except OSError:  # closed in between
+            continue
+    return False
+
+
+def ancestors() -> list[int]:
+    """Return the processes above this one that run Python or muster: spawner, agent, owner."""
+    found, pid = [], os.getppid()
+    while pid > 1:
+        found.append(pid)
+        with open(f"/proc/{pid}/stat") as stat:
+            pid = int(stat.read().rpartition(")")[2].split()[1])
+    return found
+
+
+def is_forked() -> bool:
+    """Return whether this process is a copy of one that had imported torch: it has the command line of its spawner."""
+    with open("/proc/self/cmdline", "rb") as line, open(f"/proc/{os.getppid()}/maps") as maps:
+        return b"\0spawner\0" in line.read() and "libtorch" in maps.read()
+
+
+def used_bytes(*, peak: bool = False) -> int:
+    """Return what this process's tensors take on the device, now or at most so far."""
+    if PRETENDED:
+        return 0
+    return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a parameter."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+def digest(tensors: Any) -> str:
+    """Return the checksum of tensors, bit for bit."""
+    import hashlib
+
+    whole = hashlib.sha256()
+    for tensor in tensors:
+        whole.update(local(tensor).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()[:16]
+
+
+def be_deterministic() -> None:
+    """Let torch use kernels that give the same bits each time; the kit has set cuBLAS's workspace."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+
+
+def kill_at(step: int, steps: str) -> None:
+    """Kill this process at the step that its attempt has in `3,17`: one step for each attempt."""
+    wanted = [int(word) for word in steps.split(",") if word]
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if attempt < len(wanted) and step == wanted[attempt]:
+        say(killed=step)
+        os.kill(os.getpid(), 9)
+
+
+# Faults. What a pretended device says are the words of real ones, from logs in tests/incidents.
+
+
+def run_out_of_memory() -> None:
+    """Ask the device for more memory than it has."""
+    if PRETENDED:
+        what = "Tried to allocate 1024.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 78.02 GiB is free."
+        raise torch.OutOfMemoryError(f"CUDA out of memory. {what}")
+    torch.empty(1 << 40, dtype=torch.uint8, device=device())
+
+
+def assert_on_device() -> None:
+    """Read behind the end of a tensor in a kernel that checks it."""
+    if PRETENDED:
+        _fail("CUDA error: device-side assert triggered")
+    table = torch.zeros(4, 4, device=device())
+    torch.nn.functional.embedding(torch.tensor([99], device=device()), table)
+    torch.cuda.synchronize()
+
+
+def write_to_illegal_address() -> None:
+    """Run a kernel that writes where nothing is; it is compiled here, if this torch can do that.
+
+    Source: torch/cuda/__init__.py, `_compile_kernel` (2.8 and newer).
+    """
+    if PRETENDED:
+        _fail("CUDA error: an illegal memory access was encountered")
+    compiler = getattr(torch.cuda, "_compile_kernel", None)
+    if compiler is None:
+        say(impossible="this torch can't compile a kernel at run time")
+        sys.exit(0)
+    source = 'extern "C" __global__ void stray(float *x) { x[1ll << 40] = 1.0f; }'
+    compiler(source, "stray")((1, 1, 1), (1, 1, 1), (torch.zeros(1, device=device()),))
+    torch.cuda.synchronize()
+
+
+def stay_in_kernel() -> NoReturn:
+    """Wait for a kernel that does not end."""
+    if PRETENDED:
+        import threading
+
+        threading.Event().wait()
+    torch.cuda._sleep(_ENDLESS_CYCLES)
+    torch.cuda.synchronize()
+    sys.exit("the kernel has ended")
+
+
+def _fail(what: str) -> NoReturn:
+    raise RuntimeError(
+        f"{what}\nCUDA kernel errors might be asynchronously reported at some other API call"
+    )

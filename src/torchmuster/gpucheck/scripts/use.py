@@ -1,0 +1,70 @@
+"""Use the device in a worker, in one of several ways: `use.py WAY`."""
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from torchmuster.gpucheck.scripts import gpu
+
+
+def plain() -> dict[str, Any]:
+    """Multiply on the device, and look at who has it open."""
+    own = gpu.touch()
+    product = torch.full((64, 64), 2.0, device=own) @ torch.eye(64, device=own)
+    above = [pid for pid in gpu.ancestors() if gpu.holds_device(pid)]
+    return {
+        "total": float(product.sum()),
+        "forked": gpu.is_forked(),
+        "holds_itself": gpu.holds_device(os.getpid()),
+        "held_above": above,
+    }
+
+
+def where() -> dict[str, Any]:
+    """Say which device this rank has."""
+    gpu.touch()
+    return {"device": gpu.device_name(), "visible": gpu.visible()}
+
+
+def pinned() -> dict[str, Any]:
+    """Copy from pinned memory without waiting."""
+    own = gpu.touch()
+    source = torch.arange(1 << 20, dtype=torch.float32)
+    if not gpu.PRETENDED:
+        source = source.pin_memory()
+    there = source.to(own, non_blocking=True)
+    gpu.synchronize()
+    return {"is_pinned": gpu.PRETENDED != "" or source.is_pinned(), "total": float(there.sum())}
+
+
+def graph() -> dict[str, Any]:
+    """Capture a CUDA graph and run it again with other values."""
+    own = gpu.touch()
+    x = torch.ones(1024, device=own)
+    if gpu.PRETENDED:
+        return {"total": float((x * 3).sum())}
+    y = x * 2
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        y = x * 3
+    captured.replay()
+    torch.cuda.synchronize()
+    return {"total": float(y.sum())}
+
+
+def compiled() -> dict[str, Any]:
+    """Compile a function; the compiler's own processes start beside a forked worker."""
+    own = gpu.touch()
+    backend = "eager" if gpu.PRETENDED else "inductor"
+
+    @torch.compile(backend=backend)
+    def triple(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * 2 + x)
+
+    return {"total": float(triple(torch.ones(1024, device=own)).sum())}
+
+
+if __name__ == "__main__":
+    gpu.say(**globals()[sys.argv[1]]())

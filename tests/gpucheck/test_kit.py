@@ -1,0 +1,288 @@
+"""The GPU kit on pretended devices: every check passes there, every check can fail, and one that hangs is ended."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kit.command import SOURCE, muster_env
+from torchmuster.gpucheck import collectives, conduct, device, devices, page, tools
+from torchmuster.gpucheck.kit import FailedError, ImpossibleError, Kit
+from torchmuster.gpucheck.table import BENCH, CHECKS, CORRECTNESS
+
+PACKAGE = SOURCE / "torchmuster" / "gpucheck"
+# What no pretended device can show.
+NOT_HERE = {"tools.top", "tools.doctor", "nccl.gpus", "nccl.nodes", "devices.mig"}
+# Check -> the word of GPUCHECK_BREAK that makes what it looks at go wrong, and variables.
+BREAKS = {
+    "fork.child": "held_above",
+    "nccl.alone": "total",
+    "faults.kill": "loaded",
+    "devices.by-rank": "device",
+    "fork.early": "early",
+    "snapshots.device": "first",
+    "snapshots.costs": "last",
+    "snapshots.memory": "forgets",
+    "faults.memory": "fault",
+    "faults.assert": "fault",
+    "faults.address": "fault",
+    "hang.collective": "hang",
+    "hang.kernel": "fault",
+    "nccl.refuses": "duplicate",
+    "gloo.shares": "total",
+    "devices.uuid": "visible",
+    "devices.too-many": "refusal",
+    "devices.shared": "backend",
+    "fork.questions": "forked",
+    "fork.pinned": "is_pinned",
+    "fork.graph": "total",
+    "fork.compile": "total",
+    "tools.verify": "differs",
+    "tools.replay": "nan",
+    "tools.per-gpu": "visible",
+    "faults.xid": "log",
+    "snapshots.10-gb": "first",
+    **{
+        f"train.{kind}": "forgets"
+        for kind in ("plain", "bf16", "fp16", "dropout", "fsdp", "compile")
+    },
+    "bench.start-1": "done",
+    "bench.start-2": "done",
+    "bench.start-8": "done",
+    "bench.recovery": "killed",
+    "bench.step": "step",
+    "bench.gpt": "killed",
+}
+IN_PROCESS = {"devices.lists", *NOT_HERE}
+MORE = {"devices.by-rank": {"GPUCHECK_PRETEND_GPUS": "2"}}
+
+
+@pytest.fixture
+def pretend(tmp_path):
+    """Return the variables of a machine with one pretended GPU."""
+    folder = tmp_path / "devices"
+    folder.mkdir()
+    return muster_env(tmp_path / "home", GPUCHECK_PRETEND=str(folder), GPUCHECK_SEED="1")
+
+
+def run_kit(env, *words, limit_s=900):
+    return subprocess.run(
+        [sys.executable, "-m", "torchmuster.gpucheck", *map(str, words)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+
+
+def checks_of(path):
+    return json.loads(path.read_text())["checks"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", [CORRECTNESS, BENCH])
+def test_every_check_passes_on_a_pretended_device(pretend, tmp_path, part):
+    out = tmp_path / "out.json"
+    ended = run_kit(pretend, "--part", part, "--out", out)
+    found = checks_of(out)
+
+    assert {name for name, one in found.items() if one["outcome"] == "failed"} == set(), (
+        ended.stdout
+    )
+    impossible = {name for name, one in found.items() if one["outcome"] == "not possible here"}
+    assert impossible == (NOT_HERE if part == CORRECTNESS else set())
+    assert set(found) == {check.name for check in CHECKS if check.part == part}
+    assert ended.returncode == 0
+    assert os.listdir(pretend["GPUCHECK_PRETEND"]) == []
+
+
+def test_every_check_has_a_way_to_make_it_fail():
+    assert set(BREAKS) | IN_PROCESS == {check.name for check in CHECKS}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", sorted(BREAKS))
+def test_a_check_fails_when_what_it_looks_at_is_wrong(pretend, tmp_path, name):
+    out = tmp_path / "out.json"
+    env = {**pretend, "GPUCHECK_BREAK": BREAKS[name], **MORE.get(name, {})}
+    ended = run_kit(env, "--only", name, "--out", out)
+
+    assert checks_of(out)[name]["outcome"] == "failed", ended.stdout
+    assert checks_of(out)[name]["evidence"]
+    assert ended.returncode == 1
+
+
+# Those that look at what only a real machine has.
+
+
+def make_kit(tmp_path, **machine):
+    return Kit(machine=device.GpuMachine(**machine), scratch=str(tmp_path))
+
+
+GPU = device.Gpu(
+    index=0, uuid="GPU-1", name="NVIDIA H100", memory_bytes=80 << 30, used_bytes=3 << 30
+)
+
+
+def test_a_list_of_devices_that_is_read_wrong_fails(tmp_path, monkeypatch):
+    kit = make_kit(tmp_path, gpus=(GPU,))
+    devices.schedulers_lists(kit)
+    monkeypatch.setattr(devices, "visible_gpus", lambda variables: ["0"])
+    with pytest.raises(FailedError, match="is read as"):
+        devices.schedulers_lists(kit)
+
+
+def test_columns_that_differ_from_nvidia_smi_fail():
+    tools.expect_use(3100, 3072)
+    with pytest.raises(FailedError, match="nvidia-smi 3072"):
+        tools.expect_use(0, 3072)
+    machine = device.GpuMachine(gpus=(GPU,))
+    tools.expect_gpus({"gpus": [{"uuid": "GPU-1", "name": "NVIDIA H100"}]}, machine)
+    with pytest.raises(FailedError, match="does not show NVIDIA H100"):
+        tools.expect_gpus({"gpus": [{"uuid": "GPU-2", "name": "NVIDIA H100"}]}, machine)
+
+
+def test_a_wrong_sum_over_gpus_or_nodes_and_a_part_without_a_rank_fail(tmp_path, monkeypatch):
+    class Wrong:
+        def all(self, name):
+            return [1.0]
+
+        def ranks(self, name):
+            return {}
+
+        def expect(self, holds, what):
+            if not holds:
+                raise FailedError(what)
+
+    monkeypatch.setattr(Kit, "muster", lambda *_, **__: Wrong())
+    kit = make_kit(tmp_path, gpus=(GPU, GPU))
+    with pytest.raises(FailedError):
+        collectives.nccl_over_gpus(kit)
+    with pytest.raises(ImpossibleError):
+        collectives.nccl_over_nodes(kit)
+    monkeypatch.setattr(collectives, "find_own_job", lambda: type("Job", (), {"nodes": "ab"}))
+    with pytest.raises(FailedError):
+        collectives.nccl_over_nodes(kit)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
+    with pytest.raises(FailedError):
+        devices.parts_of_gpus(kit)
+
+
+# The conduct.
+
+
+def test_a_check_that_hangs_is_ended_and_the_next_begins(pretend, tmp_path, monkeypatch, capsys):
+    for name, value in pretend.items():
+        monkeypatch.setenv(name, value)
+    by_name = {check.name: check for check in CHECKS}
+    chosen = [replace(by_name["hang.kernel"], limit_s=1.0), by_name["faults.xid"]]
+    out = tmp_path / "out.json"
+    first, second = conduct.conduct(chosen, device.look(), str(out))
+
+    assert (first.outcome, first.evidence) == ("failed", "it hangs: ended after 1 s")
+    assert second.outcome == "passed"
+    assert processes() == []
+
+
+def processes():
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except OSError:
+            continue
+        if b"scripts/fault.py" in words or b"scripts/train.py" in words:
+            found.append(words.decode())
+    return found
+
+
+def test_a_device_that_is_held_afterwards_is_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCHECK_PRETEND", str(tmp_path))
+    monkeypatch.setattr(conduct, "_EMPTY_S", 0.2)
+    (tmp_path / f"0-{os.getpid()}").touch()
+    machine = device.look()
+
+    assert "is not empty afterwards" in conduct._what_is_left(machine, [0])
+    assert conduct._what_is_left(machine, [1]) == ""
+
+
+def test_several_calls_add_to_one_file_and_the_newest_result_counts(pretend, tmp_path):
+    out = tmp_path / "results"
+    run_kit({**pretend, "GPUCHECK_BREAK": "log"}, "--only", "faults.xid", "--out", out)
+    run_kit(pretend, "--only", "faults.xid", "--out", out)
+    run_kit(pretend, "--only", "devices.mig", "--out", out)
+    (path,) = out.glob("*.json")
+    whole = json.loads(path.read_text())
+
+    outcomes = {name: (one["outcome"], one["call"]) for name, one in whole["checks"].items()}
+    assert outcomes == {
+        "faults.xid": ("passed", 1),
+        "devices.mig": ("not possible here", 2),
+    }
+    told = whole["calls"][0]
+    assert told["gpus"] == ["a pretended GPU (the processor), 0 GiB"]
+    assert {"driver", "torch", "python", "commit", "time"} <= set(told)
+    assert "| faults.xid |" in path.with_suffix(".md").read_text()
+
+
+def test_without_a_gpu_nothing_is_claimed(tmp_path):
+    env = muster_env(tmp_path / "home")
+    out = tmp_path / "out.json"
+    ended = run_kit(env, "--only", "nccl", "--out", out)
+    if device.look().gpus:
+        pytest.skip("this machine has a GPU")
+
+    assert {one["outcome"] for one in checks_of(out).values()} == {"not possible here"}
+    assert "needs 1 GPU: the kernel shows no NVIDIA device" in ended.stdout
+    assert "0 passed, 0 failed" in ended.stdout
+
+
+def test_a_mistyped_check_and_a_foreign_file_are_refused(pretend, tmp_path):
+    ended = run_kit(pretend, "--only", "nonsense")
+    assert ended.returncode == 2
+    assert "no check is named `nonsense`" in ended.stderr
+    foreign = tmp_path / "plan.json"
+    foreign.write_text("[]")
+    ended = run_kit(pretend, "--only", "faults.xid", "--out", foreign)
+    assert (ended.returncode, foreign.read_text()) == (2, "[]")
+    assert "this is no file of results" in ended.stderr
+
+
+# The sentence of the README, and the size.
+
+
+def test_the_sentence_says_what_ran_what_failed_and_what_did_not_run():
+    whole = {"calls": [{"gpus": ["NVIDIA H100, 79 GiB"], "torch": "2.14.1", "time": "2026-12-01T"}]}
+    result = {"seconds": 1.0, "evidence": "", "measures": {}, "call": 0}
+    outcomes = {check.name: "passed" for check in CHECKS}
+    outcomes |= {"nccl.gpus": "not possible here", "hang.kernel": "failed"}
+    whole["checks"] = {
+        name: {**result, "name": name, "outcome": word} for name, word in outcomes.items()
+    }
+    num = len(CHECKS) - 2
+
+    assert page.summary(whole) == (
+        f"**Run on GPUs** (NVIDIA H100, 79 GiB, torch 2.14.1, 2026-12-01): {num} checks passed;"
+        " 1 failed (hang.kernel); not run: nccl.gpus"
+    )
+    assert "Not yet run on a GPU" in page.summary(None)
+
+
+def test_the_readme_says_what_the_newest_file_says():
+    root = SOURCE.parent
+    sentence = page.summary(page.newest(str(root / "benchmarks" / "results" / "gpu")))
+
+    text = " ".join((root / "README.md").read_text().split())
+    assert sentence in text
+
+
+def test_the_kit_is_small_and_stays_on_its_machine():
+    num = sum(len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py"))
+    assert num <= 2000
+    from torchmuster.files.travel import package_files, package_folder
+
+    assert not [name for name, _ in package_files(package_folder()) if "gpucheck" in name]
