@@ -140,10 +140,12 @@ def test_columns_that_differ_from_nvidia_smi_fail():
     tools.expect_use(3100, 3072)
     with pytest.raises(FailedError, match="nvidia-smi 3072"):
         tools.expect_use(0, 3072)
-    machine = device.GpuMachine(gpus=(GPU,))
-    tools.expect_gpus({"gpus": [{"uuid": "GPU-1", "name": "NVIDIA H100"}]}, machine)
-    with pytest.raises(FailedError, match="does not show NVIDIA H100"):
-        tools.expect_gpus({"gpus": [{"uuid": "GPU-2", "name": "NVIDIA H100"}]}, machine)
+    machine = device.GpuMachine(gpus=(GPU,), driver="580.1")
+    node = {"num_gpus": 1, "gpu": "NVIDIA H100", "driver": "580.1"}
+    tools.expect_gpus({"nodes": [node]}, machine)
+    for wrong in ({"num_gpus": 2}, {"gpu": None}, {"driver": "535"}):
+        with pytest.raises(FailedError, match="nvidia-smi NVIDIA H100"):
+            tools.expect_gpus({"nodes": [node | wrong]}, machine)
 
 
 def test_a_wrong_sum_over_gpus_or_nodes_and_a_part_without_a_rank_fail(tmp_path, monkeypatch):

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from torchmuster.gpucheck.kit import Kit, Ran
 
-_ROUNDS = 3
-
 
 def starts(num: int) -> Callable[[Kit], None]:
     """Return the check that times the start of some ranks on one GPU to their first all-reduce, by both launchers."""
@@ -16,7 +14,7 @@ def starts(num: int) -> Callable[[Kit], None]:
     def check(kit: Kit) -> None:
         words = ["backend=nccl" if num == 1 else "backend=gloo"]
         took: dict[str, list[float]] = {"muster": [], "torchrun": []}
-        for _ in range(1 if kit.quick else _ROUNDS):
+        for _ in range(1 if kit.quick else 3):
             took["muster"].append(
                 _until_sum(kit.muster(["--nproc-per-node", num], "group", *words))
             )
@@ -41,7 +39,7 @@ def recovery(kit: Kit) -> None:
     """From SIGKILL of the rank that holds the device to its next step, by both launchers."""
     words = ("kind=plain", "steps=8", "kills=4")
     took: dict[str, list[float]] = {"muster": [], "torchrun": []}
-    for _ in range(1 if kit.quick else _ROUNDS):
+    for _ in range(1 if kit.quick else 3):
         took["muster"].append(
             _gap(kit.muster(["--nproc-per-node", 1, "--max-restarts", 1], "train", *words))
         )

@@ -8,9 +8,6 @@ from typing import Any
 from torchmuster.gpucheck.device import GpuMachine, in_use
 from torchmuster.gpucheck.kit import SCRIPTS, FailedError, ImpossibleError, Kit
 
-_LOOKS = 60
-_PAUSE_S = 0.5
-
 
 def verified_steps(kit: Kit) -> None:
     """`--verify-every` on two simulated nodes that share a device: no false alarm."""
@@ -42,12 +39,12 @@ def top(kit: Kit) -> None:
     words = ["--detach", "--nproc-per-node", 1, script, "kind=plain", "steps=4000", "pause_s=0.05"]
     kit.command(["run", *words])
     try:
-        for _ in range(_LOOKS):
+        for _ in range(60):
             shown = _json(kit.command(["top", "last", "--json"]).text)
-            rows = [row for row in shown.get("ranks", []) if row.get("gpu_mib")]
-            if rows:
-                return expect_use(rows[0]["gpu_mib"], in_use(kit.machine)[0] >> 20)
-            time.sleep(_PAUSE_S)  # noqa: TID251 - the sample of another process is waited for
+            told = [mib for mib in (shown.get("sample") or {}).get("gpu_mib", []) if mib]
+            if told:
+                return expect_use(told[0], in_use(kit.machine)[0] >> 20)
+            time.sleep(0.5)  # noqa: TID251 - the sample of another process is waited for
         raise FailedError(f"`muster top` shows no memory of a GPU: {shown}")
     finally:
         kit.command(["cancel", "last"])
@@ -67,11 +64,14 @@ def doctor(kit: Kit) -> None:
 
 
 def expect_gpus(told: Any, machine: GpuMachine) -> None:
-    """Fail unless what `muster doctor --json` says holds each GPU's name and UUID."""
-    text = json.dumps(told)
-    missing = [gpu for gpu in machine.gpus if gpu.uuid not in text or gpu.name not in text]
-    if missing:
-        raise FailedError(f"`muster doctor` does not show {missing[0].name} ({missing[0].uuid})")
+    """Fail unless `muster doctor --json` has as many GPUs as nvidia-smi, with their name and driver."""
+    (node,) = told["nodes"]
+    shown = (node["num_gpus"], node["gpu"] or "", node["driver"])
+    first = machine.gpus[0]
+    if shown[0] != len(machine.gpus) or first.name not in shown[1] or shown[2] != machine.driver:
+        raise FailedError(
+            f"`muster doctor` shows {shown}; nvidia-smi {first.name}, {machine.driver}"
+        )
 
 
 def _json(text: str) -> Any:
