@@ -50,9 +50,9 @@ BREAKS = {
         f"train.{kind}": "forgets"
         for kind in ("plain", "bf16", "fp16", "dropout", "fsdp", "compile")
     },
-    "bench.start-1": "done",
-    "bench.start-2": "done",
-    "bench.start-8": "done",
+    "bench.start-1": "total",
+    "bench.start-2": "total",
+    "bench.start-8": "total",
     "bench.recovery": "killed",
     "bench.step": "step",
     "bench.gpt": "killed",

@@ -25,6 +25,8 @@ def starts(num: int) -> Callable[[Kit], None]:
 
 
 def _until_sum(ran: Ran) -> float:
+    sums = ran.all("total")
+    ran.expect(sums == [4.0 * len(sums)] * len(sums), f"the sums are {sums}")
     return float(max(ran.all("done")) - ran.began)
 
 
@@ -48,6 +50,7 @@ def recovery(kit: Kit) -> None:
 
 
 def _gap(ran: Ran) -> float:
+    ran.expect(ran.all("killed") == [4], f"killed at steps {ran.all('killed')}, not at 4")
     dead = max(fact["at"] for fact in ran.facts if "killed" in fact)
     return float(min(f["at"] for f in ran.facts if "step" in f and f["at"] > dead) - dead)
 
@@ -56,7 +59,8 @@ def steps(kit: Kit) -> None:
     """What the library adds to a step of 10 ms."""
     ran = kit.muster(["--nproc-per-node", 1], "train", "kind=plain", "steps=200", "every=100000", "pause_s=0.01")  # fmt: skip
     at = [fact["at"] for fact in ran.facts if "step" in fact]
-    ran.expect(len(at) >= 200, f"{len(at)} steps, not 200")
+    made = ran.all("step")
+    ran.expect(len(made) >= 200 and made == list(range(len(made))), f"not 200 steps: {made}")
     step_s = statistics.median(b - a for a, b in itertools.pairwise(at))
     kit.measures["a step of 10 ms and its work, ms"] = round(1000 * step_s, 2)
 

@@ -168,11 +168,8 @@ def kill_at(step: int, steps: str) -> None:
         os.kill(os.getpid(), 9)
 
 
-# Faults. What a pretended device says are the words of real ones, from logs in tests/incidents.
-
-
 def run_out_of_memory() -> None:
-    """Ask the device for more memory than it has."""
+    """Ask for more memory than there is; what pretended devices say of faults is from logs in tests/incidents."""
     if PRETENDED:
         what = "Tried to allocate 1024.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 78.02 GiB is free."
         raise torch.OutOfMemoryError(f"CUDA out of memory. {what}")
