@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 
 import pytest
 
-from kit.command import MUSTER, muster_env, run_muster
+from kit.command import MUSTER, SOURCE, muster_env, run_muster
 from kit.waiting import wait_until
 
 SUM = """
@@ -138,6 +140,28 @@ def test_values_reach_the_script_as_they_are(tmp_path, env):
     assert done.returncode == 0
     told = [json.loads(run_muster("logs", f"odd.{n}", env=env).stdout) for n in range(4)]
     assert told == [[[f"{x}!"], x] for x in ("a, b", "it's", "$HOME", "")]
+
+
+# What the README leaves to its reader.
+BEFORE = """
+import sys, torch
+from torch.nn.functional import mse_loss
+train_set = torch.utils.data.TensorDataset(torch.ones(512, 4), torch.ones(512, 1))
+Net, rate = lambda: torch.nn.Linear(4, 1), float(sys.argv[sys.argv.index("--lr") + 1])
+"""
+OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=rate)"
+STEP = "loss = mse_loss(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+
+
+def test_the_loop_and_the_sweep_of_the_readme_work_together(tmp_path, env):
+    page = (SOURCE.parent / "README.md").read_text()
+    loop = re.search(r"```python\n(import torchmuster\.train.*?)```", page, re.DOTALL)[1]
+    script = loop.replace("run = ", f"{OPTIMIZER}\nrun = ", 1).replace("...", STEP)
+    (tmp_path / "train.py").write_text(BEFORE + script)
+    words = shlex.split(re.search(r"muster (sweep train\.py .*)", page)[1], comments=True)
+    done = run_muster(*words, "--run-id", "two", "--metric", "loss", env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [m["step"] for m in status("two", env)["members"]] == [20] * 6
 
 
 def test_members_with_several_workers_are_whole_runs(tmp_path, env):

@@ -253,10 +253,10 @@ def _open_group(launch: Launch, backend: str, timeout_s: float) -> Callable[[], 
             "the process group exists already",
             fix="remove the script's own init_process_group: tm.init() calls it",
         )
-    if launch.launcher is Launcher.NONE:
+    if launch.world_size == 1:  # a member of a sweep has no store, its MASTER_PORT is 0
         store = dist.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-        return lambda: store  # nobody else is there to be waited for
+        return lambda: store
     try:
         dist.init_process_group(
             backend,
