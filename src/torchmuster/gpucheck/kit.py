@@ -136,9 +136,9 @@ class Kit:
         path = os.path.join(facts, "said")
         began = time.time()
         with open(path, "wb") as said:
-            child = proc.start(
-                argv, env=self._environment(facts, env), stdout=said.fileno(), stderr=said.fileno()
-            )
+            environment, out = self._environment(facts, env), said.fileno()
+            # A folder of its own: without muster the library keeps snapshots where it is started.
+            child = proc.start(argv, env=environment, cwd=facts, stdout=out, stderr=out)
         code = child.wait(limit_s)
         if code is None:
             for pid in [child.pid, *proc.descendants(child.pid)]:
