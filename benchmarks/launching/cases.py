@@ -73,14 +73,21 @@ class Sizes:
 
 FULL = Sizes(
     starts=(1, 8, 16),
-    restarts=(Shape(num_workers_per_node=8), Shape(num_nodes=2, num_workers_per_node=2)),
+    restarts=(
+        Shape(num_workers_per_node=8),
+        Shape(num_nodes=2, num_workers_per_node=2),
+        Shape(num_workers_per_node=4, has_library=True),
+    ),
     num_quiet=8,
     steady_s=10.0,
 )
 # Shows that everything works; the figures mean little.
 QUICK = Sizes(
     starts=(2,),
-    restarts=(Shape(num_workers_per_node=2),),
+    restarts=(
+        Shape(num_workers_per_node=2),
+        Shape(num_workers_per_node=2, has_library=True),
+    ),
     num_quiet=2,
     steady_s=0.5,
 )
@@ -99,9 +106,10 @@ def start_trials(sizes: Sizes, sides: Sequence[Side]) -> Iterator[Trial]:
 
 
 def restart_trials(sizes: Sizes, sides: Sequence[Side]) -> Iterator[Trial]:
-    """Yield losses of one worker, on one node and on two."""
+    """Yield losses of one worker, on one node and on two, and of a script that uses the library."""
     for shape in sizes.restarts:
         name = f"{shape.num_nodes} x {shape.num_workers_per_node} workers"
+        name += ", torchmuster.train" if shape.has_library else ""
         metrics = (
             Metric(case="restart", name=name, unit="s"),
             Metric(case="restart", name=f"{name}, restarts needed"),

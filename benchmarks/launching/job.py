@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launching import processes
-from launching.sides import WORKER, Shape, Side, side_environment
+from launching.sides import Shape, Side, side_environment
 
 DEADLINE_S = 120.0
 LOG_TAIL_LINES = 15
@@ -109,7 +109,7 @@ def scratch_folder() -> Iterator[Path]:
 def started(side: Side, shape: Shape, mode: str) -> Iterator[Job]:
     """Start a job with the worker in `mode`, and leave nothing of it behind."""
     with scratch_folder() as folder:
-        job = _start(side, shape, [str(WORKER), str(folder), mode], folder)
+        job = _start(side, shape, [str(shape.worker), str(folder), mode], folder)
         try:
             yield job
         except LostError as lost:

@@ -18,6 +18,7 @@ from running.stage import REPOSITORY
 from kit.ports import reserve_port  # type: ignore[import-not-found]  # isort: skip
 
 WORKER = Path(__file__).with_name("worker.py")
+LIBRARY_WORKER = Path(__file__).with_name("library_worker.py")
 
 MAX_RESTARTS = 3
 
@@ -46,18 +47,25 @@ class Shape:
         num_nodes: Agents, all on this machine.
         num_workers_per_node: Workers of each agent.
         restarts: Whether the job must survive the loss of a worker.
+        has_library: Whether its script uses `torchmuster.train`.
         monitor_interval_s: How often torchrun's agent looks at its workers; 0.1 is its default.
     """
 
     num_nodes: int = 1
     num_workers_per_node: int
     restarts: bool = True
+    has_library: bool = False
     monitor_interval_s: float = 0.1
 
     @property
     def num_workers(self) -> int:
         """Return the number of workers on all nodes."""
         return self.num_nodes * self.num_workers_per_node
+
+    @property
+    def worker(self) -> Path:
+        """Return the script."""
+        return LIBRARY_WORKER if self.has_library else WORKER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,16 +23,21 @@ POLL_S = 0.1
 
 
 def main() -> None:
+    """Make the process group, be measured, and destroy it."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_TIMEOUT_S))
+    be_measured()
+    dist.destroy_process_group()
+
+
+def be_measured() -> None:
     """Reduce once, leave a stamp, then do what the mode says."""
     folder, mode = Path(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_TIMEOUT_S))
     attempt = reduce_attempt()
     stamp(folder, "reduced", attempt)
     if mode == "idle":
         wait_until_gone(folder, timeout_s=IDLE_TIMEOUT_S)
     elif mode == "kill" and attempt == 0:
         lose_last_rank(folder)
-    dist.destroy_process_group()
 
 
 def reduce_attempt() -> int:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from start.ways import AUTO, FORKED, FRESH, Place, Workers, together
+from start.ways import AUTO, FORKED, FRESH, Outcome, Place, Workers, together
 from torchmuster.node.spawner.messages import InterpreterRefused
 
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
@@ -139,6 +139,32 @@ def test_preloaded_modules_are_imported_once_before_the_fork(place):
     assert ranks == ["[rank 0] True", "[rank 1] True"]
     assert done.stdout.count("mine is imported") == 1
     assert "mine" not in place.log(0, 0)
+
+
+# Each says who has imported it.
+LIBRARY = "import os\nPID = os.getpid()\n"
+USES = "import torchmuster.train as tm\nprint(tm.__file__.split('/')[-3], tm.PID == os.getppid())\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "way", "text", "printed"),
+    [
+        (LIBRARY, FORKED, "", "work True\n"),
+        (LIBRARY, FRESH, "", "work False\n"),
+        (LIBRARY, FORKED, "sys.path.insert(0, os.path.abspath('other'))\n", "other False\n"),
+        (f"{LIBRARY}import absent", FORKED, "sys.path.insert(0, 'other')\n", "other False\n"),
+    ],
+    ids=["forked", "fresh", "another one", "one that fails"],
+)
+def test_the_script_s_own_library_is_imported_once_before_the_fork(
+    place, train, way, text, printed
+):
+    for folder, library in (("torchmuster", train), ("other/torchmuster", LIBRARY)):
+        place.write(f"{folder}/__init__.py", "")
+        place.write(f"{folder}/train.py", library)
+    place.write("prog.py", f"import os, sys\nassert 'torchmuster' not in sys.modules\n{text}{USES}")
+    with Workers(place, "prog.py", way=way) as workers:
+        assert workers.run() == Outcome(0, printed, "")
 
 
 def test_a_job_without_torch_is_forked_too(place):

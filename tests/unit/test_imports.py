@@ -17,6 +17,20 @@ for name in sys.argv[2:]:
     __import__(name)
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
+# What spawners import, then the library, which they import too.
+LIBRARY = """
+import json, os, sys
+import torch, torch.distributed, torch.nn.parallel, torch.utils.data.distributed
+
+class Unread(type(os.environ)):
+    def __getitem__(self, name):
+        raise AssertionError(f"{name} was read")
+
+before = set(sys.modules)
+os.environ.__class__ = Unread
+import torchmuster.train
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
 NODE_SIDE = [
     "torchmuster.programs.main",
     "torchmuster.node.agent",
@@ -55,6 +69,16 @@ def test_the_node_side_does_without_the_client():
 
 def test_the_agent_starts_its_spawner_before_it_imports_asyncio():
     assert "asyncio" not in imported_by("torchmuster.programs.main")
+
+
+def test_the_library_needs_no_more_of_torch_and_reads_no_variable_before_it_is_called(tmp_path):
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", LIBRARY], capture_output=True, text=True, env=muster_env(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    packages = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert packages - sys.stdlib_module_names == {"torchmuster"}
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["torchrun", "--help"], ["ps"]])

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import short_id
@@ -26,7 +25,7 @@ from torchmuster.train.exchange import gather_json
 from torchmuster.train.objects import Objects
 from torchmuster.train.replay.forward import ForwardCall, checksum, floats_of
 from torchmuster.train.sinks import MetricsRecord
-from torchmuster.train.wrap import unwrap
+from torchmuster.train.wrap import has_shards, shard_of, unwrap
 
 CHOICES = ("ignore", "stop", "skip", "replay")
 MOST_SKIPPED = 10  # steps in a row
@@ -141,7 +140,7 @@ class FiniteGradients:
     def _note_outputs(self, model: nn.Module, inputs: Any, outputs: Any) -> None:
         """Note whether outputs are finite, without waiting for the device, and without keeping them."""
         if torch.is_grad_enabled():
-            are_finite = [torch.isfinite(_local(leaf)).all() for leaf in floats_of(outputs)]
+            are_finite = [torch.isfinite(shard_of(leaf)).all() for leaf in floats_of(outputs)]
             self._outputs.extend(are_finite)
             if self._calls and self._calls[-1][0] is model:
                 self._calls[-1][1].are_finite = are_finite
@@ -199,7 +198,7 @@ class FiniteGradients:
             "ids": self._samples() if bad else [],
             "again": self._is_bad_again() if bad else None,
             "host": socket.gethostname()[:64],
-            "sum": checksum(map(_local, gradients)),
+            "sum": checksum(map(shard_of, gradients)),
         }
         told: list[dict[str, Any]] = gather_json(mine) if self._world_size > 1 else [mine]
         ranks = [rank for rank, one in enumerate(told) if one["bad"]]
@@ -259,15 +258,11 @@ def replay_command(step: int) -> str | None:
 
 def are_finite(gradients: list[torch.Tensor]) -> bool:
     """Say whether all gradients are finite; of sharded ones all ranks' shards, by a collective."""
-    shards = [shard for shard in map(_local, gradients) if shard.numel()]
+    shards = [shard for shard in map(shard_of, gradients) if shard.numel()]
     largest = torch.nn.utils.get_total_norm(shards, norm_type=math.inf)  # 0 of none
     is_bad = torch.logical_not(torch.isfinite(largest))
-    if any(isinstance(gradient, DTensor) for gradient in gradients):
-        told = is_bad.to(_local(gradients[0]).device, torch.int32)
+    if any(map(has_shards, gradients)):
+        told = is_bad.to(shard_of(gradients[0]).device, torch.int32)
         dist.all_reduce(told, dist.ReduceOp.MAX)
         return not bool(told)
     return not bool(is_bad)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from torchmuster.errors import UsageError
 from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import SnapshotManifest
 from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.state import MisfitError, pack, unpack
-from torchmuster.train.wrap import is_sharded, unwrap
+from torchmuster.train.wrap import is_sharded, shard_of, unwrap
 
 _CANT_LOAD = (
     ArithmeticError,
@@ -210,7 +209,7 @@ class Objects:
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = shard_of(tensor)
     return local.numel() * local.element_size()
 
 

@@ -278,4 +278,14 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether a model's parameters are sharded over ranks."""
-    return any(hasattr(p, "device_mesh") for p in model.parameters())
+    return any(map(has_shards, model.parameters()))
+
+
+def has_shards(tensor: torch.Tensor) -> bool:
+    """Return whether this is a DTensor, whose module takes torch half a second to import."""
+    return hasattr(tensor, "device_mesh")
+
+
+def shard_of(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor; of a plain one the tensor itself."""
+    return tensor.to_local() if has_shards(tensor) else tensor

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from torchmuster.node.spawner.mainmodule import imported_for_the_job
+
 # A file that was changed while it was imported may have been read before or after: its time is not before the beginning.
 _SLACK_NS = 50_000_000
 _SHOWN = 3
@@ -92,7 +94,7 @@ def imported_files(begun_ns: int) -> dict[str, tuple[int, ...]]:
         begun_ns: When the first import began, in ns since 1970.
     """
     found: dict[str, tuple[int, ...]] = {}
-    for module in list(sys.modules.values()):
+    for module in [*sys.modules.values(), *imported_for_the_job.values()]:
         path = getattr(module, "__file__", None)
         if isinstance(path, str) and path not in found:
             facts = _facts_of(path)

@@ -4,6 +4,7 @@ The same code serves a forked worker and a fresh one. What differs from `python 
 list in `docs/workers.md`; everything else is a defect.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -13,9 +14,9 @@ import runpy
 import sys
 import time
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
 from torchmuster.node.spawner import last_words, worker_call
@@ -201,8 +202,51 @@ _kept: list[Any] = []  # modules that the script must not see but whose code is 
 
 def _forget_ourselves() -> None:
     """Let the script import what its own environment has, not the agent's copy of torchmuster."""
+    _kept.extend(_take_out_torchmuster().values())
+    if imported_for_the_job:
+        sys.meta_path.insert(0, _ImportedFinder())
+
+
+def _take_out_torchmuster() -> dict[str, types.ModuleType]:
     own = [n for n in sys.modules if n == "torchmuster" or n.startswith("torchmuster.")]
-    _kept.extend(sys.modules.pop(name) for name in own)
+    return {name: sys.modules.pop(name) for name in own}
+
+
+# What the job's own environment has as torchmuster, where it was imported before the fork.
+imported_for_the_job: dict[str, types.ModuleType] = {}
+
+
+@contextlib.contextmanager
+def torchmuster_of_the_job() -> Iterator[None]:
+    """Let what is imported find the job's torchmuster, and keep that apart from ours."""
+    ours = _take_out_torchmuster()
+    sys.modules.update(imported_for_the_job)
+    try:
+        yield
+    finally:
+        imported_for_the_job.update(_take_out_torchmuster())
+        sys.modules.update(ours)
+
+
+class _ImportedFinder:
+    """Gives the script the torchmuster that was imported before the fork, if `sys.path` still leads to the same one."""
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        if name != "torchmuster":
+            return None
+        found = PathFinder.find_spec(name)
+        before = getattr(imported_for_the_job[name], "__file__", None)
+        if found is None or found.origin is None or found.origin != before:
+            return None
+        found.loader = self  # type: ignore[assignment]
+        return found
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        """Let the import make an empty module, in whose place the imported one is put."""
+
+    def exec_module(self, _module: types.ModuleType) -> None:
+        sys.meta_path.remove(self)
+        sys.modules.update(imported_for_the_job)
 
 
 def _uncover(folder: str | None, at_start: Collection[str]) -> None:

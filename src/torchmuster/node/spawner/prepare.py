@@ -27,6 +27,8 @@ _TORCH_MODULES = (
     "torch.utils.data.distributed",
 )
 
+_LIBRARY = "torchmuster.train"
+
 
 def prepare(
     config: messages.BeginSpawner,
@@ -42,7 +44,8 @@ def prepare(
         send(messages.InterpreterRefused(why=missing))
         return False, False
     text = _read_source(config)
-    imports_torch = source.imports_torch(text)
+    imported = source.imported_names(text)
+    imports_torch = any(name.partition(".")[0] == "torch" for name in imported)
     why = _reason_for_fresh(config, text, at_start)
     torch_version: str | None = None
     if why is None:
@@ -50,7 +53,11 @@ def prepare(
         folder = mainmodule.first_path(config.kind, config.target)
         for_calls = config.kind == "function"
         torch_version, problem = import_for_workers(
-            folder, config.preload, has_torch=config.has_torch, for_calls=for_calls
+            folder,
+            config.preload,
+            has_torch=config.has_torch,
+            has_library=_LIBRARY in imported,
+            for_calls=for_calls,
         )
         if problem is not None:
             send(messages.InterpreterRefused(why=problem))
@@ -104,9 +111,22 @@ def _reason_for_fresh(
 
 
 def import_for_workers(
-    folder: str | None, preload: tuple[str, ...], *, has_torch: bool = True, for_calls: bool = False
+    folder: str | None,
+    preload: tuple[str, ...],
+    *,
+    has_torch: bool = True,
+    has_library: bool = False,
+    for_calls: bool = False,
 ) -> tuple[str | None, str | None]:
-    """Import torch and what the user named, from a folder first; return torch's version and what went wrong."""
+    """Import torch, what the user named, and our library; return torch's version and what went wrong.
+
+    Args:
+        folder: Where to look first.
+        preload: What the user named.
+        has_torch: The workers need torch.
+        has_library: The script imports our library.
+        for_calls: The workers call functions that travel.
+    """
     own_threads = os.environ.get(_BLAS_THREADS)
     os.environ[_BLAS_THREADS] = "1"  # numpy would start its threads at import
     gc.disable()
@@ -114,8 +134,12 @@ def import_for_workers(
     if for_calls:
         _import_for_calls()
     try:
-        problem = _import_torch() if has_torch else None
-        problem = problem or _import_named(preload)
+        with mainmodule.torchmuster_of_the_job():
+            problem = _import_torch() if has_torch else None
+            problem = problem or _import_named(preload)
+            if has_torch and has_library:
+                with contextlib.suppress(Exception):  # the script says it in its own words
+                    importlib.import_module(_LIBRARY)
     finally:
         if folder in sys.path:
             sys.path.remove(folder)

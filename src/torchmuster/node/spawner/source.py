@@ -41,15 +41,17 @@ def script_path(kind: str, target: str) -> str | None:
     return spec.origin if spec is not None else None
 
 
-def imports_torch(source: bytes) -> bool:
-    """Say whether the source imports torch, anywhere in it."""
+def imported_names(source: bytes) -> set[str]:
+    """Return the modules that the source imports, anywhere in it, and what it takes from them: `a.b` of `from a import b`."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
-        return False
-    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-    names += [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
-    return any(name is not None and name.partition(".")[0] == "torch" for name in names)
+        return set()
+    names = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
