@@ -39,6 +39,13 @@ def make_samples():
     return torch.utils.data.TensorDataset(x, x.sin().sum(dim=1, keepdim=True))
 
 
+def evaluate(model, test):
+    with torch.no_grad():
+        for x, y in test:
+            test.add(loss=nn.functional.mse_loss(model(x), y))
+    assert test.result()["count"] == len(make_samples())
+
+
 def main(args):
     torch.set_num_threads(1)
     world = tm.init(seed=2, timeout_s=60, device="cpu")
@@ -47,6 +54,9 @@ def main(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8)
     data = world.loader(make_samples(), global_batch_size=12, shuffle=True, seed=4)
+    test = world.evaluation(make_samples(), batch_size=7)
+    if args.evaluate:
+        evaluate(model, test)
     node = os.environ["GROUP_RANK"]
     folder = args.out / (f"snapshots-{node}" if args.apart else "snapshots")
     run = world.resume(
@@ -77,6 +87,8 @@ def main(args):
             losses.write(f"{run.steps_done} {data.count} {loss.item().hex()}\n")
             if run.steps_done == args.stop_after:
                 run.save()
+        if args.evaluate:
+            evaluate(model, test)
 
 
 def is_due(args, rank, step):
@@ -104,6 +116,9 @@ if __name__ == "__main__":
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--stop-after", type=int, default=-1)
+    parser.add_argument(
+        "--evaluate", action="store_true", help="before the training and after epochs"
+    )
     parser.add_argument("--apart", action="store_true", help="a folder of its own for each node")
     given = parser.parse_args()
     given.kill = [[int(part) for part in one.split(":")] for one in given.kill]

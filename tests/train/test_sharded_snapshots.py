@@ -54,6 +54,16 @@ def hsdp(tmp_path_factory):
     return stop_four_ranks(tmp_path_factory, REPLICATED)
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_evaluations_change_neither_what_is_saved_nor_what_is_resumed(
+    tmp_path, num_workers, undisturbed
+):
+    options = [*SHARDED, "--evaluate", "--memory", 2]
+    muster(tmp_path / "home", num_workers, SCRIPT, tmp_path, *options, "--stop-after", STOP)
+    muster(tmp_path / "home", num_workers, SCRIPT, tmp_path, *options)
+    assert mean_losses(tmp_path) == pytest.approx(undisturbed, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
 def test_up_to_the_stop_four_ranks_train_what_ddp_trains(request, kind, undisturbed):
     want = {step: undisturbed[step] for step in range(1, STOP + 1)}

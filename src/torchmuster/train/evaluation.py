@@ -22,7 +22,7 @@ from torchmuster.train.batches.loader import close_batches, open_batches
 from torchmuster.train.batches.order import split
 from torchmuster.train.batches.workers import fork_quietly
 from torchmuster.train.meter import Meter, Number
-from torchmuster.train.wrap import is_sharded
+from torchmuster.train.wrap import is_sharded, reshard
 
 _COUNT = "muster/count"  # so that a metric may have any name but its own
 _UNLIKE_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
@@ -105,6 +105,8 @@ class Evaluation:
                     )
             finally:
                 self._size = 0
+                for model in self._models():
+                    reshard(model)
 
     def add(self, **values: Number | torch.Tensor) -> None:
         """Add metrics of the current batch: a scalar is its mean, `(batch,)` has one value per sample.

@@ -13,7 +13,7 @@ from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import SnapshotManifest
 from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.state import MisfitError, pack, unpack
-from torchmuster.train.wrap import is_sharded, shard_of, unwrap
+from torchmuster.train.wrap import is_sharded, reshard, shard_of, unwrap
 
 _CANT_LOAD = (
     ArithmeticError,
@@ -73,6 +73,11 @@ class Objects:
         """Whether a model's parameters are sharded over ranks."""
         return any(is_sharded(model) for model in self.models().values())
 
+    def reshard(self) -> None:
+        """Make the models' parameters those that the optimizers have, after whatever forward the script has made."""
+        for model in self.models().values():
+            reshard(model)
+
     def buffer_paths(self) -> set[str]:
         """Return the paths of the models' buffers, such as running means: a rank may have its own."""
         return {
@@ -81,6 +86,7 @@ class Objects:
 
     def stepped(self) -> "SteppedPaths":
         """Return the paths of what only an optimizer's step changes."""
+        self.reshard()
         stepped = {id(p) for o in self.optimizers() for g in o.param_groups for p in g["params"]}
         parameters = {
             f"{k}.{name}"
@@ -103,6 +109,7 @@ class Objects:
 
     def pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the packed state, and the tensors by path, without copying them."""
+        self.reshard()
         tensors: dict[str, torch.Tensor] = {}
         sharded = self.is_sharded
         state = {
@@ -118,6 +125,7 @@ class Objects:
             SnapshotError: It is a snapshot of other objects, or of another model.
         """
         manifest = loaded.manifest
+        self.reshard()
         self._check_names(manifest, folder.url)
         if (manifest.kind == "sharded") != self.is_sharded:
             now = "sharded" if self.is_sharded else "whole on every rank"

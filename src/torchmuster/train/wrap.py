@@ -277,8 +277,20 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether a model's parameters are sharded over ranks."""
-    return any(map(has_shards, model.parameters()))
+    """Return whether a model's parameters are sharded over ranks, also while a forward has gathered them."""
+    return any(map(_is_unit, model.modules())) or any(map(has_shards, model.parameters()))
+
+
+def reshard(model: nn.Module) -> None:
+    """Let go of parameters that FSDP2 has gathered: behind a forward without a backward it keeps some, as plain tensors."""
+    for module in model.modules():
+        if _is_unit(module):
+            module.reshard()
+
+
+def _is_unit(module: Any) -> bool:
+    """Return whether `fully_shard` was applied to this very module."""
+    return hasattr(module, "set_reshard_after_backward")
 
 
 def has_shards(tensor: torch.Tensor) -> bool:

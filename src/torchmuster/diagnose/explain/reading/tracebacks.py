@@ -30,6 +30,8 @@ _IGNORED = ("Exception ignored ", "--- Logging error ---")
 _LIBRARY = re.compile(
     r"/(?:site-packages|dist-packages|lib/python\d[\w.]*)/|^<frozen|torchmuster/(?:agent|head|node|programs)/|/bin/(?:torchrun|accelerate|deepspeed|lightning)$"
 )
+# Where our library works with what it was given, and calls nothing of the script's. What torch refuses there, we have asked for.
+_OURS = re.compile(r"torchmuster/train/(?:saves\.py|snapshot/|memory/)")
 # Nobody caught it when the outermost frame is the module itself: a caught one begins where it was caught.
 _OUTERMOST = ("<module>", "_run_module_as_main", "_run_code", "_bootstrap", "_wrap")
 _SOUNDS_LIKE_ONE = re.compile(
@@ -394,6 +396,7 @@ def _where(lines: list[LogLine]) -> dict[str, str]:
     if chosen is None:
         return {}
     package = _PACKAGE.search(frames[-1]["file"])
+    asked = [frame["file"] for frame in frames if "-packages/torch/" not in frame["file"]]
     is_standard = package is None and _LIBRARY.search(frames[-1]["file"]) is not None
     library = package[1] if package is not None else STANDARD_LIBRARY if is_standard else ""
     return {
@@ -405,4 +408,5 @@ def _where(lines: list[LogLine]) -> dict[str, str]:
         "where": f"{chosen['file']}:{chosen['line']}",
         "function": chosen["function"] or "",
         "own": "1" if own else "",
+        "ours": "1" if asked and _OURS.search(asked[-1]) else "",
     }

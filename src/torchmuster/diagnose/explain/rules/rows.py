@@ -180,11 +180,17 @@ _CURED_IN_CODE = frozenset(
 )
 
 
+_OURS = "torchmuster itself failed here, not the script: please report this, with its traceback"
+
+
 def _advice_of(case: Case, row: Row, event: LogEvent, fields: "_Fields") -> str:
     """Return what helps: in the surroundings of the event, else in those of the job, else anywhere, else in general.
 
     Advice with a value in it is given only where the log shows the value.
     """
+    is_said_by_us = event.get("type").startswith("torchmuster.")
+    if event.get("ours") and row.cause in _CURED_IN_CODE and not is_said_by_us:
+        return _OURS
     places = (case.surroundings_of(event), case.surroundings, frozenset({ANYWHERE}))
     special = (
         words

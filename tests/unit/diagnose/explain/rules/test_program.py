@@ -175,3 +175,21 @@ Original Traceback (most recent call last):
 RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
 """
     assert cause_of(tmp_path, job=text) == "cuda-after-fork"
+
+
+@pytest.mark.parametrize(
+    ("folder", "module", "hint"),
+    [
+        ("/home/u/clone/src", "train/snapshot/staging.py", "torchmuster itself failed here"),
+        ("/v/lib/python3.11/site-packages", "train/saves.py", "torchmuster itself failed here"),
+        ("/v/lib/python3.11/site-packages", "train/wrap.py", "make the plain one a DTensor"),
+    ],
+)
+def test_what_torch_refuses_our_library_is_no_mistake_of_the_script(tmp_path, folder, module, hint):
+    mixed = "RuntimeError: aten.copy_.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed operators!"
+    frames = (
+        f'  File "{folder}/torchmuster/{module}", line 9, in copy\n'
+        '  File "/v/lib/python3.11/site-packages/torch/distributed/tensor/_dispatch.py", line 5, in dispatch\n'
+    )
+    verdict = explain(tmp_path, n1=traceback_of(mixed).replace(mixed, frames + mixed))
+    assert verdict.first.hint.startswith(hint)
