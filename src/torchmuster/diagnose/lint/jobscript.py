@@ -1,5 +1,6 @@
 """A job script: the directives for a scheduler, and the shell script after them."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torchmuster.diagnose.lint.allocation import (
@@ -9,6 +10,7 @@ from torchmuster.diagnose.lint.allocation import (
     read_allocation,
     read_options,
 )
+from torchmuster.diagnose.lint.shell_lex import ShellToken
 from torchmuster.diagnose.lint.shell_script import ShellScript, read_shell
 
 
@@ -40,7 +42,13 @@ def parse(text: str, name: str) -> JobScript:
         name: Of the file, for messages.
     """
     lines = text.split("\n")
-    scheduler, options = _read_directives(lines)
+    shell = read_shell(text)
+    scheduler, options = _read_directives(_without(shell.here, lines))
+    for here in shell.here if not options else ():
+        scheduler, options = _read_directives(enumerate(here.raw.split("\n"), here.line))
+        if options:  # the job script is what `sbatch <<EOT` is given
+            shell = shell.read_inner(here.text, here.line)
+            break
     return JobScript(
         name=name,
         text=text,
@@ -48,14 +56,20 @@ def parse(text: str, name: str) -> JobScript:
         scheduler=scheduler,
         options=tuple(options),
         allocation=read_allocation(scheduler, options),
-        shell=read_shell(text),
+        shell=shell,
     )
 
 
-def _read_directives(lines: list[str]) -> tuple[Scheduler, list[Option]]:
+def _without(here: Iterable[ShellToken], lines: Sequence[str]) -> Iterable[tuple[int, str]]:
+    """Return the lines outside the here-documents, with their numbers."""
+    inside = {n for each in here for n in range(each.line, each.line + each.raw.count("\n") + 1)}
+    return [(n, line) for n, line in enumerate(lines, 1) if n not in inside]
+
+
+def _read_directives(lines: Iterable[tuple[int, str]]) -> tuple[Scheduler, list[Option]]:
     """Return the scheduler and the options of the directives; those after the first command have no effect."""
     scheduler, options, late = Scheduler.NONE, list[Option](), False
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         late = late or bool(line.strip() and not line.lstrip().startswith("#"))
         found = read_options(line, number, late=late)
         if found is None or (scheduler is not Scheduler.NONE and found[0] is not scheduler):

@@ -16,12 +16,15 @@ _PLACEHOLDER = re.compile(r"<[A-Za-z][\w-]*>")
 _BLANKS_AT_END = re.compile(r"\\[ \t]+(?:\r?\n)")
 _PLAIN = re.compile(rf"[^\s\\'\"`${FIXED};&|<>()]+")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
+_SUBSTITUTION = re.compile(rf"[${FIXED}][({{]")
+_IN_QUOTES = re.compile(r"\\([$`\"\\])|`((?:\\.|[^`\\])*)`", re.DOTALL)
+_IN_HERE_DOCUMENT = re.compile(r"\\([$`\\])")
 _JOINS_BEFORE, _JOINS_AFTER = frozenset(",:=/|&;([{\"'"), frozenset(",:=/|&;)]}")
 
 
 @dataclass(slots=True)
 class ShellToken:
-    """A word, an operator or the end of a line; `kind` says which.
+    """A word, an operator, the end of a line or a here-document; `kind` says which.
 
     Attributes:
         raw: As written.
@@ -63,6 +66,25 @@ def shown(text: str) -> str:
     return text.replace(DEFERRED, "$").replace(FIXED, "$")
 
 
+def split_value(text: str) -> list[str]:
+    """Return the words of a variable without quotes around it; what a substitution prints stays in one word."""
+    words, begin, position = list[str](), 0, 0
+    while position < len(text):
+        if _SUBSTITUTION.match(text, position) is not None:
+            position = find_end(text, position + 2, ")" if text[position + 1] == "(" else "}")
+            continue
+        if text[position].isspace():
+            words.append(text[begin:position])
+            begin = position + 1
+        position += 1
+    return [word for word in (*words, text[begin:]) if word]
+
+
+def is_substitution(word: str) -> bool:
+    """Return whether a word is what one command prints, and nothing else."""
+    return word[:2] in ("$(", f"{FIXED}(") and find_end(word, 2, ")") == len(word)
+
+
 def find_end(text: str, position: int, closer: str) -> int:
     """Return the position after the closing bracket of the one before `position`."""
     stack = [closer]
@@ -100,7 +122,7 @@ class _Lexer:
         self.tokens: list[ShellToken] = []
         self.slips = Slips()
         self._word: ShellToken | None = None
-        self._here: list[tuple[str, bool]] = []
+        self._here: list[tuple[str, bool, bool]] = []
         self._wants_delimiter: bool | None = None
 
     def run(self) -> None:
@@ -143,7 +165,7 @@ class _Lexer:
         if word is None:
             return
         if self._wants_delimiter is not None:
-            self._here.append((shown(word.text), self._wants_delimiter))
+            self._here.append((shown(word.text), self._wants_delimiter, word.quoted))
             self._wants_delimiter = None
             return
         self.tokens.append(word)
@@ -155,18 +177,24 @@ class _Lexer:
         self.position += 1
         self.line += 1
         here, self._here = self._here, []
-        for delimiter, strips in here:
-            self._skip_here_document(delimiter, strips=strips)
+        for delimiter, strips, quoted in here:
+            self._here_document(delimiter, strips=strips, quoted=quoted)
 
-    def _skip_here_document(self, delimiter: str, *, strips: bool) -> None:
+    def _here_document(self, delimiter: str, *, strips: bool, quoted: bool) -> None:
+        first_line, lines = self.line, list[str]()
         while self.position < len(self.text):
             end = self.text.find("\n", self.position)
             end = len(self.text) if end < 0 else end
-            body = self.text[self.position : end].rstrip("\r")
+            line = self.text[self.position : end].rstrip("\r")
+            line = line.lstrip("\t") if strips else line
             self.position = min(end + 1, len(self.text))
             self.line += 1
-            if (body.lstrip("\t") if strips else body) == delimiter:
-                return
+            if line == delimiter:
+                break
+            lines.append(line)
+        body = "\n".join(lines)
+        text = body.replace("$", DEFERRED) if quoted else _IN_HERE_DOCUMENT.sub(_expanded, body)
+        self.tokens.append(ShellToken("here", body, text, first_line, quoted))
 
     def _backslash(self) -> None:
         rest = self.text[self.position + 1 : self.position + 3]
@@ -253,5 +281,10 @@ class _Lexer:
 
 def _unquote(body: str) -> str:
     """Return the text between double quotes."""
-    body = body.replace("\\\n", "")
-    return re.sub(r"\\([$`\"\\])", lambda m: DEFERRED if m[1] == "$" else m[1], body)
+    return _IN_QUOTES.sub(_expanded, body.replace("\\\n", ""))
+
+
+def _expanded(match: re.Match[str]) -> str:
+    if match[1] is None:
+        return f"$({match[2]})"  # backquotes
+    return DEFERRED if match[1] == "$" else match[1]

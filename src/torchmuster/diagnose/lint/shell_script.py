@@ -78,6 +78,7 @@ class ShellScript:
         exports: Names that any line exports.
         exports_all: The script has `set -a`.
         by_name: The assignments for more than one command.
+        here: Its here-documents.
     """
 
     commands: list[ShellCommand] = field(default_factory=list)
@@ -86,6 +87,13 @@ class ShellScript:
     exports_all: bool = False
     slips: Slips = field(default_factory=Slips)
     by_name: dict[str, list[Assignment]] = field(default_factory=dict)
+    here: list[ShellToken] = field(default_factory=list)
+
+    def read_inner(self, text: str, first_line: int) -> "ShellScript":
+        """Parse a script that this one hands to another shell."""
+        inner = read_shell(bind(text), first_line)
+        inner.by_name = {**self.by_name, **inner.by_name}
+        return inner
 
     def value_of(self, name: str, line: int | None = None) -> Assignment | None:
         """Return the last assignment to a name, above a line when there is one."""
@@ -157,6 +165,9 @@ class _Reader:
             if not self._skips_word:
                 self._words.append(token)
             self._skips_word = False
+            return
+        if token.kind == "here":
+            self.script.here.append(token)
             return
         self._skips_word = (
             token.kind == "operator"

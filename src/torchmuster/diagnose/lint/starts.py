@@ -9,8 +9,14 @@ from itertools import takewhile
 from torchmuster.diagnose.lint.allocation import option_pairs, whole
 from torchmuster.diagnose.lint.jobscript import JobScript
 from torchmuster.diagnose.lint.numbers import number
-from torchmuster.diagnose.lint.shell_lex import DEFERRED, FIXED, shown
-from torchmuster.diagnose.lint.shell_script import ShellCommand, ShellScript, bind, read_shell
+from torchmuster.diagnose.lint.shell_lex import (
+    DEFERRED,
+    FIXED,
+    is_substitution,
+    shown,
+    split_value,
+)
+from torchmuster.diagnose.lint.shell_script import ShellCommand, ShellScript
 from torchmuster.errors import UsageError
 from torchmuster.spec.torchrun import make_parser
 
@@ -227,8 +233,7 @@ def _inside(
     depth: int,
 ) -> Iterator[ScriptStart]:
     """Return the starts in the text of another shell's script."""
-    inner = read_shell(bind(text), command.line)
-    inner.by_name = {**shell.by_name, **inner.by_name}
+    inner = shell.read_inner(text, command.line)
     around = ScriptStart(
         kind="shell",
         line=command.line,
@@ -250,7 +255,7 @@ def _filled_in(command: ShellCommand, shell: ShellScript) -> list[str]:
             value = shell.expand(text, command.line)
             if value != text and (" " in value or "torchrun" in value or not value):
                 is_one = not word.bare and "[" not in text  # "$X" is one word, whatever it holds
-                found += [value] if is_one else value.split()
+                found += [value] if is_one else split_value(value)
                 continue
         elif FIXED in text and re.search(r"\s", text):
             text = shell.expand(text, command.line)
@@ -345,6 +350,7 @@ def _without_unknown(words: Sequence[str]) -> list[str]:
     for index, word in enumerate(words):
         behind = words[index + 1] if index + 1 < len(words) else ""
         bare = word[:1] in (*"$", FIXED, DEFERRED) and not re.search(r"[./]\w", word)
+        bare = bare or is_substitution(word)
         is_value = bool(kept) and kept[-1].startswith("-") and "=" not in kept[-1]
         if not (bare and not is_value and _BEHIND_OPTIONS.search(behind)):
             kept.append(word)

@@ -25,6 +25,7 @@ cd $PBS_O_WORKDIR
 HEAD=$(head -n 1 $PBS_NODEFILE)
 """
 MEET = "--nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$HEAD:29500"
+COUNTED = "--nnodes {nodes} --nproc_per_node {workers} --rdzv_backend c10d --rdzv_endpoint $HEAD:29500 train.py"
 ACCELERATE = "--num_machines 2 --num_processes 8 --main_process_ip n1"
 RUN = f"torchrun {MEET} --rdzv_id=$SLURM_JOB_ID train.py"
 PBS_RUN = f"torchrun {MEET} --rdzv_id=$PBS_JOBID train.py"
@@ -130,6 +131,19 @@ GOOD = {
     + f"mpiexec -n 2 --ppn 1 {PBS_RUN}\n".replace("train.py", "$PBS_O_WORKDIR/train.py"),
     "PBS with a folder of Torque": "#PBS -l nodes=1:ppn=4:gpus=1,walltime=9\n#PBS -d .\ntorchrun t.py\n",
     "own arguments": SLURM + "srun torchrun $DISTRIBUTED_ARGS train.py\n",
+    "numbers that commands print": SLURM
+    + 'N=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\nA=`wc -l < hosts`\nB="`nvidia-smi -L | wc -l`"\n'
+    + f"srun torchrun {COUNTED.format(nodes='$N', workers='$B')}\n"
+    + f"srun torchrun {COUNTED.format(nodes='$A', workers='$(jq .gpus site.json)')}\n"
+    + f'OPTIONS="{COUNTED.format(nodes="$N", workers="$(jq .gpus site.json)")}"\nsrun torchrun $OPTIONS\n',
+    "options that a command prints": SLURM
+    + f"srun torchrun $(cat options.txt) {MEET.replace('=', ' ')} train.py\n",
+    "a job in a here-document": f"N=2\nsbatch <<EOT\n{SLURM}srun {RUN}\nEOT\n".replace(
+        "$", "\\$"
+    ).replace("nnodes=2", "nnodes=$N"),
+    "a job in a quoted here-document": f"mkdir -p logs\ncat <<'EOT' | sbatch\n{SLURM}srun {RUN}\nEOT\n",
+    "a job that submits another": SLURM
+    + f"srun {RUN}\nsbatch <<EOT\n#!/bin/sh\n#SBATCH -N1\ntrue\nEOT\n",
 }
 
 
@@ -284,6 +298,12 @@ def test_a_bad_script_has_the_one_finding_of_its_rule(rule):
     text, line, level = BAD[rule]
 
     assert found(text) == [(line, level, rule)]
+
+
+def test_the_job_in_a_here_document_is_the_one_that_is_judged():
+    text = f"N=4\nsbatch <<EOT\n{SLURM}srun {RUN}\nEOT\n".replace("$", "\\$")
+
+    assert found(text.replace("nnodes=2", "nnodes=$N")) == [(9, "error", "nnodes")]
 
 
 def test_every_rule_has_a_bad_script():
