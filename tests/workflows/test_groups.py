@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import tempfile
 
 import pytest
 
@@ -210,6 +211,26 @@ def test_a_task_whose_agent_is_killed_is_tried_again_once(start_workflow):
     assert run.out.count("RESCHEDULE") == 1, run.out
     first = int((run.folder / "began").read_text().split()[0])
     assert not os.path.exists(f"/proc/{first}")
+
+
+def test_a_task_leaves_what_it_wrote_to_tmp_and_no_mirror_of_the_rest_also_when_its_agent_is_killed(
+    start_workflow,
+):
+    with tempfile.TemporaryDirectory(dir="/tmp") as of_the_machine:
+        run = start_workflow(
+            one(
+                f"ls -d {of_the_machine} && touch /tmp/of-the-task FOLDER/began-{{{{attempt}}}}\n"
+                "[ {{attempt}} = 1 ] && exit 0; exec sleep 60"
+            )
+        )
+        run.wait_for_file("began-0")
+        os.kill(run.pid("--task=t"), signal.SIGKILL)
+        assert run.wait() == 0, run.out
+
+    left = [path.name for path in (run.run_dir / "tasks").rglob("*")]
+    assert left.count("of-the-task") == 2
+    assert os.path.basename(of_the_machine) not in left
+    assert len(left) <= 2 * 20
 
 
 @pytest.mark.short

@@ -76,6 +76,12 @@ def _short_folder() -> str:
     return tempfile.mkdtemp(prefix="muster-", dir="/tmp")
 
 
+def is_socket_folder(path: str) -> bool:
+    """Say whether an agent of any user has made this folder for its sockets."""
+    is_named_so = _SOCKET_FOLDER.match(os.path.basename(path)) is not None
+    return is_named_so and os.path.lexists(os.path.join(path, _RECORD))
+
+
 def note_owner(socket_folder: str, scratch: str | None = None) -> None:
     """Write the record of an agent into its socket folder; without one, its folders stay when it is killed."""
     path = os.path.join(socket_folder, _RECORD)

@@ -27,6 +27,7 @@ from torchmuster.net.secret import read_secret
 from torchmuster.node.remote.proxy import proxy_argv
 from torchmuster.node.sandbox.container import remove_containers
 from torchmuster.node.sandbox.network import PrivateNetwork
+from torchmuster.node.sandbox.place import clear_places
 from torchmuster.node.task.options import GroupOrder, TaskOrder
 
 _FLUSH_S = 5.0
@@ -228,6 +229,8 @@ async def conduct_group(
         serving.cancel()
         starter.cut_lifeline()
         await _end_agents(starter)
+        for task in options.group.tasks:
+            clear_places(run_dir.task_folder(task.name))
         disk.flush(_FLUSH_S)
 
 

@@ -5,22 +5,27 @@ task's own process, mounts. Where the kernel gives no namespaces (`namespaces_av
 `place_real` puts the files at their real paths.
 """
 
+import contextlib
 import functools
+import glob
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
-from torchmuster.files.atomic import write_json
+from torchmuster.files.atomic import read_json, write_json
 from torchmuster.node.sandbox.place_plan import Mirror, PlacedFile, PlacePlan, plan_place
 
 __all__ = [
     "Mirror",
     "PlacePlan",
     "PlacedFile",
+    "clear_place",
+    "clear_places",
     "namespaces_available",
     "place_argv",
     "plan_place",
@@ -81,6 +86,44 @@ def place_argv(
 ) -> list[str]:
     """Return the command line that starts `command` in the view of a spec."""
     return proc.node_program("view", spec_path, "--", *command, python=python)
+
+
+def clear_place(folder: str) -> None:
+    """Remove the mount points of a view whose task has ended, and folders without content; what the task wrote stays."""
+    spec_path = os.path.join(folder, "spec.json")
+    spec = read_json(spec_path)
+    if spec is None:
+        return
+    for mirror in spec["mirrors"]:
+        _clear_mirror(mirror)
+    with contextlib.suppress(OSError):
+        os.unlink(spec_path)
+    mirrors = [mirror["folder"] for mirror in spec["mirrors"]]
+    for path in (*mirrors, os.path.join(folder, "files"), folder, os.path.dirname(folder)):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+
+
+def clear_places(task_folder: str) -> None:
+    """Do as `clear_place` with all that killed agents of a task have left."""
+    for folder in glob.glob(os.path.join(glob.escape(task_folder), "place-*", "view-*", "view")):
+        clear_place(folder)
+
+
+def _clear_mirror(mirror: Mapping[str, Any]) -> None:
+    """Remove the entries that are still as the launcher made them, seen from outside of its mounts."""
+    for name in mirror["dirs"]:
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.join(mirror["folder"], name))
+    for name, target in mirror["links"].items():
+        with contextlib.suppress(OSError):
+            if os.readlink(os.path.join(mirror["folder"], name)) == target:
+                os.unlink(os.path.join(mirror["folder"], name))
+    empties = [os.path.join(mirror["folder"], name) for name in mirror["files"]]
+    for path in (*empties, mirror["folder"] + ".empty"):
+        with contextlib.suppress(OSError):
+            if os.lstat(path).st_size == 0:
+                os.unlink(path)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmuster.errors import UsageError
+from torchmuster.node.leftovers import is_socket_folder
 
 _MAX_TMP_ENTRIES = 2_000
 _MAX_ENTRIES = 20_000
@@ -315,6 +316,10 @@ class _Planner:
             self._notes.append(
                 f"{at} can't be listed ({error.strerror}): the task sees only what it needs of it"
             )
+        # Those of its neighbours would be as many again for each task of a group.
+        names = [
+            name for name in names if name in first or not is_socket_folder(os.path.join(at, name))
+        ]
         # The way to our own folder comes first: a later copy would carry the mounts made so far.
         names.sort(
             key=lambda name: (not is_below(self._view, os.path.join(at, name)), name not in first)

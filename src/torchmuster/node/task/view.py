@@ -16,6 +16,7 @@ from torchmuster.node.sandbox.container_view import ContainerView
 from torchmuster.node.sandbox.place import (
     PlacedFile,
     PlacePlan,
+    clear_place,
     namespaces_available,
     place_argv,
     plan_place,
@@ -174,7 +175,7 @@ class _PrivateView(CommandView):
             return
         ours = {mirror.at: mirror for mirror in self._plan.mirrors}
         for mirror in earlier._plan.mirrors:  # another of our own class
-            if mirror.at in ours:
+            if mirror.at in ours and os.path.isdir(mirror.folder):
                 machine = {*mirror.dirs, *mirror.files, *mirror.links}
                 _move_entries(mirror.folder, ours[mirror.at].folder, machine)
 
@@ -198,6 +199,7 @@ class _PrivateView(CommandView):
             os.close(self._report)
             self._report = -1
         _remove_secrets(path for path, file in self._plan.files.items() if _is_secret(file))
+        clear_place(self._plan.folder)
 
 
 def _is_secret(file: PlacedFile) -> bool:

@@ -53,6 +53,17 @@ def test_a_new_file_mirrors_its_directory_alone(tmp_path):
     assert (mirror.dirs, mirror.files, mirror.links) == (("sub",), ("old",), {"link": "old"})
 
 
+def test_sockets_of_other_tasks_agents_are_not_mirrored(tmp_path):
+    for name in ("muster-of_ours0", "muster-neighbor", "muster-a_users_"):
+        (tmp_path / name).mkdir()
+    for agent in ("muster-of_ours0", "muster-neighbor"):
+        (tmp_path / agent / "owner.json").touch()
+
+    (mirror,) = plan(tmp_path, tmp_path / "new", keep=[str(tmp_path / "muster-of_ours0")]).mirrors
+
+    assert set(mirror.dirs) == {"folder", "muster-of_ours0", "muster-a_users_"}
+
+
 def test_missing_directories_are_made_in_the_nearest_one_that_exists(tmp_path):
     (mirror,) = plan(tmp_path, tmp_path / "a" / "b" / "c").mirrors
 
