@@ -105,6 +105,42 @@ def test_a_script_for_srun_trains_one_world(cluster, tmp_path):
         assert f"task {(*place, None)} of 4: 1.5\n" in done.stdout
 
 
+@pytest.mark.parametrize("own_node", ["node1", "login"])
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("run --dry-run train.py", "--nodelist=node2"),
+        ("run --dry-run --here train.py", "1 worker"),
+        ("sweep --dry-run train.py --grid lr=1,2", "--lr 2"),
+        ("submit --dry-run w.yaml", "lead"),
+    ],
+)
+def test_a_dry_run_in_a_job_starts_nothing(cluster, tmp_path, words, shown, own_node):
+    (tmp_path / "w.yaml").write_text(
+        "workflow: {name: w, tasks: [{name: lead, command: ['true']}]}"
+    )
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURMD_NODENAME": own_node}
+
+    done = muster({**cluster, **job}, tmp_path, *words.split())
+
+    assert (done.returncode, shown in done.stdout) == (0, True), done.stdout + done.stderr
+    assert list(tmp_path.glob("home/runs/*")) == list((tmp_path / "queue").iterdir()) == []
+
+
+def test_a_run_in_a_job_is_not_started_again_in_its_background(cluster, tmp_path):
+    (tmp_path / "say.py").write_text("print('one')")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURMD_NODENAME": "node1"}
+    inside = {**cluster, **job}
+    first = muster(inside, tmp_path, "run", "--run-id", "r", "say.py")
+    assert (first.returncode, first.stdout) == (0, "one\n"), first.stderr
+
+    done = muster(inside, tmp_path, "restart", "r", "--detach")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "`--detach` can't be used inside a job" in done.stderr
+    assert [path.name for path in tmp_path.glob("home/runs/*")] == ["r"]
+
+
 def test_a_killed_worker_is_restarted_inside_of_the_job(cluster, tmp_path):
     done = muster(cluster, tmp_path, *ON, "train.py", "kill")
 

@@ -319,6 +319,19 @@ def test_a_home_that_can_t_be_used_is_an_error_before_anything_starts(name, plac
     golden(PLACES, name, transcript(place, f"{shown}  # MUSTER_HOME={home}", done))
 
 
+def test_a_run_in_the_background_of_a_job_is_refused(place, golden):
+    shown = "run --detach train.py"
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}
+    before = all_files(place)
+
+    done = muster(place, shlex.split(shown), **job)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert all_files(place) == before
+    text = transcript(place, f"{shown}  # SLURM_JOB_ID=7", done)
+    golden(PLACES, "run_in_the_background_of_a_job", text)
+
+
 def test_a_full_disk_is_an_error_before_anything_starts(place, golden):
     if (reason := why_no_mount()) is not None:
         pytest.skip(reason)
@@ -371,6 +384,7 @@ def test_no_case_is_left_over_from_a_message_that_is_gone():
     }
 
     assert found.pop("places") == OTHER_PLACES.keys() | {
+        "run_in_the_background_of_a_job",
         "torchrun_port_taken",
         "working_directory_gone",
         "home_on_a_full_disk",

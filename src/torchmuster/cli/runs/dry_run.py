@@ -11,6 +11,7 @@ import click
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 
 if TYPE_CHECKING:
+    from torchmuster.engines.own_job import OwnJob
     from torchmuster.model.plan import RunPlan
     from torchmuster.spec.launch import RunRequest
 
@@ -53,18 +54,22 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
     return 2 if refused else 0
 
 
-def show_here(plan: "RunPlan") -> int:
-    """Print the commands of the agents that a run on this machine would start."""
+def show_here(plan: "RunPlan", job: "OwnJob | None" = None) -> int:
+    """Print the commands of the agents that a run on this machine, or in the job around us, would start."""
     from torchmuster.engines.local import agent_argv
     from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.node.options import AgentOrder
 
     run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
-    for place in range(plan.num_places):
+    host = "127.0.0.1" if job is None else job.node_names[0]
+    for place in range(plan.num_places if job is None else len(job.nodes)):
         # The port is the one that is free then.
-        order = AgentOrder(run_dir=run_dir.path, place=place, head=("127.0.0.1:0",))
+        order = AgentOrder(run_dir=run_dir.path, place=place, head=(f"{host}:0",))
+        argv = agent_argv(order)
+        if job is not None and place > 0:
+            argv = job.argv(job.nodes[place], argv)
         spare = "  # spare" if place >= plan.max_nodes else ""
-        click.echo(f"$ {shlex.join(agent_argv(order))}{spare}")
+        click.echo(f"$ {shlex.join(argv)}{spare}")
     words = shlex.join([*plan.program.python, *plan.program.display()])
     num_workers = sum(plan.num_workers(place) for place in range(plan.max_nodes))
     click.echo(f"\n# {num_workers} worker{'s' if num_workers != 1 else ''}: {words}")

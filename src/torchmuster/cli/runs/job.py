@@ -288,13 +288,27 @@ def run_inside(
     limits: "JobLimits",
     problems: "Problems",
 ) -> int:
-    """Run on the nodes of the job that we are in."""
+    """Run on the nodes of the job that we are in, or show what would be started there."""
     from torchmuster.diagnose.facts.gpus import visible_gpus
 
+    if request.detach:
+        problems.found.append(no_background())
     gpus = visible_gpus()  # those of one node; the others have their own
     plan = problems.checked(plan_for_job(request, run_id, len(gpus), problems))
     warn_s = WARN_S if limits.warn_s is None else limits.warn_s
-    return run_in_allocation(plan, inside, warn_s, ship_env=request.ship_env)
+    return run_in_allocation(
+        plan, inside, warn_s, ship_env=request.ship_env, dry_run=request.dry_run
+    )
+
+
+def no_background() -> UsageError:
+    """Return the refusal of `--detach` in a job."""
+    return UsageError(
+        "`--detach` can't be used inside a job",
+        where="--detach",
+        why="the run lives in this step of the job and ends with it",
+        fix="leave it out and end the line with ` &`; a job script then needs `wait` as its last line",
+    )
 
 
 def run_in_allocation(
@@ -303,6 +317,8 @@ def run_in_allocation(
     warn_s: float,
     snapshots: str | None = None,
     ship_env: str | None = None,
+    *,
+    dry_run: bool = False,
 ) -> int:
     """Run on the nodes of the job that we are in, on the snapshots of an earlier run where it has any.
 
@@ -315,7 +331,7 @@ def run_in_allocation(
     from torchmuster.owner.create import create_run_dir, link_snapshots
     from torchmuster.owner.jobs.inside import make_deadline, note_the_end, own_run_inside
 
-    job = inside.from_here()
+    job = inside.from_here() or (inside if dry_run else None)
     if job is None:
         return _run_on_first_node(inside)
     job_id, engine_name, num_nodes = job.allocation.job_id, job.dialect.name, len(job.nodes)
@@ -329,6 +345,10 @@ def run_in_allocation(
         )
     job = job.with_nodes(job.nodes[: plan.num_places]).with_launcher()
     plan = replace(plan, node_names=job.node_names, engine=engine_name, job_id=job_id)
+    if dry_run:
+        from torchmuster.cli.runs.dry_run import show_here
+
+        return show_here(plan, job)
     plan, packed = with_shipped(plan, ship_env)
     run_dir = create_run_dir(plan)
     place_archive(plan, packed)

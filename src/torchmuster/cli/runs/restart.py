@@ -65,7 +65,7 @@ def restart(run: str, *, detach: bool) -> int:
     if os.path.isfile(view.run_dir.job):
         return _submit_again(again, view.run_dir, detach=detach)
     if plan.job_id is not None:
-        return _run_in_job_again(replace(again, node_names=()), view)
+        return _run_in_job_again(replace(again, node_names=()), view, detach=detach)
     if plan.engine != "local":
         from torchmuster.cli.runs.ssh import run_again_on_hosts
 
@@ -112,13 +112,13 @@ def _submit_again(plan: "RunPlan", old: "RunDir", *, detach: bool) -> int:
     )
 
 
-def _run_in_job_again(plan: "RunPlan", view: "RunView") -> int:
+def _run_in_job_again(plan: "RunPlan", view: "RunView", *, detach: bool) -> int:
     """Run on the nodes of the job around us; the one that the run was in has ended, or is this one.
 
     Raises:
-        UsageError: There is no job around us.
+        UsageError: There is no job around us, or the run is to go on in the background.
     """
-    from torchmuster.cli.runs.job import find_allocation, run_in_allocation
+    from torchmuster.cli.runs.job import find_allocation, no_background, run_in_allocation
 
     inside = find_allocation()
     if inside is None:
@@ -127,4 +127,6 @@ def _run_in_job_again(plan: "RunPlan", view: "RunView") -> int:
             f"the run {short_id(view.run_id)} used the nodes of job {job_id}, and this shell is not in a job",
             fix=f"in a new job: muster restart {short_id(view.run_id)}",
         )
+    if detach:
+        raise no_background()
     return run_in_allocation(plan, inside, WARN_S, view.run_dir.snapshots)
