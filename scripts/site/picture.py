@@ -52,7 +52,7 @@ def take() -> dict[str, Any]:
                 lambda: (
                     facts
                     if (facts := look()).get("num_attempts") == 2
-                    and (facts["sample"] or {}).get("wait_s")
+                    and None not in ((facts["sample"] or {}).get("wait_s") or [None])
                     and facts["sample"]["over_s"] > 10
                     else None
                 )

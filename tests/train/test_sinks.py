@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import torchmuster.train as tm
 from torchmuster.errors import UsageError
+from torchmuster.owner.views.training import view_training
 from torchmuster.train.sinks import MetricsRecord, StepsDone
 
 
@@ -199,3 +200,27 @@ def test_elsewhere_a_plain_line_comes_every_ten_seconds():
         clock.now = float(second)
         progress.show(second, None, {})
     assert log.getvalue().splitlines() == ["step 10  1.0 steps/s", "step 20  1.0 steps/s"]
+
+
+@pytest.mark.parametrize("every_epoch", [True, False])
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_what_is_logged_after_the_loop_of_an_epoch_belongs_to_it(
+    world, tmp_path, capsys, has_loader, every_epoch
+):
+    model = world.wrap(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = torch.utils.data.TensorDataset(torch.ones(8, 1))
+    data = world.loader(rows, global_batch_size=4) if has_loader else None
+    run = world.resume(model=model, optimizer=optimizer, data=data, every_epoch=every_epoch)
+    for epoch in run.epochs(2):
+        for _ in data if data is not None else range(2):
+            optimizer.step()
+            run.step(loss=5.0 - epoch)
+        run.log(acc=0.25 + epoch / 2)
+    view = view_training(read_lines(tmp_path / "snapshots" / "training.jsonl"))
+    wanted = [{"loss": 5.0, "acc": 0.25}, {"loss": 4.0, "acc": 0.75}]
+    assert [epoch.values for epoch in view.epochs] == wanted
+    said = capsys.readouterr().err.splitlines()
+    for epoch, values in enumerate(wanted):
+        of_it = " ".join(line for line in said if line.startswith(f"muster: epoch {epoch}:"))
+        assert [of_it.count(f"{name} {value:g}") for name, value in values.items()] == [1, 1]

@@ -191,8 +191,7 @@ def _steps_answer(story: Story, prefix: str) -> Answer:
     again = training.steps_done - training.step
     if story.attempts and story.attempts[0].first_step:  # it went on from another run's snapshot
         again = training.steps_done - (training.step - story.attempts[0].first_step)
-    series = {one.name: one for one in reversed(training.series)}
-    last = series.get("loss") or (training.series[0] if training.series else None)
+    last = next((one for one in training.series if one.num_points), None)
     value = next((v for v in reversed(last.values) if v is not None), None) if last else None
     parts = [f"last {last.name} {figure(value)}"] if last and value is not None else []
     parts += [f"{several(again, 'step')} done twice"] if again > 0 else []

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.model.event import moment_of
+from torchmuster.model.series import place_of, with_later
 from torchmuster.report.loose import mapped, number, text, whole
 from torchmuster.report.story import EpochTold, SaveTold, SeriesTold, TrainingTold
 from torchmuster.report.thin import thinned
@@ -39,6 +40,7 @@ class TrainingRecord:
         default_factory=list
     )  # (step, seconds a step took)
     epochs: dict[int, EpochTold] = field(default_factory=dict)
+    ended: int | None = None  # the epoch whose end the record has come to
     saves: dict[int, SaveTold] = field(default_factory=dict)
     num_saves: int = 0
     blocked_s: float = 0.0
@@ -78,7 +80,7 @@ class TrainingRecord:
 
     def _begin(self, step: int, at: float, order: Mapping[str, Any]) -> None:
         self.starts.append(LibraryStart(at=at, step=step, last_step=step))
-        self.order = order or self.order
+        self.order, self.ended = order or self.order, None
         self.is_finished = False
         for name, points in self.points.items():
             keep = len(points)
@@ -105,6 +107,10 @@ class TrainingRecord:
                 bad.append((step, "nan" if math.isnan(value) else f"{value:+.0f}"))
             if known is not None or isinstance(value, float):
                 self.points.setdefault(key, []).append((step, known))
+        ended = self.epochs.get(self.ended) if self.ended is not None else None
+        if ended is not None and ended.step == step:  # its own, though logged after its loop
+            own = with_later(dict(ended.values), dict(_numbers_of(values)))
+            self.epochs[ended.epoch] = replace(ended, values=tuple(own.items()))
 
     def _take_save(self, step: int, at: float, blocked_s: float) -> None:
         self.num_saves += 1
@@ -122,13 +128,12 @@ class TrainingRecord:
             return
         ledger = mapped(event.get("ledger"))
         values = mapped(event.get("values"))
+        self.ended = epoch
         self.epochs[epoch] = EpochTold(
             epoch=epoch,
             step=step,
             elapsed_s=number(event.get("elapsed_s")),
-            values=tuple(
-                (text(name, 80), number(value)) for name, value in list(values.items())[:MAX_SERIES]
-            ),
+            values=_numbers_of(values),
             samples=whole(ledger.get("samples")),
             lost=whole(ledger.get("lost")) or 0,
             twice=whole(ledger.get("twice")) or 0,
@@ -155,7 +160,7 @@ class TrainingRecord:
             step=self.starts[-1].last_step,
             steps_done=sum(start.last_step - start.step for start in self.starts),
             is_finished=self.is_finished,
-            series=tuple(self._series(name) for name in sorted(self.points, key=_loss_first)),
+            series=tuple(self._series(name) for name in sorted(self.points, key=place_of)),
             step_time=_series("step time", self.times, []) if self.times else None,
             epochs=tuple(epochs[-_MAX_EPOCHS:]),
             num_epochs=len(epochs),
@@ -174,9 +179,9 @@ class TrainingRecord:
         return _series(name, self.points[name], self.redone.get(name, []), bad)
 
 
-def _loss_first(name: str) -> bool:
-    """Sort what people look for first to the front; the others stay in their order."""
-    return "loss" not in name
+def _numbers_of(values: Mapping[str, Any]) -> tuple[tuple[str, float | None], ...]:
+    first = list(values.items())[:MAX_SERIES]
+    return tuple((text(name, 80), number(value)) for name, value in first)
 
 
 def _series(

@@ -190,6 +190,14 @@ class RunMetrics:
             self._progress.show(step, self.total_steps, means)
         return flagged
 
+    def end_epoch(self, step: int) -> dict[str, float]:
+        """Return the means of what was logged since the epoch's were taken, and begin the next epoch; a collective."""
+        self.epoch_totals = {}
+        self.reduce(step)
+        later, self.epoch_totals = means_of(self.epoch_totals), {}
+        self.end_line()
+        return later
+
     def _speed(self, step: int) -> dict[str, float]:
         """Return the seconds of a step since the last time, all that lies between two steps included."""
         now, steps = time.monotonic(), step - self._told_step

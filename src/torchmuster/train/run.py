@@ -116,7 +116,9 @@ class Run:
             self._epoch_began_at = time.monotonic()
             yield clock.epoch
             self._tell_epoch()
-            self._metrics.epoch_totals = {}
+            later = self._metrics.end_epoch(clock.steps_done)
+            if later:
+                self._world.say(f"epoch {clock.epoch}: {in_words(later)}")
             clock.epoch += 1
             if data is not None:
                 data.begin_epoch(clock.epoch)

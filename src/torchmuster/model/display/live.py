@@ -38,8 +38,8 @@ class LiveTraining:
     Attributes:
         total_steps: Of the whole run, over all attempts; None where the library can't know.
         epoch: Number of the last that has ended.
-        values: The newest metrics.
-        curve_of: The name of the metric whose history is `curve`; empty without metrics.
+        values: The newest value of each metric, the loss first.
+        curve_of: The name of the first of them, whose history is `curve`; empty without metrics.
         saved_at: When the last snapshot was whole.
         saved_bytes: Its size; None where it can't be seen from here.
         saving_since: When the snapshot was ordered that is being written; None without one.

@@ -1,4 +1,4 @@
-"""The record of the training library while it grows: the newest values, a curve of bounded length, the snapshots."""
+"""The record of the training library while it grows: the metrics, the snapshots."""
 
 import os
 import re
@@ -9,9 +9,9 @@ from typing import Any
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.live import LiveTraining
 from torchmuster.model.event import moment_of
+from torchmuster.model.series import Metrics
 from torchmuster.owner.views.record import DAMAGED, RecordTail
 
-_MOST_POINTS = 2000  # of the curve; then every second one is left out
 _MOST_FILES = 10_000  # of a snapshot
 
 
@@ -27,10 +27,7 @@ class TrainingTail:
         self._step = 0
         self._total: int | None = None
         self._epoch: int | None = None
-        self._values: dict[str, float] = {}
-        self._curve: list[tuple[int, float]] = []
-        self._every = 1
-        self._num_points = 0
+        self._metrics = Metrics()
         self._saved: tuple[int, float | None, str] | None = None  # step, when, folder
         self._sized: tuple[int, int | None] | None = None
         self._saving: tuple[int, float | None] | None = None  # step, since when
@@ -51,13 +48,14 @@ class TrainingTail:
         if not self._is_there:
             return None
         saved, saving = self._saved, None if is_over else self._saving
+        name, first = next(iter(self._metrics.series().items()), ("", None))
         return LiveTraining(
             step=self._step,
             total_steps=self._total,
             epoch=self._epoch,
-            values=tuple(self._values.items()),
-            curve_of=self._name_of_curve(),
-            curve=tuple(value for _, value in self._curve),
+            values=tuple(self._metrics.values().items()),
+            curve_of=name,
+            curve=tuple(value for _, value in first.points) if first is not None else (),
             saved_step=saved[0] if saved is not None else None,
             saved_at=saved[1] if saved is not None else None,
             saved_bytes=self._size(),
@@ -70,8 +68,7 @@ class TrainingTail:
         name, step = event.get("event"), int(event.get("step", self._step))
         self._is_there, self._step = True, step
         if name == "metrics":
-            self._values = {str(key): float(value) for key, value in event["values"].items()}
-            self._add_point(step)
+            self._metrics.take(step, event["values"])
         elif name == "planned":
             self._total = int(event["total_steps"])
         elif name == "epoch":
@@ -87,26 +84,12 @@ class TrainingTail:
         elif name == "resumed":  # what the last attempt was saving is lost; steps are done again
             self._saving = None
             self._note_folder(event)
-            self._curve = [point for point in self._curve if point[0] <= step]
+            self._metrics.go_back(step)
             if step:
                 self._saved = (step, moment_of(event.get("time")), self._folder)
 
     def _note_folder(self, event: Mapping[str, Any]) -> None:
         self._folder = str(event.get("folder", ""))
-
-    def _name_of_curve(self) -> str:
-        names = list(self._values)
-        return next((name for name in names if "loss" in name.lower()), names[0] if names else "")
-
-    def _add_point(self, step: int) -> None:
-        name = self._name_of_curve()
-        if not name:
-            return
-        self._num_points += 1
-        if self._num_points % self._every == 0:
-            self._curve.append((step, self._values[name]))
-        if len(self._curve) > _MOST_POINTS:
-            self._curve, self._every = self._curve[::2], self._every * 2
 
     def _size(self) -> int | None:
         """Return the size of the newest snapshot, looked up once."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchmuster.model.series import Metrics, with_later
 from torchmuster.owner.views.record import DAMAGED
 
 
@@ -27,7 +28,11 @@ class EpochView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingView:
-    """Where the training stands."""
+    """Where the training stands.
+
+    Attributes:
+        values: The newest value of each metric, the loss first.
+    """
 
     step: int
     saved_step: int | None
@@ -48,7 +53,10 @@ def view_training(events: Iterable[dict[str, Any]]) -> TrainingView | None:
         return None
     ended = tuple(seen.epochs[number] for number in sorted(seen.epochs))
     return TrainingView(
-        step=seen.step, saved_step=seen.saved_step, values=seen.values, epochs=ended
+        step=seen.step,
+        saved_step=seen.saved_step,
+        values=seen.metrics.values(),
+        epochs=ended,
     )
 
 
@@ -59,20 +67,33 @@ class _Seen:
     is_anything: bool = False
     step: int = 0
     saved_step: int | None = None
-    values: dict[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
     epochs: dict[int, EpochView] = field(default_factory=dict)
+    ended: int | None = None  # the epoch whose end the record has come to
 
     def take(self, event: dict[str, Any]) -> None:
         name, self.is_anything = event.get("event"), True
         self.step = int(event.get("step", self.step))
         if name == "metrics":
-            self.values = {str(key): float(value) for key, value in event["values"].items()}
+            self.metrics.take(self.step, event["values"])
+            self._add_to_epoch(event["values"])
         elif name == "saved":  # it is whole; `save` tells when it was ordered
             self.saved_step = int(event["saved"])
         elif name == "epoch":
-            self.epochs[int(event["epoch"])] = _epoch(event)
+            self.ended = int(event["epoch"])
+            self.epochs[self.ended] = _epoch(event)
         elif name == "resumed":
+            self.ended = None
+            self.metrics.go_back(self.step)
             self.saved_step = self.step or self.saved_step  # it began with a snapshot of that step
+
+    def _add_to_epoch(self, values: dict[str, Any]) -> None:
+        """Take values that were logged at the end of an epoch as its own."""
+        ended = self.epochs.get(self.ended) if self.ended is not None else None
+        if ended is not None and ended.step == self.step:
+            self.epochs[ended.epoch] = replace(
+                ended, values=with_later(ended.values, _numbers(values))
+            )
 
 
 def _epoch(event: dict[str, Any]) -> EpochView:
@@ -81,7 +102,11 @@ def _epoch(event: dict[str, Any]) -> EpochView:
         epoch=int(event["epoch"]),
         step=int(event["step"]),
         elapsed_s=float(event["elapsed_s"]),
-        values={str(key): float(value) for key, value in (event.get("values") or {}).items()},
+        values=_numbers(event.get("values") or {}),
         samples=ledger.get("samples"),
         is_whole=bool(ledger.get("whole", True)),
     )
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items()}

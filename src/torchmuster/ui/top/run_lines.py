@@ -21,6 +21,7 @@ from torchmuster.ui.top.words import (
     Line,
     Span,
     curve,
+    curve_range,
     line,
     show_bytes,
     show_number,
@@ -192,7 +193,9 @@ def _metrics(run: LiveRun, columns: int, *, unicode: bool) -> list[Line]:
     training = run.training
     if training is None or not training.values:
         return []
-    drawn = curve(training.curve, min(_CURVE, max(columns // 3, 1)), unicode=unicode)
+    width = min(_CURVE, max(columns // 3, 1))
+    drawn = curve(training.curve, width, unicode=unicode)
+    spans = curve_range(training.curve, width)
     values = dict(training.values)
     first = training.curve_of
     rest = [
@@ -207,6 +210,7 @@ def _metrics(run: LiveRun, columns: int, *, unicode: bool) -> list[Line]:
             Span(in_one_line(first)[: _LABEL - 1].ljust(_LABEL), "dim"),
             Span(f"{show_number(value, 4)}  ", style),
             drawn,
+            Span(f"  {spans}" if spans else "", "dim"),
             "".join(f"  {one}" for one in rest),
         )
     ]

@@ -87,18 +87,7 @@ def show_share(share: float | None) -> str:
 
 def curve(values: Sequence[float], width: int, *, unicode: bool) -> str:
     """Return a curve of one row: each column the mean of its values, an `x` where one is nan or infinite."""
-    if not values or width < 1:
-        return ""
-    columns = [
-        values[at * len(values) // width : (at + 1) * len(values) // width] for at in range(width)
-    ]
-    if len(values) < width:
-        columns = [[value] for value in values]
-    means = [
-        sum(column) / len(column) if all(map(math.isfinite, column)) else None
-        for column in columns
-        if column
-    ]
+    means = _columns(values, width)
     finite = [mean for mean in means if mean is not None]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     blocks = _BLOCKS if unicode else _ASCII_BLOCKS
@@ -109,3 +98,23 @@ def curve(values: Sequence[float], width: int, *, unicode: bool) -> str:
         else blocks[min(int((mean - low) / span * len(blocks)), len(blocks) - 1) if span else 0]
         for mean in means
     )
+
+
+def curve_range(values: Sequence[float], width: int) -> str:
+    """Return the highest and the lowest column of such a curve, the earlier one first: `0.59 > 0.004`, `0.5 < 0.99`."""
+    finite = [mean for mean in _columns(values, width) if mean is not None]
+    if not finite or min(finite) == max(finite):
+        return ""
+    first, second = sorted((min(finite), max(finite)), key=finite.index)
+    return f"{show_number(first)} {'>' if first > second else '<'} {show_number(second)}"
+
+
+def _columns(values: Sequence[float], width: int) -> list[float | None]:
+    """Return the means of at most so many parts of the values; None of a part in which one is nan or infinite."""
+    num_columns = min(len(values), max(width, 0))
+    parts = [
+        values[at * len(values) // num_columns : (at + 1) * len(values) // num_columns]
+        for at in range(num_columns)
+    ]
+    means = (sum(part) / len(part) for part in parts)
+    return [mean if math.isfinite(mean) else None for mean in means]

@@ -1,0 +1,110 @@
+"""Metrics by name: what every view says of a random record is what was logged."""
+
+import json
+import random
+from itertools import pairwise
+from math import isfinite
+
+import pytest
+
+from torchmuster.files.layout import RunDir
+from torchmuster.owner.views.live_training import TrainingTail
+from torchmuster.owner.views.record import read_events
+from torchmuster.owner.views.training import view_training
+from torchmuster.report.training import read_training
+
+TIME = "2027-01-15T08:00:10.000+00:00"
+
+
+class Script:
+    """Logs at random, as scripts and the library do, and remembers all of it in the plainest way.
+
+    Attributes:
+        events: The record.
+        logged: Name, step and value of what counts.
+        epochs: The values of each epoch that has ended.
+    """
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.events, self.logged, self.epochs = [], [], {}
+        self.step = 0
+        names = ["valid_loss", "acc", "loss", "lr", "Train/Loss", "f1"]
+        self.in_loop = self.random.sample(names, self.random.randint(1, 4))
+        self.after_it = self.random.sample(names, self.random.randint(0, 3))
+
+    def write(self, name, **fields):
+        self.events.append({"time": TIME, "event": name, "step": self.step, **fields})
+
+    def log(self, names):
+        values = {name: self.value() for name in names}
+        self.logged += [(name, self.step, value) for name, value in values.items()]
+        self.write("metrics", values=values)
+        return values
+
+    def value(self):
+        return self.random.choice([float("nan"), float("inf"), *(self.random.random(),) * 4])
+
+    def train(self, num_epochs=6):
+        self.write("resumed", folder="")
+        for epoch in range(num_epochs):
+            for _ in range(self.random.randint(1, 4)):
+                self.step += self.random.randint(1, 3)
+                self.log(
+                    self.random.sample(self.in_loop, self.random.randint(1, len(self.in_loop)))
+                )
+            values = {name: self.random.random() for name in self.in_loop}
+            self.write("epoch", epoch=epoch, elapsed_s=1.0, values=values)
+            if self.after_it:
+                values |= self.log(self.after_it) | values
+            self.epochs[epoch] = values
+            if self.random.random() < 0.3:
+                self.go_back(self.random.randint(0, self.step))
+        return self
+
+    def go_back(self, step):
+        """Start another attempt, from a snapshot of this step."""
+        self.step = step
+        self.write("resumed", folder="")
+        self.logged = [one for one in self.logged if one[1] <= step]
+
+    def newest(self):
+        """Return the newest value of each metric, the loss first."""
+        names = list(dict.fromkeys(name for name, _, _ in self.logged))
+        losses = [name for name in names if "loss" in name.lower() and name != "loss"]
+        first = [name for name in ("loss", *losses) if name in names]
+        order = first + [name for name in names if name not in first]
+        return {name: self.values_of(name)[-1] for name in order}
+
+    def values_of(self, name):
+        return [value for one, _, value in self.logged if one == name]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_metric_has_its_own_values_in_every_view(tmp_path, seed):
+    script, run_dir = Script(seed).train(), RunDir(str(tmp_path))
+    tail = TrainingTail(run_dir)
+    cuts = sorted(script.random.sample(range(len(script.events)), 2))
+    for begin, end in pairwise([0, *cuts, len(script.events)]):
+        with open(run_dir.training, "a") as record:
+            record.writelines(json.dumps(event) + "\n" for event in script.events[begin:end])
+        live = tail.read(is_over=False)
+    view = view_training(read_events(run_dir.training))
+    told = read_training(read_events(run_dir.training)).told()
+
+    newest = script.newest()
+    assert words(live.values) == words(view.values.items()) == words(newest.items())
+    if newest:
+        assert live.curve_of == next(iter(newest))
+        assert str(list(live.curve)) == str(script.values_of(live.curve_of))
+        (drawn,) = [one for one in told.series if one.name == live.curve_of]
+        assert drawn.num_points == len(live.curve)
+    for number, values in script.epochs.items():
+        assert words(view.epochs[number].values.items()) == words(values.items())
+        finite = {name: value if isfinite(value) else None for name, value in values.items()}
+        assert dict(told.epochs[number].values) == finite
+
+
+def words(values):
+    """Return values in words, in their order: nan equals itself there."""
+    return [f"{name} {value}" for name, value in values]
