@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, muster_env
+from kit.command import MUSTER, insist, muster_env
 from kit.waiting import wait_until
 from torchmuster import proc
 
@@ -147,7 +147,7 @@ def test_a_second_ctrl_c_cuts_the_grace_short_under_torchrun(job, tmp_path):
     wait_until((run.folder / "ready").exists, "the worker")
     os.kill(run.process.pid, signal.SIGINT)
     wait_until((run.folder / "caught").exists, "the first signal")
-    os.kill(run.process.pid, signal.SIGINT)
+    insist(run.process)
     assert run.wait() == 130
 
 

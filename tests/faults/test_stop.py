@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from harness import LOOP
 
-from kit.command import MUSTER, muster_env, run_muster
+from kit.command import MUSTER, insist, muster_env, run_muster
 from kit.waiting import wait_until
 from torchmuster import proc
 
@@ -93,7 +93,7 @@ def test_a_second_ctrl_c_cuts_the_grace_short(job, tmp_path):
     wait_until((run.folder / "ready").exists, "the worker")
     os.kill(run.process.pid, signal.SIGINT)
     wait_until((run.folder / "caught").exists, "the first signal")
-    os.kill(run.process.pid, signal.SIGINT)
+    insist(run.process)
     assert run.wait() == 130
     assert run.result()["state"] == "cancelled"
 

@@ -1,9 +1,14 @@
 """Run `muster` as a user does: from this source, with a home of its own and one thread for each worker."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+from kit.waiting import wait_until
+from torchmuster.model.stop import AGAIN_AFTER_S
 
 SOURCE = Path(__file__).parents[2] / "src"
 MUSTER = (sys.executable, "-m", "torchmuster")
@@ -26,3 +31,10 @@ def run_muster(*words, env, cwd=None, limit_s=120.0):
         text=True,
         timeout=limit_s,
     )
+
+
+def insist(process):
+    """Press Ctrl-C again, so late that it counts as another one: the first has been taken."""
+    taken_at = time.monotonic()
+    wait_until(lambda: time.monotonic() - taken_at > AGAIN_AFTER_S, "a Ctrl-C that counts")
+    process.send_signal(signal.SIGINT)

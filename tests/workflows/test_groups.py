@@ -7,6 +7,7 @@ import tempfile
 
 import pytest
 
+from kit.command import insist
 from kit.waiting import wait_until
 
 ONE = """
@@ -276,9 +277,9 @@ def test_a_second_ctrl_c_waits_for_no_grace(start_workflow):
     run = start_workflow(one(command), "--grace", "3600s")
     run.wait_for_file("began")
     run.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "again for SIGKILL at once" in run.out, "the first answer")
+    wait_until(lambda: "Ctrl-C again for SIGKILL at once" in run.out, "the first answer")
     assert run.process.poll() is None
-    run.process.send_signal(signal.SIGINT)
+    insist(run.process)
     assert run.wait() == 128 + signal.SIGINT, run.out
 
 

@@ -37,7 +37,7 @@ class Member:
     worker_pids: tuple[int, ...] = ()
     running_attempt: int | None = None
     lost_why: str | None = None
-    interrupted: bool = False  # its terminal has sent one Ctrl-C already
+    interrupted_at: float | None = None  # its terminal has sent one Ctrl-C
     is_left_out: bool = False  # it has computed wrongly: it stays, without ranks
 
     @property

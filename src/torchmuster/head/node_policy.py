@@ -23,7 +23,7 @@ from torchmuster.head.training_actions import (
 )
 from torchmuster.model import contract
 from torchmuster.model.failure import WorkerEnd
-from torchmuster.model.stop import StopCause, cause_of_stop
+from torchmuster.model.stop import AGAIN_AFTER_S, StopCause, cause_of_stop
 from torchmuster.model.verdict import Result
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel
@@ -341,8 +341,11 @@ class NodePolicy:
         if self._lets_go(member, signum):
             return
         # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
-        repeat = signum == signal.SIGINT and member.interrupted
-        member.interrupted = signum == signal.SIGINT
+        repeat = False
+        if signum == signal.SIGINT:
+            if member.interrupted_at is None:
+                member.interrupted_at = self.now
+            repeat = self.now - member.interrupted_at >= AGAIN_AFTER_S
         self.stop(self.now, signum, cause_of_stop(signum), at_once=repeat)
 
     def _lets_go(self, member: Member, signum: int) -> bool:

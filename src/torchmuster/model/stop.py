@@ -8,6 +8,11 @@ from torchmuster.model import contract
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report
 
+AT_ONCE = signal.SIGRTMIN  # muster sends it to an owner: as Ctrl-C and another one
+AGAIN_AFTER_S = (
+    0.5  # one Ctrl-C may come twice: from the terminal and from a wrapper that passes it on
+)
+
 
 class StopCause(enum.Enum):
     """The origin of a stop; the words for the sentence `... asked to stop`."""

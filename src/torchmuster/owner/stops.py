@@ -1,10 +1,15 @@
-"""The signals that ask an owner to stop, counted: the first asks the workers, the second ends them, the third the heads."""
+"""The requests to stop an owner, counted: the first asks the workers, the second ends them, the third the heads.
+
+`timeout`, a shell and a scheduler signal the wrapper and the whole process group, so one request may come several times. Only
+Ctrl-C asks again: SIGTERM and SIGHUP have their grace, in which workers save.
+"""
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 
-from torchmuster.model.stop import StopCause, cause_of_stop
+from torchmuster.model.stop import AGAIN_AFTER_S, AT_ONCE, StopCause, cause_of_stop
 from torchmuster.net import messages
 from torchmuster.owner.session import hangup_ignored
 
@@ -14,29 +19,45 @@ class Stops:
 
     Args:
         judge: Returns who asked, from the signal.
+        clock: Returns a time that never goes back.
 
     Attributes:
         count: How often.
         signum: By which signal the last time.
     """
 
-    def __init__(self, judge: Callable[[int], StopCause] = cause_of_stop) -> None:
+    def __init__(
+        self,
+        judge: Callable[[int], StopCause] = cause_of_stop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.count = 0
         self.signum = 0
         self._judge = judge
+        self._clock = clock
+        self._counted_at = 0.0
         self._is_deaf_to_sigint = False
 
     def listen(self, taken: Callable[[], None]) -> None:
-        """Take the signals from now on, in the event loop; `taken` is called after each."""
+        """Take the signals from now on, in the event loop; `taken` is called after each that counts."""
         self._is_deaf_to_sigint = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, AT_ONCE):
             if signum == signal.SIGHUP and hangup_ignored():
                 continue
             asyncio.get_running_loop().add_signal_handler(signum, self._take, signum, taken)
 
     def _take(self, signum: int, taken: Callable[[], None]) -> None:
-        self.count += 1
-        self.signum = int(signum)
+        now = self._clock()
+        insists = signum == signal.SIGINT and now - self._counted_at >= AGAIN_AFTER_S
+        if signum == AT_ONCE:
+            self.count = max(self.count + 1, 2)
+            self.signum = self.signum or int(signal.SIGINT)
+        elif insists or not self.count:
+            self.count += 1
+            self.signum = int(signum)
+        else:
+            return
+        self._counted_at = now
         taken()
 
     @property

@@ -355,7 +355,7 @@ class WorkflowOwner:
             grace_s = self._plan.grace_s
             self._display.say(
                 f"stopping: SIGTERM to all commands, SIGKILL after {grace_s:g} s"
-                " (again for SIGKILL at once)"
+                " (Ctrl-C again for SIGKILL at once)"
             )
         for group in self._groups.values():
             if group.process is not None:

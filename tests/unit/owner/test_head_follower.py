@@ -8,7 +8,7 @@ import pytest
 from kit.waiting import wait_until_async
 from torchmuster.files.layout import RunDir
 from torchmuster.model.liveness.lease import OwnClock
-from torchmuster.model.stop import StopCause
+from torchmuster.model.stop import AT_ONCE, StopCause
 from torchmuster.net import messages
 from torchmuster.net.secret import write_secret
 from torchmuster.owner import head_follower
@@ -186,23 +186,48 @@ def test_what_a_listener_can_not_take_is_not_swallowed(tmp_path):
     run(check())
 
 
-def test_stops_are_counted_and_the_second_is_at_once():
-    taken = []
+@pytest.mark.parametrize(
+    ("first", "second", "after_s", "is_at_once"),
+    [
+        (
+            signal.SIGTERM,
+            signal.SIGTERM,
+            60.0,
+            False,
+        ),  # a wrapper, and the group; workers save meanwhile
+        (signal.SIGHUP, signal.SIGHUP, 60.0, False),  # the kernel, and the shell
+        (signal.SIGINT, signal.SIGTERM, 60.0, False),
+        (signal.SIGTERM, signal.SIGINT, 0.3, False),
+        (signal.SIGINT, signal.SIGINT, 0.3, False),  # one key
+        (signal.SIGINT, signal.SIGINT, 0.6, True),
+        (signal.SIGTERM, signal.SIGINT, 0.6, True),
+        (signal.SIGTERM, AT_ONCE, 0.0, True),
+    ],
+)
+def test_only_ctrl_c_asks_a_second_time_and_not_with_the_same_key(
+    first, second, after_s, is_at_once
+):
+    now, taken = [0.0], []
+
+    def judge(signum):
+        return StopCause.USER if signum == signal.SIGINT else StopCause.TIME
 
     async def check():
-        stops = Stops(lambda signum: StopCause.TIME if signum == signal.SIGTERM else StopCause.USER)
+        stops = Stops(judge, clock=lambda: now[0])
         assert stops.message() is None
         stops.listen(lambda: taken.append(stops.message()))
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(first)
         await wait_until_async(lambda: len(taken) == 1, "the first signal")
-        signal.raise_signal(signal.SIGINT)
-        await wait_until_async(lambda: len(taken) == 2, "the second signal")
+        now[0] += after_s
+        signal.raise_signal(second)
+        signal.raise_signal(AT_ONCE)  # after it: no test can wait for what does not happen
+        await wait_until_async(lambda: len(taken) == 2 + is_at_once, "the end of the signals")
 
     run(check())
-    assert taken == [
-        messages.Stop(signum=15, at_once=False, cause=StopCause.TIME),
-        messages.Stop(signum=2, at_once=True, cause=StopCause.USER),
-    ]
+    assert [stop.at_once for stop in taken] == [False, True, True][: len(taken)]
+    by = second if is_at_once and second != AT_ONCE else first
+    assert [stop.signum for stop in taken[:2]] == [first, by]
+    assert [stop.cause for stop in taken[:2]] == [judge(first), judge(by)]
 
 
 def test_a_background_job_of_a_shell_asks_its_workers_by_a_signal_that_they_do_not_ignore():

@@ -27,6 +27,7 @@ from torchmuster.cli.runs.forks import be_a_client, import_for_runs
 from torchmuster.cli.runs.run import RunCommand, request_of
 from torchmuster.cli.runs.run import run as run_command
 from torchmuster.errors import MusterError
+from torchmuster.model.stop import AT_ONCE
 
 if TYPE_CHECKING:
     from torchmuster.files.watched import SavedFiles
@@ -312,9 +313,8 @@ class _Runner:
         self._pidfd = os.pidfd_open(self._pid)
 
     def _cancel(self) -> None:
-        """End the run at once: the first signal asks its workers, the second one kills them."""
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            proc.kill_quietly(self._pid, signum)
+        """End the run at once."""
+        proc.kill_quietly(self._pid, AT_ONCE)
         self._kill_at = time.monotonic() + _END_S
 
     def _end(self) -> Act | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from torchmuster import proc
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
+from torchmuster.model.stop import AT_ONCE
 from torchmuster.model.verdict import Report
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.sweep.slots import MemberEnd, TakeEnd
@@ -74,10 +75,10 @@ class RunSlots:
         self._running[number] = (child, run_dir)
 
     def signal(self, number: int, signum: int) -> None:
-        """Send a signal to the owner of a member: it asks its workers, the second time it ends them."""
+        """Send a signal to the owner of a member: it asks its workers, or ends them."""
         if number in self._running:
             child = self._running[number][0]
-            child.send_signal(signal.SIGTERM if signum == signal.SIGKILL else signum)
+            child.send_signal(AT_ONCE if signum == signal.SIGKILL else signum)
 
     def end_of(self, number: int, run_dir: RunDir) -> MemberEnd:
         """Return how a member has ended, from what its owner has left."""

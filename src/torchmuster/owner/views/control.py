@@ -18,6 +18,7 @@ from torchmuster.model import codec
 from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.ranks import name_ranks
 from torchmuster.model.states import RunState
+from torchmuster.model.stop import AT_ONCE
 from torchmuster.model.verdict import Report, Result
 from torchmuster.net import messages
 from torchmuster.owner.jobs.jobs import cancel_job, read_jobs
@@ -66,7 +67,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     if cancel_arrays(view.run_dir):
         return
     if view.workflow is not None or (view.is_sweep and not _is_job(view.run_dir)):
-        _signal_owner(view, signum, times=2 if at_once else 1)
+        _signal_owner(view, signum, at_once=at_once)
         return
     try:
         if cancel_jobs(view.run_dir):
@@ -83,7 +84,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
         if not _owner_ends_heads(view.run_dir):
             raise
         atomic.write_json(view.run_dir.cancelled, {"by": "muster cancel"})
-        _signal_owner(view, signum, times=2 if at_once else 1)
+        _signal_owner(view, signum, at_once=at_once)
 
 
 def _is_job(run_dir: RunDir) -> bool:
@@ -101,8 +102,8 @@ def _owner_ends_heads(run_dir: RunDir) -> bool:
     return os.path.isfile(run_dir.head) and owner_is_here(run_dir) and owner_lives(run_dir)
 
 
-def _signal_owner(view: RunView, signum: int, *, times: int) -> None:
-    """Stop by the owner on this machine, who takes signals; the second means at once."""
+def _signal_owner(view: RunView, signum: int, *, at_once: bool) -> None:
+    """Stop by the owner on this machine, who takes signals."""
     owner = atomic.read_json(view.run_dir.owner)
     if not isinstance(owner, dict) or not owner_is_here(view.run_dir):
         host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
@@ -110,8 +111,7 @@ def _signal_owner(view: RunView, signum: int, *, times: int) -> None:
             f"the owner of the run {view.run_id} is on {host}",
             fix=f"ssh {host} muster cancel {view.run_id}",
         )
-    for _ in range(times):
-        proc.kill_quietly(int(owner["pid"]), signum)
+    proc.kill_quietly(int(owner["pid"]), AT_ONCE if at_once else signum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
