@@ -9,9 +9,9 @@ from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report
 
 AT_ONCE = signal.SIGRTMIN  # muster sends it to an owner: as Ctrl-C and another one
-AGAIN_AFTER_S = (
-    0.5  # one Ctrl-C may come twice: from the terminal and from a wrapper that passes it on
-)
+# One Ctrl-C may come twice, from the terminal and from a wrapper that passes it on; so may SIGTERM, and more slowly.
+AGAIN_AFTER_S = 0.5
+TERM_AGAIN_AFTER_S = 5.0
 
 
 class StopCause(enum.Enum):

@@ -1,7 +1,7 @@
 """The requests to stop an owner, counted: the first asks the workers, the second ends them, the third the heads.
 
-`timeout`, a shell and a scheduler signal the wrapper and the whole process group, so one request may come several times. Only
-Ctrl-C asks again: SIGTERM and SIGHUP have their grace, in which workers save.
+`timeout`, a shell and a scheduler signal the wrapper and the whole process group, so one request may come several times. SIGTERM
+and SIGHUP ask again only after seconds, and never where workers may be saving: whoever wants more has SIGKILL.
 """
 
 import asyncio
@@ -9,7 +9,13 @@ import signal
 import time
 from collections.abc import Callable
 
-from torchmuster.model.stop import AGAIN_AFTER_S, AT_ONCE, StopCause, cause_of_stop
+from torchmuster.model.stop import (
+    AGAIN_AFTER_S,
+    AT_ONCE,
+    TERM_AGAIN_AFTER_S,
+    StopCause,
+    cause_of_stop,
+)
 from torchmuster.net import messages
 from torchmuster.owner.session import hangup_ignored
 
@@ -19,6 +25,7 @@ class Stops:
 
     Args:
         judge: Returns who asked, from the signal.
+        may_save: Returns whether workers may be saving since they were asked.
         clock: Returns a time that never goes back.
 
     Attributes:
@@ -29,11 +36,13 @@ class Stops:
     def __init__(
         self,
         judge: Callable[[int], StopCause] = cause_of_stop,
+        may_save: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.count = 0
         self.signum = 0
         self._judge = judge
+        self._may_save = may_save
         self._clock = clock
         self._counted_at = 0.0
         self._is_deaf_to_sigint = False
@@ -48,7 +57,10 @@ class Stops:
 
     def _take(self, signum: int, taken: Callable[[], None]) -> None:
         now = self._clock()
-        insists = signum == signal.SIGINT and now - self._counted_at >= AGAIN_AFTER_S
+        if signum == signal.SIGINT:
+            insists = now - self._counted_at >= AGAIN_AFTER_S
+        else:
+            insists = now - self._counted_at >= TERM_AGAIN_AFTER_S and not self._may_save()
         if signum == AT_ONCE:
             self.count = max(self.count + 1, 2)
             self.signum = self.signum or int(signal.SIGINT)

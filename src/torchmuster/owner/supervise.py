@@ -101,7 +101,10 @@ class Supervisor:
     def __post_init__(self) -> None:
         plan = self.engine.plan
         self._watch = HeadWatch(OwnClock(), plan.node_name(HEAD), plan.limits.grace_s)
-        self._stops = Stops(self._judge_stop)
+        record = (
+            self.engine.run_dir.training
+        )  # of the library, which saves when it is asked to stop
+        self._stops = Stops(self._judge_stop, lambda: os.path.exists(record))
         self._head = HeadFollower(
             self.engine.run_dir,
             watch=self._watch,

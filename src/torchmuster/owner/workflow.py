@@ -120,7 +120,7 @@ class WorkflowOwner:
         self._record = RecordWriter(run_dir, display.say)
         self._groups = {group.name: _Group(group) for group in plan.groups}
         self._changed = asyncio.Event()
-        self._stops = Stops()
+        self._stops = Stops(may_save=lambda: True)
         self._started_at = time.monotonic()
 
     async def run(self) -> WorkflowResult:

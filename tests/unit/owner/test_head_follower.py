@@ -187,25 +187,22 @@ def test_what_a_listener_can_not_take_is_not_swallowed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "after_s", "is_at_once"),
+    ("first", "second", "after_s", "may_save", "is_at_once"),
     [
-        (
-            signal.SIGTERM,
-            signal.SIGTERM,
-            60.0,
-            False,
-        ),  # a wrapper, and the group; workers save meanwhile
-        (signal.SIGHUP, signal.SIGHUP, 60.0, False),  # the kernel, and the shell
-        (signal.SIGINT, signal.SIGTERM, 60.0, False),
-        (signal.SIGTERM, signal.SIGINT, 0.3, False),
-        (signal.SIGINT, signal.SIGINT, 0.3, False),  # one key
-        (signal.SIGINT, signal.SIGINT, 0.6, True),
-        (signal.SIGTERM, signal.SIGINT, 0.6, True),
-        (signal.SIGTERM, AT_ONCE, 0.0, True),
+        (signal.SIGTERM, signal.SIGTERM, 4.0, False, False),  # a wrapper, and the group
+        (signal.SIGTERM, signal.SIGTERM, 6.0, False, True),
+        (signal.SIGTERM, signal.SIGTERM, 60.0, True, False),
+        (signal.SIGHUP, signal.SIGHUP, 60.0, True, False),  # the kernel, and the shell
+        (signal.SIGINT, signal.SIGTERM, 4.0, False, False),
+        (signal.SIGTERM, signal.SIGINT, 0.3, False, False),
+        (signal.SIGINT, signal.SIGINT, 0.3, False, False),  # one key
+        (signal.SIGINT, signal.SIGINT, 0.6, True, True),
+        (signal.SIGTERM, signal.SIGINT, 0.6, True, True),
+        (signal.SIGTERM, AT_ONCE, 0.0, True, True),
     ],
 )
-def test_only_ctrl_c_asks_a_second_time_and_not_with_the_same_key(
-    first, second, after_s, is_at_once
+def test_a_stop_that_comes_twice_is_one_and_no_sigterm_cuts_a_save_short(
+    first, second, after_s, may_save, is_at_once
 ):
     now, taken = [0.0], []
 
@@ -213,7 +210,7 @@ def test_only_ctrl_c_asks_a_second_time_and_not_with_the_same_key(
         return StopCause.USER if signum == signal.SIGINT else StopCause.TIME
 
     async def check():
-        stops = Stops(judge, clock=lambda: now[0])
+        stops = Stops(judge, lambda: may_save, clock=lambda: now[0])
         assert stops.message() is None
         stops.listen(lambda: taken.append(stops.message()))
         signal.raise_signal(first)
