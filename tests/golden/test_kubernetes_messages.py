@@ -474,7 +474,7 @@ def run(place, site, words, case, *, path=None, command=None):
         stdin=subprocess.DEVNULL,
         timeout=60,
     )
-    assert done.stdout == ""
+    assert done.stdout == ("wrong\n" if words == "--detach" else "")
     said = done.stderr.replace(str(place), "$TMP")
     # The page is made, or where that takes too long the command that makes it is named.
     said = re.sub(r"^muster: report: .*", "muster: report: $PAGE", said, flags=re.MULTILINE)
@@ -569,6 +569,18 @@ def test_a_run_whose_snapshots_went_with_its_pods_is_not_started_again(place):
     assert not (place / "case.json.log").exists()
 
 
+def test_a_run_whose_job_was_deleted_has_ended_and_says_what_is_left(place, golden):
+    """A cluster answers for a Job that is gone with an empty List and exit code 0: recorded from Kubernetes 1.36.2."""
+    run(place, {}, "--detach", {"pods": "job-pods-running"})
+    submitted = place / "home" / "runs" / "wrong" / "job.json"
+    os.utime(submitted, (1_700_000_000, 1_700_000_000))
+
+    text, code = run(place, {}, "", {}, command="wait wrong")
+
+    assert code == 143
+    golden("kubernetes/ends.txt", "job_that_was_deleted", text)
+
+
 def test_a_machine_without_kubectl_is_told_so(place, golden):
     text, code = run(place, {}, "", {}, path="/nonexistent")
 
@@ -592,4 +604,5 @@ def test_no_case_of_a_cluster_is_left_over_from_a_message_that_is_gone():
         for path in (GOLDEN / "kubernetes").glob("*.txt")
     }
     found["cluster"].remove("no_kubectl")
+    assert found.pop("ends") == {"job_that_was_deleted"}
     assert found == {topic: set(cases) for topic, cases in TOPICS.items()}

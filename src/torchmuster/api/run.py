@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchmuster.api import values
 from torchmuster.api.failures import RunFailed
@@ -17,6 +17,10 @@ from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.views.find import any_result, owner_lives, view_run
 from torchmuster.owner.views.run_view import RunView
+
+if TYPE_CHECKING:
+    from torchmuster.owner.pods.copy import RunCopy
+    from torchmuster.owner.pods.elsewhere import GroupCopies
 
 _POLL_S = 0.02
 # It looks for a file: after a fiftieth of the time that it has waited, and a scheduler is asked less often.
@@ -134,15 +138,15 @@ class RunHandle:
             RunFailed: It has not succeeded.
             TimeoutError: The time is up.
         """
-        with copied_run(self._dir):
-            for pause_s in self._look_until_ended(timeout_s):
+        with copied_run(self._dir) as copy:
+            for pause_s in self._look_until_ended(timeout_s, copy):
                 threading.Event().wait(pause_s)
         return self
 
     async def wait_async(self, timeout_s: float | None = None) -> "RunHandle":
         """Wait as `wait` does, without blocking the event loop: `await run.wait_async()`."""
-        with copied_run(self._dir):
-            for pause_s in self._look_until_ended(timeout_s):
+        with copied_run(self._dir) as copy:
+            for pause_s in self._look_until_ended(timeout_s, copy):
                 await asyncio.sleep(pause_s)
         return self
 
@@ -251,7 +255,9 @@ class RunHandle:
     def _view(self) -> RunView:
         return view_run(self._dir)
 
-    def _look_until_ended(self, timeout_s: float | None) -> Any:
+    def _look_until_ended(
+        self, timeout_s: float | None, copy: "RunCopy | GroupCopies | None"
+    ) -> Any:
         """Yield how long to wait until the next look, until the run has succeeded."""
         started = look_at = time.monotonic()
         while (result := any_result(self._dir)) is None:
@@ -260,7 +266,9 @@ class RunHandle:
                 raise TimeoutError(f"{short_id(self.run_id)} has not ended within {timeout_s:g} s")
             if now >= look_at:
                 look_at = now + _LOOK_AT_OWNER_S
-                if not owner_lives(self._dir) and (result := any_result(self._dir)) is None:
+                has_ended = not owner_lives(self._dir)
+                if has_ended and (copy is None or copy.take_last_words()):
+                    result = any_result(self._dir)
                     break
             yield min(max(_POLL_SHARE * (now - started), _LEAST_POLL_S), _MOST_POLL_S)
         self._raise_unless_succeeded(result)
@@ -285,7 +293,9 @@ class RunHandle:
         ]
 
 
-def copied_run(run_dir: RunDir) -> contextlib.AbstractContextManager[None]:
+def copied_run(
+    run_dir: RunDir,
+) -> "contextlib.AbstractContextManager[RunCopy | GroupCopies | None]":
     """Copy the record of a run in pods while somebody waits for it, as `muster wait` does; others need no copy."""
     if not os.path.isdir(os.path.join(run_dir.path, "pods")):
         return contextlib.nullcontext()  # the usual case costs no import

@@ -19,6 +19,8 @@ from torchmuster.model.display.text import few_of, in_one_line
 from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
+    from torchmuster.files.layout import RunDir
+    from torchmuster.model.verdict import Result
     from torchmuster.owner.views.account import Account
     from torchmuster.owner.views.run_view import RunView
     from torchmuster.owner.views.training import EpochView, TrainingView
@@ -347,11 +349,12 @@ def wait(run: str) -> int:
     from torchmuster.owner.views.account import how_to_go_on
     from torchmuster.owner.views.control import wait_for_result
     from torchmuster.owner.views.find import find_run
+    from torchmuster.ui.messages import paint_report, uses_colour
 
     view = find_run(run)
     try:
-        with copied(view.run_dir):
-            result = asyncio.run(wait_for_result(view.run_dir))
+        with copied(view.run_dir) as copy:
+            result = asyncio.run(wait_for_result(view.run_dir, copy))
     except KeyboardInterrupt:
         return 130
     if result is None:
@@ -362,8 +365,18 @@ def wait(run: str) -> int:
             why="the process that started it was killed",
             fix=how_to_go_on(view.run_dir) or f"muster logs {short_id(view.run_id)}",
         )
+    if result.report is not None and _ended_with_pods(view.run_dir, result):
+        echo(paint_report(result.report, colour=uses_colour()), nl=False, err=True)
     echo(last_line(result, view.run_dir), err=True)
     return result.exit_code
+
+
+def _ended_with_pods(run_dir: "RunDir", result: "Result") -> bool:
+    """Say whether what a run in pods has left may be on its cluster alone: the last line does not say where."""
+    from torchmuster.model.states import RunState
+
+    ends = (RunState.LOST, RunState.CANCELLED)
+    return result.state in ends and os.path.isdir(os.path.join(run_dir.path, "pods"))
 
 
 def _check_result(view: "RunView") -> None:

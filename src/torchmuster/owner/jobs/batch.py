@@ -150,11 +150,11 @@ class JobFollower:
                 await asyncio.to_thread(self._ask_scheduler)  # the desk asks ever less often
                 poll_at = time.monotonic() + _POLL_S
                 is_over = self._view is not None and self._view.state.is_final
-                ended_at = (ended_at or time.monotonic()) if is_over else None
                 if self._copy is not None and is_over:
-                    await asyncio.to_thread(self._copy.take_last_words)
+                    is_over = await asyncio.to_thread(self._copy.take_last_words)
                 elif self._copy is not None:
                     await asyncio.to_thread(self._copy.look_after, self._view)
+                ended_at = (ended_at or time.monotonic()) if is_over else None
             await asyncio.sleep(_LOOK_S)
 
     @property

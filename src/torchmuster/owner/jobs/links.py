@@ -21,6 +21,7 @@ from torchmuster.owner.jobs.jobs import cancel_job, read_job, view_jobs
 from torchmuster.owner.views.record import read_result
 
 ON_ITS_WAY = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
+_VISIBLE_S = 10.0  # from its creation on an object is in every answer of its cluster
 _FATE_KNOWN_S = 900.0  # after a signal's end; later nobody asks the scheduler
 # A link that ended so may be followed by another; only its head knows.
 MAY_GO_ON = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
@@ -70,7 +71,19 @@ def view_newest(run_dir: RunDir) -> JobView | None:
     dialect, job_ids = found
     views = view_jobs(dialect, job_ids)
     living = (views[i] for i in job_ids if i in views and not views[i].state.is_final)
-    return next(living, views.get(job_ids[0]))
+    view = next(living, views.get(job_ids[0]))
+    if view is None and object_dialect(dialect) is not None and _must_be_visible(run_dir):
+        # A cluster that does not answer has a view of its own: this one has answered without the Job.
+        return JobView(job_id=job_ids[0], state=JobState.CANCELLED, reason="it was deleted")
+    return view
+
+
+def _must_be_visible(run_dir: RunDir) -> bool:
+    """Say whether the job of a run was made long enough ago."""
+    try:
+        return time.time() - os.stat(run_dir.job).st_mtime > _VISIBLE_S
+    except OSError:
+        return False
 
 
 def open_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:

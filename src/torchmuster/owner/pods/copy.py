@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import doubt_views, failed_before_start
 from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
-from torchmuster.owner.pods.end import keep_last_message, remove
+from torchmuster.owner.pods.end import keep_deletion, keep_last_message, remove
 from torchmuster.owner.pods.losses import LossNotes
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import job_of, pod_order
@@ -26,9 +27,11 @@ from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.views.record import read_result
 from torchmuster.spec.sweep_plan import member_of_id
 
+_LAST_S = 5.0  # from the end of a Job to that of its record, where that is on its way
+
 
 @contextlib.contextmanager
-def copied(run_dir: RunDir) -> Iterator[None]:
+def copied(run_dir: RunDir) -> "Iterator[RunCopy | GroupCopies | None]":
     """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here.
 
     The record of a member of a sweep comes with that of the sweep.
@@ -43,7 +46,7 @@ def copied(run_dir: RunDir) -> Iterator[None]:
     else:
         copy = RunCopy.of(run_dir, lambda _: None, lambda _: None)
     try:
-        yield
+        yield copy
     finally:
         if copy is not None:
             copy.close()
@@ -62,6 +65,7 @@ class RunCopy:
     losses: LossNotes
     say: Callable[[str], None]
     _seen: int = 0
+    _over_since: float | None = None
 
     @classmethod
     def of(
@@ -102,6 +106,7 @@ class RunCopy:
 
     def look_after(self, view: JobView | None) -> None:
         """Remove pods that are lost with their node; end a run whose start comes to nothing."""
+        self._over_since = None
         with contextlib.suppress(MusterError):
             self.release.look()
         with contextlib.suppress(MusterError, OSError):
@@ -130,12 +135,18 @@ class RunCopy:
             atomic.write_json(self.run_dir.result, codec.to_plain(joined))
         return joined
 
-    def take_last_words(self) -> None:
-        """Take the result from the last message of the first pod, where no copy of the record comes."""
-        if self.mirror.is_connected or read_result(self.run_dir) is not None:
-            return
-        with contextlib.suppress(MusterError):
-            keep_last_message(self.run_dir, self.job_id)
+    def take_last_words(self) -> bool:
+        """Take what can be known of a run whose Job is over and whose record does not come; say whether all is here that comes."""
+        now = time.monotonic()
+        since = self._over_since = now if self._over_since is None else self._over_since
+        if self.mirror.is_connected and now < since + _LAST_S:
+            return False
+        if read_result(self.run_dir) is None:
+            with contextlib.suppress(MusterError):
+                keep_last_message(self.run_dir, self.job_id)
+        if read_result(self.run_dir) is None:
+            keep_deletion(self.run_dir, self.job_id)
+        return True
 
     def close(self) -> None:
         """End watch and mirror; remove what is on the cluster of a run that is over."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.engines.kubernetes.dialect import DIALECT, job_id_of, place_of
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir, WorkingFolder
+from torchmuster.files.layout import RunDir, WorkingFolder, short_id
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.event import moment_of
@@ -79,6 +79,7 @@ class PodGroup:
     _short_since: float | None = None
     _started: dict[str, float | None] = field(default_factory=dict)
     _lost: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+    _is_gone: bool = False
 
     def __post_init__(self) -> None:
         """Read its record from the beginning."""
@@ -229,7 +230,8 @@ class PodGroup:
         if not self._has_begun:
             self._wait_for_room(list(views.values()))
         first = views.get(self._job_ids[0])
-        return first is None or first.state.is_final
+        self._is_gone = first is None or first.state is JobState.CANCELLED
+        return self._is_gone or (first is not None and first.state.is_final)
 
     def _wait_for_room(self, views: Sequence[JobView]) -> None:
         """Let the first pod wait on while the cluster has no room for others; end what its `queue_timeout` ends."""
@@ -332,6 +334,15 @@ class PodGroup:
                     str(said["error"]), why=said.get("because"), fix=said.get("hint")
                 )
                 outcome = self._failed(error)
+        if outcome is None and self._is_gone:
+            what = f"the cluster does not have the Job of group {self.group.name} any more"
+            why = (
+                f"it was deleted, or its namespace; what had come by then is in {self.run_dir.path}"
+            )
+            fix = f"muster restart {short_id(self.plan.run_id)}"
+            outcome = self._failed(
+                MusterError(what, where=f"job {self._job_ids[0]}", why=why, fix=fix)
+            )
         if outcome is None:
             what = f"the Job of group {self.group.name} ended and left no record"
             fix = f"kubectl describe job {self._job_ids[0].rpartition('/')[2]}"

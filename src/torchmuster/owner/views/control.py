@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
@@ -31,18 +32,24 @@ from torchmuster.owner.views.record import read_new
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.workflow_view import task_logs
 
+if TYPE_CHECKING:
+    from torchmuster.owner.pods.copy import RunCopy
+    from torchmuster.owner.pods.elsewhere import GroupCopies
+
 _POLL_S = 0.1
 _SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show it late
 
 
-async def wait_for_result(run_dir: RunDir) -> Result | None:
-    """Wait until the run has a result; None when its owner has gone without one."""
+async def wait_for_result(
+    run_dir: RunDir, copy: "RunCopy | GroupCopies | None" = None
+) -> Result | None:
+    """Wait until the run has a result; None when its owner has gone without one. Of one in pods, `copy` brings it."""
     never = NeverWatch()
     while True:
         result = any_result(run_dir)
         if result is not None:
             return result
-        if not owner_lives(run_dir):
+        if not owner_lives(run_dir) and (copy is None or copy.take_last_words()):
             return any_result(run_dir)
         never.end_if_never(run_dir)
         await asyncio.sleep(_POLL_S)

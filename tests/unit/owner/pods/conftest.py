@@ -69,3 +69,27 @@ def order_of(**given):
     """Return what the pods of the run were told."""
     plain = {"job": "run-7f3a", "num_pods": 2, "port": 29417, "home": "/scratch/muster"}
     return PodOrder(run_id=RUN_ID, code_root="/home/me/code", code_sha="", **{**plain, **given})
+
+
+def answers(*, ended=None):
+    """Return what the cluster says of a Job whose first pod runs, or has ended with this message."""
+    own = {"torchmuster.dev/run": "run-7f3a"}
+    about = {"namespace": "research", "annotations": {"torchmuster.dev/context": "lab"}}
+    conditions = [{"type": "Complete", "status": "True"}] if ended else []
+    job = {
+        "kind": "Job",
+        "metadata": {"name": "run-7f3a", "labels": own, **about},
+        "spec": {"completions": 1},
+        "status": {"conditions": conditions},
+    }
+    state = {"running": {}}
+    if ended:
+        state = {"terminated": {"exitCode": 0, "message": json.dumps(ended)}}
+    first = {**own, "batch.kubernetes.io/job-completion-index": "0"}
+    pod = {
+        "kind": "Pod",
+        "metadata": {"name": "run-7f3a-0-x", "labels": first, **about},
+        "spec": {"nodeName": "n1"},
+        "status": {"containerStatuses": [{"name": "node", "state": state}]},
+    }
+    return {"get jobs.batch,pods": {"items": [job, pod]}, "get pods": {"items": [pod]}}

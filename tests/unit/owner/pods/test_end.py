@@ -2,19 +2,25 @@
 
 import os
 
+import pytest
+
+from torchmuster.api.failures import RunFailed
+from torchmuster.api.run import RunHandle
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.owner.jobs.jobs import forget_views
 from torchmuster.owner.pods.end import catch_up, remove_groups, words_on_reach
 from torchmuster.owner.views.control import LogChoice, log_files
 from torchmuster.owner.views.find import view_run
-from unit.owner.pods.conftest import order_of
+from unit.owner.pods.conftest import answers, order_of
 
 FORBIDDEN = (
     'Error from server (Forbidden): pods "run-7f3a-0-x" is forbidden: User "u" cannot create resource "pods/portforward"'
     ' in API group "" in the namespace "research"\n'
 )
 
+HOUR_AGO = 1_700_000_000
 JOBS = ["lab/research/two-work-a-0", "lab/research/two-work-b-0"]
 
 
@@ -71,3 +77,38 @@ def test_a_run_whose_pods_can_be_reached_or_do_not_answer_lacks_no_right(run_dir
     cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
     catch_up(run_dir, again=True)
     assert words_on_reach(run_dir) is None
+
+
+# Ends of runs whose record does not come.
+
+
+def test_a_run_whose_job_is_no_more_ends(run_dir, cluster):
+    """A cluster answers for a Job that is gone with an empty List and exit code 0: recorded from Kubernetes 1.36.2."""
+    os.utime(run_dir.job, (HOUR_AGO, HOUR_AGO))
+    forget_views()
+
+    with pytest.raises(RunFailed) as raised:
+        RunHandle(run_dir).wait(30.0)
+
+    assert (raised.value.state, raised.value.exit_code) == ("cancelled", 143)
+    assert "does not have the run's Job any more" in raised.value.cause
+    assert run_dir.path in raised.value.why
+
+
+@pytest.mark.parametrize(
+    ("age_s", "says"),
+    [
+        (0, {}),  # of a cluster whose answer does not have it yet
+        (60, {"refuse": {"get": [1, "Unable to connect to the server: i/o timeout\n"]}}),
+        (60, {"answers": answers()}),
+    ],
+)
+def test_a_job_that_may_be_there_is_no_end(run_dir, cluster, age_s, says):
+    made = os.stat(run_dir.job).st_mtime - age_s
+    os.utime(run_dir.job, (made, made))
+    cluster.say(**says)
+    forget_views()
+
+    catch_up(run_dir, again=True)
+
+    assert not os.path.exists(run_dir.result)

@@ -20,6 +20,7 @@ from torchmuster.model.workflow import (
     WorkflowPlan,
 )
 from torchmuster.net import messages
+from torchmuster.owner.jobs.jobs import forget_views
 from torchmuster.owner.pods.bring_group import GroupPods
 from torchmuster.owner.pods.group import PodGroup
 from torchmuster.owner.views.record import read_outcome
@@ -128,3 +129,29 @@ def test_a_group_that_waits_longer_for_room_than_its_queue_timeout_ends_with_the
     assert outcome.state is State.FAILED_QUEUE_TIMEOUT
     assert outcome.report.error == "it waited longer than its queue_timeout of 0 s"
     assert outcome.report.because == (f"kubernetes says: {reason}",)
+
+
+def left_by(run_dir, cluster, items):
+    """Return a group whose Job has ended, or is gone, as the cluster says: judged, and its Job removed or not."""
+    group = group_of(run_dir, print)
+    atomic.write_json(run_dir.workflow, codec.to_plain(group.plan))
+    order = order_of(group="work", num_pods=1)
+    group._pods = GroupPods(
+        jobs=(), names=(), order=order, nodes=GroupNodes(engine=PODS_ENGINE, tasks={})
+    )
+    group._job_ids = [JOB_ID]
+    os.makedirs(run_dir.group("work").path)
+    cluster.say(answers={"get jobs.batch,pods": {"items": items}, "get pods": {"items": items}})
+    forget_views()
+    assert group._look()
+    group._end_without_record()
+    group._remove()
+    return read_outcome(run_dir, "work"), [line for line in cluster.asked if "delete" in line]
+
+
+def test_a_group_whose_job_is_no_more_ends(run_dir, cluster):
+    found, removed = left_by(run_dir, cluster, [])
+
+    assert found.state is State.FAILED_BACKEND_ERROR
+    assert found.report.error == "the cluster does not have the Job of group work any more"
+    assert len(removed) == 1  # its Secret and Service
