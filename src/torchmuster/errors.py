@@ -11,6 +11,7 @@
     │   └── BarrierTimeoutError 6   it was not full within the limit
     ├── DataError         13   files could not be moved, or a dataset is damaged
     ├── EngineError       14   a scheduler's answer can't be understood
+    ├── MissingRecordError 15  a run has ended well in pods, and its results, logs and files did not come
     └── in torchmuster.train, raised in the user's script:
         ├── NotFiniteError 1   a step's gradients are not finite, and `on_nan` is `stop` or `replay`
         ├── DiffersError   1   a rank has computed something else than another from the same numbers (`verify_every`)
@@ -118,6 +119,12 @@ class BarrierTimeoutError(BarrierError):
     """A barrier was not full within its limit; the sentence names who is missing."""
 
     exit_code = 6
+
+
+class MissingRecordError(MusterError):
+    """A run in pods has succeeded, and its results, logs and files did not come to its client."""
+
+    exit_code = 15
 
 
 def found_bug(whose: str, error: BaseException | None) -> MusterError:

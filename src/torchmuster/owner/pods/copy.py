@@ -19,7 +19,7 @@ from torchmuster.owner.jobs.jobs import doubt_views, failed_before_start
 from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
 from torchmuster.owner.pods.end import keep_deletion, keep_last_message, remove
 from torchmuster.owner.pods.losses import LossNotes
-from torchmuster.owner.pods.mirror import RecordMirror
+from torchmuster.owner.pods.mirror import RecordMirror, holds_record
 from torchmuster.owner.pods.reach import job_of, pod_order
 from torchmuster.owner.pods.release import PlaceRelease
 from torchmuster.owner.pods.starts import PodStarts
@@ -139,20 +139,21 @@ class RunCopy:
         """Take what can be known of a run whose Job is over and whose record does not come; say whether all is here that comes."""
         now = time.monotonic()
         since = self._over_since = now if self._over_since is None else self._over_since
-        if self.mirror.is_connected and now < since + _LAST_S:
+        if self.mirror.is_finishing or (self.mirror.is_connected and now < since + _LAST_S):
             return False
         if read_result(self.run_dir) is None:
             with contextlib.suppress(MusterError):
-                keep_last_message(self.run_dir, self.job_id)
+                keep_last_message(self.run_dir, self.job_id, self.mirror.lacks_right)
         if read_result(self.run_dir) is None:
             keep_deletion(self.run_dir, self.job_id)
         return True
 
     def close(self) -> None:
-        """End watch and mirror; remove what is on the cluster of a run that is over."""
+        """End watch and mirror; remove what is on the cluster of a run that is over, unless it has more than came here."""
         self.watch.stop()
         self.mirror.stop()
-        if read_result(self.run_dir) is not None:
+        result = read_result(self.run_dir)
+        if result is not None and (result.attempts == 0 or holds_record(self.run_dir, self.job_id)):
             try:
                 remove(self.job_id)
             except MusterError as error:

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmuster import proc
-from torchmuster.engines.kubernetes.answers import CONTAINER
+from torchmuster.engines.kubernetes.answers import CONTAINER, Pod
 from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
-from torchmuster.errors import MusterError
+from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
-from torchmuster.model.states import JobState, RunState
+from torchmuster.model.states import JobState, RunState, State
 from torchmuster.model.verdict import Report
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
-from torchmuster.owner.jobs.links import view_newest
+from torchmuster.owner.jobs.links import is_cancelled, view_newest
 from torchmuster.owner.pods.losses import LossNotes, explain_loss
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.owner.pods.reach import (
@@ -52,11 +52,13 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
         return
     _CAUGHT_UP.add(run_dir.path)
     mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
+    lacks_right = None
     try:
         mirror.catch_up()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_no_reach(run_dir))
     except NotAllowedError as error:
+        lacks_right = error.fix
         with contextlib.suppress(MusterError, OSError):
             _keep_log(run_dir, job_id, error)
     except (MusterError, OSError):
@@ -65,7 +67,7 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
         LossNotes(run_dir, order, job_id, lambda _: None).look()
     if read_result(run_dir) is None:
         with contextlib.suppress(MusterError):
-            keep_last_message(run_dir, job_id)
+            keep_last_message(run_dir, job_id, lacks_right)
     if read_result(run_dir) is None:
         keep_deletion(run_dir, job_id)
 
@@ -94,18 +96,49 @@ def words_on_reach(run_dir: RunDir) -> str | None:
     return f"pods can't be reached from here: {noted.get('why')}; what the first pod wrote is in {run_dir.job_log}"
 
 
-def keep_last_message(run_dir: RunDir, job_id: str) -> None:
+def keep_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = None) -> None:
     """Take the result from the first pod's last message, where its record did not come.
 
     Raises:
         EngineError: The cluster can't be asked.
     """
-    result = result_of_pod(job_id, run_dir)
+    pod = find_pod(job_id, 0)
+    result = result_of_pod(pod, run_dir)
     order = pod_order(run_dir)
-    if result is not None and order is not None:
-        result = explain_loss(result, run_dir, order, job_id)
-    if result is not None:
-        atomic.write_json(run_dir.result, codec.to_plain(result))
+    if result is None or order is None or pod is None:
+        return
+    result = explain_loss(result, run_dir, order, job_id)
+    if result.attempts > 0 and not is_cancelled(run_dir):  # a cancel removes the Job all the same
+        missing = explain_missing(result.state, order, job_id, pod, lacks_right)
+        report = result.report
+        if result.state is RunState.SUCCEEDED or report is None:
+            report = missing
+        else:
+            report = replace(report, because=(*report.because, missing.error, *missing.because))
+        result = replace(result, report=report)
+        if result.state is RunState.SUCCEEDED:
+            code = MissingRecordError.exit_code
+            result = replace(result, state=RunState.LOST, exit_code=code)
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+
+
+def explain_missing(
+    state: RunState | State, order: PodOrder, job_id: str, pod: Pod, lacks_right: str | None
+) -> Report:
+    """Return a report on a run, or a group of a workflow, of which only the last message came: its Job stays."""
+    _, namespace, name = place_of(job_id)
+    lies = f"in pod {pod.name} on {pod.node}"
+    hint = f"kubectl -n {namespace} logs {pod.name} shows what it printed; `claims` and `home` of the site keep files on a volume"
+    if order.has_volume:
+        lies = f"in {order.folder} on its volume"
+        hint = f"take them from the volume, then: kubectl -n {namespace} delete job {name}"
+    why = "it had ended before its first pod could be reached"
+    return Report(
+        error=f"its results, logs and files did not come here: it has ended ({state.value.lower()}), and they are {lies}",
+        at=f"job {job_id}, which was not removed",
+        because=("pods can't be reached from here" if lacks_right else why,),
+        hint=lacks_right or hint,
+    )
 
 
 def keep_deletion(run_dir: RunDir, job_id: str) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from torchmuster.engines.kubernetes.answers import Pod
 from torchmuster.engines.kubernetes.dialect import DIALECT, job_id_of, place_of
-from torchmuster.errors import MusterError
+from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, WorkingFolder, short_id
 from torchmuster.model import codec
@@ -21,7 +22,7 @@ from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import JobState, State
 from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.net import messages
-from torchmuster.node.pod.order import CREDENTIALS_FILE
+from torchmuster.node.pod.order import CREDENTIALS_FILE, PodOrder
 from torchmuster.node.task.data import upload_outputs
 from torchmuster.node.task.setup import TaskFacts
 from torchmuster.owner.jobs.jobs import doubt_views, submit_script, view_jobs
@@ -33,7 +34,7 @@ from torchmuster.owner.pods.bring_group import (
     plan_group,
     with_outputs,
 )
-from torchmuster.owner.pods.end import remove_jobs, tell_owner
+from torchmuster.owner.pods.end import explain_missing, remove_jobs, tell_owner
 from torchmuster.owner.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import find_pod
@@ -80,6 +81,7 @@ class PodGroup:
     _started: dict[str, float | None] = field(default_factory=dict)
     _lost: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     _is_gone: bool = False
+    _lacks_record: bool = False
 
     def __post_init__(self) -> None:
         """Read its record from the beginning."""
@@ -146,6 +148,8 @@ class PodGroup:
                     is_over = await asyncio.to_thread(self._look)
                     ask_at = loop.time() + _ASK_S
                     ended_at = (ended_at or loop.time()) if is_over else None
+                    if self._mirror is not None and self._mirror.is_finishing:
+                        ended_at = None
                 if ended_at is not None and loop.time() > ended_at + _LATE_S:
                     await asyncio.to_thread(self._end_without_record)
                 await asyncio.sleep(_LOOK_S)
@@ -168,7 +172,7 @@ class PodGroup:
 
     async def _with_datasets(self, outcome: GroupOutcome) -> GroupOutcome:
         """Make versions of datasets of the outputs that have come, where datasets are in a folder of this machine."""
-        if self._pods is None or not keeps_datasets_here(self._pods.order):
+        if self._pods is None or self._lacks_record or not keeps_datasets_here(self._pods.order):
             return outcome
         completed = {one.task for one in outcome.tasks if one.state is State.COMPLETED}
         for task in (with_outputs(task, to_urls=False) for task in self.group.tasks):
@@ -326,9 +330,8 @@ class PodGroup:
             said = json.loads(pod.end.last_message) if pod is not None and pod.end else {}
             if "group" in said:
                 outcome = codec.from_plain(GroupOutcome, said["group"])
-                if self._pods is not None:
-                    first = self._job_ids[0]
-                    outcome = explain_group_loss(outcome, self.run_dir, self._pods.order, first)
+                if self._pods is not None and pod is not None:
+                    outcome = self._without_record(outcome, self._pods.order, pod)
             elif "error" in said:
                 error = MusterError(
                     str(said["error"]), why=said.get("because"), fix=said.get("hint")
@@ -348,6 +351,22 @@ class PodGroup:
             fix = f"kubectl describe job {self._job_ids[0].rpartition('/')[2]}"
             outcome = self._failed(MusterError(what, where=f"job {self._job_ids[0]}", fix=fix))
         self._keep(outcome)
+
+    def _without_record(self, outcome: GroupOutcome, order: PodOrder, pod: Pod) -> GroupOutcome:
+        """Return what a group's last message says, which is no success: the outputs of its tasks are not here."""
+        first = self._job_ids[0]
+        told = explain_group_loss(outcome, self.run_dir, order, first)
+        if told.state is State.FAILED_START_ERROR:
+            return told  # there is no record
+        self._lacks_record = True
+        lacks_right = self._mirror.lacks_right if self._mirror is not None else None
+        missing = explain_missing(told.state, order, first, pod, lacks_right)
+        if told.state is State.COMPLETED:
+            state, code = State.FAILED_BACKEND_ERROR, MissingRecordError.exit_code
+            return replace(told, state=state, exit_code=code, report=missing)
+        report = told.report or missing
+        because = (*report.because, missing.error, *missing.because)
+        return replace(told, report=replace(report, because=because))
 
     def _failed(self, error: MusterError) -> GroupOutcome:
         state = State.FAILED_CANCELED if self._num_stops else State.FAILED_BACKEND_ERROR
@@ -391,6 +410,8 @@ class PodGroup:
 
     def _remove(self) -> None:
         self.close()
+        if self._lacks_record:
+            return
         for job_id in self._job_ids if self._set_id is None else self._job_ids[:1]:
             try:
                 remove_jobs([job_id], self._set_id)

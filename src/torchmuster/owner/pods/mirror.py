@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
-from torchmuster.engines.kubernetes.answers import CONTAINER
+from torchmuster.engines.kubernetes.answers import CONTAINER, Pod
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
 from torchmuster.engines.ssh_files import FilesBack, own_paths
 from torchmuster.errors import MusterError
@@ -63,6 +63,8 @@ class RecordMirror:
 
     Attributes:
         show: Gets lines of the first pod's log, where that is all there is.
+        is_finishing: All has come, and is put where it belongs.
+        lacks_right: What the user's Role lacks, where pods may not be reached.
     """
 
     run_dir: RunDir
@@ -73,6 +75,8 @@ class RecordMirror:
     show: Callable[[str], None] = lambda _: None
     is_complete: bool = False
     is_connected: bool = False
+    is_finishing: bool = False
+    lacks_right: str | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
     _child: proc.Child | None = None
     _pull: RecordPull | None = None
@@ -284,6 +288,13 @@ class RecordMirror:
     def _finish(self, end: messages.RecordEnd, files: FilesBack) -> None:
         if not end.is_over:
             return
+        self.is_finishing = True
+        try:
+            self._place(end, files)
+        finally:
+            self.is_finishing = False
+
+    def _place(self, end: messages.RecordEnd, files: FilesBack) -> None:
         if self.order.group is None:
             where = os.path.join(self.run_dir.path, "output", self.order.host(0))
             if count := files.unpack(_FROM, where):
@@ -298,6 +309,8 @@ class RecordMirror:
             self.say(
                 f"{end.num_stay} files were too large to come back, and go with the pods: {', '.join(end.stay[:3])}"
             )
+        path = os.path.join(self.folder, _STATE_FILE)
+        atomic.write_json(path, {**(atomic.read_json(path) or {}), "complete": self.job_id})
         if self._result:
             plain = json.loads(self._result)
             theirs, ours = self.order.run_dir.path, self.run_dir.path
@@ -318,6 +331,7 @@ class RecordMirror:
 
     def _fall_back(self, error: MusterError) -> None:
         """Follow the log of the first pod instead."""
+        self.lacks_right = error.fix
         hint = f" ({error.fix})" if error.fix else ""
         self.say(f"pods can't be reached from here, so their logs are followed instead{hint}")
         context, namespace, _ = place_of(self.job_id)
@@ -358,13 +372,15 @@ class RecordMirror:
         self._child.wait(_LATE_S)
 
 
-def result_of_pod(job_id: str, run_dir: RunDir) -> Result | None:
-    """Return what the first pod left as its last message; None where there is nothing.
+def holds_record(run_dir: RunDir, job_id: str, group: str | None = None) -> bool:
+    """Say whether all of the record of a job has come here, and the files that it has left."""
+    folder = run_dir.path if group is None else run_dir.group(group).path
+    noted = atomic.read_json(os.path.join(folder, _STATE_FILE))
+    return isinstance(noted, dict) and noted.get("complete") == job_id
 
-    Raises:
-        EngineError: The cluster can't be asked.
-    """
-    pod = find_pod(job_id, 0)
+
+def result_of_pod(pod: Pod | None, run_dir: RunDir) -> Result | None:
+    """Return what the first pod left as its last message; None where there is nothing."""
     if pod is None or pod.end is None:
         return None
     try:

@@ -82,6 +82,30 @@ def test_a_run_whose_pods_can_be_reached_or_do_not_answer_lacks_no_right(run_dir
 # Ends of runs whose record does not come.
 
 
+SUCCEEDED = {
+    "run_id": "r",
+    "state": "succeeded",
+    "exit_code": 0,
+    "attempts": 1,
+    "restarts_spent": 0,
+    "elapsed_s": 3.2,
+}
+
+
+@pytest.mark.parametrize("refuse", [{}, {"port-forward": [1, FORBIDDEN]}])
+def test_a_run_whose_record_did_not_come_is_no_success_and_keeps_its_job(run_dir, cluster, refuse):
+    """As of a client that connects only after the first pod has ended, or may not connect at all."""
+    cluster.say(answers=answers(ended=SUCCEEDED), refuse=refuse)
+    forget_views()
+
+    with pytest.raises(RunFailed) as raised:
+        RunHandle(run_dir).wait(30.0)
+
+    assert (raised.value.state, raised.value.exit_code) == ("lost", 15)
+    assert "they are in pod run-7f3a-0-x on n1" in raised.value.cause
+    assert not any("delete" in line for line in cluster.asked)
+
+
 def test_a_run_whose_job_is_no_more_ends(run_dir, cluster):
     """A cluster answers for a Job that is gone with an empty List and exit code 0: recorded from Kubernetes 1.36.2."""
     os.utime(run_dir.job, (HOUR_AGO, HOUR_AGO))

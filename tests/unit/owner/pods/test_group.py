@@ -25,7 +25,7 @@ from torchmuster.owner.pods.bring_group import GroupPods
 from torchmuster.owner.pods.group import PodGroup
 from torchmuster.owner.views.record import read_outcome
 from torchmuster.spec.sites.site import Site
-from unit.owner.pods.conftest import JOB_ID, order_of
+from unit.owner.pods.conftest import JOB_ID, answers, order_of
 
 
 def group_of(run_dir, hear):
@@ -147,6 +147,16 @@ def left_by(run_dir, cluster, items):
     group._end_without_record()
     group._remove()
     return read_outcome(run_dir, "work"), [line for line in cluster.asked if "delete" in line]
+
+
+def test_a_group_whose_record_did_not_come_is_no_success_and_keeps_its_job(run_dir, cluster):
+    outcome = GroupOutcome(group="work", state=State.COMPLETED, exit_code=0, elapsed_s=3.0)
+    ended = answers(ended={"group": codec.to_plain(outcome)})["get jobs.batch,pods"]["items"]
+
+    found, removed = left_by(run_dir, cluster, ended)
+
+    assert (found.state, found.exit_code, removed) == (State.FAILED_BACKEND_ERROR, 15, [])
+    assert "they are in pod run-7f3a-0-x on n1" in found.report.error
 
 
 def test_a_group_whose_job_is_no_more_ends(run_dir, cluster):

@@ -19,6 +19,7 @@ from torchmuster.model.verdict import Report, Result
 from torchmuster.node.pod.order import ENDED_FILE
 from torchmuster.node.remote.files import MARK_FILE
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
+from torchmuster.owner.pods.reach import find_pod
 from torchmuster.owner.pods.watch import PodWatch
 from unit.owner.pods.conftest import JOB_ID, RUN_ID, order_of
 
@@ -223,12 +224,12 @@ def last_message(text):
 def test_the_last_message_of_the_first_pod_is_the_result_where_no_record_came(run_dir, cluster):
     text = json.dumps(codec.to_plain(RESULT))
     cluster.say(answers={"get pods": {"items": [last_message(text)]}})
-    assert result_of_pod(JOB_ID, run_dir) == RESULT
+    assert result_of_pod(find_pod(JOB_ID, 0), run_dir) == RESULT
 
 
 def test_an_error_before_there_was_a_run_is_its_result(run_dir, cluster):
     cluster.say(pods="job-pods-other-user")
-    found = result_of_pod(JOB_ID, run_dir)
+    found = result_of_pod(find_pod(JOB_ID, 0), run_dir)
     assert (found.run_id, found.state, found.exit_code) == (RUN_ID, RunState.FAILED, 14)
     assert found.report.error == "the image's Python can't be started again"
     assert found.report.at.startswith("pod run-7f3a-0-")
@@ -237,12 +238,12 @@ def test_an_error_before_there_was_a_run_is_its_result(run_dir, cluster):
 @pytest.mark.parametrize("text", ["", "no json", "[1]", '{"state": "odd"}', "{", "3", "null"])
 def test_a_last_message_of_somebody_else_is_no_result(run_dir, cluster, text):
     cluster.say(answers={"get pods": {"items": [last_message(text)]}})
-    assert result_of_pod(JOB_ID, run_dir) is None
+    assert result_of_pod(find_pod(JOB_ID, 0), run_dir) is None
 
 
 def test_a_pod_that_runs_has_left_nothing(run_dir, cluster):
     cluster.say(pods="job-pods-running")
-    assert result_of_pod(JOB_ID, run_dir) is None
+    assert result_of_pod(find_pod(JOB_ID, 0), run_dir) is None
 
 
 def test_a_pod_can_not_replace_what_the_client_acts_upon(run_dir, pod, said):
