@@ -224,3 +224,23 @@ def test_what_is_logged_after_the_loop_of_an_epoch_belongs_to_it(
     for epoch, values in enumerate(wanted):
         of_it = " ".join(line for line in said if line.startswith(f"muster: epoch {epoch}:"))
         assert [of_it.count(f"{name} {value:g}") for name, value in values.items()] == [1, 1]
+
+
+def test_a_metric_that_is_not_finite_is_named_once_and_a_loss_with_what_to_do(
+    world, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("TORCHMUSTER_RUN_DIR", str(tmp_path / "20270115-080000-train-3f2a"))
+    run = world.resume(folder="snapshots", log_every=1)
+    for epoch in run.epochs(2):
+        for step in range(4):
+            run.step(loss=float("nan") if step == 2 else 1.0, lr=0.1)
+        run.report(f1=float("nan"), rate=float("inf") if epoch else 1.0)
+    said = [line for line in capsys.readouterr().err.splitlines() if "first seen" in line]
+    assert said == [
+        (
+            'muster: loss is nan, first seen at step 3; on_nan="stop" ends such a run,'
+            " `muster replay train-3f2a --step 3` finds where it began while a snapshot from before is kept"
+        ),
+        "muster: f1 is nan, first seen at step 4",
+        "muster: rate is inf, first seen at step 8",
+    ]

@@ -72,6 +72,8 @@ def _plain(view: "RunView", account: "Account") -> dict[str, Any]:
 
 
 def _row(view: "RunView", account: "Account") -> list[str]:
+    from torchmuster.owner.views.training import bad_loss_of
+
     workers, command = _size_and_command(view)
     return [
         short_id(view.run_id),
@@ -81,7 +83,7 @@ def _row(view: "RunView", account: "Account") -> list[str]:
         account.place,
         workers,
         in_one_line(command)[:50],
-        in_one_line(account.ended_by or "")[:60],
+        in_one_line(account.ended_by or bad_loss_of(view.run_dir))[:60],
     ]
 
 
@@ -231,7 +233,7 @@ def _print_training(training: "TrainingView") -> None:
     from torchmuster.ui.table import render_table
 
     saved = "no snapshot yet" if training.saved_step is None else f"saved {training.saved_step}"
-    echo(f"\ntraining  step {training.step}, {saved}{_words(training.values)}")
+    echo(f"\ntraining  step {training.step}, {saved}{_words(training.values, training.not_finite)}")
     rows = [
         [
             str(e.epoch),
@@ -252,8 +254,11 @@ def _ledger(epoch: "EpochView") -> str:
     return f"{epoch.samples}, each once" + ("" if epoch.is_whole else " (left early)")
 
 
-def _words(values: dict[str, float]) -> str:
-    return "".join(f", {name} {value:.4g}" for name, value in values.items())
+def _words(values: dict[str, float], not_finite: dict[str, int] | None = None) -> str:
+    from torchmuster.model.series import since_words
+
+    since = {name: since_words(step) for name, step in (not_finite or {}).items()}
+    return "".join(f", {name} {value:.4g}{since.get(name, '')}" for name, value in values.items())
 
 
 @click.command()

@@ -1,6 +1,7 @@
-"""Metrics by name: the values of each, and the newest one."""
+"""Metrics by name: the values of each, the newest one, and since which step that is not finite."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,6 +13,35 @@ T = TypeVar("T")
 def place_of(name: str) -> int:
     """Return where views show a metric: `loss`, then other losses, then the rest, each in its order."""
     return 0 if name == "loss" else 1 if "loss" in name.lower() else 2
+
+
+def loss_of(names: Iterable[str]) -> str | None:
+    """Return the name of a training's loss: a run whose loss is not finite learns nothing, while a score may be undefined."""
+    first = min(names, key=place_of, default="")
+    return first if place_of(first) < 2 else None
+
+
+def bad_loss(values: Mapping[str, float], not_finite: Mapping[str, int]) -> str:
+    """Return `loss nan (since step 100)`; empty where the loss is finite, or where there is none."""
+    name = loss_of(values)
+    if name is None or name not in not_finite:
+        return ""
+    return f"{name} {values[name]}{since_words(not_finite[name])}"
+
+
+def since_words(step: int | None) -> str:
+    """Return what follows a value that is not finite: ` (since step 100)`; nothing after one that is."""
+    return f" (since step {step})" if step is not None else ""
+
+
+def bad_since(points: Sequence[tuple[int, float | None]]) -> int | None:
+    """Return the step since which no value is finite; None where the last one is."""
+    since = None
+    for step, value in reversed(points):
+        if value is not None and math.isfinite(value):
+            break
+        since = step
+    return since
 
 
 def with_later(means: Mapping[str, T], later: Mapping[str, T]) -> dict[str, T]:
@@ -26,16 +56,22 @@ class Series:
     Attributes:
         points: Steps and values; of very many some are left out.
         newest: The last of all of them.
+        since: The step since which none is finite; None while the newest is.
     """
 
     points: list[tuple[int, float]] = field(default_factory=list)
     newest: tuple[int, float] = (0, 0.0)
+    since: int | None = None
     _every: int = 1
     _num_points: int = 0
 
     def add(self, step: int, value: float) -> None:
         """Add the value of a step."""
         self.newest = (step, value)
+        if math.isfinite(value):
+            self.since = None
+        elif self.since is None:
+            self.since = step
         self._num_points += 1
         if self._num_points % self._every == 0:
             self.points.append(self.newest)
@@ -46,7 +82,7 @@ class Series:
         """Forget the values after a step: those steps are done again."""
         self.points = [point for point in self.points if point[0] <= step]
         if self.newest[0] > step and self.points:
-            self.newest = self.points[-1]
+            self.newest, self.since = self.points[-1], bad_since(self.points)
 
 
 class Metrics:
@@ -76,3 +112,8 @@ class Metrics:
     def values(self) -> dict[str, float]:
         """Return the newest value of each metric."""
         return {name: series.newest[1] for name, series in self.series().items()}
+
+    def not_finite(self) -> dict[str, int]:
+        """Return the metrics whose newest value is not finite, and the step since which that is so."""
+        found = {name: series.since for name, series in self.series().items()}
+        return {name: since for name, since in found.items() if since is not None}

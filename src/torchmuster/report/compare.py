@@ -321,6 +321,8 @@ def _loss(one: Story, other: Story) -> tuple[Compared, ...]:
 
 
 def _last(series: SeriesTold) -> str:
+    if series.bad_since is not None:
+        return f"{series.bad_since[1]} since step {series.bad_since[0]:,}"
     known = [(s, v) for s, v in zip(series.steps, series.values, strict=True) if v is not None]
     return f"{known[-1][1]:.6g} at step {known[-1][0]:,}" if known else ""
 

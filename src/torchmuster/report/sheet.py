@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from torchmuster.model.series import loss_of, since_words
 from torchmuster.report.charts import (
     PHASES,
     PlotSheet,
@@ -16,7 +17,14 @@ from torchmuster.report.charts import (
     step_time_plot,
 )
 from torchmuster.report.loose import several
-from torchmuster.report.story import AttemptTold, RankTotals, Story, SweepTold
+from torchmuster.report.story import (
+    AttemptTold,
+    RankTotals,
+    SeriesTold,
+    Story,
+    SweepTold,
+    TrainingTold,
+)
 from torchmuster.report.timelines import (
     lanes_of_ranks,
     telling_attempts,
@@ -124,11 +132,38 @@ def _answer_of_sweep(sweep: SweepTold, prefix: str) -> list[Answer]:
     ]
 
 
+def _answer_of_bad_loss(training: TrainingTold, prefix: str) -> list[Answer]:
+    """Return what a run has come to whose loss is not finite; nothing for others."""
+    last = {one.name: one for one in training.series if one.num_points}
+    name = loss_of(last)
+    if name is None or last[name].bad_since is None:
+        return []
+    return [
+        Answer(
+            question="Has it learned?",
+            answer=_last_value(last[name]),
+            more='on_nan="stop" ends such a run at its first step',
+            tone="bad",
+            link=f"{prefix}metrics",
+        )
+    ]
+
+
+def _last_value(series: SeriesTold) -> str:
+    if series.bad_since is not None:
+        since, word = series.bad_since
+        return f"last {series.name} {word}{since_words(since)}"
+    value = next((v for v in reversed(series.values) if v is not None), None)
+    return f"last {series.name} {figure(value)}"
+
+
 def _answers(story: Story, prefix: str) -> list[Answer]:
     ending, found = story.ending, []
     tones = {"succeeded": "good", "running": "", "waiting": "", "starting": ""}
     tone = tones.get(ending.state, "bad")
     why = ending.sentence if ending.is_final else "it has not ended"
+    if story.training is not None:
+        found += _answer_of_bad_loss(story.training, prefix)
     if story.sweep is not None:
         found += _answer_of_sweep(story.sweep, prefix)
     found.append(
@@ -192,8 +227,7 @@ def _steps_answer(story: Story, prefix: str) -> Answer:
     if story.attempts and story.attempts[0].first_step:  # it went on from another run's snapshot
         again = training.steps_done - (training.step - story.attempts[0].first_step)
     last = next((one for one in training.series if one.num_points), None)
-    value = next((v for v in reversed(last.values) if v is not None), None) if last else None
-    parts = [f"last {last.name} {figure(value)}"] if last and value is not None else []
+    parts = [_last_value(last)] if last is not None else []
     parts += [f"{several(again, 'step')} done twice"] if again > 0 else []
     return Answer(
         question="How far did it come?",

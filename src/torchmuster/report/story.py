@@ -147,6 +147,7 @@ class SeriesTold:
         num_points: How many were recorded.
         redone_steps, redone_values: Points of steps that a later attempt did again.
         not_finite: The first steps with `nan`, `inf` or `-inf`.
+        bad_since: The step since which no value is finite, and the word for the last; None where that is finite.
     """
 
     name: str
@@ -157,6 +158,7 @@ class SeriesTold:
     redone_values: tuple[float | None, ...] = ()
     not_finite: tuple[tuple[int, str], ...] = ()
     num_not_finite: int = 0
+    bad_since: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

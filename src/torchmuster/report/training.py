@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.model.event import moment_of
-from torchmuster.model.series import place_of, with_later
+from torchmuster.model.series import bad_since, place_of, with_later
 from torchmuster.report.loose import mapped, number, text, whole
 from torchmuster.report.story import EpochTold, SaveTold, SeriesTold, TrainingTold
 from torchmuster.report.thin import thinned
@@ -191,7 +191,7 @@ def _series(
     not_finite: list[tuple[int, str]] | None = None,
 ) -> SeriesTold:
     kept, again = thinned(points, MAX_POINTS), thinned(redone, _MAX_REDONE)
-    bad = not_finite or []
+    bad, since = not_finite or [], bad_since(points)
     return SeriesTold(
         name=name,
         steps=tuple(step for step, _ in kept),
@@ -201,6 +201,7 @@ def _series(
         redone_values=tuple(value for _, value in again),
         not_finite=tuple(bad[:_MAX_NOT_FINITE]),
         num_not_finite=len(bad),
+        bad_since=(since, bad[-1][1]) if bad and since is not None else None,
     )
 
 

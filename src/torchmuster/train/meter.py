@@ -9,7 +9,7 @@ import math
 import numbers
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,10 @@ import torch
 import torch.distributed as dist
 
 from torchmuster.errors import UsageError
+from torchmuster.model.display.text import few_of
+from torchmuster.model.series import loss_of
 from torchmuster.train.exchange import gather_json, sum_float64
+from torchmuster.train.finite import replay_command
 from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone
 
 Number = Any  # float, int, or a tensor of one element
@@ -144,6 +147,7 @@ class RunMetrics:
         device: torch.device,
         record: MetricsRecord,
         sinks: list[MetricSink],
+        say: Callable[[str], None],
         *,
         is_first: bool,
     ) -> None:
@@ -151,6 +155,10 @@ class RunMetrics:
         self.total_steps: int | None = None
         self.record = record
         self.sinks = sinks
+        self._say = say
+        self._seen: dict[
+            str, bool
+        ] = {}  # names of metrics; whether it was said that one is not finite
         self._is_first = is_first
         self._device = device
         self._meter = Meter()
@@ -188,7 +196,30 @@ class RunMetrics:
             for sink in self.sinks:
                 sink.write(step, with_speed)
             self._progress.show(step, self.total_steps, means)
+            self._look(step, means)
         return flagged
+
+    def _look(self, step: int, values: Mapping[str, float]) -> None:
+        """Say once of each metric that it is not finite, and of the loss what to do: a script may log a score as NaN."""
+        for name in values:
+            self._seen.setdefault(name, False)
+        bad = [n for n, value in values.items() if not (self._seen[n] or math.isfinite(value))]
+        if not bad:
+            return
+        self._seen |= dict.fromkeys(bad, True)
+        said = (
+            f"{few_of((f'{name} is {values[name]}' for name in bad), 8)}, first seen at step {step}"
+        )
+        if loss_of(self._seen) in bad:
+            said += '; on_nan="stop" ends such a run'
+            command = replay_command(step)
+            said += (
+                f", {command} finds where it began while a snapshot from before is kept"
+                if command
+                else ""
+            )
+        self.end_line()
+        self._say(said)
 
     def end_epoch(self, step: int) -> dict[str, float]:
         """Return the means of what was logged since the epoch's were taken, and begin the next epoch; a collective."""
@@ -208,6 +239,7 @@ class RunMetrics:
         """Write values to the record and to all sinks."""
         for sink in (self.record, *self.sinks):
             sink.write(step, values)
+        self._look(step, values)
 
     def end_line(self) -> None:
         """Move the terminal's cursor to a new line."""

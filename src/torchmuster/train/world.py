@@ -380,7 +380,7 @@ class World:
             in_memory = open_memory(wanted, crew, self, is_sharded=sharded)
         record = MetricsRecord(record_path(crew.folder))
         chosen = open_sinks(sinks, tensorboard) if self.is_first else []
-        metrics = RunMetrics(self.device, record, chosen, is_first=self.is_first)
+        metrics = RunMetrics(self.device, record, chosen, self.say, is_first=self.is_first)
 
         def warn(text: str) -> None:
             metrics.end_line()

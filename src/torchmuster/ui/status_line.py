@@ -5,6 +5,7 @@ from statistics import median
 from torchmuster.files.layout import short_id
 from torchmuster.model.display.live import LiveRun
 from torchmuster.model.display.text import in_one_line
+from torchmuster.model.series import since_words
 from torchmuster.ui.top.ranks import RankRow, rank_rows, slowest
 from torchmuster.ui.top.run_lines import step_of, time_left_s
 from torchmuster.ui.top.words import show_mib, show_number, show_share, show_time
@@ -64,7 +65,8 @@ def _progress(run: LiveRun, rows: list[RankRow]) -> list[str]:
         parts += [f"{bar.left} left"] if bar.left else []
     if training is not None and training.curve_of:
         value = dict(training.values).get(training.curve_of)
-        parts.append(f"{training.curve_of} {show_number(value, 4)}")
+        since = since_words(dict(training.not_finite).get(training.curve_of))
+        parts.append(f"{training.curve_of} {show_number(value, 4)}{since}")
     if training is not None and training.saved_step is not None:
         age = f" {show_time(run.now - training.saved_at)} ago" if training.saved_at else ""
         parts.append(f"saved {training.saved_step}{age}")

@@ -1,4 +1,7 @@
+import json
+import math
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -9,8 +12,11 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
+from torchmuster.owner.views.live import LiveReader
 from torchmuster.owner.views.run_view import RunView
+from torchmuster.ui.status_line import status_rows
 
 
 def view_of(tmp_path, **fields):
@@ -123,3 +129,52 @@ def test_a_plan_that_can_not_be_read_is_said(run_dir, muster, left):
     assert "(plan.json can't be read)" in muster("ps")
     assert "problem  plan.json is missing, half written" in muster("status train-ab12")
     assert "plan.json is missing, half written" in muster("top --once")
+
+
+@pytest.mark.parametrize(
+    ("values", "in_list", "in_status"),
+    [
+        ({"acc": 0.5, "loss": math.nan}, "loss nan (since step 100)", "loss nan (since step 100)"),
+        (
+            {"acc": 0.5, "loss": -math.inf},
+            "loss -inf (since step 100)",
+            "loss -inf (since step 100)",
+        ),
+        ({"loss": 0.5, "valid_loss": math.nan}, "", "valid_loss nan (since step 100)"),
+        ({"f1": math.nan}, "", "f1 nan (since step 100)"),
+        ({"loss": 0.5}, "", ""),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_said_by_all_views(
+    run_dir, capsys, values, in_list, in_status
+):
+    with open(run_dir.training, "w") as record:
+        for step, logged in [(50, dict.fromkeys(values, 1.0)), (100, values), (150, values)]:
+            line = {"time": "2027-01-15T08:00:10Z", "event": "metrics", "step": step}
+            record.write(json.dumps({**line, "values": logged}) + "\n")
+    ended = Result(
+        run_id="r",
+        state=RunState.SUCCEEDED,
+        exit_code=0,
+        attempts=1,
+        restarts_spent=0,
+        elapsed_s=1.0,
+    )
+    write_json(run_dir.result, codec.to_plain(ended))
+    views = {
+        ("ps",): in_list,
+        ("top", "--once"): in_list,
+        ("status", "last"): in_status,
+        ("top", "last", "--once"): in_status.partition(" ")[2],
+    }
+    for command, words in views.items():
+        with pytest.raises(SystemExit):
+            main([*command])
+        said = capsys.readouterr().out
+        assert words in said
+        assert ("(since step 100)" in said) == bool(words)
+        with pytest.raises(SystemExit):
+            main([*(word for word in command if word != "--once"), "--json"])
+        json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    live = replace(LiveReader(run_dir).read(), is_final=False)
+    assert in_list in status_rows(live, 120, 1)[0]

@@ -1,6 +1,7 @@
 """The story of a run: what its record tells, and what of a damaged or foreign one can still be said."""
 
 import json
+import math
 import os
 
 import pytest
@@ -23,6 +24,7 @@ from torchmuster.model import codec
 from torchmuster.model.states import RunState
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
+from torchmuster.report.sheet import sheet_of
 
 
 @pytest.fixture
@@ -275,6 +277,33 @@ def test_values_that_are_no_numbers_are_named_and_leave_a_gap(folder):
 
     assert loss.not_finite == ((1, "nan"), (2, "+inf"), (3, "-inf"))
     assert loss.values == (None, None, None, 1e308, -1e308)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "first"),
+    [
+        (
+            "loss",
+            [1.0, math.nan, math.inf],
+            ("Has it learned?", "last loss +inf (since step 2)", "bad"),
+        ),
+        ("loss", [1.0, math.nan, 0.5], ("How did it end?", "succeeded", "good")),
+        ("f1", [1.0, math.nan, math.nan], ("How did it end?", "succeeded", "good")),
+    ],
+)
+def test_the_first_card_of_a_run_whose_loss_is_not_finite_says_so(folder, name, values, first):
+    rows = [event(6 + n, "metrics", step=n + 1, values={name: v}) for n, v in enumerate(values)]
+    make_run(folder, training=[TRAINING[0], *rows], ended=result())
+
+    card, *others = sheet_of(story_of(folder)).answers
+
+    assert (card.question, card.answer, card.tone) == first
+    last = (
+        "0.5"
+        if values[-1] == 0.5
+        else f"{'+inf' if values[-1] == math.inf else 'nan'} (since step 2)"
+    )
+    assert f"last {name} {last}" in [one.more for one in others]
 
 
 def test_of_ten_thousand_attempts_the_first_and_the_last_are_kept(folder):

@@ -39,6 +39,7 @@ class LiveTraining:
         total_steps: Of the whole run, over all attempts; None where the library can't know.
         epoch: Number of the last that has ended.
         values: The newest value of each metric, the loss first.
+        not_finite: Those of them that are not finite, and the step since which they are not.
         curve_of: The name of the first of them, whose history is `curve`; empty without metrics.
         saved_at: When the last snapshot was whole.
         saved_bytes: Its size; None where it can't be seen from here.
@@ -51,6 +52,7 @@ class LiveTraining:
     total_steps: int | None = None
     epoch: int | None = None
     values: tuple[tuple[str, float], ...] = ()
+    not_finite: tuple[tuple[str, int], ...] = ()
     curve_of: str = ""
     curve: tuple[float, ...] = ()
     saved_step: int | None = None

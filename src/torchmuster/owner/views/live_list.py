@@ -13,6 +13,7 @@ from torchmuster.model.display.live import LiveRow, left_s
 from torchmuster.model.display.narration import narrate_wait
 from torchmuster.model.event import moment_of
 from torchmuster.model.sample import RankSample
+from torchmuster.model.series import bad_loss
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import all_dirs, ask_for_all, view_run
 from torchmuster.owner.views.live import (
@@ -113,6 +114,7 @@ class _ListedRun:
         account = account_of(view, now)
         sample = self._newest_sample() if not view.is_workflow else None
         training = self._training.read(is_over=view.state.is_final)
+        bad = bad_loss(dict(training.values), dict(training.not_finite)) if training else ""
         steps = [step for step in (sample.steps if sample is not None else ()) if step is not None]
         waits = ""
         if not view.state.is_final:
@@ -132,7 +134,7 @@ class _ListedRun:
                 is_final=view.state.is_final,
             ),
             elapsed_s=account.elapsed_s,
-            why=account.ended_by or waits or job_words(view) or command_of(view),
+            why=account.ended_by or waits or bad or job_words(view) or command_of(view),
         )
 
     def _newest_sample(self) -> RankSample | None:

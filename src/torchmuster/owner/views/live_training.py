@@ -54,6 +54,7 @@ class TrainingTail:
             total_steps=self._total,
             epoch=self._epoch,
             values=tuple(self._metrics.values().items()),
+            not_finite=tuple(self._metrics.not_finite().items()),
             curve_of=name,
             curve=tuple(value for _, value in first.points) if first is not None else (),
             saved_step=saved[0] if saved is not None else None,

@@ -5,8 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchmuster.model.series import Metrics, with_later
-from torchmuster.owner.views.record import DAMAGED
+from torchmuster.files.layout import RunDir
+from torchmuster.files.tail import last_bytes
+from torchmuster.model.series import Metrics, bad_loss, with_later
+from torchmuster.owner.views.record import DAMAGED, read_events
+
+_END_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +36,13 @@ class TrainingView:
 
     Attributes:
         values: The newest value of each metric, the loss first.
+        not_finite: Those of them that are not finite, and the step since which they are not.
     """
 
     step: int
     saved_step: int | None
     values: dict[str, float]
+    not_finite: dict[str, int]
     epochs: tuple[EpochView, ...]
 
 
@@ -56,8 +62,18 @@ def view_training(events: Iterable[dict[str, Any]]) -> TrainingView | None:
         step=seen.step,
         saved_step=seen.saved_step,
         values=seen.metrics.values(),
+        not_finite=seen.metrics.not_finite(),
         epochs=ended,
     )
+
+
+def bad_loss_of(run_dir: RunDir) -> str:
+    """Return `loss nan (since step 100)`, if the newest loss is that; a record is read whole only if its end may say so."""
+    end = last_bytes(run_dir.training, _END_BYTES)
+    if b"NaN" not in end and b"Infinity" not in end:
+        return ""
+    training = view_training(read_events(run_dir.training))
+    return bad_loss(training.values, training.not_finite) if training is not None else ""
 
 
 @dataclass(slots=True)

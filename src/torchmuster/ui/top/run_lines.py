@@ -1,6 +1,5 @@
 """One run as lines: what a person asks first stands first. Pure: the same value gives the same lines."""
 
-import math
 import textwrap
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from torchmuster.model.display.live import (
     left_s,
 )
 from torchmuster.model.display.text import in_one_line
+from torchmuster.model.series import since_words
 from torchmuster.ui.top.ranks import HEADER, RankRow, cells, slowest
 from torchmuster.ui.top.words import (
     DASH,
@@ -196,22 +196,19 @@ def _metrics(run: LiveRun, columns: int, *, unicode: bool) -> list[Line]:
     width = min(_CURVE, max(columns // 3, 1))
     drawn = curve(training.curve, width, unicode=unicode)
     spans = curve_range(training.curve, width)
-    values = dict(training.values)
+    since = {name: since_words(step) for name, step in training.not_finite}
+    shown = {
+        name: f"{show_number(value, 4)}{since.get(name, '')}" for name, value in training.values
+    }
     first = training.curve_of
-    rest = [
-        f"{in_one_line(name)} {show_number(value, 4)}"
-        for name, value in values.items()
-        if name != first
-    ]
-    value = values.get(first)
-    style = "" if value is None or math.isfinite(value) else "bad"
+    value = shown.pop(first, DASH)
     return [
         line(
             Span(in_one_line(first)[: _LABEL - 1].ljust(_LABEL), "dim"),
-            Span(f"{show_number(value, 4)}  ", style),
+            Span(f"{value}  ", "bad" if first in since else ""),
             drawn,
             Span(f"  {spans}" if spans else "", "dim"),
-            "".join(f"  {one}" for one in rest),
+            "".join(f"  {in_one_line(name)} {words}" for name, words in shown.items()),
         )
     ]
 

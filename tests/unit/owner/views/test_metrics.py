@@ -10,7 +10,7 @@ import pytest
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.views.live_training import TrainingTail
 from torchmuster.owner.views.record import read_events
-from torchmuster.owner.views.training import view_training
+from torchmuster.owner.views.training import bad_loss_of, view_training
 from torchmuster.report.training import read_training
 
 TIME = "2027-01-15T08:00:10.000+00:00"
@@ -76,6 +76,17 @@ class Script:
         order = first + [name for name in names if name not in first]
         return {name: self.values_of(name)[-1] for name in order}
 
+    def not_finite(self):
+        """Return the metrics whose newest value is no number, and since which step."""
+        found = {}
+        for name in self.newest():
+            for one, step, value in self.logged:
+                if one == name and isfinite(value):
+                    found.pop(name, None)
+                elif one == name:
+                    found.setdefault(name, step)
+        return found
+
     def values_of(self, name):
         return [value for one, _, value in self.logged if one == name]
 
@@ -94,6 +105,16 @@ def test_each_metric_has_its_own_values_in_every_view(tmp_path, seed):
 
     newest = script.newest()
     assert words(live.values) == words(view.values.items()) == words(newest.items())
+    since = script.not_finite()
+    assert dict(live.not_finite) == view.not_finite == since
+    for series in told.series:
+        assert series.bad_since is None or series.bad_since[0] == since[series.name]
+        assert (series.bad_since is not None) == (series.name in since)
+    loss = next((name for name in newest if "loss" in name.lower()), None)
+    is_bad = loss in since
+    assert bad_loss_of(run_dir) == (
+        f"{loss} {newest[loss]} (since step {since[loss]})" if is_bad else ""
+    )
     if newest:
         assert live.curve_of == next(iter(newest))
         assert str(list(live.curve)) == str(script.values_of(live.curve_of))

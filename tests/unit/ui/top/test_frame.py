@@ -79,8 +79,9 @@ def test_a_picture_has_the_lines_of_its_screen_whatever_the_run(columns, rows):
 
 def test_numbers_that_are_none_are_shown_by_their_names():
     training = replace(run_of().training, values=(("loss", math.nan),), curve=(1.0, math.nan))
+    training = replace(training, not_finite=(("loss", 7),))
     lines = shown(run_of(sample_of(2), training=training))
-    assert any(line.startswith("loss        nan") for line in lines)
+    assert any(line.startswith("loss        nan (since step 7)") for line in lines)
 
 
 def test_ten_thousand_attempts_are_counted_and_the_last_are_listed():
