@@ -72,9 +72,11 @@ def view_newest(run_dir: RunDir) -> JobView | None:
     views = view_jobs(dialect, job_ids)
     living = (views[i] for i in job_ids if i in views and not views[i].state.is_final)
     view = next(living, views.get(job_ids[0]))
-    if view is None and object_dialect(dialect) is not None and _must_be_visible(run_dir):
+    if view is None and object_dialect(dialect) is not None:
         # A cluster that does not answer has a view of its own: this one has answered without the Job.
-        return JobView(job_id=job_ids[0], state=JobState.CANCELLED, reason="it was deleted")
+        if _must_be_visible(run_dir):
+            return JobView(job_id=job_ids[0], state=JobState.CANCELLED, reason="it was deleted")
+        return JobView(job_id=job_ids[0], state=JobState.PENDING)
     return view
 
 

@@ -2,29 +2,32 @@
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.dialect import DIALECT
 from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.job import JobView
-from torchmuster.model.states import JobState
-from torchmuster.model.verdict import Result
+from torchmuster.model.states import JobState, RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.jobs.jobs import doubt_views, failed_before_start
+from torchmuster.owner.jobs.links import view_newest
 from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
-from torchmuster.owner.pods.end import keep_deletion, keep_last_message, remove
+from torchmuster.owner.pods.end import keep_last_message, remove
 from torchmuster.owner.pods.losses import LossNotes
 from torchmuster.owner.pods.mirror import RecordMirror, holds_record
 from torchmuster.owner.pods.reach import job_of, pod_order
 from torchmuster.owner.pods.release import PlaceRelease
 from torchmuster.owner.pods.starts import PodStarts
 from torchmuster.owner.pods.watch import PodWatch
-from torchmuster.owner.views.record import read_result
+from torchmuster.owner.views.account import find_saved, how_to_go_on
+from torchmuster.owner.views.record import read_events, read_result
 from torchmuster.spec.sweep_plan import member_of_id
 
 _LAST_S = 5.0  # from the end of a Job to that of its record, where that is on its way
@@ -145,7 +148,7 @@ class RunCopy:
             with contextlib.suppress(MusterError):
                 keep_last_message(self.run_dir, self.job_id, self.mirror.lacks_right)
         if read_result(self.run_dir) is None:
-            keep_deletion(self.run_dir, self.job_id)
+            _keep_deletion(self.run_dir, self.job_id)
         return True
 
     def close(self) -> None:
@@ -160,3 +163,29 @@ class RunCopy:
                 self.say(
                     f"{self.job_id} stays on the cluster: {error.what} ({error.fix or error.why})"
                 )
+
+
+def _keep_deletion(run_dir: RunDir, job_id: str) -> None:
+    """Leave the result of a run whose Job is no more: nobody else will. Another run is left as it is."""
+    view, order = view_newest(run_dir), pod_order(run_dir)
+    if view is None or view.state is not JobState.CANCELLED or order is None:
+        return
+    saved, name = find_saved(run_dir), short_id(os.path.basename(run_dir.path))
+    again = how_to_go_on(run_dir) or f"muster restart {name}"
+    left = f"what it has kept on its volume is still there: {order.folder}"
+    if not order.has_volume:
+        left = f"the disks of its pods went with it; what had come by then is in {run_dir.path}"
+    if saved is not None and not saved.is_seen:
+        again = "type its command again; `claims` and `home` of the site keep runs on a volume"
+    report = Report(
+        error="the cluster does not have the run's Job any more",
+        at=f"job {job_id}",
+        because=("it was deleted, or its namespace, or it ended more than 24 h ago", left),
+        hint=again,
+    )
+    result = failed_before_start(run_dir, 128 + signal.SIGTERM, report)
+    attempts = sum(e.get("event") == "attempt_started" for e in read_events(run_dir.events))
+    result = replace(result, state=RunState.CANCELLED, attempts=attempts)
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+    with contextlib.suppress(MusterError):
+        remove(job_id)  # the Job may not have owned its Secret and Service

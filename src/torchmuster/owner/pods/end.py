@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,14 +11,13 @@ from torchmuster.engines.kubernetes.answers import CONTAINER, Pod
 from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
 from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir, short_id
+from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.states import JobState, RunState, State
+from torchmuster.model.states import RunState, State
 from torchmuster.model.verdict import Report
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
-from torchmuster.owner.jobs.links import is_cancelled, view_newest
+from torchmuster.owner.jobs.jobs import cancelled_before_start
 from torchmuster.owner.pods.losses import LossNotes, explain_loss
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.owner.pods.reach import (
@@ -31,8 +29,7 @@ from torchmuster.owner.pods.reach import (
     pod_order,
 )
 from torchmuster.owner.pods.watch import PodWatch
-from torchmuster.owner.views.account import find_saved, how_to_go_on
-from torchmuster.owner.views.record import read_events, read_outcome, read_result
+from torchmuster.owner.views.record import read_outcome, read_result
 
 _ASK_S = 20.0
 _END_S = 60.0
@@ -68,8 +65,6 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
     if read_result(run_dir) is None:
         with contextlib.suppress(MusterError):
             keep_last_message(run_dir, job_id, lacks_right)
-    if read_result(run_dir) is None:
-        keep_deletion(run_dir, job_id)
 
 
 def _no_reach(run_dir: RunDir) -> str:
@@ -108,7 +103,8 @@ def keep_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = No
     if result is None or order is None or pod is None:
         return
     result = explain_loss(result, run_dir, order, job_id)
-    if result.attempts > 0 and not is_cancelled(run_dir):  # a cancel removes the Job all the same
+    # A cancel removes the Job all the same.
+    if result.attempts > 0 and not os.path.exists(run_dir.cancelled):
         missing = explain_missing(result.state, order, job_id, pod, lacks_right)
         report = result.report
         if result.state is RunState.SUCCEEDED or report is None:
@@ -139,32 +135,6 @@ def explain_missing(
         because=("pods can't be reached from here" if lacks_right else why,),
         hint=lacks_right or hint,
     )
-
-
-def keep_deletion(run_dir: RunDir, job_id: str) -> None:
-    """Leave the result of a run whose Job is no more: nobody else will. Another run is left as it is."""
-    view, order = view_newest(run_dir), pod_order(run_dir)
-    if view is None or view.state is not JobState.CANCELLED or order is None:
-        return
-    saved, name = find_saved(run_dir), short_id(os.path.basename(run_dir.path))
-    again = how_to_go_on(run_dir) or f"muster restart {name}"
-    left = f"what it has kept on its volume is still there: {order.folder}"
-    if not order.has_volume:
-        left = f"the disks of its pods went with it; what had come by then is in {run_dir.path}"
-    if saved is not None and not saved.is_seen:
-        again = "type its command again; `claims` and `home` of the site keep runs on a volume"
-    report = Report(
-        error="the cluster does not have the run's Job any more",
-        at=f"job {job_id}",
-        because=("it was deleted, or its namespace, or it ended more than 24 h ago", left),
-        hint=again,
-    )
-    result = failed_before_start(run_dir, 128 + signal.SIGTERM, report)
-    attempts = sum(e.get("event") == "attempt_started" for e in read_events(run_dir.events))
-    result = replace(result, state=RunState.CANCELLED, attempts=attempts)
-    atomic.write_json(run_dir.result, codec.to_plain(result))
-    with contextlib.suppress(MusterError):
-        remove(job_id)  # the Job may not have owned its Secret and Service
 
 
 def cancel_run(run_dir: RunDir) -> bool:

@@ -10,9 +10,10 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.owner.jobs.jobs import forget_views
+from torchmuster.owner.pods.copy import RunCopy
 from torchmuster.owner.pods.end import catch_up, remove_groups, words_on_reach
 from torchmuster.owner.views.control import LogChoice, log_files
-from torchmuster.owner.views.find import view_run
+from torchmuster.owner.views.find import owner_lives, view_run
 from unit.owner.pods.conftest import answers, order_of
 
 FORBIDDEN = (
@@ -133,6 +134,9 @@ def test_a_job_that_may_be_there_is_no_end(run_dir, cluster, age_s, says):
     cluster.say(**says)
     forget_views()
 
-    catch_up(run_dir, again=True)
+    copy = RunCopy.of(run_dir, print, print)
+    copy.take_last_words()
+    copy.close()
 
     assert not os.path.exists(run_dir.result)
+    assert owner_lives(run_dir)
