@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,7 +40,7 @@ def follow_run(
     from torchmuster.model import codec
 
     go_to_the_background(plan.run_id, run_dir)
-    voice = _voice_for(plan)
+    voice = _voice_for(plan, run_dir)
     voice.start()
     debugger = getattr(plan, "debugger", None)
     is_quiet = _is_read_by_doctor(plan) or debugger == "pdb"
@@ -62,11 +63,24 @@ def follow_run(
     return code
 
 
-def _voice_for(plan: "RunPlan | WorkflowPlan") -> "TerminalVoice":
+def shown_here(plan: "RunPlan", *, detach: bool = False) -> "RunPlan":
+    """Return the plan of a run that this process shows, unless `detach`: a file or a pipe gets every line."""
+    from torchmuster.files.terminal import every_line_streams
+
+    return replace(plan, every_line=() if detach or is_launched else every_line_streams())
+
+
+def _voice_for(plan: "RunPlan | WorkflowPlan", run_dir: "RunDir") -> "TerminalVoice":
+    from torchmuster.files.disk import DiskWriter
     from torchmuster.files.terminal import BriefVoice, TerminalVoice
 
     kind = BriefVoice if is_brief else TerminalVoice
-    return kind(prefix_always=_shows_several(plan))
+    voice = kind(prefix_always=_shows_several(plan))
+    if getattr(plan, "every_line", ()):
+        disk = DiskWriter(voice.lose, run_dir.path)
+        disk.start()
+        voice.write_every_line(lambda: run_dir.unread, disk)
+    return voice
 
 
 def _open_to_debuggers(

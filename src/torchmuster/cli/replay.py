@@ -55,6 +55,7 @@ def replay(
     All ranks of the step are started here, with the same samples, random numbers and sums. pdb opens in one of them
     at the first NaN, or at the exception. The run itself and its snapshots stay as they are.
     """
+    from torchmuster.cli.ending import shown_here
     from torchmuster.cli.runs.start import start
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.errors import NotFoundError, UsageError
@@ -99,6 +100,7 @@ def replay(
     shares = 0 < len(gpus) < found.world_size
     plan = _plan(plan, view.run_id, found, debugger=debugger, shares=shares)
     click.echo(f"muster: {_what(view.run_id, found)}", err=True)
+    plan = shown_here(plan)
     run_dir = create_run_dir(plan)
     status = start(plan, run_dir, gpus, detach=False)
     _compare(run_dir, found)

@@ -108,6 +108,11 @@ class DiskWriter:
             self._root = _Root(os.path.normpath(root))
 
     @property
+    def folder(self) -> str | None:
+        """Return the run directory, once it is known."""
+        return self._root.path if self._root is not None else None
+
+    @property
     def is_congested(self) -> bool:
         """Return whether the disk works but is slower than its writers, so that a short wait helps."""
         return (

@@ -76,6 +76,8 @@ class RunDir:
     )  # client of a run in pods: why the cluster took some, by attempt
     samples = PathBelow("samples.jsonl")  # head: how all ranks stood, from time to time
     logs = PathBelow(os.path.join("logs", GROUP, TASK))  # agents: a folder for each attempt
+    unread = PathBelow("unread")  # who shows the output: what a slow reader has not taken yet
+    untold = PathBelow("untold")  # head: what its owner has not taken yet
     supervisor_log = PathBelow("supervisor.log")  # a detached supervisor: what it says
     # The script, by default; of a restarted run a link to the first's.
     snapshots = PathBelow("snapshots")

@@ -1,16 +1,20 @@
 """A thread that writes to the terminal, so that a slow one never blocks an event loop.
 
 Its queue is bounded: if the terminal is too slow, lines are dropped and their number is printed.
+A file or a pipe gets every line: what its reader has not taken yet waits on the disk (`files.backlog`).
 """
 
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from torchmuster.files.backlog import Backlog, PatientWriter
+from torchmuster.files.disk import DiskWriter
 from torchmuster.model.display.lines import HALF_LINE_S, LineJoiner
 from torchmuster.model.display.narration import narrate
 from torchmuster.model.display.repeats import Shown
@@ -32,6 +36,11 @@ def own_terminal() -> Terminal | None:
     return Terminal(streams=streams, columns=columns or 80, rows=rows or 24)
 
 
+def every_line_streams() -> tuple[int, ...]:
+    """Return the streams of this process that are no terminal, so that every line has to arrive there."""
+    return tuple(fd for fd in (1, 2) if not os.isatty(fd))
+
+
 @dataclass(slots=True)
 class TerminalVoice:
     """Prints on this process's standard streams, through a thread.
@@ -43,10 +52,12 @@ class TerminalVoice:
 
     prefix_always: bool = False
     shown: Shown = field(default_factory=Shown)
+    _writers: dict[int, PatientWriter] = field(default_factory=dict)
     _joiner: LineJoiner = field(default_factory=LineJoiner)
     _queue: deque[tuple[int, bytes]] = field(default_factory=deque)
     _waiting_bytes: int = 0
     _lost_lines: int = 0
+    _why_lost: str = ""
     _told_moves: set[str] = field(default_factory=set)
     _busy: bool = False
     _halves_due: float | None = None  # when half lines that wait are shown
@@ -61,6 +72,29 @@ class TerminalVoice:
         """Start the thread."""
         self._joiner.prefix_always = self.prefix_always
         threading.Thread(target=self._work, name="terminal", daemon=True).start()
+
+    def write_every_line(self, path: Callable[[], str], disk: DiskWriter) -> None:
+        """Write every line into streams that are no terminal.
+
+        Args:
+            path: Returns where a file can be made for what a slow reader has not taken.
+            disk: Writes it.
+        """
+        streams = every_line_streams()
+        is_one = streams == (1, 2) and _is_one_file()
+        for fd in streams:
+            if fd == 2 and is_one:
+                self._writers[fd] = self._writers[1]  # one queue keeps their order
+                continue
+            backlog = Backlog(partial(_named, path, fd), disk)
+            self._writers[fd] = PatientWriter(fd, backlog, self.lose)
+            self._writers[fd].start()
+        self._joiner.whole, self._joiner.is_apart = frozenset(streams), 1 in streams and not is_one
+
+    def lose(self, lines: int, why: str) -> None:
+        """Count lines that could not be written."""
+        with self._changed:
+            self._lost_lines, self._why_lost = self._lost_lines + lines, why
 
     def name_rank(self, rank: int, name: str) -> None:
         """Use this name instead of the number as the prefix of a rank."""
@@ -103,7 +137,7 @@ class TerminalVoice:
             new = self.shown.filter(rank, stream, text)
             if new or left_out:
                 self._put_all(self._joiner.add(rank, stream, new, left_out))
-            if self._joiner.waits and self._halves_due is None:
+            if self._joiner.waits and (self._halves_due is None or stream in self._writers):
                 self._halves_due = time.monotonic() + HALF_LINE_S
                 self._changed.notify_all()
 
@@ -123,7 +157,10 @@ class TerminalVoice:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
-        """Print the remaining unfinished lines and wait for the terminal; the status rows go."""
+        """Print the remaining unfinished lines and wait for the terminal; the status rows go.
+
+        A file or a pipe has no time-out: it is written to its end, or until its reader has gone.
+        """
         with self._changed:
             self._status.wanted = ()
             self._changed.notify_all()  # the thread may sleep below rows that it has drawn again
@@ -132,6 +169,8 @@ class TerminalVoice:
             self._put_all(self._joiner.rest())
             self._say_what_was_lost()
             self._changed.wait_for(self._is_done, timeout_s)
+        for writer in self._writers.values():
+            writer.flush()
 
     def _is_done(self) -> bool:
         return not self._queue and not self._busy and not self._status.is_drawn
@@ -143,19 +182,23 @@ class TerminalVoice:
     def _put(self, stream: int, text: str, more_bytes: int = 0) -> None:
         data = text.encode(errors="replace")
         with self._changed:
-            if self._waiting_bytes + len(data) > _MAX_WAITING_BYTES + more_bytes:
-                self._lost_lines += text.count("\n") or 1
+            is_full = self._waiting_bytes + len(data) > _MAX_WAITING_BYTES + more_bytes
+            if is_full and stream not in self._writers:
+                self.lose(text.count("\n") or 1, "this terminal is slow")
                 return
             self._say_what_was_lost()
             self._queue_bytes(stream, data)
 
     def _say_what_was_lost(self) -> None:
         if self._lost_lines:
-            mark = f"\nmuster: {self._lost_lines} lines were not shown: this terminal is slow\n"
+            mark = f"\nmuster: {self._lost_lines} lines were not shown: {self._why_lost}\n"
             self._lost_lines = 0
             self._queue_bytes(2, mark.encode())
 
     def _queue_bytes(self, stream: int, data: bytes) -> None:
+        if stream in self._writers:
+            self._writers[stream].put(data)
+            return
         self._queue.append((stream, data))
         self._waiting_bytes += len(data)
         self._changed.notify_all()
@@ -210,6 +253,18 @@ class BriefVoice(TerminalVoice):
         """Print the sentence for an event, unless it is a stop."""
         if event != "stopping":
             super().tell(event, fields)
+
+
+def _named(path: Callable[[], str], fd: int) -> str:
+    return f"{path()}-{fd}"
+
+
+def _is_one_file() -> bool:
+    """Say whether both streams go to one place, as with `2>&1`."""
+    try:
+        return os.path.sameopenfile(1, 2)
+    except OSError:  # one is closed
+        return False
 
 
 def _is_in_foreground() -> bool:

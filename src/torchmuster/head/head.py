@@ -9,11 +9,13 @@ import heapq
 import itertools
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from torchmuster import proc
+from torchmuster.files.backlog import Backlog
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.liveness.lease import SILENT_S, OwnClock
@@ -22,6 +24,8 @@ from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.net.handshake import Role
 
 SAY_EVERY_S = 5.0
+_OWNER_STANDS_STILL_S = 30.0
+_LOOK_AGAIN_S = 0.1
 _MAX_UNSENT_OUTPUT_BYTES = 1 << 20
 
 
@@ -34,13 +38,88 @@ class HeadAgent(Protocol):
 AgentT = TypeVar("AgentT", bound=HeadAgent)
 
 
+class Outlet:
+    """The way to an owner who wants every line: in order, over one connection after the other; it never waits.
+
+    Args:
+        backlog: Holds what the owner has not taken.
+    """
+
+    def __init__(self, backlog: Backlog) -> None:
+        self.channel: Channel | None = None
+        self._backlog = backlog
+        self._rest = b""  # of a frame that the backlog has in part
+        self._ready: deque[bytes] = deque()
+        self._catching_up: asyncio.Task[None] | None = None
+
+    def attach(self, channel: Channel | None) -> None:
+        """Send over this connection from now on; None: keep what comes."""
+        self.channel = channel
+        self._catch_up_soon()
+
+    def send(self, message: messages.Message) -> None:
+        """Send behind all that was sent before."""
+        channel, is_behind = self.channel, self._has_more or self._catching_up is not None
+        if channel is None or is_behind or channel.unsent_bytes > _MAX_UNSENT_OUTPUT_BYTES:
+            payload = messages.encode(message)
+            self._backlog.put(b"%d %s\n" % (len(payload), payload))
+            self._catch_up_soon()
+        else:
+            channel.send_nowait(message)
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._ready) or not self._backlog.is_empty
+
+    def _catch_up_soon(self) -> None:
+        if self.channel is not None and self._catching_up is None:
+            self._catching_up = asyncio.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        while (channel := self.channel) is not None and self._has_more:
+            if not self._ready:
+                self._unpack(await asyncio.to_thread(self._backlog.take))
+            try:
+                while self._ready and channel is self.channel:
+                    await channel.send_bytes(self._ready[0])
+                    self._ready.popleft()
+            except OSError:  # the connection has ended; there may be another one
+                self.channel = None if channel is self.channel else self.channel
+        self._catching_up = None
+
+    def _unpack(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            size, _, payload = line.partition(b" ")
+            if size.isdigit() and int(size) == len(payload):  # else the disk was full in its middle
+                self._ready.append(payload)
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Return numbers that change while the owner takes something."""
+        unsent = self.channel.unsent_bytes if self.channel is not None else 0
+        return self._backlog.position, len(self._ready), unsent
+
+
 @dataclass(slots=True)
 class HeadClient:
-    """Who watches or commands, over its own connection; `left_out` lines were not sent to it."""
+    """Who watches or commands, over its own connection; `left_out` lines were not sent to it.
+
+    Attributes:
+        outlet: Its own way, on which nothing is left out.
+    """
 
     channel: Channel
     owner: bool = False
     left_out: int = 0
+    outlet: Outlet | None = None
+
+    def send(self, message: messages.Message) -> None:
+        """Send, in the order of the calls."""
+        if self.outlet is not None:
+            self.outlet.send(message)
+        else:
+            self.channel.send_nowait(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +317,14 @@ class Head(ABC, Generic[AgentT]):
             case Asked(client=client, message=message) if message is not None:
                 self.take_request(client, message)
 
+    async def tell_the_rest(self, outlet: Outlet) -> None:
+        """Wait until the owner has heard of the end, and so of all before it, and has gone; it may stand still."""
+        seen, seen_at = outlet.progress, time.monotonic()
+        while outlet.channel is not None and time.monotonic() - seen_at < _OWNER_STANDS_STILL_S:
+            if seen != outlet.progress:
+                seen, seen_at = outlet.progress, time.monotonic()
+            await self.take_next(_LOOK_AGAIN_S)
+
     # What goes out.
 
     def event(self, name: str, **fields: Any) -> messages.Event:
@@ -246,7 +333,7 @@ class Head(ABC, Generic[AgentT]):
         self.disk.append(self._record, event_line(now, name, fields).encode())
         message = messages.Event(name=name, time=now, fields=fields)
         for client in self._clients:
-            client.channel.send_nowait(message)
+            client.send(message)
         return message
 
     def watch(self, client: HeadClient, *, owner: bool) -> None:
@@ -258,8 +345,9 @@ class Head(ABC, Generic[AgentT]):
     def show(self, output: messages.Output | messages.TaskOutput) -> None:
         """Pass output on to the clients that take it; for a slow one lines are counted instead."""
         for client in self._clients:
-            if client.channel.unsent_bytes > _MAX_UNSENT_OUTPUT_BYTES:
+            unsent = client.channel.unsent_bytes
+            if client.outlet is None and unsent > _MAX_UNSENT_OUTPUT_BYTES:
                 client.left_out += output.dropped_lines + (output.text.count("\n") or 1)
                 continue
             left_out, client.left_out = client.left_out + output.dropped_lines, 0
-            client.channel.send_nowait(replace(output, dropped_lines=left_out))
+            client.send(replace(output, dropped_lines=left_out))

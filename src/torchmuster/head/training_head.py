@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torchmuster
 from torchmuster.files import atomic
+from torchmuster.files.backlog import Backlog
 from torchmuster.files.disk import DiskWriter
 from torchmuster.head.attempt import Attempt
 from torchmuster.head.board import Board
-from torchmuster.head.head import Head, HeadClient
+from torchmuster.head.head import Head, HeadClient, Outlet
 from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import NodePolicy
 from torchmuster.head.options import OWNER_S, TrainingHeadOptions
@@ -71,6 +72,7 @@ class TrainingHead(Head[Member]):
         self._logs_lost = 0
         self._owner_came = False
         self._unheard: deque[messages.Event | messages.Output] = deque(maxlen=MAX_LISTED)
+        self._outlet = self._open_outlet()
         self._hangs: HangMonitor | None = (
             None  # of the attempt that runs, from its first progress on
         )
@@ -97,6 +99,11 @@ class TrainingHead(Head[Member]):
             own_address=self.options.own_address,
             own_network_id=self.own_ids[1],
         )
+
+    def _open_outlet(self) -> Outlet | None:
+        if not (self.options.has_owner and self.plan.every_line):
+            return None
+        return Outlet(Backlog(lambda: self.options.run_dir.untold, self.disk))
 
     # What others in this process ask.
 
@@ -134,9 +141,16 @@ class TrainingHead(Head[Member]):
             self.options.spread.hear(message)
         if self.on_event is not None:
             self.on_event(message)
-        if not self._owner_came:
-            self._unheard.append(message)
+        self._keep_for_owner(message)
         return message
+
+    def _keep_for_owner(self, message: messages.Event | messages.Output) -> None:
+        """Keep what an owner has not heard: workers that were forked may be quicker than it."""
+        if self._outlet is None:
+            if not self._owner_came:
+                self._unheard.append(message)
+        elif not any(client.outlet is not None for client in self._clients):
+            self._outlet.send(message)
 
     def notice(self, text: str) -> None:
         """Say a sentence about the whole run."""
@@ -242,8 +256,7 @@ class TrainingHead(Head[Member]):
         match message:
             case messages.Output():
                 self.show(message)
-                if not self._owner_came:  # workers that were forked may be quicker than it
-                    self._unheard.append(message)
+                self._keep_for_owner(message)
             case messages.Notice(text=text):
                 self._logs_lost += message.logs_lost_lines
                 if text:
@@ -273,6 +286,8 @@ class TrainingHead(Head[Member]):
     def client_gone(self, client: HeadClient) -> None:
         """Take the end of a client's connection."""
         super().client_gone(client)
+        if client.outlet is not None and client.outlet.channel is client.channel:
+            client.outlet.attach(None)
         if self._execs is not None:
             self._execs.client_gone(client.channel)
             self._carry_out()
@@ -311,6 +326,10 @@ class TrainingHead(Head[Member]):
         self.watch(client, owner=owner)
         if not owner:
             return
+        if self._outlet is not None:
+            for one in self._clients:  # an earlier connection may not have ended yet
+                one.outlet = self._outlet if one is client else None
+            self._outlet.attach(client.channel)
         self._owner_came = True
         while self._unheard:  # what was said before anyone listened
             client.channel.send_nowait(self._unheard.popleft())
@@ -403,7 +422,14 @@ class TrainingHead(Head[Member]):
             began + limit_s - time.monotonic()
         ):
             pass
+        if self._outlet is not None:
+            await self.tell_the_rest(self._outlet)
         return result
+
+    @property
+    def is_telling(self) -> bool:
+        """Say whether the owner of a run that is over may still have to hear something."""
+        return self.is_over and self._outlet is not None
 
     def _stays_s(self) -> float:
         """Return how long after the end of the run there may be somebody to serve: nodes, or an owner that comes late."""

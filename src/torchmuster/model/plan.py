@@ -196,6 +196,7 @@ class RunPlan:
             waits for its replacement.
         session: The session whose doors fork its agents; None: they are started.
         spares: Nodes beyond `max_nodes` that join and load torch, but get no ranks until one of the others is lost.
+        every_line: The streams (1, 2) that the run's owner shows in a file or a pipe: nothing is left out there.
     """
 
     run_id: str
@@ -223,6 +224,7 @@ class RunPlan:
     nodes_return: bool = False
     session: str | None = None
     spares: int = 0
+    every_line: tuple[int, ...] = ()
 
     @property
     def num_places(self) -> int:

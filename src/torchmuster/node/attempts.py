@@ -52,6 +52,7 @@ class AttemptKeeper:
     ) -> None:
         self.last: NodeAttempt | None = None
         self._order: messages.StartAttempt | None = None  # waits for the node
+        self._settling: int | None = None  # the attempt of which nothing but output is left
         self._spawners, self._showing = spawners, showing
         self._disk, self._user = disk, user
         self._take_store = take_store
@@ -81,7 +82,8 @@ class AttemptKeeper:
         self.last = attempt
         self._showing.prefix_lines(order.ranks, self._spawners.environment)
         self._start_store(order)
-        attempt.start(self._disk, partial(self._showing.show, order.attempt))
+        show = partial(self._showing.show, order.attempt)
+        attempt.start(self._disk, show, self._showing.is_congested)
         for problem in attempt.problems:
             self._user.tell(problem)
 
@@ -130,6 +132,8 @@ class AttemptKeeper:
         """Kill the workers of an attempt; of one that is not here nothing is left."""
         self._order = None
         living = self.living()
+        if order.attempt == self._settling:
+            return  # it is told in a moment
         if living is None or living.attempt != order.attempt:
             self._user.send(messages.AllReaped(attempt=order.attempt))
         else:
@@ -155,5 +159,8 @@ class AttemptKeeper:
         if attempt is None:
             return
         await attempt.finish()
+        self._settling = attempt.attempt
+        await self._showing.settle()
+        self._settling = None
         self._user.send(messages.AllReaped(attempt=attempt.attempt, left=left))
         self.start_if_ready()

@@ -2,7 +2,7 @@
 
 A worker must never wait for us, so pipes are read in large blocks and every block goes to the disk
 writer at once. The terminal is a courtesy: it gets at most `SHOWN_BYTES_PER_S` of a rank, whole lines
-from the first line that is left out, and says how many it left out.
+from the first line that is left out, and says how many it left out. A file or a pipe gets every line.
 
 A rank that is shown on a terminal writes to one: a pty that changes nothing (no carriage returns added, no echo)
 and is nobody's controlling terminal, so Ctrl-C and hang-ups stay muster's business.
@@ -16,7 +16,7 @@ import os
 import struct
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from torchmuster.files.disk import DiskWriter
@@ -84,7 +84,12 @@ class _Allowance:
 
 
 class RankOutput:
-    """The two streams of one rank in one attempt."""
+    """The two streams of one rank in one attempt.
+
+    Args:
+        every_line: The streams of which nothing may be left out where they are shown.
+        must_wait: Says whether what shows them is slower than its writers, so that a short wait helps.
+    """
 
     def __init__(
         self,
@@ -95,11 +100,15 @@ class RankOutput:
         shown: frozenset[int],
         copies: dict[int, str],
         terminal: Terminal | None = None,
+        *,
+        every_line: Collection[int] = (),
+        must_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self.rank = rank
         self.problem: str | None = None  # what the user should know
         self._terminal = terminal
         self._shown = shown
+        self._every_line, self._must_wait = every_line, must_wait
         self._copies = copies
         self.log_path = log_path
         self._disk = disk
@@ -171,7 +180,7 @@ class RankOutput:
         return tuple(line[:LINE_CHARACTERS] for line in lines[-TAIL_LINES:])
 
     def _read_unless_congested(self, fd: int) -> None:
-        if not self._disk.is_congested:
+        if not (self._disk.is_congested or self._must_wait()):
             self._read(fd)
             return
         loop = asyncio.get_running_loop()
@@ -205,7 +214,8 @@ class RankOutput:
         return True
 
     def _show_block(self, stream: "_Stream", data: bytes) -> None:
-        if stream.skips or not self._allowance.take(len(data)):
+        is_spared = stream.number not in self._every_line
+        if is_spared and (stream.skips or not self._allowance.take(len(data))):
             data = self._leave_out(stream, data)
             if not data:
                 return

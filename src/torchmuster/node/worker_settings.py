@@ -60,6 +60,7 @@ def worker_settings(
         # `--debug` was given, and the user has not named a file himself.
         nccl_files=contract.DEBUG_VARIABLE in environment and "NCCL_DEBUG_FILE" not in environment,
         terminal=terminal,
+        every_line=options.plan.every_line,
         prefixes=(welcome.tee == "all" and order.world_size > 1)
         or (options.local_show and options.num_workers > 1),
     )

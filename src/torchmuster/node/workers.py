@@ -72,6 +72,7 @@ class WorkerSettings:
     nccl_files: bool = False
     terminal: Terminal | None = None
     prefixes: bool = False
+    every_line: tuple[int, ...] = ()
 
     def terminal_of(self, rank: int) -> Terminal | None:
         """Return the terminal for a rank: narrower where its lines begin with its name."""
@@ -149,8 +150,13 @@ class NodeAttempt:
         """Return what the worker of a rank has otherwise than the job."""
         return self._environment(self._workers[rank])
 
-    def start(self, disk: DiskWriter, show: Show | None) -> None:
-        """Order the workers from the spawner."""
+    def start(
+        self,
+        disk: DiskWriter,
+        show: Show | None,
+        must_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Order the workers from the spawner; `must_wait` says whether what shows their output is slower than they are."""
         self._counters = memory.read_counters()
         self._disk = disk
         num, num_gpus = self.order.ranks.num_workers, len(self._settings.gpus)
@@ -164,7 +170,17 @@ class NodeAttempt:
             log_path = self._settings.run_dir.rank_log(self.attempt, rank)
             streams = self._settings.shown(rank, local_rank)
             copies, terminal = self._copies(local_rank), self._settings.terminal_of(rank)
-            output = RankOutput(rank, log_path, disk, show, streams, copies, terminal)
+            output = RankOutput(
+                rank,
+                log_path,
+                disk,
+                show,
+                streams,
+                copies,
+                terminal,
+                every_line=self._settings.every_line,
+                must_wait=must_wait,
+            )
             worker = _Worker(rank, local_rank, output, time.monotonic())
             self._workers[rank] = worker
             self._start_worker(worker)

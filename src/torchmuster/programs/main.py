@@ -4,6 +4,7 @@ The spawner is started before anything else is imported: its `import torch` take
 agent gets ready and finds the others.
 """
 
+import contextlib
 import os
 import shutil
 import socket
@@ -63,8 +64,14 @@ def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | Non
     disk.start()
     work = _node_work(options, disk, folder, done=spawner is not None)
     sweep_beside(plan.run_id)
+    voice = _make_voice(launch, disk, folder)
     try:
-        return asyncio.run(_run(launch, spawner, socket_path, disk, work))
+        code = asyncio.run(_run(launch, spawner, socket_path, disk, voice, work))
+        disk.on_loss = None  # the loop that would be told has ended
+        with contextlib.suppress(KeyboardInterrupt):  # of who waits for a slow reader
+            voice.flush(_FLUSH_S)
+        disk.flush(_FLUSH_S)
+        return code
     finally:
         if work is not None and work.scratch is not None:
             from torchmuster.node.scratch import remove_scratch
@@ -91,13 +98,13 @@ async def _run(
     spawner: tuple[HasStatus, Any] | None,
     socket_path: str,
     disk: DiskWriter,
+    voice: "Voice",
     work: "NodeWork | None",
 ) -> int:
     from torchmuster.node.agent import Agent
     from torchmuster.programs.head_host import HeadHost
 
     options = launch.agent
-    voice = _make_voice(launch, disk)
     host = HeadHost(disk, voice)
     agent = Agent(options, spawner, socket_path, disk, voice, work, host.ports.take)
     successor = _make_successor(launch, agent, host, disk)
@@ -125,8 +132,6 @@ async def _run(
             await launch.head.spread.close()
     if launch.error_file is not None and code and agent.error_text is not None:
         disk.replace(launch.error_file, agent.error_text.encode())
-    voice.flush(_FLUSH_S)
-    disk.flush(_FLUSH_S)
     return code
 
 
@@ -141,7 +146,7 @@ def _make_successor(
     return Successor(launch.agent, agent, host, disk)
 
 
-def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
+def _make_voice(launch: AgentLaunch, disk: DiskWriter, socket_folder: str) -> "Voice":
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.node.voice import LogVoice
 
@@ -150,6 +155,12 @@ def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
     has_template = bool(launch.agent.environment.get(contract.PREFIX_VARIABLE))
     voice = TerminalVoice(prefix_always=launch.agent.num_workers > 1 or has_template)
     voice.start()
+
+    def unread() -> str:
+        folder = disk.folder or socket_folder
+        return os.path.join(folder, f"unread-{launch.agent.host}-{os.getpid()}")
+
+    voice.write_every_line(unread, disk)
     return voice
 
 

@@ -107,7 +107,12 @@ def world(tmp_path):
             disk = DiskWriter()
             disk.start()
             agent, spawners = Agent(str(tmp_path)), Spawners()
-            showing = SimpleNamespace(prefix_lines=lambda *given: None, show=lambda *given: None)
+            showing = SimpleNamespace(
+                prefix_lines=lambda *given: None,
+                show=lambda *given: None,
+                is_congested=lambda: False,
+                settle=lambda: asyncio.sleep(0),
+            )
             attempts = AttemptKeeper(spawners, showing, disk, agent, take_store)
             try:
                 await story(attempts, agent, spawners)

@@ -325,7 +325,7 @@ def run_in_allocation(
     Raises:
         UsageError: The job has fewer nodes than asked for.
     """
-    from torchmuster.cli.ending import follow_run
+    from torchmuster.cli.ending import follow_run, shown_here
     from torchmuster.cli.runs.ship import place_archive, with_shipped
     from torchmuster.engines.allocation import AllocationEngine
     from torchmuster.owner.create import create_run_dir, link_snapshots
@@ -349,7 +349,7 @@ def run_in_allocation(
         from torchmuster.cli.runs.dry_run import show_here
 
         return show_here(plan, job)
-    plan, packed = with_shipped(plan, ship_env)
+    plan, packed = with_shipped(shown_here(plan), ship_env)
     run_dir = create_run_dir(plan)
     place_archive(plan, packed)
     if snapshots is not None:

@@ -30,6 +30,7 @@ def restart(run: str, *, detach: bool) -> int:
     Of a workflow, the groups that have completed are not run again. A sweep goes on in its own folder, with
     the members that have not succeeded.
     """
+    from torchmuster.cli.ending import shown_here
     from torchmuster.cli.runs.start import start
     from torchmuster.cli.workflow_views import restart_workflow
     from torchmuster.diagnose.facts.gpus import visible_gpus
@@ -61,7 +62,8 @@ def restart(run: str, *, detach: bool) -> int:
         )
     if plan.engine == "local":
         _check_snapshots(view)
-    again = replace(plan, run_id=new_run_id(plan.program.target), job_id=None, session=None)
+    run_id = new_run_id(plan.program.target)
+    again = replace(plan, run_id=run_id, job_id=None, session=None, every_line=())
     if os.path.isfile(view.run_dir.job):
         return _submit_again(again, view.run_dir, detach=detach)
     if plan.job_id is not None:
@@ -70,6 +72,7 @@ def restart(run: str, *, detach: bool) -> int:
         from torchmuster.cli.runs.ssh import run_again_on_hosts
 
         return run_again_on_hosts(again, view, detach=detach)
+    again = shown_here(again, detach=detach)
     run_dir = create_run_dir(again)
     link_snapshots(run_dir, view.run_dir.snapshots)
     return start(again, run_dir, visible_gpus(), detach=detach)

@@ -341,6 +341,7 @@ def _check_ship_env(request: "RunRequest", problems: "Problems", *, travels: boo
 
 
 def _run_here(request: "RunRequest", run_id: str, problems: "Problems") -> int:
+    from torchmuster.cli.ending import shown_here
     from torchmuster.cli.runs.start import start
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.owner.create import create_run_dir
@@ -353,6 +354,7 @@ def _run_here(request: "RunRequest", run_id: str, problems: "Problems") -> int:
         from torchmuster.cli.runs.dry_run import show_here
 
         return show_here(plan)
+    plan = shown_here(plan, detach=request.detach)
     run_dir = create_run_dir(plan)
     for warning in room_warnings(run_dir.path):
         click.echo(f"muster: {warning}", err=True)

@@ -365,6 +365,7 @@ def run_in_session(request: "RunRequest") -> int:
         NotFoundError: There is no such session.
         ManyErrors: All that is wrong with the options.
     """
+    from torchmuster.cli.ending import shown_here
     from torchmuster.cli.runs.session_places import say_when_it_ends
     from torchmuster.cli.runs.start import check_debugger, choose_id, start
     from torchmuster.diagnose.facts.gpus import visible_gpus
@@ -426,6 +427,7 @@ def run_in_session(request: "RunRequest") -> int:
         from torchmuster.cli.runs.dry_run import show_here
 
         return show_here(plan)
+    plan = shown_here(plan, detach=request.detach)
     if not is_here and not request.detach:
         from torchmuster.cli.runs.session_places import follow_on_nodes
 

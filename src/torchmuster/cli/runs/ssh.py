@@ -243,9 +243,10 @@ def _show(plan: "RunPlan", wishes: "SshWishes", bundle: "Bundle") -> None:
 def _follow(
     plan: "RunPlan", wishes: "SshWishes", bundle: "Bundle", snapshots: str | None = None
 ) -> int:
-    from torchmuster.cli.ending import follow_run
+    from torchmuster.cli.ending import follow_run, shown_here
     from torchmuster.owner.create import create_run_dir, link_snapshots
 
+    plan = shown_here(plan)
     run_dir = create_run_dir(plan)
     if snapshots is not None:
         link_snapshots(run_dir, snapshots)

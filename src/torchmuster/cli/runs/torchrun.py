@@ -177,6 +177,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
 
 
 def _make_plan(line: "TorchrunLine", run_id: str, party: "SpreadHosts | None") -> "RunPlan":
+    from torchmuster.files.terminal import every_line_streams
     from torchmuster.model.plan import RunPlan, Tee
 
     sits_here = sys.stdin is not None and sys.stdin.isatty() and line.max_nodes == 1
@@ -189,6 +190,7 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "SpreadHosts | None") -
         limits=line.limits,
         tee=Tee.NONE,
         stdin_rank=0 if sits_here else None,
+        every_line=every_line_streams(),
         role=line.role,
         rdzv_id=line.meeting.rdzv_id,
         first_cause_code=False,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 HALF_LINE_S = 0.1  # so many short lines that come in pieces are still written in one
 _MAX_HALF_LINE = 64 << 10
+_MAX_WHOLE_LINE = 16 << 20
 
 _Key = tuple[int, int]  # rank, stream
 
@@ -37,6 +38,12 @@ class LineJoiner:
     names: dict[int, str] = field(default_factory=dict)  # instead of `rank N`, e.g. of tasks
     prefixes: dict[int, str] = field(default_factory=dict)  # instead of `[rank N] `
     lacks_logs: bool = False  # a disk has not taken all lines
+    whole: frozenset[int] = (
+        frozenset()
+    )  # streams into a file or pipe: a line is written when it ends
+    is_apart: bool = (
+        False  # standard output is such a one, of its own: what ranks print, and no more
+    )
     _ranks: set[int] = field(default_factory=set)
     _half: dict[_Key, str] = field(default_factory=dict)
     _unseen: dict[_Key, None] = field(default_factory=dict)  # half lines with news, in their order
@@ -52,15 +59,32 @@ class LineJoiner:
             # A full disk may be told of only later: a log is not promised to have them.
             where = "not all are in its log" if self.lacks_logs else "see its log"
             out.append((2, f"[{self._name(rank)}: {left_out} lines are not shown here; {where}]\n"))
-        if len(self._ranks) == 1 and not self.prefix_always:
+        if self._is_raw:
+            if stream in self.whole and not self.is_apart:
+                text = self._ended_part((rank, stream), text)
             if text:
                 out.append((stream, text))
                 before, last = self._open, text.rpartition("\n")[2]
                 goes_on = before is not None and before.is_redrawn and "\n" not in text
                 is_redrawn = goes_on or "\r" in last
-                self._open = _OpenLine(stream, is_redrawn=is_redrawn) if last else None
+                is_open = last and not (stream == 1 and self.is_apart)
+                self._open = _OpenLine(stream, is_redrawn=is_redrawn) if is_open else None
             return out
         return out + self._whole_lines((rank, stream), text)
+
+    @property
+    def _is_raw(self) -> bool:
+        return len(self._ranks) == 1 and not self.prefix_always
+
+    def _ended_part(self, key: _Key, text: str) -> str:
+        """Return the text without its half line, which waits: what the other stream prints shall not tear it."""
+        text = self._half.pop(key, "") + text
+        size = max(text.rfind("\n"), text.rfind("\r")) + 1
+        self._unseen.pop(key, None)
+        if half := text[size:]:
+            self._half[key] = half
+            self._unseen[key] = None
+        return text[:size]
 
     @property
     def has_open_line(self) -> bool:
@@ -93,6 +117,7 @@ class LineJoiner:
 
     def rest(self) -> list[tuple[int, str]]:
         """Return the unfinished lines at the end of the output."""
+        self._unseen.update((key, None) for key in self._half if key[1] in self.whole)
         out = self.show_halves()
         if self._open is not None and self._open.key is not None:
             out += self.interject()
@@ -104,14 +129,16 @@ class LineJoiner:
         half = lines.pop()
         if "\r" in half:  # of a line that is drawn again and again only the last state counts
             half = f"\r{last_state(half)}"
-        if len(half) > _MAX_HALF_LINE:
+        is_whole = key[1] in self.whole
+        if len(half) > (_MAX_WHOLE_LINE if is_whole else _MAX_HALF_LINE):
             lines.append(half)
             half = ""
         if half:
             self._half[key] = half
         self._unseen.pop(key, None)
         out = self._end_lines(key, lines) if lines else []
-        if half and (self._open is None or self._open.key != key or self._open.half != half):
+        is_news = self._open is None or self._open.key != key or self._open.half != half
+        if half and is_news and not is_whole:
             self._unseen[key] = None
         return out
 
@@ -128,6 +155,10 @@ class LineJoiner:
 
     def _draw(self, key: _Key) -> list[tuple[int, str]]:
         half, stream, before = self._half[key], key[1], self._open
+        if self._is_raw:
+            del self._half[key]
+            self._open = _OpenLine(stream)
+            return [(stream, half)]
         text = f"{self._prefix(key[0])}{last_state(half)}"
         now = _OpenLine(stream, key, half, len(text))
         if before is not None and before.key == key:

@@ -242,3 +242,15 @@ def test_no_byte_of_a_raw_rank_is_lost_when_a_second_one_joins(lines, data):
     for rank in range(4):
         bare = bare.replace(f"[rank {rank}] ", "")
     assert sorted(bare) == sorted("".join(f"<{r}:{'x' * n}>" for r, n in lines))
+
+
+def test_into_a_file_no_line_is_written_in_parts():
+    alone = LineJoiner(whole=frozenset({1, 2}))
+    several = LineJoiner(whole=frozenset({1}), prefix_always=True)
+
+    pieces = [*alone.add(0, 1, "half"), *alone.add(0, 2, "error\n"), *alone.add(0, 1, " whole\n")]
+    of_two = [*several.add(0, 1, "ha"), *several.show_halves(), *several.add(1, 1, "one\nen")]
+    of_two += [*several.add(0, 1, "lf\n"), *several.rest()]
+
+    assert pieces == [(2, "error\n"), (1, "half whole\n")]
+    assert text_of(of_two) == "[rank 1] one\n[rank 0] half\n[rank 1] en\n"
