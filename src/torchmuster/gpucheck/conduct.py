@@ -39,21 +39,25 @@ def _run(check: GpuCheck, machine: device.GpuMachine) -> CheckResult:
         why = f"needs {check.num_gpus} GPU{'s' if check.num_gpus > 1 else ''}: {shown}"
         return CheckResult(name=check.name, outcome=IMPOSSIBLE, seconds=0.0, evidence=why)
     scratch = tempfile.mkdtemp(prefix="gpucheck-")
+    limit_s = check.limit_s * machine.patience
     begun, before = time.monotonic(), device.in_use(machine)
     words = ["-m", "torchmuster.gpucheck", "--one", check.name, "--scratch", scratch]
     child = proc.start([sys.executable, *words], env=proc.own_package_environment(), stderr=2)
-    status = child.wait(check.limit_s)
+    status = child.wait(limit_s)
     took = time.monotonic() - begun
     if status is None:
         proc.kill_session(child.pid)
         child.wait(_EMPTY_S)
     _end_all()
-    result = _read(check, scratch, status, took)
+    hangs = f"it hangs: ended after {limit_s:g} s"
+    result = _read(check, scratch, took, f"exit code {status}" if status is not None else hangs)
     shutil.rmtree(scratch, ignore_errors=True)
     left = _what_is_left(machine, before)
-    if left and result.outcome != FAILED:
-        return CheckResult(name=check.name, outcome=FAILED, seconds=took, evidence=left)
-    return result
+    return _failed(check, took, left) if left and result.outcome != FAILED else result
+
+
+def _failed(check: GpuCheck, took: float, why: str) -> CheckResult:
+    return CheckResult(name=check.name, outcome=FAILED, seconds=round(took, 2), evidence=why)
 
 
 def _end_all() -> None:
@@ -63,16 +67,12 @@ def _end_all() -> None:
         time.sleep(_LOOK_S)  # noqa: TID251 - the kernel has no event for the end of all descendants
 
 
-def _read(check: GpuCheck, scratch: str, status: int | None, took: float) -> CheckResult:
-    if status is None:
-        why = f"it hangs: ended after {check.limit_s:g} s"
-        return CheckResult(name=check.name, outcome=FAILED, seconds=took, evidence=why)
+def _read(check: GpuCheck, scratch: str, took: float, how_ended: str) -> CheckResult:
     try:
         with open(os.path.join(scratch, "result.json")) as file:
             return CheckResult(**json.load(file))
-    except (OSError, ValueError, TypeError) as error:
-        why = f"the check itself ended without a result (exit code {status}): {error}"
-        return CheckResult(name=check.name, outcome=FAILED, seconds=took, evidence=why)
+    except (OSError, ValueError, TypeError):
+        return _failed(check, took, f"no result: {how_ended}")
 
 
 def _what_is_left(machine: device.GpuMachine, before: Sequence[int]) -> str:

@@ -27,6 +27,11 @@ class GpuMachine:
     pretended: str = ""
 
     @property
+    def patience(self) -> float:
+        """By what limits are multiplied: a processor that pretends is shared, and slower."""
+        return 10.0 if self.pretended else 1.0
+
+    @property
     def names(self) -> list[str]:
         """The names of the visible GPUs in CUDA_VISIBLE_DEVICES."""
         return [str(gpu.index) for gpu in self.gpus]
@@ -47,14 +52,10 @@ def look() -> GpuMachine:
         )
     if not count_devices():
         return GpuMachine(why_none="the kernel shows no NVIDIA device")
-    gpus, driver, why = ask_gpus(_ask, _ASK_S)
+    gpus, driver, why = ask_gpus(proc.ask_beside, _ASK_S)
     chosen = visible_gpus()
     seen = [gpu for gpu in gpus if {str(gpu.index), gpu.uuid} & set(chosen)]
     return GpuMachine(gpus=tuple(seen), driver=driver, why_none=why or "none is visible")
-
-
-def _ask(argv: object, limit_s: float) -> proc.Answered:
-    return proc.ask_beside(list(argv), limit_s)  # type: ignore[call-overload]
 
 
 def _pretended(number: int) -> Gpu:

@@ -33,7 +33,6 @@ class Ran:
     Attributes:
         began: When it was started, by `time.time()`.
         facts: What its scripts have reported, by time.
-        folder: Of the run's record; empty where there is none.
     """
 
     line: str
@@ -41,7 +40,6 @@ class Ran:
     text: str
     began: float
     facts: list[dict[str, Any]]
-    folder: str
 
     def all(self, name: str) -> list[Any]:
         """Return the values of a fact over all ranks and attempts, by time."""
@@ -131,7 +129,6 @@ class Kit:
         self._num_runs += 1
         facts = os.path.join(self.scratch, f"facts-{self._num_runs}")
         os.mkdir(facts)
-        before = set(self._runs())
         argv = [sys.executable, *program, *map(str, words)]
         path = os.path.join(facts, "said")
         began = time.time()
@@ -139,25 +136,20 @@ class Kit:
             environment, out = self._environment(facts, env), said.fileno()
             # A folder of its own: without muster the library keeps snapshots where it is started.
             child = proc.start(argv, env=environment, cwd=facts, stdout=out, stderr=out)
-        code = child.wait(limit_s)
+        code = child.wait(limit_s := limit_s * self.machine.patience)
         if code is None:
             for pid in [child.pid, *proc.descendants(child.pid)]:
                 proc.kill_quietly(pid)
             child.wait(10.0)
         with open(path, errors="replace") as file:
             text = file.read()
-        new = sorted(set(self._runs()) - before)
         return Ran(
             line=" ".join(["python", *argv[1:]]),
             code=code,
             text=text if code is not None else f"{text}\n(ended after {limit_s:g} s)",
             began=began,
             facts=_read_facts(facts),
-            folder=new[0] if new else "",
         )
-
-    def _runs(self) -> list[str]:
-        return glob.glob(os.path.join(self.home, "runs", "*"))
 
     @property
     def home(self) -> str:
