@@ -2,6 +2,8 @@
 
     python benchmarks/rendezvous.py [--repeats 3] [--quick] [--torchrun PATH] [--json FILE] [--limit SECONDS]
 
+A second measure: how long they take to the next attempt when one of their workers is killed.
+
 All callers exist and wait at a barrier; the time runs from the moment they are let go to the moment the
 last one has its ranks. Three kinds of callers:
 
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.synchronize import Barrier
@@ -30,7 +32,7 @@ sys.path.insert(0, str(SOURCE))
 
 from launching import processes  # noqa: E402
 from launching.sides import torch_of  # noqa: E402
-from meeting.agents import light_agents, real_agent  # noqa: E402
+from meeting.agents import killable_agents, light_agents, real_agent  # noqa: E402
 from meeting.head import coordinate, raise_descriptor_limit  # noqa: E402
 from running.results import FOLDER, headline, machine_facts, save  # noqa: E402
 from running.stage import Stage, stage  # noqa: E402
@@ -42,8 +44,15 @@ FULL: dict[str, tuple[int, ...]] = {
     "real": (64, 128, 256),
     "light": (256, 1024, 4096),
     "torchrun": (64, 128),
+    "killed": (512, 2048, 4096),
 }
-QUICK: dict[str, tuple[int, ...]] = {"real": (3,), "light": (24,), "torchrun": (2,)}
+QUICK: dict[str, tuple[int, ...]] = {
+    "real": (3,),
+    "light": (24,),
+    "torchrun": (2,),
+    "killed": (24,),
+}
+WORKERS_PER_NODE = 8  # of which one is killed
 Forking = multiprocessing.get_context("fork")
 
 
@@ -59,11 +68,15 @@ class Reading:
         seconds: From the release of the callers to the last one's ranks; None when it was lost.
         head_mib: Peak resident memory of the head's process; None for torchrun.
         messages_per_node: Frames that the head sent and received, per node.
+        head_s: Processor seconds of the head, where a worker was killed.
+        longest_turn_s: For how long it did not answer then.
     """
 
     seconds: float | None = None
     head_mib: float | None = None
     messages_per_node: float | None = None
+    head_s: float | None = None
+    longest_turn_s: float | None = None
     lost: str = ""
 
 
@@ -96,13 +109,47 @@ def measure_muster(num_callers: int, num_nodes: int, launch: Callable[..., None]
         try:
             seconds = release(num_callers, partial(launch, port), here)
             memory, per_node = _answer_of(here)
-            here.send("done")
+            here.send(None)
         finally:
             processes.kill_descendants()
         return Reading(
             seconds=seconds,
             head_mib=round(memory, 1),
             messages_per_node=round(per_node, 2),
+        )
+
+
+def measure_killed(num_nodes: int) -> Reading:
+    """Measure the next attempt, from the death of a worker to the last agent's ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        listening = bind("127.0.0.1", 0)
+        port = int(listening.getsockname()[1])
+        here, there = Forking.Pipe()
+        order = (num_nodes, ONE_LIMIT_S, folder, listening, there, WORKERS_PER_NODE)
+        head = Forking.Process(target=coordinate, args=order)
+        head.start()
+        listening.close()
+        there.close()
+        pipes: list[Any] = []
+        try:
+            release(LIGHT_PROCESSES, partial(launch_killable, num_nodes, port), here, pipes)
+            memory, _ = _answer_of(here)
+            here.send("begin")
+            _answer_of(here)
+            killed_at = time.monotonic()
+            for pipe in pipes:
+                pipe.send(pipe is pipes[-1])
+            again_at = max(_receive(pipe, killed_at + ONE_LIMIT_S, here) for pipe in pipes)
+            here.send("end")
+            head_s, longest_turn_s = _answer_of(here)
+            here.send(None)
+        finally:
+            processes.kill_descendants()
+        return Reading(
+            seconds=again_at - killed_at,
+            head_mib=round(memory, 1),
+            head_s=round(head_s, 2),
+            longest_turn_s=round(longest_turn_s, 2),
         )
 
 
@@ -116,10 +163,15 @@ def _answer_of(head: Any) -> tuple[float, float]:
     return float(memory), float(per_node)
 
 
-def release(num_callers: int, launch: Callable[[Barrier, list[Any]], None], head: Any) -> float:
-    """Let all callers go at once; return the seconds until the last has its ranks."""
+def release(
+    num_callers: int,
+    launch: Callable[[Barrier, list[Any]], None],
+    head: Any,
+    pipes: list[Any] | None = None,
+) -> float:
+    """Let all callers go at once; return the seconds until the last has its ranks. Their pipes are added to `pipes`."""
     barrier = Forking.Barrier(num_callers + 1)
-    pipes: list[Any] = []
+    pipes = [] if pipes is None else pipes
     launch(barrier, pipes)
     barrier.wait(ONE_LIMIT_S)
     released = time.monotonic()
@@ -144,6 +196,13 @@ def launch_light(num_nodes: int, port: int, barrier: Barrier, pipes: list[Any]) 
     """Start light agents in a few processes."""
     for part in range(LIGHT_PROCESSES):
         _launch(light_agents, (port, range(part, num_nodes, LIGHT_PROCESSES), barrier), pipes)
+
+
+def launch_killable(num_nodes: int, port: int, barrier: Barrier, pipes: list[Any]) -> None:
+    """Start light agents in a few processes, which play the deaths of their workers, too."""
+    for part in range(LIGHT_PROCESSES):
+        numbers = range(part, num_nodes, LIGHT_PROCESSES)
+        _launch(killable_agents, (port, numbers, WORKERS_PER_NODE, barrier), pipes)
 
 
 def launch_real(num_nodes: int, port: int, barrier: Barrier, pipes: list[Any]) -> None:
@@ -197,6 +256,10 @@ def make_cases(sizes: dict[str, tuple[int, ...]], torchrun: Sequence[Path]) -> l
         launch = partial(launch_light, num_nodes)
         measure = partial(measure_muster, LIGHT_PROCESSES, num_nodes, launch)
         cases.append(Case(callers="muster, light agents", num_nodes=num_nodes, measure=measure))
+    for num_nodes in sizes["killed"]:
+        measure = partial(measure_killed, num_nodes)
+        what = f"muster, light agents of {WORKERS_PER_NODE} ranks, a rank is killed"
+        cases.append(Case(callers=what, num_nodes=num_nodes, measure=measure))
     return sorted(cases, key=lambda case: case.num_nodes)
 
 
@@ -235,15 +298,21 @@ def summarize(case: Case, readings: Sequence[Reading]) -> dict[str, Any]:
         "all_seconds": [round(value, 3) for value in seconds],
         "head_mib": max(memory) if memory else None,
         "messages_per_node": statistics.median(counts) if counts else None,
+        "head_s": _most(r.head_s for r in readings),
+        "longest_turn_s": _most(r.longest_turn_s for r in readings),
         "lost": [r.lost for r in readings if r.lost],
     }
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as Markdown."""
     lines = [
-        "| callers | nodes | seconds (median) | ms a node | head MiB | messages a node |",
-        "|---|---|---|---|---|---|",
+        "| callers | nodes | seconds (median) | ms a node | head MiB | messages a node | head's processor s | its longest turn s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         seconds, each = "lost", "-"
@@ -253,6 +322,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         memory, count = row["head_mib"] or "-", row["messages_per_node"] or "-"
         lines.append(
             f"| {row['case']} | {row['nodes']} | {seconds} | {each} | {memory} | {count} |"
+            f" {row['head_s'] or '-'} | {row['longest_turn_s'] or '-'} |"
         )
     lines += [f"lost: {row['case']}, {row['nodes']}: {why}" for row in rows for why in row["lost"]]
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from typing import Any
 
 from meeting.head import JOIN_TIMEOUT_S, SECRET, make_plan, raise_descriptor_limit
 from torchmuster.files.disk import DiskWriter
+from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel
 from torchmuster.node.agent import Agent
@@ -99,6 +100,54 @@ class LightAgent(AgentWithoutWorkers):
         await self._stay_connected()
 
 
+class KillableAgent(LightAgent):
+    """One whose workers are said to start, and to die when the head wants it.
+
+    Attributes:
+        again_at: When it had its ranks in the second attempt.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.again_at: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._order: messages.StartAttempt | None = None
+
+    async def _obey(self, message: messages.Message) -> bool:
+        if isinstance(message, messages.KillAttempt):
+            self._end_workers(asked=True)
+            self.send(messages.AllReaped(attempt=message.attempt))
+            return True
+        if isinstance(message, messages.StartAttempt):
+            self._order = message
+            pids = tuple(range(message.ranks.num_workers))
+            started = messages.WorkersStarted(attempt=message.attempt, pids=pids, spawner_pid=None)
+            self.send(started)
+            if message.attempt:
+                self.again_at.set_result(time.monotonic())
+        return await super()._obey(message)
+
+    def kill_one(self) -> None:
+        """Say that the first worker got SIGKILL."""
+        self._end_workers(asked=False, most=1)
+
+    def _end_workers(self, *, asked: bool, most: int | None = None) -> None:
+        if self._order is None:
+            return
+        ranks = self._order.ranks
+        for number in range(ranks.num_workers)[:most]:
+            end = WorkerEnd(
+                attempt=self._order.attempt,
+                rank=ranks.first_rank + number,
+                local_rank=number,
+                node=self.options.host,
+                kind=EndKind.SIGNAL,
+                signum=9,
+                asked=asked,
+                elapsed_s=1.0,
+            )
+            self.send(messages.WorkerEnded(end=end))
+
+
 async def _first(reached: "asyncio.Future[float]", living: "asyncio.Task[Any]") -> float:
     """Return when an agent had its ranks; raise what ended it before."""
     await asyncio.wait({reached, living}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,6 +178,24 @@ def light_agents(port: int, numbers: range, barrier: Barrier, out: Any) -> None:
         living = [asyncio.create_task(agent.live()) for agent in agents]
         waiting = [_first(a.reached_at, task) for a, task in zip(agents, living, strict=True)]
         out.send(max(await asyncio.gather(*waiting)))
+        await asyncio.gather(*living)
+
+    _play(barrier, out, live)
+
+
+def killable_agents(
+    port: int, numbers: range, num_workers: int, barrier: Barrier, out: Any
+) -> None:
+    """Run many agents in one process, up to the second attempt; the process that is told to kills a worker of its last one."""
+
+    async def live(folder: str, disk: DiskWriter) -> None:
+        gate = asyncio.Semaphore(MOST_HANDSHAKES)
+        agents = [KillableAgent(n, port, folder, disk, gate, num_workers) for n in numbers]
+        living = [asyncio.create_task(agent.live()) for agent in agents]
+        out.send(max(await asyncio.gather(*(agent.reached_at for agent in agents))))
+        if await asyncio.to_thread(out.recv):
+            agents[-1].kill_one()
+        out.send(max(await asyncio.gather(*(agent.again_at for agent in agents))))
         await asyncio.gather(*living)
 
     _play(barrier, out, live)

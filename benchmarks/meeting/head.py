@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import sys
+import time
 from collections import deque
 from typing import Any
 
@@ -57,14 +58,19 @@ class CountingHead(TrainingHead):
         return f"{len(members)} agents have joined, {missing} are missing, {ready} are ready to start workers"
 
 
-def coordinate(num_nodes: int, limit_s: float, folder: str, listening: Any, answer: Any) -> None:
-    """Serve one rendezvous; answer with memory and messages once every node is told its ranks, or with what is missing."""
+def coordinate(
+    num_nodes: int, limit_s: float, folder: str, listening: Any, answer: Any, num_workers: int = 1
+) -> None:
+    """Serve one rendezvous; answer with memory and messages once every node is told its ranks, or with what is missing.
+
+    Then to each word with the processor seconds and the longest turn of the loop since the last one; None is the end.
+    """
     raise_descriptor_limit()
     told: deque[str] = deque(maxlen=3)
     disk = DiskWriter()
     disk.start()
     options = TrainingHeadOptions(
-        plan=make_plan(num_nodes),
+        plan=make_plan(num_nodes, num_workers),
         run_dir=RunDir(folder),
     )
 
@@ -99,10 +105,26 @@ async def _serve(
             num_nodes = head.plan.max_nodes
             num_messages = head.num_taken + head.num_sent
             answer.send((peak_mib(), num_messages / num_nodes))
-    await asyncio.to_thread(answer.recv)
+    await _account(answer)
     conducting.cancel()
     serving.cancel()
     await asyncio.gather(serving, conducting, return_exceptions=True)
+
+
+async def _account(answer: Any) -> None:
+    asked = asyncio.create_task(asyncio.to_thread(answer.recv))
+    used_s, turned_at, longest_s = time.process_time(), time.monotonic(), 0.0
+    while True:
+        await asyncio.sleep(0.01)
+        now = time.monotonic()
+        longest_s, turned_at = max(longest_s, now - turned_at), now
+        if not asked.done():
+            continue
+        if asked.result() is None:
+            return
+        answer.send((time.process_time() - used_s, longest_s))
+        used_s, longest_s = time.process_time(), 0.0
+        asked = asyncio.create_task(asyncio.to_thread(answer.recv))
 
 
 def peak_mib() -> float:

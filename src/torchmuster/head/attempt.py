@@ -28,11 +28,15 @@ EARLY_END_AGAIN_S = 10.0
 class Attempt:
     """One life of the process group.
 
+    Tens of thousands of ranks end one by one, so what the head asks at each turn is kept, not counted again.
+
     Attributes:
         members: By place.
+        world_size: The number of workers.
         places_up: The places whose workers have all been started.
-        ends: In the order of their arrival.
-        reaped: The places where no worker is left.
+        ends: In the order of their arrival; `add` is their one writer.
+        failures: Those that end the attempt.
+        early_ranks: The ranks that ended with 0 while others ran on.
         store: Address and port of torch's store.
         early_said: How many early ends have been reported.
         ended_after_stop: A worker ended after a stop had been asked for.
@@ -43,20 +47,26 @@ class Attempt:
     members: dict[int, Member]
     ranks: dict[int, NodeRanks]
     workers_up_at: float | None = None
+    world_size: int = field(init=False)
     places_up: set[int] = field(default_factory=set)
     ends: list[WorkerEnd] = field(default_factory=list)
-    reaped: set[int] = field(default_factory=set)
+    failures: list[WorkerEnd] = field(default_factory=list)
+    early_ranks: list[int] = field(default_factory=list)
     store: str = ""
     early_said: int = 0
     early_again_at: float = float("-inf")
     early_at: float | None = None
     preempted_at: float | None = None
     ended_after_stop: bool = False
+    _ended: set[int] = field(default_factory=set)
+    _told: set[int] = field(default_factory=set)  # the ranks whose agents have said how they ended
+    _unreaped: dict[int, Member] = field(default_factory=dict)
+    _num_well: int = 0
+    _num_echoes: int = 0  # as many of the failures, from the first one on, are echoes
 
-    @property
-    def world_size(self) -> int:
-        """Return the number of workers."""
-        return sum(ranks.num_workers for ranks in self.ranks.values())
+    def __post_init__(self) -> None:
+        self.world_size = sum(ranks.num_workers for ranks in self.ranks.values())
+        self._unreaped = dict(self.members)
 
     @property
     def present(self) -> list[Member]:
@@ -66,23 +76,39 @@ class Attempt:
     @property
     def has_ended(self) -> bool:
         """Say whether the end of every rank is known."""
-        return len({end.rank for end in self.ends}) >= self.world_size
+        return self.num_ended >= self.world_size
+
+    @property
+    def num_ended(self) -> int:
+        """Return of how many ranks the end is known."""
+        return len(self._ended)
 
     @property
     def is_done(self) -> bool:
         """Say whether all workers have ended with 0, unasked."""
-        well = all(end.kind is EndKind.SUCCESS and not end.asked for end in self.ends)
+        well = self._num_well == len(self.ends)
         return self.has_ended and well and not self.ended_after_stop
 
     @property
-    def failures(self) -> list[WorkerEnd]:
-        """Return the ends that end the attempt."""
-        return [end for end in self.ends if end.is_failure]
+    def has_only_echoes(self) -> bool:
+        """Say whether it fails, and all that was heard so far are echoes of another rank's death."""
+        failures = self.failures
+        while self._num_echoes < len(failures) and failures[self._num_echoes].looks_like_echo:
+            self._num_echoes += 1
+        return 0 < self._num_echoes == len(failures)
 
-    @property
-    def early_ranks(self) -> list[int]:
-        """Return the ranks that ended with 0 while others ran on."""
-        return [end.rank for end in self.ends if end.kind is EndKind.SUCCESS]
+    def reap(self, place: int) -> None:
+        """Note that no worker of a place is left."""
+        self._unreaped.pop(place, None)
+
+    def first_unreaped(self) -> Member | None:
+        """Return an agent that has not said yet that none of its workers is left, if there is one; lost ones are past."""
+        while self._unreaped:
+            place = next(iter(self._unreaped))
+            if self._unreaped[place].lost_why is None:
+                return self._unreaped[place]
+            del self._unreaped[place]
+        return None
 
     def tells_early_ends(self, now: float) -> bool:
         """Say whether more ranks have ended early than were told, and notes it; ranks may end one by one."""
@@ -163,19 +189,31 @@ class Attempt:
 
     def take(self, end: WorkerEnd, now: float) -> bool:
         """Note the end of a worker; say whether it is news, not told again after a broken connection."""
-        if any(e.rank == end.rank and e.kind is not EndKind.NODE_LOST for e in self.ends):
+        if end.rank in self._told:
             return False
-        self.ends.append(end)
+        self.add(end)
         if end.kind is EndKind.SUCCESS and self.early_at is None:
             self.early_at = now
         if end.kind is EndKind.PREEMPTED and self.preempted_at is None:
             self.preempted_at = now
         return True
 
+    def add(self, end: WorkerEnd) -> None:
+        """Note an end, of whatever kind."""
+        self.ends.append(end)
+        self._ended.add(end.rank)
+        self._num_well += end.kind is EndKind.SUCCESS and not end.asked
+        if end.kind is not EndKind.NODE_LOST:
+            self._told.add(end.rank)
+        if end.kind is EndKind.SUCCESS:
+            self.early_ranks.append(end.rank)
+        if end.is_failure:
+            self.failures.append(end)
+
     def take_loss(self, member: Member, name: str, why: str, now: float) -> None:
         """Note that a node, or what the attempt needs of it, is lost."""
         ranks = self.ranks.get(-1 if member.place is None else member.place)
-        self.ends.append(
+        self.add(
             WorkerEnd(
                 attempt=self.number,
                 rank=ranks.first_rank if ranks else -1,

@@ -26,6 +26,7 @@ from torchmuster.net.handshake import Role
 SAY_EVERY_S = 5.0
 _OWNER_STANDS_STILL_S = 30.0
 _LOOK_AGAIN_S = 0.1
+_TURN_S = 0.1
 _MAX_UNSENT_OUTPUT_BYTES = 1 << 20
 
 
@@ -290,9 +291,12 @@ class Head(ABC, Generic[AgentT]):
         """Take what comes and do what is due, until it is over."""
         while not self.is_over:
             await self.take_next(self.patience_s())
-            while not self.inbox.empty():
+            turn_ends_at = time.monotonic() + _TURN_S
+            while not self.inbox.empty() and time.monotonic() < turn_ends_at:
                 self._take(self.inbox.get_nowait())
             self.advance()
+            if not self.inbox.empty():
+                await asyncio.sleep(0)  # however much has come: pings are answered meanwhile
 
     async def take_next(self, within_s: float) -> bool:
         """Take the next thing that comes within this time; say whether there was one."""

@@ -23,7 +23,7 @@ MAX_LISTED = 256  # nodes in one event
 _MOST_LOSSES = 2  # of a node that gets a place while another one is there
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """One agent that called."""
 
@@ -74,7 +74,7 @@ class Membership:
     _started: dict[int, Member] = field(default_factory=dict)  # by the place of their start
     _losses: dict[str, int] = field(default_factory=dict)  # by machine, where there are spare nodes
     _left_out: set[tuple[int | None, str]] = field(default_factory=set)
-    _any_lost: bool = False
+    _lost: dict[str, Member] = field(default_factory=dict)  # by incarnation
 
     def present(self) -> list[Member]:
         """Return the members that an attempt could be started with."""
@@ -172,6 +172,7 @@ class Membership:
         """Strike a member off at once: it has called anew."""
         self.members.remove(member)
         del self._by_incarnation[member.hello.incarnation]
+        self._lost.pop(member.hello.incarnation, None)
         start = member.hello.place
         if start is not None and self._started.get(start) is member:
             del self._started[start]
@@ -270,7 +271,7 @@ class Membership:
             self._losses[member.machine] = self._losses.get(member.machine, 0) + 1
         member.lost_why = why
         member.channel = None
-        self._any_lost = True
+        self._lost[member.hello.incarnation] = member
 
     def silent(self) -> list[Member]:
         """Return the members that have been silent for too long."""
@@ -286,15 +287,10 @@ class Membership:
 
     def dangerous(self) -> list[Member]:
         """Return lost members whose workers may still live; forget the others."""
-        if not self._any_lost:
-            return []
-        lost = [m for m in self.members if m.lost_why is not None]
-        for member in lost:
+        for member in list(self._lost.values()):
             if not self._may_have_workers(member):
                 self.forget(member)
-        left = [m for m in lost if m in self.members]
-        self._any_lost = bool(left)
-        return left
+        return list(self._lost.values())
 
     def _may_have_workers(self, member: Member) -> bool:
         if member.running_attempt is None:

@@ -301,9 +301,7 @@ class NodePolicy:
         attempt = self.attempt
         if attempt is None or self.phase is not AttemptPhase.ENDING or self._stop is not None:
             return None
-        failures = attempt.failures
-        is_echo = bool(failures) and all(end.looks_like_echo for end in failures)
-        return attempt if is_echo and attempt.preempted_at is None else None
+        return attempt if attempt.has_only_echoes and attempt.preempted_at is None else None
 
     @property
     def _may_go_on(self) -> bool:

@@ -117,7 +117,7 @@ class TrainingPolicy(NodePolicy):
                     processes = [codec.to_plain(process) for process in left[:MAX_LISTED]]
                     self.tell("left_running", node=self.members.name(member), processes=processes)
                 if attempt and number == attempt.number and member.place is not None:
-                    attempt.reaped.add(member.place)
+                    attempt.reap(member.place)
             case messages.NetworkFacts() | messages.ProbeResults() | messages.NodeFacts():
                 self._checks.take(member, message)
             case messages.Debugger():
@@ -158,7 +158,7 @@ class TrainingPolicy(NodePolicy):
         """Take a rank that the watch has found to stand still for good."""
         self.now = now
         if self.attempt is not None:
-            self.attempt.ends.append(end)
+            self.attempt.add(end)
 
     # What clients say.
 
@@ -312,7 +312,7 @@ class TrainingPolicy(NodePolicy):
 
     def _say_early_end(self, attempt: Attempt) -> None:
         if attempt.tells_early_ends(self.now):
-            num_running = attempt.world_size - len({end.rank for end in attempt.ends})
+            num_running = attempt.world_size - attempt.num_ended
             self.tell(
                 "early_end", ranks=compress_ranks(attempt.early_ranks), num_running=num_running
             )
@@ -340,13 +340,10 @@ class TrainingPolicy(NodePolicy):
         self._send_all(messages.KillAttempt(attempt=attempt.number, ended_well=ended_well))
 
     def _advance_ending(self, attempt: Attempt) -> None:
-        waiting = [m for m in attempt.members.values() if m.lost_why is None]
-        unreaped = [m for m in waiting if m.place not in attempt.reaped]
-        if unreaped:
+        unreaped = attempt.first_unreaped()
+        if unreaped is not None:
             if self._may_say():
-                text = (
-                    f"waiting until the killed workers of {self.members.name(unreaped[0])} are gone"
-                )
+                text = f"waiting until the killed workers of {self.members.name(unreaped)} are gone"
                 self.tell("waiting_for_end", text=text)
             return
         dangerous = self.members.dangerous()

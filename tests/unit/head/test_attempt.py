@@ -8,7 +8,7 @@ def test_ranks_that_end_one_by_one_are_told_every_ten_seconds():
     attempt = Attempt(number=0, started_at=0.0, members={}, ranks={})
     told = []
     for now in range(25):
-        attempt.ends.append(succeeded(now))
+        attempt.add(succeeded(now))
         if attempt.tells_early_ends(now):
             told.append(now)
     assert told == [0, 10, 20]

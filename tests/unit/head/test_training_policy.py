@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.work import num_calls
 from torchmuster.files.layout import RunDir
 from torchmuster.head.attempt import AttemptPhase
 from torchmuster.head.membership import Membership
@@ -498,3 +499,33 @@ def test_every_life_of_a_run_ends_and_keeps_its_promises(
             world.step_well(comes_back=comes_back, stubborn=stubborn and stop is not None)
     assert world.policy.result is not None, f"the run does not end: {world.policy.phase}"
     check_end(world, stopped=stop_at is not None)
+
+
+def calls_of_an_end(num_nodes):
+    """Return how many calls it takes from a worker's death to the next attempt, if all others' ends are heard one by one."""
+    world = World(None, make_plan(num_nodes), local=True)
+    for node in world.nodes:
+        world.join(node)
+    world.settle()
+    for node in world.nodes:
+        world.say(node)
+    first, policy = world.nodes[0], world.policy
+    first.owes.append(world.end(first, min(first.workers), "killed", asked=False))
+    world.say(first)
+    world.settle()
+    assert policy.phase is AttemptPhase.ENDING
+
+    def hear_all():
+        for node in world.nodes:
+            for message in node.owes:
+                policy.said(world.now, node.member, message)
+                policy.due(world.now)
+                policy.advance(world.now)
+
+    count = num_calls(hear_all)
+    assert any(isinstance(action, OpenStore) for action in policy.take_actions())
+    return count
+
+
+def test_an_end_that_twice_as_many_ranks_tell_is_twice_the_work():
+    assert calls_of_an_end(200) < 2.5 * calls_of_an_end(100)
