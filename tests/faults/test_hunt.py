@@ -117,17 +117,44 @@ def test_echoes_of_a_preemption_spend_no_restart(light):
     assert light.result()["restarts_spent"] == 0
 
 
-def test_an_agent_that_dies_before_it_has_called_is_replaced(light):
-    def second():
-        for pid in proc.children_of(light.process.pid):
-            with open(f"/proc/{pid}/cmdline", "rb") as line:
-                if b"--place=1" in line.read():
-                    return pid
-        return None
+def agent_at(run, place, other_than=None):
+    """Return the process of the agent at a place."""
+    for pid in proc.children_of(run.process.pid):
+        is_there = f"--place={place}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if is_there and pid != other_than:
+            return pid
+    return None
 
-    os.kill(wait_until(second, "the second agent"), signal.SIGKILL)
+
+def test_an_agent_that_dies_before_it_has_called_is_replaced(light):
+    second = wait_until(lambda: agent_at(light, 1), "the second agent")
+    os.kill(second, signal.SIGKILL)
     light.wait_up(0, 2, 20)
     assert light.finish() == 0
+
+
+@pytest.mark.parametrize("moment", ["nothing has followed", "it is started again", "it is back"])
+def test_a_run_goes_on_whenever_its_head_falls_behind_another_node(job, tmp_path, moment):
+    script = tmp_path / "light.py"
+    script.write_text(LIGHT)
+    run = job("--nodes", "3", "--nproc-per-node", "1", "--start", "fresh")
+    run.script = (str(script), str(run.folder))
+    run.start().wait_up(0, 3)
+    lost = run.agent_pid("n2")
+    os.kill(lost, signal.SIGKILL)
+    if moment == "it is started again":
+        wait_until(lambda: agent_at(run, 1, other_than=lost), "the replacement's process")
+    elif moment == "it is back":
+        wait_until(lambda: run.agent_pid("n2") != lost, "the replacement at the head")
+    os.kill(run.agent_pid("n1"), signal.SIGKILL)
+
+    def is_up_again():
+        assert run.process.poll() is None, run.stderr
+        number = run.events("attempt_started")[-1]["attempt"]
+        return number and len(run.up(number)) == 3
+
+    wait_until(is_up_again, "the next attempt")
+    assert run.finish() == 0
 
 
 def test_a_spawner_that_stands_still_does_not_hold_the_next_attempt(light):

@@ -121,11 +121,12 @@ class HeadLink:
     def look_for_successor(self) -> None:
         """Obey the head that stands in for a lost one, where the owner of the run says so: the old one has lost this agent.
 
-        Only agents that were welcomed look: an address of the past must not stand in their way.
+        Who calls and was not welcomed yet calls both: its head may have fallen first, or this may be an address of the past.
         """
-        if self._place.file is None or self._head is None:
+        is_new, is_connected = self._head is None, self.channel is not None
+        if self._place.file is None or (is_new and is_connected):
             return
-        if self.channel is not None and self.clock() < self._look_at:
+        if (is_new or is_connected) and self.clock() < self._look_at:
             return  # it may be on a network's disk, and nobody waits
         self._look_at = self.clock() + _LOOK_EVERY_S
         try:
@@ -141,7 +142,8 @@ class HeadLink:
         except (ValueError, TypeError, AttributeError, MusterError):
             return
         if addresses and addresses != self._moved_to:
-            self.turn_to(addresses, addresses)
+            first = self._place.addresses if is_new else ()
+            self.turn_to((*first, *addresses), addresses)
 
     def _told_by_term(self, claims: Claims) -> Any:
         """Return where the head of the newest term is; None if that is no newer one than ours."""

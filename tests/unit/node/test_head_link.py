@@ -224,6 +224,23 @@ def test_an_agent_that_was_welcomed_finds_the_head_in_a_lost_ones_place(tmp_path
     meet(conversation)
 
 
+def test_an_agent_whose_head_fell_before_it_could_join_finds_the_next_one(tmp_path):
+    moved = tmp_path / "moved.json"
+
+    async def conversation(successor):
+        lost = ("127.0.0.1", reserve_port())
+        place = HeadPlace(addresses=(lost,), secret=SECRET, join_timeout_s=30.0, file=str(moved))
+        link = HeadLink(place, lambda text: None)
+        write_moved(moved, reserve_port())  # of the past, where nobody is any more
+        calling = asyncio.create_task(link.call())
+        await wait_until_async(lambda: len(link._addresses) == 2, "the look")
+        assert link._addresses[0] == lost, "its own head is called still"
+        write_moved(moved, successor.listener.port)
+        (await calling).abort()
+
+    meet(conversation)
+
+
 def test_an_agent_waits_no_longer_where_the_owner_says_that_no_head_follows(tmp_path, monkeypatch):
     monkeypatch.setattr(head_link, "_HEAD_GONE_S", 0.1)
     moved = tmp_path / "moved.json"
