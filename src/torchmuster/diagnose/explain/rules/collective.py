@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.reading.scan import Log
-from torchmuster.diagnose.explain.rules.ranks import size_of, table_of_one_node
+from torchmuster.diagnose.explain.rules.ranks import (
+    GroupCounters,
+    size_of,
+    table_of_one_node,
+    timed_out_groups,
+)
 from torchmuster.diagnose.explain.rules.rows import (
     HIGH,
     LOW,
@@ -131,10 +136,14 @@ def stuck_collective(case: Case) -> Iterator[LogFinding]:
     waits += [e for e in case.of("store_get") if "imeout" in e.get("why") + e.get("other")]
     if not waits:
         return
+    groups = [] if _are_by_pairs(waits) else timed_out_groups(case)
+    counters = groups[0] if groups else None
+    elsewhere = {rank for group in groups[1:] for rank in group.waited_in}
     calls = {
         e.who.rank: (e.get("seq"), e.get("op"))
         for e in waits
         if e.get("seq") and e.who.rank is not None
+        if e.who.rank not in elsewhere
     }
     if len(set(calls.values())) > 1:
         shown = sorted((rank, op, seq) for rank, (seq, op) in calls.items())
@@ -144,15 +153,47 @@ def stuck_collective(case: Case) -> Iterator[LogFinding]:
         yield found_by(case, _DIFFER, waits, {"calls": words}, confidence=sure)
         return
     places, size = _places(case, waits), size_of(case)
-    if len({place for _, place in places}) > 1:
+    if counters is not None and counters.behind:
+        yield _behind_by_number(case, waits, counters)
+    elif len({place for _, place in places}) > 1:
         words = ", ".join(f"{who} at {place}" for who, place in places[:4])
         yield found_by(case, _WAIT_ELSEWHERE, waits, {"places": words})
-    elif size is not None and size > 1 and (len(places) == size or len(calls) == size):
+    elif (
+        size is not None and size > 1 and size in (len(places), len(calls), _num_arrived(counters))
+    ):
         call = waits[0].get("raised_in")
         row = _ALL_RECEIVE if call in _POINT_TO_POINT else _ALL_WAITED
         yield found_by(case, row, waits, {"size": str(size), "call": call})
     else:
-        yield _missing(case, waits)
+        yield _missing(case, waits, counters)
+
+
+def _are_by_pairs(waits: list[LogEvent]) -> bool:
+    """Say whether these are sends and receives: each pair of ranks counts its own, so that numbers can't be compared."""
+    return any(re.search(r"SEND|RECV|COALESCED", e.get("op")) for e in waits)
+
+
+def _num_arrived(counters: GroupCounters | None) -> int:
+    return len(counters.enqueued) if counters is not None and counters.is_of_all else 0
+
+
+def _behind_by_number(case: Case, waits: list[LogEvent], counters: GroupCounters) -> LogFinding:
+    """Name the ranks whose own counters say that they had not enqueued what others waited in."""
+    behind, first = counters.behind, min(counters.waited_in.values())
+    last = max(counters.enqueued[rank] for rank in behind)
+    named = f"rank {', '.join(map(str, behind[:8]))}"
+    why = f"by the numbers that the ranks print, work {first} timed out, and {named} had enqueued {last} last"
+    shown = (case.earliest(waits).line, *(counters.lines[rank].line for rank in behind[:2]))
+    all_told = len(counters.enqueued) == case.world_size
+    return found_by(
+        case,
+        _MISSING,
+        waits,
+        {"missing": named},
+        because=(why,),
+        evidence=shown,
+        confidence=HIGH if all_told else MEDIUM,
+    )
 
 
 def _places(case: Case, waits: list[LogEvent]) -> list[tuple[str, str]]:
@@ -169,15 +210,19 @@ def _places(case: Case, waits: list[LogEvent]) -> list[tuple[str, str]]:
     return found if len(found) >= max(2, size or 2) else []
 
 
-def _missing(case: Case, waits: list[LogEvent]) -> LogFinding:
+def _missing(case: Case, waits: list[LogEvent], counters: GroupCounters | None) -> LogFinding:
     waiting = {e.who.rank for e in waits if e.who.rank is not None}
     size = max(case.world_size or 0, size_of(case) or 0)
+    if counters is not None:
+        waiting |= counters.enqueued.keys()
+    if _are_by_pairs(waits) or (counters is not None and not counters.is_of_all):
+        size = 0  # which ranks take part is not said
     missing = sorted(set(range(size)) - waiting) if size and len(waiting) < size and waiting else []
     spoke = {e.who.rank for e in case.of("peer_lost", "exception")}
     missing = [rank for rank in missing if rank not in spoke]  # these came to a collective as well
     if not waiting:
         missing = _only_ended_by_others(case, len(waits))
-    named = ", ".join(map(str, missing[:8])) or _behind(case)
+    named = ", ".join(map(str, missing[:8])) or (_behind(case) if counters is None else "")
     limit = case.earliest(waits).get("ms")
     default = _DEFAULTS_MS.get(int(limit)) if limit.isdigit() else None
     expired = (f"what expired is {default}",) if default else ()

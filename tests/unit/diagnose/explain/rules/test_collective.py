@@ -2,7 +2,7 @@
 
 import pytest
 
-from unit.diagnose.explain.logs import cause_of, traceback_of
+from unit.diagnose.explain.logs import cause_of, explain, traceback_of
 
 FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n"
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.7.7.2]:197."
@@ -68,3 +68,75 @@ def test_rank_that_its_launcher_neither_calls_failed_nor_had_to_end_had_ended_we
 ):
     begin = "rank 2/4 ready\nrank 3/4 ready\n" + STEPS + traceback_of(CLOSED, rank=2)
     assert cause_of(tmp_path, job=begin + teardown + FAILED + TABLE) == cause
+
+
+# Formats: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.4 (`[PG 0 (default_pg)`), 2.5 (`PG ID`), 2.6 to 2.11.
+ALL_4, ALL_5, ALL, TP = (
+    "PG 0 (default_pg)",
+    "PG ID 0 PG GUID 0(default_pg)",
+    "PG ID 0 PG GUID 0",
+    "PG ID 1 PG GUID 3(tp)",
+)
+
+
+def fired(rank, number, enqueued, group=ALL_5, *, of_group=None, op="ALLREDUCE", old=False):
+    """Return what a rank prints whose own watchdog saw the timeout."""
+    mark, of_group = f"[rank{rank}]:[E1127 10:00:00.1 ProcessGroupNCCL.cpp:1] ", of_group or rank
+    work, completed = f"WorkNCCL(SeqNum={number}, OpType={op}, NumelIn=4)", number - 1
+    told = (
+        f"Exception (either an error or timeout) detected by watchdog at work: {number}, "
+        f"last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}."
+        if old
+        else f" failure detected by watchdog at work sequence id: {number} "
+        f"PG status: last enqueued work: {enqueued}, last completed work: {completed}"
+    )
+    return (
+        f"{mark}[Rank {of_group}] Watchdog caught collective operation timeout: {work} ran for 600010 milliseconds\n"
+        f"{mark}[{group} Rank {of_group}] {told}\n"
+    )
+
+
+def heard(rank, enqueued, completed, group=ALL_5):
+    """Return what a rank prints, of the group of all ranks, that another one has woken."""
+    return (
+        f"[rank{rank}]:[E1127 10:00:01.1 ProcessGroupNCCL.cpp:1] [{group} Rank {rank}] Received a dump signal due to a "
+        "collective timeout from  rank 3 and we will try our best to dump the debug info. "
+        f"Last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.This is most likely caused by\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "names", "sure"),
+    [
+        (fired(3, 9, 9) + heard(1, 9, 8) + heard(2, 9, 8) + heard(0, 8, 8), "rank 0", "high"),
+        (fired(3, 9, 9, ALL) + heard(1, 9, 8, ALL) + heard(0, 8, 8, ALL), "rank 0", "medium"),
+        ("".join(fired(r, 9, 9, ALL_4, old=True) for r in (0, 1, 3)), "rank 2", "medium"),
+        ("".join(fired(r, 9, 12, old=True) for r in (0, 1, 3)) + heard(2, 8, 8), "rank 2", "high"),
+        # Rank 2 has put in the next one already; it came to number 9 as the others did.
+        ("".join(fired(r, 9, 9) for r in (0, 1)) + fired(2, 9, 10) + heard(3, 7, 7), "rank 3", "high"),
+        # One of a smaller group: the numbers of the group of all say nothing of it.
+        (fired(2, 40, 40, TP, of_group=1) + heard(0, 8, 8) + heard(1, 9, 8), "a rank", "low"),
+        # Another group of ranks waits for the same rank later.
+        (
+            fired(0, 40, 41, TP) + fired(1, 17, 17, "PG ID 2 PG GUID 5(dp)", op="BROADCAST"),
+            "a rank",
+            "low",
+        ),
+        # Each pair of ranks counts its own sends.
+        (fired(3, 9, 9, op="SEND") + heard(0, 8, 8) + heard(1, 9, 8) + heard(2, 9, 8), "a rank", "low"),
+    ],
+)  # fmt: skip
+def test_the_numbers_of_the_group_that_timed_out_say_who_did_not_come(tmp_path, log, names, sure):
+    verdict = explain(tmp_path, job="world size 4\n" + log)
+
+    assert verdict.first.cause == "rank-missing-in-collective"
+    assert verdict.first.error.endswith(f"a collective waited for {names} until its timeout")
+    assert verdict.first.confidence.value == sure
+
+
+def test_no_rank_is_blamed_where_all_have_put_in_the_work_that_timed_out(tmp_path):
+    log = fired(3, 9, 9) + heard(0, 9, 8) + heard(1, 9, 8) + heard(2, 9, 8)
+    verdict = explain(tmp_path, job="world size 4\n" + log)
+
+    assert verdict.first.cause == "peer-lost"
+    assert "all 4 ranks waited in the same call" in verdict.first.error
