@@ -123,7 +123,7 @@ class RunHandle:
         from torchmuster.owner.views.control import LogChoice, log_files
 
         (_, path), *_ = log_files(self._view(), LogChoice(rank=rank, attempt=attempt))
-        with open(path, errors="replace") as file:
+        with open(path, errors="replace", newline="") as file:  # a bar's frames are no lines
             return file.read()
 
     # The end.

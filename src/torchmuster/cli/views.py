@@ -319,12 +319,17 @@ def logs(
             with copied(view.run_dir):
                 asyncio.run(follow_logs(view, choice, write, tail))
         else:
-            for number, path in log_files(view, choice):
+            files = log_files(view, choice)
+            if len(files) == 1 and not joiner.prefix_always:
+                joiner.prefixes[files[0][0]] = ""
+            # Whole lines: of a progress bar the last state.
+            joiner.prefix_always, joiner.whole = True, frozenset({1})
+            for number, path in files:
                 _print_file(path, partial(write, number), tail)
     except KeyboardInterrupt:
         return 130
-    for _, part in joiner.rest():
-        sys.stdout.write(part)
+    sys.stdout.write("".join(part for _, part in joiner.rest()))
+    sys.stdout.flush()
     return 0
 
 
@@ -335,10 +340,12 @@ def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> 
     from torchmuster.plainfile import open_plain
 
     try:
-        with io.TextIOWrapper(open_plain(path), errors="replace") as log:
+        with io.TextIOWrapper(open_plain(path), errors="replace", newline="") as log:
             log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
             while text := log.read(1 << 20):
                 write(text)
+    except BrokenPipeError:  # who reads ours has gone
+        raise
     except OSError as error:
         raise NotFoundError("the log can't be read", where=path, why=error.strerror) from error
 

@@ -2,14 +2,16 @@
 
 import os
 
+from torchmuster.model.display.lines import last_state
 from torchmuster.plainfile import open_plain
 
 _BLOCK_BYTES = 1 << 16
 
 
 def last_lines(path: str, num_lines: int, num_bytes: int = 4096) -> list[str]:
-    """Return the last lines of a text file from its last bytes; none when it can't be read."""
-    return last_bytes(path, num_bytes).decode(errors="replace").splitlines()[-num_lines:]
+    """Return the last lines of a text file from its last bytes, of a progress bar its last state; none when it can't be read."""
+    text = last_bytes(path, num_bytes).decode(errors="replace").removesuffix("\n")
+    return [last_state(line) for line in text.split("\n")][-num_lines:] if text else []
 
 
 def last_bytes(path: str, num_bytes: int) -> bytes:

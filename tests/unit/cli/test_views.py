@@ -108,6 +108,41 @@ def test_a_pipe_in_place_of_a_log_is_refused(run_dir, muster):
     assert "not a file" in muster("logs last")
 
 
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ("", "begin\n 2%\nend\n 5%\n"),
+        (" -n 3", " 2%\nend\n 5%\n"),
+        (" -n 1", " 5%\n"),
+    ],
+)
+def test_of_a_progress_bar_a_log_shows_the_last_state_as_a_line(run_dir, muster, more, shown):
+    with open(run_dir.rank_log(0, 0), "w", newline="") as log:
+        log.write("begin\n\r 1%\r 2%\nend\n\r 3%\r 4%\r 5%")
+
+    assert muster(f"logs last{more}") == shown
+
+
+@pytest.mark.parametrize("words", ["logs last", "logs last -f", "ps", "status last"])
+def test_a_command_whose_reader_has_gone_ends_without_a_word(run_dir, words, monkeypatch, capfd):
+    with open(run_dir.rank_log(0, 0), "w") as log:
+        log.write("step\n" * 100_000)
+    with open(run_dir.result, "w") as file:
+        file.write("[1]")  # it is over
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    with open(write_fd, "w", closefd=False) as nobody:
+        monkeypatch.setattr("sys.stdout", nobody)
+        with pytest.raises(SystemExit) as end:
+            main(words.split())
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), write_fd)  # for what its buffer holds
+    os.close(write_fd)
+
+    assert end.value.code == 1
+    assert capfd.readouterr().err == ""
+
+
 def test_who_waits_for_a_run_with_a_damaged_result_is_told_of_the_damage(run_dir, muster):
     with open(run_dir.result, "w") as file:
         file.write("[1]")

@@ -14,6 +14,11 @@ def test_a_log_that_is_not_there_has_no_lines(tmp_path):
     assert last_lines(str(tmp_path / "no"), 3) == []
 
 
+def test_of_a_progress_bar_the_last_state_is_a_line(tmp_path):
+    (tmp_path / "x").write_bytes(b"begin\r\n\r 1%\r 2%\nend")
+    assert last_lines(str(tmp_path / "x"), 3) == ["begin", " 2%", "end"]
+
+
 def test_bytes_that_are_no_text_are_shown_as_such(tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\n")
     assert last_lines(str(tmp_path / "x"), 3) == ["\ufffd"]

@@ -163,7 +163,7 @@ class LineJoiner:
         now = _OpenLine(stream, key, half, len(text))
         if before is not None and before.key == key:
             out = [(stream, self._go_on(before, half, self._prefix(key[0])))]
-        elif before is not None and before.is_bar and now.is_bar:
+        elif before is not None and before.is_bar and now.is_bar and stream not in self.whole:
             # Bars of several ranks take turns on one line: a line for each state would be a flood.
             out = [(before.stream, "\r"), (stream, text.ljust(before.width))]
         else:
