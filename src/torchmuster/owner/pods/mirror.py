@@ -372,10 +372,9 @@ class RecordMirror:
         self._child.wait(_LATE_S)
 
 
-def holds_record(run_dir: RunDir, job_id: str, group: str | None = None) -> bool:
-    """Say whether all of the record of a job has come here, and the files that it has left."""
-    folder = run_dir.path if group is None else run_dir.group(group).path
-    noted = atomic.read_json(os.path.join(folder, _STATE_FILE))
+def holds_record(run_dir: RunDir, job_id: str) -> bool:
+    """Say whether all of the record of a run's job has come here, and the files that it has left."""
+    noted = atomic.read_json(os.path.join(run_dir.path, _STATE_FILE))
     return isinstance(noted, dict) and noted.get("complete") == job_id
 
 
