@@ -88,7 +88,17 @@ SECTIONS = {
 COMMANDS = {name: told for section in SECTIONS.values() for name, told in section.items()}
 
 
+class _ReaderHasGoneError(Exception):
+    """Nobody reads what a command prints; of a `BrokenPipeError` click would make exit code 1."""
+
+
 class _LazyGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderHasGoneError from error
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or ["--help"])
 
@@ -183,7 +193,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _leave([_translate(error, words)])
     except click.ClickException as error:
         _leave([UsageError(error.format_message())])
-    except BrokenPipeError:
+    except _ReaderHasGoneError:  # as `cat` ends, by SIGPIPE
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 141
     sys.exit(code if isinstance(code, int) else 0)

@@ -139,7 +139,7 @@ def test_a_command_whose_reader_has_gone_ends_without_a_word(run_dir, words, mon
             os.dup2(null.fileno(), write_fd)  # for what its buffer holds
     os.close(write_fd)
 
-    assert end.value.code == 1
+    assert end.value.code == 141
     assert capfd.readouterr().err == ""
 
 
