@@ -71,7 +71,12 @@ class Agent:
         self._welcome: messages.Welcome | None = None
         self.link = self.make_link()
         self.spawners = SpawnerKeeper(
-            options.plan.program, options.environment, socket_path, self.link.clock, self
+            options.plan.program,
+            options.environment,
+            socket_path,
+            self.link.clock,
+            self,
+            waits=options.is_alone,
         )
         self._goodbye: messages.Goodbye | None = None
         self._showing = Showing(options, self.link, voice)

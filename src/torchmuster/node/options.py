@@ -96,6 +96,11 @@ class AgentOptions:
         """What is typed here, where that is for a rank."""
         return 0 if self.local_show and self.plan.stdin_rank is not None else None
 
+    @property
+    def is_alone(self) -> bool:
+        """Say whether it is all of its run, under `muster torchrun`: nobody would start other workers in place of its own."""
+        return self.run_dir is None and self.is_head and self.plan.max_nodes == 1
+
     def run_directory(self, run_id: str) -> RunDir:
         """Return where this agent writes."""
         return RunDir(self.run_dir or os.path.join(runs_dir(), run_id))

@@ -1,8 +1,10 @@
 """`muster torchrun`: one command per node, with torchrun's own arguments; this process is the agent."""
 
+import contextlib
 import hashlib
 import hmac
 import os
+import signal
 import socket
 import sys
 import threading
@@ -60,11 +62,28 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     launch = make_launch(line)
     from torchmuster.programs.main import run_agent
 
+    if not launch.agent.is_alone:
+        _warn_before_it_stops()
     code = run_agent(launch)
     _say_end(launch)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _warn_before_it_stops() -> None:
+    """Say at Ctrl-Z what follows where other nodes wait, and then stop."""
+
+    def stop(signum: int, frame: object) -> None:
+        text = "Ctrl-Z: without `fg` or `bg` within 10 s the workers of this node are ended, and it counts as lost"
+        with contextlib.suppress(OSError):
+            os.write(2, f"\nmuster: {text}\n".encode())
+        signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+        signal.signal(signum, stop)  # somebody has continued it
+
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        signal.signal(signal.SIGTSTP, stop)
 
 
 def _hosts_of_pod() -> str:

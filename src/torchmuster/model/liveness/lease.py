@@ -85,6 +85,11 @@ class Lease:
         self._paused_s = self._clock.paused_s
 
 
+def is_stopped(state: str | None) -> bool:
+    """Return whether a process was stopped by a signal or a debugger, from its state in the words of /proc/PID/stat."""
+    return state in _STOPPED
+
+
 def is_given_up(silent_s: float, limit_s: float, state: str | None) -> bool:
     """Return whether a process that has been silent for this long is considered lost.
 

@@ -63,6 +63,7 @@ class SpawnerKeeper:
         socket_path: Where workers call the agent.
         clock: The agent's.
         user: The agent.
+        waits: Workers go on while the agent is stopped.
 
     Attributes:
         link: The spawner that lives; None while there is none.
@@ -78,13 +79,15 @@ class SpawnerKeeper:
         socket_path: str,
         clock: OwnClock,
         user: SpawnerUser,
+        *,
+        waits: bool = False,
     ) -> None:
         self.program, self.environment = program, dict(environment)
         self.link: SpawnerLink | None = None
         self.ready: orders.InterpreterReady | None = None
         self.refusal: SpawnerRefused | None = None
         self.store_pid: int | None = None
-        self._socket_path, self._user = socket_path, user
+        self._socket_path, self._user, self._waits = socket_path, user, waits
         self._still = {"spawner": Stillness(clock), "store": Stillness(clock)}
         self._num_early_deaths = 0  # of spawners, while they imported
 
@@ -172,7 +175,7 @@ class SpawnerKeeper:
         """Keep the spawner's lease alive; end it, or the store, when it stands still: only its death has consequences."""
         if self.link is None:
             return
-        self.link.order(orders.PingSpawner())
+        self.link.order(orders.PingSpawner(waits=self._waits))
         for name, pid in (("spawner", self.link.pid), ("store", self.store_pid)):
             facts = proc.read_process(pid) if pid is not None else None
             if facts is None or (name == "store" and facts.parent_pid != self.link.pid):

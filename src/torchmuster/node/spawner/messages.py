@@ -38,7 +38,13 @@ class BeginSpawner(SpawnerOrder):
 
 
 class PingSpawner(SpawnerOrder):
-    """The agent is here."""
+    """The agent is here.
+
+    Attributes:
+        waits: It is the only one of its run, and nobody starts another one: while it is stopped, its workers go on.
+    """
+
+    waits: bool = False
 
 
 class StartWorker(SpawnerOrder):

@@ -19,7 +19,7 @@ from typing import Any
 
 from torchmuster import proc
 from torchmuster.model import contract
-from torchmuster.model.liveness.lease import OwnClock, is_given_up
+from torchmuster.model.liveness.lease import OwnClock, is_given_up, is_stopped
 from torchmuster.model.message import decode, encode
 from torchmuster.node.spawner import mainmodule, messages, prepare, store
 from torchmuster.node.spawner.mainmodule import WorkerTask
@@ -50,6 +50,7 @@ class Spawner:
         self.sessions = {os.getsid(0)}  # ours, and those of our children
         self.clock = OwnClock()
         self.heard_at = self.clock()
+        self.agent_waits = False
         self.wakeup_r, self.wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.dispositions: dict[int, Any] = {}
 
@@ -130,19 +131,27 @@ def _loop(spawner: Spawner) -> WorkerTask | None:
 
 
 def _agent_stands_still(spawner: Spawner) -> bool:
-    """Say whether the agent's lease has ended; one that only waits for a processor is not given up so soon."""
+    """Say whether the agent's lease has ended; one that only waits for a processor is not given up so soon.
+
+    One that was stopped (Ctrl-Z) where no other node waits is not given up at all: its end is seen at once.
+    """
     silent_s = spawner.clock() - spawner.heard_at
     lease_s = spawner.config.lease_s
     if silent_s <= lease_s:
         return False
     # Behind a wrapper the parent is somebody else.
     agent = None if spawner.config.wrapped else proc.read_process(os.getppid())
-    return is_given_up(silent_s, lease_s, agent.state if agent is not None else None)
+    state = agent.state if agent is not None else None
+    if spawner.agent_waits and is_stopped(state):
+        spawner.heard_at = spawner.clock()
+        return False
+    return is_given_up(silent_s, lease_s, state)
 
 
 def _obey(spawner: Spawner, order: messages.SpawnerOrder, fds: list[int]) -> WorkerTask | None:
     match order:
-        case messages.PingSpawner():
+        case messages.PingSpawner(waits=waits):
+            spawner.agent_waits = waits
             spawner.send(messages.SpawnerPong())
         case messages.StartWorker():
             return _start_worker(spawner, order, fds)
