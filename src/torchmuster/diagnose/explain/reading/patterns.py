@@ -143,7 +143,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("mismatch", _C, r"[Dd]etected mismatch between collectives on ranks?\.? Rank (?P<rank_a>\d+) is running collective: (?P<a>.{0,700}?), but Rank (?P<rank_b>\d+)"),
     _row("barrier_missing", _C, r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier"),
     _row("desync", _C, r"ranks? \[?(?P<ranks>[\d, ]+)\]? (?:joined but didn't finish|has(?:n't| not) (?:joined|called))|last enqueued NCCL work: (?P<enqueued>\d+), last completed NCCL work: (?P<completed>\d+)"),
-    _row("last_work", _X, r"last enqueued (?:NCCL )?work:? (?P<enqueued>-?\d+), last completed (?:NCCL )?work:? (?P<completed>-?\d+)"),
+    _row("last_work", _X, r"[Ll]ast enqueued (?:NCCL )?work:? (?P<enqueued>-?\d+)(?:, last started work: .*?)?, last completed (?:NCCL )?work:? (?P<completed>-?\d+)"),
     # The GPU and the program.
     _row("cuda_oom", _C, r"CUDA out of memory|CUDA error: out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation|[Cc]uda failure \d* ?'out of memory'|torch\.(?:cuda\.)?OutOfMemoryError|HIP out of memory"),
     _row("cuda_ordinal", _C, r"invalid device ordinal|You requested gpu: .*|your machine only has: \["),

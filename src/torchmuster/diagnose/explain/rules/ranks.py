@@ -16,7 +16,8 @@ _MAX_NAMED = 8
 #   [PG ID 1 PG GUID 3(tp) Rank 1]  failure detected by watchdog at work sequence id: 9 PG status: last enqueued work: 9, ...
 #   [PG ID 0 PG GUID 0 Rank 1] Received a dump signal ... Last enqueued NCCL work: 9, last completed NCCL work: 8.This is ...
 # Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (createLogPrefix, the watchdog's loop,
-# getNCCLWatchdogTimeoutErrorMsg), torch 2.3 to 2.8; the strings in the libraries of 2.6.0, 2.7.1, 2.8.0 and 2.11.0.
+# getNCCLWatchdogTimeoutErrorMsg), torch 2.3 to 2.8; the strings in the libraries of 2.6, 2.7, 2.8, 2.11, 2.15.
+# Some releases after 2.11 print `, last started work: 9 (ALLREDUCE)` between the two numbers.
 _COUNTERS = re.compile(
     r"\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s(\]]+) ?(?:\((?P<named>[^)]*)\) ?)?Rank (?P<rank>\d+)\]"
     r"(?:.*? at (?:NCCL )?work(?: sequence id)?: (?P<at>\d+))?.*?\b[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+),"

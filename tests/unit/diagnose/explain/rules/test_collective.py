@@ -70,7 +70,7 @@ def test_rank_that_its_launcher_neither_calls_failed_nor_had_to_end_had_ended_we
     assert cause_of(tmp_path, job=begin + teardown + FAILED + TABLE) == cause
 
 
-# Formats: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.4 (`[PG 0 (default_pg)`), 2.5 (`PG ID`), 2.6 to 2.11.
+# Formats: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.4 (`[PG 0 (default_pg)`), 2.5 (`PG ID`), 2.6 to 2.15.
 ALL_4, ALL_5, ALL, TP = (
     "PG 0 (default_pg)",
     "PG ID 0 PG GUID 0(default_pg)",
@@ -112,6 +112,11 @@ def heard(rank, enqueued, completed, group=ALL_5):
         (fired(3, 9, 9, ALL) + heard(1, 9, 8, ALL) + heard(0, 8, 8, ALL), "rank 0", "medium"),
         ("".join(fired(r, 9, 9, ALL_4, old=True) for r in (0, 1, 3)), "rank 2", "medium"),
         ("".join(fired(r, 9, 12, old=True) for r in (0, 1, 3)) + heard(2, 8, 8), "rank 2", "high"),
+        (
+            fired(3, 9, "9, last started work: 9 (ALLREDUCE)") + heard(1, 9, 8) + heard(2, 9, 8) + heard(0, 8, 8),
+            "rank 0",
+            "high",
+        ),
         # Rank 2 has put in the next one already; it came to number 9 as the others did.
         ("".join(fired(r, 9, 9) for r in (0, 1)) + fired(2, 9, 10) + heard(3, 7, 7), "rank 3", "high"),
         # One of a smaller group: the numbers of the group of all say nothing of it.
