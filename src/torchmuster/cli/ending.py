@@ -213,3 +213,11 @@ def _say_report(voice: "TerminalVoice", run_dir: "RunDir", run_id: str) -> None:
         from torchmuster.report.at_end import report_at_end
 
         voice.say(report_at_end(run_dir, run_id))
+
+
+def ended_with_pods(run_dir: "RunDir", result: "Result") -> bool:
+    """Say whether what a run in pods has left may be on its cluster alone: the last line does not say where."""
+    from torchmuster.model.states import RunState
+
+    ends = (RunState.LOST, RunState.CANCELLED)
+    return result.state in ends and os.path.isdir(os.path.join(run_dir.path, "pods"))

@@ -19,8 +19,6 @@ from torchmuster.model.display.text import few_of, in_one_line
 from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
-    from torchmuster.files.layout import RunDir
-    from torchmuster.model.verdict import Result
     from torchmuster.owner.views.account import Account
     from torchmuster.owner.views.run_view import RunView
     from torchmuster.owner.views.training import EpochView, TrainingView
@@ -356,7 +354,7 @@ def wait(run: str) -> int:
     """Wait for the end of RUN and exit with its exit code."""
     import asyncio
 
-    from torchmuster.cli.ending import last_line
+    from torchmuster.cli.ending import ended_with_pods, last_line
     from torchmuster.owner.pods.copy import copied
     from torchmuster.owner.views.account import how_to_go_on
     from torchmuster.owner.views.control import wait_for_result
@@ -377,18 +375,10 @@ def wait(run: str) -> int:
             why="the process that started it was killed",
             fix=how_to_go_on(view.run_dir) or f"muster logs {short_id(view.run_id)}",
         )
-    if result.report is not None and _ended_with_pods(view.run_dir, result):
+    if result.report is not None and ended_with_pods(view.run_dir, result):
         echo(paint_report(result.report, colour=uses_colour()), nl=False, err=True)
     echo(last_line(result, view.run_dir), err=True)
     return result.exit_code
-
-
-def _ended_with_pods(run_dir: "RunDir", result: "Result") -> bool:
-    """Say whether what a run in pods has left may be on its cluster alone: the last line does not say where."""
-    from torchmuster.model.states import RunState
-
-    ends = (RunState.LOST, RunState.CANCELLED)
-    return result.state in ends and os.path.isdir(os.path.join(run_dir.path, "pods"))
 
 
 def _check_result(view: "RunView") -> None:
