@@ -258,7 +258,8 @@ def test_a_mistyped_check_and_a_foreign_file_are_refused(pretend, tmp_path):
 
 
 def test_the_sentence_says_what_ran_what_failed_and_what_did_not_run():
-    whole = {"calls": [{"gpus": ["NVIDIA H100, 79 GiB"], "torch": "2.14.1", "time": "2026-12-01T"}]}
+    call = {"gpus": ["NVIDIA H100, 79 GiB"], "torch": "2.14.1", "time": "2026-12-01T"}
+    whole = {"calls": [{**call, "driver": "580.1"}]}
     result = {"seconds": 1.0, "evidence": "", "measures": {}, "call": 0}
     outcomes = {check.name: "passed" for check in CHECKS}
     outcomes |= {"nccl.gpus": "not possible here", "hang.kernel": "failed"}
@@ -271,6 +272,9 @@ def test_the_sentence_says_what_ran_what_failed_and_what_did_not_run():
         f"**Run on GPUs** (NVIDIA H100, 79 GiB, torch 2.14.1, 2026-12-01): {num} checks passed;"
         " 1 failed (hang.kernel); not run: nccl.gpus"
     )
+    for driver in ("", "pretended"):
+        whole["calls"][0]["driver"] = driver
+        assert "Not yet run on a GPU" in page.summary(whole)
     assert "Not yet run on a GPU" in page.summary(None)
 
 

@@ -7,7 +7,7 @@ from torchmuster import proc
 from torchmuster.diagnose.facts.gpu import Gpu, ask_gpus
 from torchmuster.diagnose.facts.gpus import count_devices, visible_gpus
 
-_ASK_S = 10.0
+PRETENDED = "pretended"
 PRETEND_VARIABLE, COUNT_VARIABLE = "GPUCHECK_PRETEND", "GPUCHECK_PRETEND_GPUS"
 
 
@@ -48,11 +48,11 @@ def look() -> GpuMachine:
     if folder:
         count = int(os.environ.get(COUNT_VARIABLE, "1"))
         return GpuMachine(
-            gpus=tuple(_pretended(n) for n in range(count)), driver="pretended", pretended=folder
+            gpus=tuple(_pretended(n) for n in range(count)), driver=PRETENDED, pretended=folder
         )
     if not count_devices():
         return GpuMachine(why_none="the kernel shows no NVIDIA device")
-    gpus, driver, why = ask_gpus(proc.ask_beside, _ASK_S)
+    gpus, driver, why = ask_gpus(proc.ask_beside, 10.0)
     chosen = visible_gpus()
     seen = [gpu for gpu in gpus if {str(gpu.index), gpu.uuid} & set(chosen)]
     return GpuMachine(gpus=tuple(seen), driver=driver, why_none=why or "none is visible")

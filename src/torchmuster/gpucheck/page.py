@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from torchmuster.gpucheck.device import PRETENDED
 from torchmuster.gpucheck.results import FAILED, IMPOSSIBLE, PASSED
 from torchmuster.gpucheck.table import CHECKS
 
@@ -36,25 +37,32 @@ def _flat(value: Any) -> str:
 
 def summary(whole: Mapping[str, Any] | None) -> str:
     """Return one sentence on what has run on GPUs and what has not."""
-    if not whole or not whole["checks"]:
+    found = _on_real_gpus(whole) if whole else []
+    if not whole or not found:
         return "**Not yet run on a GPU**: everything here was measured on CPUs with Gloo; `make gpu` tries it on yours"
-    found = whole["checks"].values()
     num = {word: sum(c["outcome"] == word for c in found) for word in (PASSED, FAILED, IMPOSSIBLE)}
     call = whole["calls"][max(c["call"] for c in found)]
-    where = f"{', '.join(call['gpus']) or 'no GPU'}, torch {call['torch']}"
+    where = f"{', '.join(call['gpus'])}, torch {call['torch']}"
     failed = [c["name"] for c in found if c["outcome"] == FAILED]
     parts = [f"**Run on GPUs** ({where}, {call['time'][:10]}): {num[PASSED]} checks passed"]
     parts += [f"{num[FAILED]} failed ({', '.join(failed)})"] if failed else []
     impossible = [c["name"] for c in found if c["outcome"] == IMPOSSIBLE]
-    missing = [check.name for check in CHECKS if check.name not in whole["checks"]] + impossible
+    ran = {c["name"] for c in found}
+    missing = [check.name for check in CHECKS if check.name not in ran] + impossible
     parts += [f"not run: {', '.join(missing)}"] if missing else []
     return "; ".join(parts)
 
 
+def _on_real_gpus(whole: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    real = {n for n, call in enumerate(whole["calls"]) if call["driver"] not in ("", PRETENDED)}
+    return [found for found in whole["checks"].values() if found["call"] in real]
+
+
 def newest(folder: str) -> dict[str, Any] | None:
-    """Return the newest file of results in a folder; None where there is none."""
+    """Return the newest file of results on GPUs in a folder; None where there is none."""
     found = []
     for path in glob.glob(os.path.join(folder, "*.json")):
         with open(path) as file:
             found.append(json.load(file))
+    found = [whole for whole in found if _on_real_gpus(whole)]
     return max(found, key=lambda whole: whole["calls"][-1]["time"], default=None)
