@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.command import SOURCE, muster_env
+from kit.waiting import wait_until
 from torchmuster.gpucheck import collectives, conduct, device, devices, page, tools
 from torchmuster.gpucheck.kit import FailedError, ImpossibleError, Kit
 from torchmuster.gpucheck.table import BENCH, CHECKS, CORRECTNESS
@@ -292,3 +294,55 @@ def test_the_kit_is_small_and_stays_on_its_machine():
     from torchmuster.files.travel import package_files, package_folder
 
     assert not [name for name, _ in package_files(package_folder()) if "gpucheck" in name]
+
+
+# A kit that is stopped.
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_a_kit_that_is_stopped_leaves_nothing_running(pretend, tmp_path, signum, code):
+    env = {**pretend, "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    words = ["--only", "hang.kernel", "--out", tmp_path / "out.json"]
+    kit = subprocess.Popen(
+        [sys.executable, "-m", "torchmuster.gpucheck", *map(str, words)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    mine = str(tmp_path)
+    wait_until(lambda: any(mine in line for line in running("scripts/train.py")), "a worker")
+    kit.send_signal(signum)
+    said, _ = kit.communicate(timeout=60)
+
+    assert kit.returncode == code
+    assert "Traceback" not in said
+    wait_until(
+        lambda: not any(mine in line for line in running("")), "the end of all that it began"
+    )
+    if signum != signal.SIGKILL:
+        assert os.listdir(tmp_path / "tmp") == []
+
+
+def running(word):
+    """Return the command lines and variables of all processes whose command line has a word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            line, variables = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
+        except OSError:
+            continue
+        if word.encode() in line and int(path.name) != os.getpid():
+            found.append((line + variables).decode(errors="replace"))
+    return found
+
+
+def test_results_that_can_not_be_written_are_refused(pretend):
+    ended = run_kit(pretend, "--only", "devices.mig", "--out", "/proc/nowhere/x.json")
+    assert ended.returncode == 2
+    assert "error: the results can't be written" in ended.stderr
+    assert "Traceback" not in ended.stderr

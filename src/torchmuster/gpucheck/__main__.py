@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 
 from torchmuster.errors import MusterError, UsageError
@@ -22,12 +23,19 @@ def main(argv: list[str]) -> int:
         if options.list:
             print("\n".join(f"{c.name:18} {c.part:12} {c.promise}" for c in checks))
             return 0
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, _stop)
         machine = device.look()
         path = _path(options.out, machine)
         ended = conduct.conduct(checks, machine, path)
         whole = results.read(path)
         atomic.replace_file(f"{path.removesuffix('.json')}.md", page.as_markdown(whole).encode())
-    except MusterError as error:
+    except KeyboardInterrupt as stop:
+        print(f"stopped; what has ended is in {options.out}", file=sys.stderr)
+        return int(str(stop) or 130)
+    except (MusterError, OSError) as error:
+        if isinstance(error, OSError):
+            error = UsageError("the results can't be written", where=options.out, why=str(error))
         print(render_report(report_of_error(error)), file=sys.stderr, end="")
         return error.exit_code
     num = {word: sum(r.outcome == word for r in ended) for word in (results.PASSED, results.FAILED)}
@@ -36,6 +44,10 @@ def main(argv: list[str]) -> int:
         f"{num[results.PASSED]} passed, {num[results.FAILED]} failed, {rest} not possible here; {path}"
     )
     return 1 if num[results.FAILED] else 0
+
+
+def _stop(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt(128 + signum)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -47,5 +47,5 @@ def nccl_over_nodes(kit: Kit) -> None:
     job = find_own_job()
     if job is None or len(job.nodes) < 2:
         raise ImpossibleError("needs several nodes: start it in a job that has them")
-    ran = kit.muster(["--nproc-per-node", "gpu"], "group", "backend=nccl")
+    ran = kit.muster(["--nproc-per-node", "gpu"], "group", "backend=nccl", over_nodes=True)
     ran.expect(len(ran.ranks("total")) >= 2, "fewer than two ranks reported")

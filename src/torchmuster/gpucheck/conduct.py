@@ -1,6 +1,5 @@
 """Run each check in a process of its own, end one that hangs, and see that its device is empty again."""
 
-import contextlib
 import json
 import os
 import random
@@ -17,7 +16,6 @@ from torchmuster.gpucheck.results import FAILED, IMPOSSIBLE, PASSED, CheckResult
 from torchmuster.gpucheck.table import CHECKS, GpuCheck
 
 _EMPTY_S = 10.0
-_LOOK_S = 0.2
 _LEFT_BYTES = 64 << 20
 
 
@@ -42,16 +40,20 @@ def _run(check: GpuCheck, machine: device.GpuMachine) -> CheckResult:
     limit_s = check.limit_s * machine.patience
     begun, before = time.monotonic(), device.in_use(machine)
     words = ["-m", "torchmuster.gpucheck", "--one", check.name, "--scratch", scratch]
-    child = proc.start([sys.executable, *words], env=proc.own_package_environment(), stderr=2)
-    status = child.wait(limit_s)
-    took = time.monotonic() - begun
-    if status is None:
-        proc.kill_session(child.pid)
-        child.wait(_EMPTY_S)
-    _end_all()
-    hangs = f"it hangs: ended after {limit_s:g} s"
-    result = _read(check, scratch, took, f"exit code {status}" if status is not None else hangs)
-    shutil.rmtree(scratch, ignore_errors=True)
+    # It dies with us, and what it starts dies with it.
+    argv = proc.node_program("leashed", sys.executable, *words)
+    child, status = proc.start(argv, env=proc.own_package_environment(), stderr=2), None
+    try:
+        status = child.wait(limit_s)
+    finally:
+        took = time.monotonic() - begun
+        if status is None:
+            proc.kill_session(child.pid)
+            child.wait(_EMPTY_S)
+        _end_all()
+        hangs = f"it hangs: ended after {limit_s:g} s"
+        result = _read(check, scratch, took, f"exit code {status}" if status is not None else hangs)
+        shutil.rmtree(scratch, ignore_errors=True)
     left = _what_is_left(machine, before)
     return _failed(check, took, left) if left and result.outcome != FAILED else result
 
@@ -64,7 +66,7 @@ def _end_all() -> None:
     """End what a check has left running, generation after generation."""
     deadline = time.monotonic() + _EMPTY_S
     while proc.end_children() and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)  # noqa: TID251 - the kernel has no event for the end of all descendants
+        time.sleep(0.2)  # noqa: TID251 - the kernel has no event for the end of all descendants
 
 
 def _read(check: GpuCheck, scratch: str, took: float, how_ended: str) -> CheckResult:
@@ -89,7 +91,7 @@ def _what_is_left(machine: device.GpuMachine, before: Sequence[int]) -> str:
             return (
                 f"GPU {left[0]} is not empty afterwards: {before[left[0]]} before, {now[left[0]]}"
             )
-        time.sleep(_LOOK_S)  # noqa: TID251 - the driver has no event for it
+        time.sleep(0.2)  # noqa: TID251 - the driver has no event for it
 
 
 def run_one(name: str, scratch: str) -> None:
@@ -111,5 +113,5 @@ def run_one(name: str, scratch: str) -> None:
         "evidence": evidence,
         "measures": kit.measures,
     }
-    with contextlib.suppress(OSError), open(os.path.join(scratch, "result.json"), "w") as file:
+    with open(os.path.join(scratch, "result.json"), "w") as file:
         json.dump(result, file)

@@ -8,7 +8,6 @@ from torchmuster.diagnose.facts.gpu import Gpu, ask_gpus
 from torchmuster.diagnose.facts.gpus import count_devices, visible_gpus
 
 PRETENDED = "pretended"
-PRETEND_VARIABLE, COUNT_VARIABLE = "GPUCHECK_PRETEND", "GPUCHECK_PRETEND_GPUS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +35,12 @@ class GpuMachine:
         """The names of the visible GPUs in CUDA_VISIBLE_DEVICES."""
         return [str(gpu.index) for gpu in self.gpus]
 
-    @property
-    def has_mig(self) -> bool:
-        """Whether a part of a GPU is what this process sees."""
-        return any(word.startswith("MIG-") for word in visible_gpus())
-
 
 def look() -> GpuMachine:
     """Return the GPUs of this machine."""
-    folder = os.environ.get(PRETEND_VARIABLE, "")
+    folder = os.environ.get("GPUCHECK_PRETEND", "")
     if folder:
-        count = int(os.environ.get(COUNT_VARIABLE, "1"))
+        count = int(os.environ.get("GPUCHECK_PRETEND_GPUS", "1"))
         return GpuMachine(
             gpus=tuple(_pretended(n) for n in range(count)), driver=PRETENDED, pretended=folder
         )

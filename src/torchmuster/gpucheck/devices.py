@@ -49,8 +49,7 @@ def too_many_ranks(kit: Kit) -> None:
     ran = kit.muster(["--nproc-per-node", num, "--max-restarts", 0], "shared", ok=False)
     words = "has no GPU" if num > 2 else "share one GPU"
     ran.expect_words(words, "share_gpus")
-    gpus = "1 GPU" if num == 2 else f"{num - 1} GPUs"
-    ran.expect_words(f"{num} workers on", gpus)
+    ran.expect_words(f"{num} workers on a node with {num - 1} GPU")
 
 
 def shared_device(kit: Kit) -> None:
@@ -63,6 +62,6 @@ def shared_device(kit: Kit) -> None:
 
 def parts_of_gpus(kit: Kit) -> None:
     """A worker on each part of a GPU (MIG)."""
-    if not kit.machine.has_mig:
+    if not any(word.startswith("MIG-") for word in visible_gpus()):
         raise ImpossibleError("no part of a GPU (MIG) is visible here")
     by_rank(kit)

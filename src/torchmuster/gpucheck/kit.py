@@ -16,6 +16,7 @@ from torchmuster.gpucheck.device import GpuMachine
 
 SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scripts")
 _RUN_S = 100.0
+_MAY_BE_IN_A_JOB = ("run", "sweep", "replay", "doctor")
 
 
 class FailedError(Exception):
@@ -96,6 +97,7 @@ class Kit:
         env: Mapping[str, str | None] | None = None,
         ok: bool | None = True,
         limit_s: float = _RUN_S,
+        over_nodes: bool = False,
     ) -> Ran:
         """Run a script of the kit by `muster run OPTIONS`.
 
@@ -106,9 +108,10 @@ class Kit:
             env: Variables to set; None removes one.
             ok: Whether it has to succeed, or to fail; None: either.
             limit_s: After which it is ended.
+            over_nodes: On all nodes of the job around us; else on this machine alone.
         """
         words = (*options, os.path.join(SCRIPTS, f"{script}.py"), *words)
-        ran = self.command(["run", *words], env=env, limit_s=limit_s)
+        ran = self.command(["run", *words], env=env, limit_s=limit_s, over_nodes=over_nodes)
         impossible = ran.all("impossible")
         if impossible:
             raise ImpossibleError(impossible[0])
@@ -124,18 +127,22 @@ class Kit:
         env: Mapping[str, str | None] | None = None,
         limit_s: float = _RUN_S,
         program: Sequence[str] = ("-m", "torchmuster"),
+        over_nodes: bool = False,
     ) -> Ran:
         """Run muster, or another module of this interpreter, and collect what it says and what its scripts report."""
         self._num_runs += 1
         facts = os.path.join(self.scratch, f"facts-{self._num_runs}")
         os.mkdir(facts)
+        if words[0] in _MAY_BE_IN_A_JOB and not over_nodes:
+            words = [words[0], "--here", *words[1:]]
         argv = [sys.executable, *program, *map(str, words)]
         path = os.path.join(facts, "said")
         began = time.time()
         with open(path, "wb") as said:
             environment, out = self._environment(facts, env), said.fileno()
             # A folder of its own: without muster the library keeps snapshots where it is started.
-            child = proc.start(argv, env=environment, cwd=facts, stdout=out, stderr=out)
+            leashed = proc.node_program("leashed", *argv)
+            child = proc.start(leashed, env=environment, cwd=facts, stdout=out, stderr=out)
         code = child.wait(limit_s := limit_s * self.machine.patience)
         if code is None:
             for pid in [child.pid, *proc.descendants(child.pid)]:
@@ -151,15 +158,10 @@ class Kit:
             facts=_read_facts(facts),
         )
 
-    @property
-    def home(self) -> str:
-        """$MUSTER_HOME of this check."""
-        return os.path.join(self.scratch, "home")
-
     def _environment(self, facts: str, more: Mapping[str, str | None] | None) -> dict[str, str]:
         own = proc.own_package_environment()
         own |= {
-            "MUSTER_HOME": self.home,
+            "MUSTER_HOME": os.path.join(self.scratch, "home"),
             "GPUCHECK_FACTS": facts,
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
             "PYTHONUNBUFFERED": "1",

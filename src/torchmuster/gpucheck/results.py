@@ -16,7 +16,6 @@ from torchmuster.gpucheck.device import GpuMachine
 from torchmuster.model.installed import look_for_torch
 
 PASSED, FAILED, IMPOSSIBLE = "passed", "failed", "not possible here"
-_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +71,10 @@ def read(path: str) -> dict[str, Any]:
         with open(path) as file:
             found = json.load(file)
     except FileNotFoundError:
-        return {"format": _FORMAT, "calls": [], "checks": {}}
+        return {"format": 1, "calls": [], "checks": {}}
     except (OSError, ValueError) as error:
         raise UsageError("the results can't be read", where=path, why=str(error)) from error
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+    if not isinstance(found, dict) or found.get("format") != 1:
         raise UsageError("this is no file of results", where=path, fix="name another with --out")
     return found
 

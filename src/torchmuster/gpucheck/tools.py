@@ -75,9 +75,8 @@ def expect_gpus(told: Any, machine: GpuMachine) -> None:
 
 
 def _json(text: str) -> Any:
-    begin = text.find("{")
     try:
-        return json.loads(text[begin:])
+        return json.loads(text[text.find("{") :])
     except ValueError:
         raise FailedError(f"not JSON: {text[-500:]}") from None
 

@@ -1,4 +1,4 @@
-"""A GPT on synthetic tokens for some seconds: `gpt.py seconds=30 library=1 kill_after_s=15 size=small|large`."""
+"""A GPT on synthetic tokens: `gpt.py until=TIME library=1 kill_at=TIME size=large` (100 M parameters), or `small`."""
 
 import os
 import sys
@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from torchmuster.gpucheck.scripts import gpu
 
-# width, layers, heads, context, vocabulary: `large` has about 100 M parameters, `small` is for the tests
 _SIZES = {"large": (768, 12, 12, 512, 16384), "small": (32, 2, 2, 16, 64)}
 
 

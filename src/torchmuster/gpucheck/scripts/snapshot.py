@@ -11,8 +11,6 @@ from torch import nn
 import torchmuster.train as tm
 from torchmuster.gpucheck.scripts import gpu
 
-_STEP_S = 0.01
-
 
 class Large(nn.Module):
     """A tensor of a size, of which a step changes a part."""
@@ -61,7 +59,7 @@ def main(words: dict[str, str]) -> None:
             optimizer.step()
             optimizer.zero_grad()
             gpu.synchronize()
-            time.sleep(_STEP_S)  # noqa: TID251 - a step of a known length
+            time.sleep(0.01)  # noqa: TID251 - a step of a known length
             run.step()
             took[run.steps_done] = time.monotonic() - last
             last = time.monotonic()

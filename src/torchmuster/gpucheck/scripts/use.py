@@ -45,7 +45,6 @@ def graph() -> dict[str, Any]:
     x = torch.ones(1024, device=own)
     if gpu.PRETENDED:
         return {"total": float((x * 3).sum())}
-    y = x * 2
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         y = x * 3
