@@ -14,6 +14,7 @@ _MAX_WAITING_BYTES = 1 << 20
 _BLOCK_BYTES = 256 << 10
 _WRITTEN_S = 0.05
 _DISCARD_S = 5.0
+SAY_AFTER_S = 5.0
 
 
 class Backlog:
@@ -84,11 +85,13 @@ class PatientWriter:
 
     Attributes:
         lose: Called with (lines, why) when they could not be written; a reader that has gone wants none.
+        waits: Called when the end of the output waits for its reader for long.
     """
 
     fd: int
     backlog: Backlog
     lose: Callable[[int, str], None]
+    waits: Callable[[], None] = lambda: None
     _queue: deque[bytes] = field(default_factory=deque)
     _waiting_bytes: int = 0
     _is_busy: bool = False
@@ -113,12 +116,17 @@ class PatientWriter:
 
     def flush(self) -> None:
         """Wait until all is written, or the reader has gone; a Ctrl-C gives up what he has not taken."""
+        try:
+            if not self._wait(SAY_AFTER_S):
+                self.waits()
+                self._wait(None)
+        except KeyboardInterrupt:
+            self._give_up()
+            raise
+
+    def _wait(self, within_s: float | None) -> bool:
         with self._changed:
-            try:
-                self._changed.wait_for(self._is_done)
-            except KeyboardInterrupt:
-                self._give_up()
-                raise
+            return self._changed.wait_for(self._is_done, within_s)
 
     def _is_done(self) -> bool:
         return not self._is_busy and (self._has_gone or not self._has_more)

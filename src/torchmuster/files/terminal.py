@@ -87,8 +87,10 @@ class TerminalVoice:
                 self._writers[fd] = self._writers[1]  # one queue keeps their order
                 continue
             backlog = Backlog(partial(_named, path, fd), disk)
-            self._writers[fd] = PatientWriter(fd, backlog, self.lose)
-            self._writers[fd].start()
+            writer = self._writers[fd] = PatientWriter(fd, backlog, self.lose)
+            if fd == 1 and not is_one:
+                writer.waits = partial(self.say, "waiting for the reader of standard output")
+            writer.start()
         self._joiner.whole, self._joiner.is_apart = frozenset(streams), 1 in streams and not is_one
 
     def lose(self, lines: int, why: str) -> None:

@@ -1,9 +1,11 @@
 """A reader gets everything, however slow; who writes never waits for him."""
 
 import os
+import threading
 
 import pytest
 
+from torchmuster.files import backlog
 from torchmuster.files.backlog import Backlog, PatientWriter
 from torchmuster.files.disk import DiskWriter
 
@@ -26,8 +28,8 @@ def pipe():
 
 def start_writer(fd, disk, folder):
     lost = []
-    backlog = Backlog(lambda: str(folder / "unread"), disk)
-    writer = PatientWriter(fd, backlog, lambda lines, why: lost.append((lines, why)))
+    waiting = Backlog(lambda: str(folder / "unread"), disk)
+    writer = PatientWriter(fd, waiting, lambda lines, why: lost.append((lines, why)))
     writer.start()
     return writer, lost
 
@@ -74,3 +76,20 @@ def test_a_file_on_a_full_disk_lacks_lines_and_says_so(tmp_path, disk):
         writer.flush()
 
     assert lost == [(2, "No space left on device")]
+
+
+def test_an_end_that_waits_for_its_reader_says_so(tmp_path, disk, pipe, monkeypatch):
+    monkeypatch.setattr(backlog, "SAY_AFTER_S", 0.01)
+    reader, end = pipe
+    writer, _ = start_writer(end.fileno(), disk, tmp_path)
+    said = []
+
+    def read_all():
+        said.append("waits")
+        threading.Thread(target=reader.read, args=(len(BLOCK),)).start()
+
+    writer.waits = read_all
+    writer.put(BLOCK)
+    writer.flush()
+
+    assert said == ["waits"]
