@@ -356,6 +356,7 @@ import torch.distributed as dist
 assert dist.is_torchelastic_launched()
 dist.init_process_group("gloo", init_method="env://")
 assert dist.get_world_size() == 2
+dist.barrier()  # else one may go while the other still connects
 dist.destroy_process_group()
 """)
 
