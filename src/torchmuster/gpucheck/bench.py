@@ -85,6 +85,5 @@ def language_model(kit: Kit) -> None:
         in_time = [at for at in counted.values() if at >= now]
         rates[side] = len(in_time) / seconds
         kit.measures[f"{side}, useful steps per s"] = round(rates[side], 2)
-    kit.measures["parameters"] = ran.one("parameters")
     kit.measures["library / plain"] = round(rates["library"] / rates["plain"], 3)
     kit.measures["killed / plain"] = round(rates["killed"] / rates["plain"], 3)

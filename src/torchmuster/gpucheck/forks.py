@@ -37,7 +37,6 @@ def early_questions(kit: Kit) -> None:
         _expect_total(ran, 8192.0)
         forked = ran.one("forked")
         ran.expect(forked or "in the spawner" in ran.text, f"{act}: not forked, without a reason")
-        kit.measures[f"forked after {act}"] = forked
 
 
 def pinned_memory(kit: Kit) -> None:

@@ -43,7 +43,6 @@ def describe(machine: GpuMachine) -> dict[str, Any]:
         "torch": found.get("torch", "none"),
         "cuda": found.get("cuda", ""),
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}, {os.cpu_count()} processors",
         "commit": _commit(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

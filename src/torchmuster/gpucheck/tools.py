@@ -28,7 +28,7 @@ def replay(kit: Kit) -> None:
     words = ("kind=plain", "steps=12", "on_nan=stop", "nan_at=6")
     kit.muster(["--nproc-per-node", 1, "--max-restarts", 0], "train", *words, ok=False)
     ran = kit.command(["replay", "last", "--no-debugger"])
-    ran.expect_words("step 7", "nan")
+    ran.expect_words("step 7", "NaN")
 
 
 def top(kit: Kit) -> None:

@@ -55,7 +55,6 @@ def main(words: dict[str, str]) -> None:
             _train(model, optimizer, tokens)
             step += 1
             gpu.say(step=step)
-    gpu.say(parameters=sum(p.numel() for p in model.parameters()))
 
 
 def _with_library(model: Any, batch: int, end: float, words: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What snapshots of one large tensor cost: `snapshot.py bytes=N steps=N kill=STEP [memory=1]`."""
+"""What snapshots of one large tensor cost: `snapshot.py bytes=N steps=N kill=STEP`."""
 
 import statistics
 import sys
@@ -35,7 +35,7 @@ def main(words: dict[str, str]) -> None:
     data = world.loader(
         torch.utils.data.TensorDataset(torch.ones(num_steps, 1)), global_batch_size=1
     )
-    more: dict[str, Any] = {"memory_every_steps": 1} if "memory" in words else {}
+    more: dict[str, Any] = {"asynchronous": "kill" not in words}  # it is whole when we are killed
     begun = time.monotonic()
     run = world.resume(
         model=model, optimizer=optimizer, data=data, every_s=None, every_epoch=False, **more
