@@ -111,7 +111,7 @@ class Mute(agents.AgentWithoutWorkers):
 agents.AgentWithoutWorkers = Mute
 rendezvous.ONE_LIMIT_S = 2.0
 rendezvous.processes.adopt_orphans()
-case = rendezvous.make_cases({"real": (2,), "torchrun": (), "light": ()}, [])[0]
+case = rendezvous.make_cases({"real": (2,), "torchrun": (), "light": (), "killed": ()}, [])[0]
 print(rendezvous.take(case).lost)
 """
 
