@@ -4,20 +4,20 @@ A command that proves the cause, behind three blanks where it is typed; or `noth
 """
 
 CONFIRM: dict[str, str] = {
+    "gpu-runtime": "nvidia-smi   in the container, and on its host: only the host's answers",
+    "network-plugin": "NCCL_DEBUG=INFO   prints which plugin and provider NCCL has found on each node",
+    "scheduler-ended": "tracejob JOB   on the server of PBS",
+    "account": "sacctmgr show associations user=$USER format=account,partition,qos   (PBS: qstat -Qf QUEUE | grep acl)",
     "preempted": "sacct -j JOB -X -o JobID,State,Restarts   (PBS: `tracejob JOB`)",
-    "ssh-login": "ssh -v HOST true   from the machine that starts the job",
     "no-launcher": "env | grep -E '^(RANK|WORLD_SIZE|MASTER_ADDR)='   in the job: nothing is printed",
     "import-path": "python -c 'import MODULE; print(MODULE.__file__)'   in the folder of the script",
     "local-rank-argument": "python train.py --help   shows no --local-rank",
     "config-refused": "nothing to confirm: the message names the key and what the framework expects of it",
-    "different-ids": "grep -n rdzv JOBSCRIPT   and compare `--rdzv-id` in the output of all nodes",
-    "different-endpoints": "grep -n rdzv JOBSCRIPT   and compare `--rdzv-endpoint` in the output of all nodes",
     "endpoint-ignored": "grep -nE 'master_addr|rdzv' JOBSCRIPT   shows --master_addr and no --rdzv-endpoint",
     "rendezvous-closed": "nothing to confirm: the message is the rendezvous's own word; its log shows when the first node left",
     "wrong-rank": "echo $RANK $WORLD_SIZE $NODE_RANK $LOCAL_RANK   in every process",
     "mixed-ip-families": "getent ahosts NODE   on each node: one prints IPv4 addresses, the other IPv6",
     "nccl-loopback": "NCCL_DEBUG=INFO   prints `NET/Socket : Using [0]lo` on a node",
-    "rdma-fork": "grep -n num_workers train.py   and look for subprocess and os.fork: what starts processes after the group is made",
     "duplicate-gpu": "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv   on the node: one GPU has several ranks",
     "nccl-versions-differ": "python -c 'import torch; print(torch.cuda.nccl.version())'   on every node",
     "cuda-launch": "CUDA_LAUNCH_BLOCKING=1   makes the traceback name the line whose kernel was refused",
@@ -56,17 +56,8 @@ CONFIRM: dict[str, str] = {
     "nccl-warning": "NCCL_DEBUG=INFO   at the next run: the lines before the warning name the call that failed",
 }
 MEANING: dict[str, str] = {
-    "ssh-login": "ssh reached the host, and one of the two refused the other: the key is not in `authorized_keys`, its file is readable by"
-    " others, the agent has no key, or the host's key is unknown or has changed. Launchers print it as a node that could not be started",
-    "different-ids": "each node looks for a rendezvous of its own: all `--rdzv-id` of one job must be equal, and those of two jobs on one"
-    " endpoint different. An id made from `$RANDOM`, the time, or the name of the node is another one on each node",
-    "different-endpoints": "nodes wait at different addresses, so each waits for nodes that wait elsewhere. `$(hostname)` in a line that"
-    " every node runs is each node's own name",
+    "dtypes-differ": "two tensors of one operation have different data types, such as float32 and bfloat16, or float and long",
 }
 CURE: dict[str, str] = {
-    "ssh-login": "`ssh HOST true` has to work without a question: `ssh-copy-id HOST`, `ssh-keyscan HOST >> ~/.ssh/known_hosts` after you have"
-    " compared the key with the site's, `chmod 600 ~/.ssh/id_*`. `muster doctor --hosts HOST` checks it for all hosts",
-    "different-ids": "take the job's number, `--rdzv-id=$SLURM_JOB_ID` or `$PBS_JOBID`, or a fixed word; `muster torchrun` needs none",
-    "different-endpoints": "compute the address once, before the nodes are started: `HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST |"
-    " head -n 1)`, then `--rdzv-endpoint=$HEAD:29500` on all nodes; `muster torchrun` finds the nodes itself",
+    "dtypes-differ": "convert one of them (`x.float()`, `x.to(weight.dtype)`, labels with `.long()`), or let `torch.autocast` choose",
 }

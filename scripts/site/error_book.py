@@ -4,10 +4,8 @@ People look for the message that they see. So a page has its wordings as they ar
 changes from case to case stands as `...`.
 """
 
-import importlib
 import json
 import os
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +16,12 @@ from typing import Any
 
 from by_cause import CONFIRM, CURE, MEANING
 
-from torchmuster.diagnose.explain import rules
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import KnownMessage, Tells
-from torchmuster.diagnose.explain.catalogue.index import ENTRIES
+from torchmuster.diagnose.explain.catalogue.entry import Row, Tells
+from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS
 from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.reading.scan import read_logs
-from torchmuster.diagnose.explain.rules.rows import Row
 from torchmuster.diagnose.explain.words import render_verdict
 from torchmuster.diagnose.finding import Confidence
 
@@ -67,7 +63,7 @@ class _Chapter:
 
     cause: str
     sentence: str
-    messages: list[KnownMessage] = field(default_factory=list)
+    messages: list[Row] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
 
@@ -75,10 +71,10 @@ class _Chapter:
 def pages() -> dict[str, str]:
     """Return the pages of the book in Markdown, by their paths below the docs: an index, and one for each cause."""
     chapters = {cause: _Chapter(cause, sentence) for cause, sentence in CAUSES.items()}
-    for entry in ENTRIES:
-        if entry.cause:
-            chapters[entry.cause].messages.append(entry)
-    for row in _all_rows():
+    for row in CATALOGUE.by_name.values():
+        if row.cause:
+            chapters[row.cause].messages.append(row)
+    for row in RULE_ROWS.values():
         chapters[row.cause].rows.append(row)
     _add_examples(chapters)
     made = {f"{FOLDER}/{cause}.md": _page(chapter) for cause, chapter in chapters.items()}
@@ -150,18 +146,6 @@ def _repeated(least: int, most: int, parts: Sequence[Any]) -> Iterator[str]:
         yield _CHANGES
 
 
-def _all_rows() -> Iterator[Row]:
-    """Yield every row of the rules, wherever a module keeps it; each once."""
-    seen: set[int] = set()
-    for module in pkgutil.iter_modules(rules.__path__):
-        for value in vars(importlib.import_module(f"{rules.__name__}.{module.name}")).values():
-            values = value.values() if isinstance(value, dict) else value
-            for row in values if isinstance(values, Iterable) else (value,):
-                if isinstance(row, Row) and id(row) not in seen and row.cause in CAUSES:
-                    seen.add(id(row))
-                    yield row
-
-
 def _index(chapters: Iterable[_Chapter]) -> str:
     by_cause = {chapter.cause: chapter for chapter in chapters}
     names = list(by_cause)
@@ -194,7 +178,7 @@ def _page(chapter: _Chapter) -> str:
     ]
     if chapter.examples:
         lines += ["## As `muster explain` says it", "", *chapter.examples]
-    for message in sorted(chapter.messages, key=lambda message: -message.tells):
+    for message in sorted(chapter.messages, key=lambda message: -(message.tells or 0)):
         lines += _message(message)
     if chapter.rows:
         lines += ["## Found by what several lines show" if chapter.messages else "## Found by", ""]
@@ -242,10 +226,10 @@ def _different(rows: Iterable[Row]) -> list[Row]:
     return list({(row.error, row.hint): row for row in rows}.values())
 
 
-def _message(message: KnownMessage) -> list[str]:
-    wordings = dict.fromkeys(readable(wording) for wording in message.wordings)
+def _message(message: Row) -> list[str]:
+    wordings = dict.fromkeys(readable(wording) for wording in message.says)
     shown = [f"    {wording}" for wording in wordings if wording.strip(" .")]
-    tells = _TELLS.get(message.tells, "")
+    tells = _TELLS.get(message.tells or Tells.NOISE, "")
     return [
         f"## {_title(next(iter(wordings)))}",
         "",
@@ -253,7 +237,7 @@ def _message(message: KnownMessage) -> list[str]:
         "",
         f"{message.source}{f'; {tells}' if tells else ''}.",
         "",
-        *_finding(message.error, message.advice, message.confirm, message.advice_in),
+        *_finding(message.error, message.hint, message.confirm, message.hint_in),
     ]
 
 
@@ -270,7 +254,7 @@ def _finding(error: str, advice: str, confirm: str | None, more: Any) -> list[st
 def _plain(more: Any) -> Iterator[tuple[str, str]]:
     """Yield the advice for surroundings that needs no value of the log."""
     for name, given in more.items():
-        for text in (given,) if isinstance(given, str) else given:
+        for text in given:
             if name != "anywhere" and not re.search(r"\{\w+\}", text):
                 yield name, text
                 break

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.browser import Look, chromium, needs_chromium
-from torchmuster.diagnose.explain.catalogue.index import ENTRIES
+from torchmuster.diagnose.explain.catalogue.index import read_messages
 from torchmuster.diagnose.explain.causes import CAUSES
 
 ROOT = Path(__file__).parents[2]
@@ -55,11 +55,11 @@ def test_every_cause_has_a_page_and_stands_in_the_index(pages):
 
 
 def test_every_message_with_a_cause_is_on_its_page(pages, book):
-    for entry in ENTRIES:
+    for entry in read_messages():
         if entry.cause:
             page = pages[f"errors/{entry.cause}.md"]
             assert entry.source in page, entry.name
-            shown = [book.readable(wording) for wording in entry.wordings]
+            shown = [book.readable(wording) for wording in entry.says]
             assert any(f"    {text}\n" in page for text in shown if text.strip(" .")), entry.name
 
 
@@ -80,8 +80,8 @@ def test_nothing_is_said_of_a_cause_that_its_messages_say(pages, book):
 def test_no_field_of_the_catalogue_is_left_in_a_page(pages):
     names = {
         name
-        for entry in ENTRIES
-        for text in (entry.error, entry.advice, entry.confirm or "")
+        for entry in read_messages()
+        for text in (entry.error, entry.hint, entry.confirm or "")
         for name in re.findall(r"(?<!\{)\{(\w+)[^{}]*\}(?!\})", text)
     }
     prose = "\n".join(

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.catalogue.entry import TOLD, Weight
 from torchmuster.diagnose.explain.events import (
     JobOutcome,
     LineRole,
@@ -12,11 +13,10 @@ from torchmuster.diagnose.explain.events import (
     LogVerdict,
 )
 from torchmuster.diagnose.explain.places import where_to_look
-from torchmuster.diagnose.explain.reading.patterns import PROGRESS, TOLD
+from torchmuster.diagnose.explain.reading.patterns import PROGRESS
 from torchmuster.diagnose.explain.reading.scan import Log
 from torchmuster.diagnose.explain.rules import (
     collective,
-    compare,
     gpu,
     launch,
     network,
@@ -29,20 +29,20 @@ from torchmuster.diagnose.explain.rules import (
     told,
 )
 from torchmuster.diagnose.explain.rules.notes import slow_notes
-from torchmuster.diagnose.explain.rules.rows import Rule, Weight
+from torchmuster.diagnose.explain.rules.rows import Rule, rules_of
 from torchmuster.diagnose.explain.weigh import weighed
 from torchmuster.diagnose.finding import Confidence
 
 # Each looks at the whole case for one cause and argues it, or says nothing.
 RULES: tuple[Rule, ...] = (
-    *rows_said.SCHEDULER,
+    *rules_of("scheduler."),
     rows_said.could_not_start,
     launch.launcher_on_too_few_nodes,
     launch.rendezvous_differs,
-    launch.ENDPOINT_IGNORED,
+    *rules_of("launch.endpoint-ignored"),
     launch.node_ranks,
     launch.never_joined,
-    launch.RENDEZVOUS_CLOSED,
+    *rules_of("launch.rendezvous-closed"),
     network.port_taken,
     network.loopback_endpoint,
     network.bridge_address,
@@ -51,9 +51,8 @@ RULES: tuple[Rule, ...] = (
     network.misspelled_name,
     store.cannot_reach_store,
     store.named_reason,
-    *rows_said.SAID,
+    *rules_of("cause."),
     told.told,
-    *compare.RULES,
     rows_said.wrong_provider,
     rows_said.nccl_warning,
     system.broken_disk,
@@ -68,7 +67,7 @@ RULES: tuple[Rule, ...] = (
     signals.ended_from_outside,
     signals.interrupted,
     collective.stuck_collective,
-    collective.WATCHDOG_STUCK,
+    *rules_of("collective.watchdog-stuck"),
     collective.ended_early,
     collective.ended_beside,
     collective.only_echoes,
@@ -303,7 +302,7 @@ def _overcome(case: Case, found: list[LogFinding]) -> bool:
 def _makes_steps(log: Log, bad: dict[str, int], least: int) -> bool:
     """Say whether steps went on after the trouble: the ranks wait for each other, so without one they soon stop."""
     after = [line.text for line in log.last if line.order > bad.get(log.path, 0)]
-    found = [step for text in after if (step := PROGRESS.regex.search(text)) is not None]
+    found = [step for text in after if (step := PROGRESS.find(text)) is not None]
     return len({step.group() for step in found}) >= least
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.catalogue.entry import Weight
 from torchmuster.diagnose.explain.causes import ENDINGS
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.reading.patterns import match
-from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM, Weight
+from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM
 from torchmuster.diagnose.explain.rules.signals import meaning_of
 from torchmuster.errors import HeadLostError
 from torchmuster.model.failure import EndKind, WorkerEnd

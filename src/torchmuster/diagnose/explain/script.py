@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torchmuster.diagnose.explain.catalogue.entry import Weight
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogVerdict
-from torchmuster.diagnose.explain.rules.rows import Weight
 from torchmuster.diagnose.finding import Confidence, Finding, Level
 
 # What a job dies of when its script has this mistake, as a rule of lint calls it.

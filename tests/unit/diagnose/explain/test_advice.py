@@ -109,49 +109,12 @@ def test_a_gpu_that_fills_late_is_said_to_have_been_large_enough_before(tmp_path
         ),
         (
             raised(
-                "RuntimeError: The size of tensor a (1024) must match the size of tensor b (512) at non-singleton dimension 1",
-                code="x = x + self.pos_embed",
-            ),
-            "max_length=512",
-        ),
-        (
-            raised(
                 "IndexError: index out of range in self",
                 f"{SITE}/transformers/models/gpt2/modeling_gpt2.py",
                 code="h = self.wpe(position_ids)",
                 before="Token indices sequence length is longer than the specified maximum sequence length for this model (1530 > 1024).\n",
             ),
             "max_length=1024",
-        ),
-        (
-            raised(
-                "RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float"
-            ),
-            "x.float()",
-        ),
-        (
-            raised("RuntimeError: expected scalar type Long but found Float"),
-            ".long()",
-        ),
-        (
-            raised(
-                "RuntimeError: Expected query, key, and value to have the same dtype, but got query.dtype: c10::Half key.dtype: float and value.dtype: float instead."
-            ),
-            "the query is Half, the key float",
-        ),
-        (
-            raised(
-                "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
-                code="x = x * torch.ones(3, 4)",
-            ),
-            "torch.ones makes its tensor on the CPU",
-        ),
-        (
-            raised(
-                "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:1 and cuda:0!",
-                f"{SITE}/torch/nn/parallel/parallel_apply.py",
-            ),
-            "CUDA_VISIBLE_DEVICES=0",
         ),
         (
             raised(
@@ -176,10 +139,6 @@ def test_a_gpu_that_fills_late_is_said_to_have_been_large_enough_before(tmp_path
                 "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 4 * 2 * 6"
             ),
             '"train_batch_size": 48',
-        ),
-        (
-            raised("RuntimeError: normal expects all elements of std >= 0.0"),
-            "log_std.clamp",
         ),
     ],
 )
@@ -271,11 +230,6 @@ def test_a_package_that_lacks_a_part_of_itself_is_installed_anew(tmp_path):
     error = "ModuleNotFoundError: No module named 'deepspeed.accelerator'"
     log = raised(error, f"{SITE}/deepspeed/__init__.py")
     assert "--force-reinstall deepspeed" in advice(tmp_path, log)
-
-
-def test_a_version_that_a_message_asks_for_is_what_pip_is_given(tmp_path):
-    error = "ImportError: tokenizers>=0.21,<0.22 is required for a normal functioning of this module, but found tokenizers==0.19.1."
-    assert "pip install 'tokenizers>=0.21,<0.22'" in advice(tmp_path, raised(error))
 
 
 @pytest.mark.parametrize(
@@ -410,5 +364,5 @@ def test_advice_has_the_sizes_and_names_that_fit(tmp_path, log, words):
 
 def test_every_value_is_used_in_some_advice():
     folder = Path(rows.__file__).parents[1]
-    texts = [path.read_text() for path in folder.rglob("*.py")]
+    texts = [path.read_text() for path in folder.rglob("*.*") if path.suffix in (".py", ".txt")]
     assert [name for name in VALUES if not any(f"{{{name}" in text for text in texts)] == []

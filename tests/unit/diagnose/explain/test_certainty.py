@@ -110,11 +110,6 @@ def test_trouble_of_which_the_log_says_that_it_is_over_is_not_the_cause(tmp_path
     assert [finding.cause for finding in verdict.found] == ["exception"]
 
 
-def test_trouble_that_is_over_is_told_by_the_name_of_what_it_was(tmp_path):
-    log = f"{STEPS}nfs: server fs01 not responding, still trying\nnfs: server fs02 OK\n"
-    assert cause_of(tmp_path, job=log) == "mount-lost"
-
-
 @pytest.mark.parametrize(
     "trouble",
     [

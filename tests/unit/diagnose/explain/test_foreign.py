@@ -227,11 +227,6 @@ MAPPED_ADDRESS = (
     "[W socket.cpp:697] [c10d] The client socket has failed to connect to [::ffff:10.66.2.9]:29511"
     " (errno: 113 - No route to host).\n"
 )
-LSF_MEMORY = """\
-/home/mira/.lsbatch/1700000000.88.shell: line 9: 4410 Killed                  python fit.py
-TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.
-Exited with exit code 137.
-"""
 RAY_ONE_WORKER = """\
 Traceback (most recent call last):
   File "/home/mira/tune.py", line 12, in <module>
@@ -251,7 +246,6 @@ NVRM: Xid (PCI:0000:41:00): 8, pid=990, name=python3, channel 0x0000000a
         (FULL_AT_FIRST_LOAD, "cuda-out-of-memory", "nothing was loaded", "checkpointing"),
         (FULL_BEFORE_ENGINE, "gpu-memory-taken", "9.5 of the 47.4 GiB", "max-model-len"),
         (MAPPED_ADDRESS, "no-route", "nc -vz 10.66.2.9 29511", "ffff"),
-        (LSF_MEMORY, "out-of-memory", "rusage[mem=M]", "sacct"),
         (RAY_ONE_WORKER, "out-of-memory", "90.10 of the 125.00 GB", "raise RAY_memory"),
         (LAUNCH_TIMEOUT, "cuda-error", "drives no display", "exclude the node"),
     ],

@@ -19,9 +19,6 @@ from torchmuster.diagnose.explain.events import LogEvent
 
 _OPTION = re.compile(r"'Namespace' object has no attribute '(?P<name>\w+)'")
 _MODULE = re.compile(r"No module named '?(?P<module>[\w.]+)")
-_WANTED = re.compile(
-    r"(?P<name>[A-Za-z][\w.-]*)(?P<versions>(?: ?[<>=!~]=? ?[\d.]+\w*,?)+) is required"
-)
 _COMMANDS = (
     *("python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun"),
     *("sbatch", "nvidia-smi", "module", "conda", "source", "export", "bash", "singularity"),
@@ -55,11 +52,6 @@ def _pip_install(case: Case, event: LogEvent) -> str:
     broken = _broken_part(case, event)
     name = broken or _distribution(case, event)
     return f"pip install {'--force-reinstall ' if broken else ''}{name}" if name else ""
-
-
-def _requirement(_case: Case, event: LogEvent) -> str:
-    found = _WANTED.search(text_of(event))
-    return f"{found['name']}{found['versions'].replace(' ', '')}" if found is not None else ""
 
 
 def _meant_command(case: Case, event: LogEvent) -> str:
@@ -235,7 +227,6 @@ OF_NAMES: Mapping[str, Value] = {
     "missing_option": _missing_option,
     "distribution": _distribution,
     "pip_install": _pip_install,
-    "requirement": _requirement,
     "meant_command": _meant_command,
     "lmod": _lmod,
     "existing_cluster": _existing_cluster,

@@ -10,40 +10,11 @@ from torchmuster.diagnose.explain.events import LogEvent
 
 # Devices.
 
-_MADE = re.compile(
-    r"\btorch\.(?P<call>ones|zeros|empty|full|rand|randn|randint|arange|linspace|eye|tensor|as_tensor|from_numpy)\("
-)
-
-
-def _made_on_cpu(case: Case, event: LogEvent) -> str:
-    """Return the call that makes a tensor on the CPU in a line where another tensor lies on a GPU."""
-    calls = {found["call"] for found in _MADE.finditer(code_at(event))}
-    if len(calls) != 1 or "device=" in code_at(event) or not _gpu_beside_cpu(case, event):
-        return ""
-    return f"torch.{calls.pop()}"
-
-
-_DEVICES = re.compile(r"\b(?:cuda:\d+|cpu|xpu:\d+|mps(?::\d+)?|npu:\d+|hpu(?::\d+)?)\b")
-
-
-def _devices(event: LogEvent) -> list[str]:
-    return list(dict.fromkeys(_DEVICES.findall(event.get("message"))))
-
-
-def _gpu_beside_cpu(_case: Case, event: LogEvent) -> str:
-    """Return the other device, where one of two tensors lies on the CPU."""
-    found = _devices(event)
-    return next((name for name in found if name != "cpu"), "") if "cpu" in found else ""
-
 
 # Sizes.
 
 _PRODUCT = re.compile(r"\((?P<rows>\d+)x(?P<have>\d+) and (?P<want>\d+)x\d+\)")
 _VIEW = re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input of size (?P<size>\d+)")
-_ELEMENTWISE = re.compile(
-    r"tensor a \((?P<one>\d+)\) must match the size of tensor b \((?P<other>\d+)\)"
-)
-_LEAST_POSITIONS = 64
 _STORED = re.compile(
     r"size mismatch for (?P<key>\S+?): copying a param with shape torch\.Size\(\[(?P<stored>[\d, ]*)\]\) from checkpoint,"
     r" the shape in current model is torch\.Size\(\[(?P<built>[\d, ]*)\]\)"
@@ -76,15 +47,6 @@ def _odd_view(_case: Case, event: LogEvent) -> str:
     if sizes.count(-1) != 1 or not fixed or int(found["size"]) % fixed == 0:
         return ""
     return f"{found['size']} entries are no multiple of {fixed}"
-
-
-def _positions(_case: Case, event: LogEvent) -> str:
-    """Return the smaller of two lengths that look like those of a sequence and of a table of positions."""
-    found = _ELEMENTWISE.search(event.get("message"))
-    if found is None or not _POSITION.search(code_at(event)):
-        return ""
-    least = min(int(found["one"]), int(found["other"]))
-    return str(least) if least >= _LEAST_POSITIONS else ""
 
 
 def _position_table(_case: Case, event: LogEvent) -> str:
@@ -202,39 +164,11 @@ def _empty_split(_case: Case, event: LogEvent) -> str:
 
 # Data types.
 
-_ATTENTION = re.compile(r"query\.dtype: (?P<query>[\w:]+),? key\.dtype: (?P<key>[\w:]+)")
-
-
-def _double_beside(_case: Case, event: LogEvent) -> str:
-    """Return the data type that meets Double, which numpy and Python's numbers bring in."""
-    names = set(
-        re.findall(
-            r"\b(?:Double|Float|Half|BFloat16|float64|float32)\b|\bdouble\b|\bfloat\b",
-            event.get("message"),
-        )
-    )
-    others = names - {"Double", "double", "float64"}
-    return others.pop() if len(others) == 1 and len(names) > 1 else ""
-
-
-def _long_wanted(_case: Case, event: LogEvent) -> str:
-    return first_of(re.compile(r"(?:expected scalar type|to be) (Long)\b"), event.get("message"), 1)
-
-
-def _attention_types(_case: Case, event: LogEvent) -> str:
-    found = _ATTENTION.search(event.get("message"))
-    if found is None or found["query"] == found["key"]:
-        return ""
-    return f"the query is {found['query'].rpartition(':')[2]}, the key {found['key'].rpartition(':')[2]}"
-
 
 OF_TENSORS: Mapping[str, Value] = {
-    "made": _made_on_cpu,
-    "gpu_beside_cpu": _gpu_beside_cpu,
     "matrix_have": _matrix_have,
     "matrix_want": _matrix_want,
     "odd_view": _odd_view,
-    "positions": _positions,
     "position_table": _position_table,
     "max_tokens": _max_tokens,
     "num_tokens": _num_tokens,
@@ -251,7 +185,4 @@ OF_TENSORS: Mapping[str, Value] = {
     "train_batch": _train_batch,
     "classes_needed": _classes_needed,
     "empty_split": _empty_split,
-    "double_beside": _double_beside,
-    "long_wanted": _long_wanted,
-    "attention_types": _attention_types,
 }

@@ -1,10 +1,22 @@
-"""The form of an entry of the catalogue: the wordings of one message, what it means, how much it tells, what helps."""
+"""The one form of what explain knows: the wordings of a message, what it means, how much it tells, the cause, what helps.
+
+All rows stand in the text files of this folder, a paragraph each (`files/paragraphs.py`): messages of programs in files by
+program, shapes of lines that many programs print in `lines.txt`, causes that rules argue in `rules.txt`.
+"""
 
 import enum
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
+
+from torchmuster.diagnose.explain.events import LineRole
+from torchmuster.diagnose.finding import Confidence
+from torchmuster.files.paragraphs import Paragraph, read_paragraphs
+
+TOLD = "told:"  # before the name of a message: the kind of an event
 
 
 class Tells(enum.IntEnum):
@@ -18,44 +30,97 @@ class Tells(enum.IntEnum):
     PROVES = 5  # names the cause itself: there is no second reading
 
 
+class Weight:
+    """What comes first when several causes are argued; all in one place, so that they can be compared."""
+
+    SCHEDULER = 100
+    START = 90
+    PROVED = 85
+    SPECIFIC = 80
+    LAUNCH = 70
+    NETWORK = 65
+    PROGRAM = 60
+    ABSENCE = 50
+    SIGNAL = 40
+    COLLECTIVE = 35
+    ENVELOPE = 10
+
+
+_OF_TELLS = {
+    Tells.PROVES: (Confidence.HIGH, Weight.SPECIFIC),
+    Tells.NAMES: (Confidence.MEDIUM, Weight.PROGRAM + 1),
+    Tells.HINTS: (Confidence.LOW, Weight.COLLECTIVE - 2),
+}
+_ROLES = {
+    Tells.NOISE: LineRole.CONTEXT,
+    Tells.ECHO: LineRole.ECHO,
+    Tells.FACT: LineRole.CONTEXT,
+    Tells.HINTS: LineRole.CAUSE,
+    Tells.NAMES: LineRole.CAUSE,
+    Tells.PROVES: LineRole.CAUSE,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
-class KnownMessage:
-    """One message of a program.
+class Row:
+    """One message, one shape of lines, or one cause that a rule argues.
+
+    In `error`, `at`, `hint` and `confirm`, words in braces are fields of the event that began it, or names of `advice/values.py`;
+    `{words}` is the message itself.
 
     Attributes:
         name: Unique: program, a dot, what it says; `nccl.ib-timeout`.
-        wordings: Regular expressions of all releases' wordings; named groups become fields.
-        source: Program, releases and file in which it was read.
-        tells: How much it tells.
-        cause: A word of `causes.py`; empty for noise, facts, and entries with a `kind`.
-        error: The sentence for the user; words in braces are fields, `{words}` is the message itself.
-        advice: What to change: one sentence, one command.
-        advice_in: Better advice for surroundings that the log shows (container, kubernetes, slurm, vllm, trainer, ...), or
-            `anywhere`: one sentence or several. The first of which all words in braces are known is given; they are fields,
-            or values that are worked out (`advice/values.py`).
+        says: Regular expressions of all releases' wordings; named groups become fields.
+        source: Program, releases and file in which a message was read.
+        tells: How much a message tells; None of shapes and rules.
+        role: What a line that says it is in the story of a failure.
+        kind: The kind of event that it is; of a message that rules know already, theirs.
+        raised: It means this only as the message of an exception, not anywhere in a line.
+        cause: A word of `causes.py`; empty where it names none.
+        error: The sentence for the user.
+        hint: What to change: one sentence, one command.
+        hint_in: What helps in surroundings that the logs show: container, kubernetes, slurm, ...; or `anywhere`. The first
+            of which all words in braces are known is given, else `hint`.
         confirm: The one command that would prove it.
-        kind: A kind of event that the rules know already: this is one more wording of it.
-        is_raised: It means this only as the message of an exception, not anywhere in a line.
-        rivals: Causes that look the same in this message; they are said where the evidence does not decide.
+        rivals: Causes that look the same in this evidence; they are said where it does not decide.
+        evidence: Kinds of events of which there must be one; empty where a rule chooses the row.
+        words: What such an event has to say, as a regular expression.
+        beside: Kinds of events of which there must be one as well.
+        unless: Kinds of events that speak against it.
+        proof: Words with which it is certain.
+        at: Where it happened, if the event says so itself.
+        lines: How many lines are shown as evidence; one is the first of all.
     """
 
     name: str
-    wordings: tuple[str, ...]
-    source: str
-    tells: Tells
     cause: str = ""
     error: str = ""
-    advice: str = ""
-    advice_in: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    confirm: str | None = None
+    hint: str = ""
+    says: tuple[str, ...] = ()
+    source: str = ""
+    tells: Tells | None = None
+    role: LineRole = LineRole.CONTEXT
     kind: str = ""
-    is_raised: bool = False
+    raised: bool = False
+    hint_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    confirm: str | None = None
     rivals: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    words: str = ""
+    beside: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    proof: str = ""
+    because: tuple[str, ...] = ()
+    ruled_out: tuple[str, ...] = ()
+    at: str = ""
+    confidence: Confidence = Confidence.HIGH
+    weight: int = Weight.SPECIFIC
+    lines: int = 3
 
     @cached_property
     def regexes(self) -> tuple[re.Pattern[str], ...]:
-        """The wordings, compiled when a line first has one of their stems."""
-        return tuple(re.compile(wording) for wording in self.wordings)
+        """The wordings, compiled when a line is first held against them."""
+        return tuple(re.compile(wording) for wording in self.says)
 
     def find(self, text: str) -> re.Match[str] | None:
         """Return where a line says it; None where it does not."""
@@ -63,3 +128,72 @@ class KnownMessage:
             if (found := regex.search(text)) is not None:
                 return found
         return None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(", "))
+
+
+def _weight(text: str) -> int:
+    """Return the number of `program`, `program + 2` or `program - 1`."""
+    name, _, change = text.partition(" ")
+    base = getattr(Weight, name.upper(), None)
+    if base is None:
+        raise ValueError(f"{name} is no weight")
+    return int(base) + int(change.replace(" ", "") or 0)
+
+
+# How the value of a field is read; other fields are text.
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "tells": lambda text: Tells[text.upper()],
+    "role": LineRole,
+    "raised": lambda text: text == "yes",
+    "rivals": _words,
+    "evidence": _words,
+    "beside": _words,
+    "unless": _words,
+    "confidence": Confidence,
+    "weight": _weight,
+    "lines": int,
+}
+_SEVERAL = ("says", "because", "ruled out")
+_IN = "hint in "
+
+
+def row_of(paragraph: Paragraph) -> Row:
+    """Return the row that a paragraph describes.
+
+    Raises:
+        ValueError: A field is unknown, or its value; it is a text that two lines give.
+    """
+    fields: dict[str, Any] = {}
+    hint_in: dict[str, tuple[str, ...]] = {}
+    try:
+        for key, values in paragraph.fields.items():
+            if key.startswith(_IN):
+                hint_in[key.removeprefix(_IN)] = tuple(values)
+            elif key in _SEVERAL:
+                fields[key.replace(" ", "_")] = tuple(values)
+            else:
+                (value,) = values
+                fields[key] = _READ[key](value) if key in _READ else value
+        tells = fields.get("tells")
+        if tells is not None:
+            fields = {"kind": f"{TOLD}{paragraph.name}", "role": _ROLES[tells], **fields}
+            if fields.get("cause"):
+                sure, weight = _OF_TELLS[tells]
+                fields = {"confidence": sure, "weight": weight, **fields}
+        return Row(name=paragraph.name, hint_in=hint_in, **fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{paragraph.where}: {paragraph.name}: {error}") from error
+
+
+def read_rows(name: str, names: Mapping[str, str] | None = None) -> tuple[Row, ...]:
+    """Return the rows of a file of this folder, in their order.
+
+    Args:
+        name: The file's name without its ending.
+        names: Pieces of regular expressions that the file names as `<<name>>`.
+    """
+    path = os.path.join(os.path.dirname(__file__), f"{name}.txt")
+    return tuple(row_of(paragraph) for paragraph in read_paragraphs(path, names))

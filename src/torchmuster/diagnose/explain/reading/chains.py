@@ -8,8 +8,8 @@ from the answer is the failure. What breaks in a handler or in the cleaning up a
 import re
 from collections.abc import Sequence
 
+from torchmuster.diagnose.explain.catalogue.entry import TOLD
 from torchmuster.diagnose.explain.events import LineRole, LogEvent
-from torchmuster.diagnose.explain.reading.patterns import TOLD
 
 # Libraries that fetch: their own last word says more than the socket's error beneath it.
 FETCHES = re.compile(

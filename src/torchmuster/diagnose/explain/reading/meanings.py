@@ -4,9 +4,10 @@ import errno
 import re
 from collections.abc import Mapping
 
+from torchmuster.diagnose.explain.catalogue.entry import TOLD
 from torchmuster.diagnose.explain.events import LineRole
 from torchmuster.diagnose.explain.reading.chains import FETCHES
-from torchmuster.diagnose.explain.reading.patterns import TOLD, Meaning, match
+from torchmuster.diagnose.explain.reading.patterns import Meaning, match
 from torchmuster.diagnose.explain.reading.sentences import of_a_file
 from torchmuster.model.failure import ECHOES
 

@@ -325,7 +325,7 @@ class _Scanner:
                 self._note_progress(line)
 
     def _note_progress(self, line: LogLine) -> None:
-        found = patterns.PROGRESS.regex.search(line.text)
+        found = patterns.PROGRESS.find(line.text)
         known = self.log.last_progress.get(line.who)
         if found is not None and (known is None or known.line.order < line.order):
             fields = patterns.fields_of(found)

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.reading.scan import Log
 from torchmuster.diagnose.explain.rules.ranks import (
@@ -13,15 +14,7 @@ from torchmuster.diagnose.explain.rules.ranks import (
     table_of_one_node,
     timed_out_groups,
 )
-from torchmuster.diagnose.explain.rules.rows import (
-    HIGH,
-    LOW,
-    MEDIUM,
-    Row,
-    Weight,
-    found_by,
-    words_of,
-)
+from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, found_by, words_of
 
 _DEFAULTS_MS = {
     600_000: "NCCL's default of 10 minutes",
@@ -30,104 +23,10 @@ _DEFAULTS_MS = {
 }
 
 
-_CALL_BOTH = "TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls"
-_SAME_STEPS = "let every rank make the same number of steps, or train inside `with model.join():`"
-_WAIT_ELSEWHERE = Row(
-    cause="collectives-differ",
-    error="all ranks waited until the timeout, but not in the same call: {places}",
-    hint="make the call that only some ranks reach on all of them; see the branch around each line",
-    confirm=_CALL_BOTH,
-    ruled_out=("a rank that hangs or is gone: each of them came to a collective",),
-    confidence=MEDIUM,
-    weight=Weight.COLLECTIVE + 2,
-    num_lines=4,
-)
-_ALL_WAITED = Row(
-    cause="peer-lost",
-    error="all {size} ranks waited in the same call until the timeout: what they sent did not arrive",
-    hint="look at the network between the nodes: a link that went down, a firewall that dropped what had begun",
-    confirm="ip -s link   on every node: errors and drops; then `muster doctor`",
-    ruled_out=("a rank that hangs or is gone: each of them came to the collective",),
-    confidence=LOW,
-    weight=Weight.COLLECTIVE,
-    num_lines=4,
-)
-_ALL_RECEIVE = Row(
-    cause="collectives-differ",
-    error="all {size} ranks waited in the same `{call}` until the timeout: each waits for what none of them sends",
-    hint="let one side send first: order send and recv by the rank, or use torch.distributed.batch_isend_irecv",
-    confirm="py-spy dump --pid PID   of two ranks, while they hang: both stand in {call}",
-    ruled_out=("a rank that hangs or is gone: each of them came to the call",),
-    confidence=MEDIUM,
-    weight=Weight.COLLECTIVE + 2,
-    num_lines=4,
-)
 _POINT_TO_POINT = ("recv", "send", "irecv", "isend")
-_DIFFER = Row(
-    cause="collectives-differ",
-    error="the ranks wait in different collectives: {calls}",
-    hint="a branch that depends on the rank (saving, evaluation, logging) makes or skips a collective:"
-    " make it on all ranks",
-    confirm=_CALL_BOTH,
-    ruled_out=("a slow network: then all would wait in the same one",),
-    weight=Weight.COLLECTIVE + 2,
-    num_lines=4,
-)
-_MISSING = Row(
-    cause="rank-missing-in-collective",
-    error="a collective waited for {missing} until its timeout",
-    hint="see what the missing rank did: data, saving, another branch, a dead node;"
-    " a longer timeout only waits longer",
-    confirm="muster stacks RUN, or py-spy dump --pid PID of the missing rank, while it hangs",
-    because=("the ranks that print the timeout are those that did come",),
-    weight=Weight.COLLECTIVE,
-)
-WATCHDOG_STUCK = Row(
-    cause="watchdog-stuck",
-    error="a call into CUDA or NCCL has not come back for {s} s on {who}",
-    hint="py-spy dump --native --pid PID of that rank shows the call; where it only loads, saves or compiles for so long,"
-    " TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=3600, and destroy_process_group before heavy work at the end",
-    evidence=("watchdog_stuck",),
-    confirm="py-spy dump --native --pid PID   of that rank, while it hangs",
-    because=(
-        "often at the end: saving or evaluation after the last collective, with the GIL held",
-    ),
-    confidence=MEDIUM,
-    weight=Weight.COLLECTIVE + 1,
-    num_lines=1,
-)
-_ENDED_EARLY = Row(
-    cause="rank-ended-early",
-    error="the ranks of {early} ended without an error while others needed them",
-    hint=_SAME_STEPS,
-    because=("the connection was closed, not reset: its process ended by itself",),
-    weight=Weight.ENVELOPE + 3,
-)
-_ENDED_BESIDE = Row(
-    cause="rank-ended-early",
-    error="rank {early} ended without an error while others needed it",
-    hint=_SAME_STEPS,
-    because=("its launcher neither calls it failed nor had to end it",),
-    confidence=MEDIUM,
-    weight=Weight.ENVELOPE + 4,
-)
+_MISSING = RULE_ROWS["collective.missing"]
 _AT_THE_STORE = re.compile(r"DistStoreError|DistNetworkError|Socket Timeout|wait timeout after")
 _NAMES_WHY = re.compile(r"errno|No route|unreachable|refused|reset by peer|not known")
-_STORE_WAITED = Row(
-    cause="ranks-never-joined",
-    error="{who} waited at the store until its timeout: another node or rank did not get this far ({words:.160})",
-    hint="see that every node was started, with a node rank of its own, the same number of nodes and the same torch;"
-    " then read the log of the one that is missing",
-    confidence=LOW,
-    weight=Weight.ENVELOPE,
-)
-_LOST = Row(
-    cause="peer-lost",
-    error="ranks lost the connection to {lost}; why it went is not in these logs",
-    hint="read the last lines of the ranks on {at_peer}: the cause stands there",
-    confidence=LOW,
-    weight=Weight.ENVELOPE,
-)
 
 
 def stuck_collective(case: Case) -> Iterator[LogFinding]:
@@ -150,19 +49,25 @@ def stuck_collective(case: Case) -> Iterator[LogFinding]:
         words = ", ".join(f"rank {rank}: {op} number {seq}" for rank, op, seq in shown[:4])
         # Groups count for themselves: the same call at another number may be another group's.
         sure = HIGH if len({op for _, op in calls.values()}) > 1 else MEDIUM
-        yield found_by(case, _DIFFER, waits, {"calls": words}, confidence=sure)
+        yield found_by(
+            case, RULE_ROWS["collective.differ"], waits, {"calls": words}, confidence=sure
+        )
         return
     places, size = _places(case, waits), size_of(case)
     if counters is not None and counters.behind:
         yield _behind_by_number(case, waits, counters)
     elif len({place for _, place in places}) > 1:
         words = ", ".join(f"{who} at {place}" for who, place in places[:4])
-        yield found_by(case, _WAIT_ELSEWHERE, waits, {"places": words})
+        yield found_by(case, RULE_ROWS["collective.wait-elsewhere"], waits, {"places": words})
     elif (
         size is not None and size > 1 and size in (len(places), len(calls), _num_arrived(counters))
     ):
         call = waits[0].get("raised_in")
-        row = _ALL_RECEIVE if call in _POINT_TO_POINT else _ALL_WAITED
+        row = (
+            RULE_ROWS["collective.all-receive"]
+            if call in _POINT_TO_POINT
+            else RULE_ROWS["collective.all-waited"]
+        )
         yield found_by(case, row, waits, {"size": str(size), "call": call})
     else:
         yield _missing(case, waits, counters)
@@ -282,7 +187,7 @@ def ended_early(case: Case) -> Iterator[LogFinding]:
     event = case.earliest([e for e in lost if e.line.path == failed[0].line.path] or lost)
     yield found_by(
         case,
-        _ENDED_EARLY,
+        RULE_ROWS["collective.ended-early"],
         [event],
         {"early": quiet[0].who.host or quiet[0].path},
         confidence=MEDIUM if quiet[0].path in ended else LOW,
@@ -302,7 +207,14 @@ def ended_beside(case: Case) -> Iterator[LogFinding]:
             names = {"early": ", ".join(map(str, quiet))}
             # A reset is a kernel's word for a process that was killed, perhaps on another node.
             sure = LOW if any("reset" in e.get("how") for e in lost) else MEDIUM
-            yield found_by(case, _ENDED_BESIDE, lost, names, evidence=shown, confidence=sure)
+            yield found_by(
+                case,
+                RULE_ROWS["collective.ended-beside"],
+                lost,
+                names,
+                evidence=shown,
+                confidence=sure,
+            )
 
 
 def _ended_well_beside(case: Case, failed: LogEvent) -> list[int]:
@@ -338,7 +250,7 @@ def only_echoes(case: Case) -> Iterator[LogFinding]:
     waited = [e for e in case.of("exception", "store_wait") if _AT_THE_STORE.search(words_of(e))]
     waited = [e for e in waited if not _NAMES_WHY.search(words_of(e))]
     if waited and not case.of("peer_lost", "nccl_remote", "store_connect", "store_validate"):
-        yield found_by(case, _STORE_WAITED, waited)
+        yield found_by(case, RULE_ROWS["collective.store-waited"], waited)
         return
     lost = case.of("peer_lost", "nccl_remote", "store_get")
     lost += (
@@ -352,4 +264,4 @@ def only_echoes(case: Case) -> Iterator[LogFinding]:
     named = [e.get("host") for e in lost if e.get("host")]
     peer = max(dict.fromkeys(named), key=named.count) if named else ""
     names = {"lost": peer or "another one", "at_peer": peer or "the node that went"}
-    yield found_by(case, _LOST, lost, names)
+    yield found_by(case, RULE_ROWS["collective.lost"], lost, names)

@@ -4,68 +4,19 @@ import re
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.gpu_memory import GpuMemory, in_gib, read_memory
-from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM, Row, Weight, found_by, words_of
+from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM, found_by, words_of
 
 _MUCH = 0.3  # of the GPU
 _LEAST_NAN_LINES = 2
 
-_TAKEN = Row(
-    cause="gpu-memory-taken",
-    error="GPU {gpu} has no memory left because other processes hold {others} of its {total}; this one has {own}",
-    hint="end the others or choose a free GPU: a leftover of an earlier run, another user, or several ranks on one GPU"
-    " (torch.cuda.set_device(LOCAL_RANK))",
-    hint_in={
-        "anywhere": "end {other_process} if it is a leftover of yours, or choose a free GPU (CUDA_VISIBLE_DEVICES); if it is"
-        " another rank of this job, each needs its own: torch.cuda.set_device(LOCAL_RANK)"
-    },
-    confirm="nvidia-smi   on that node",
-    confidence=MEDIUM,
-    weight=Weight.PROGRAM + 3,
-    num_lines=1,
-)
-_FRAGMENTED = Row(
-    cause="cuda-out-of-memory",
-    error="the memory of GPU {gpu} ran out by fragmentation: {unused} are reserved by torch and unused, {asked} in one piece were wanted",
-    hint="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or batches of more even size",
-    confirm="torch.cuda.memory_summary()",
-    confidence=MEDIUM,
-    weight=Weight.PROGRAM + 3,
-    num_lines=1,
-)
-_CAPPED = Row(
-    cause="cuda-out-of-memory",
-    error="the process has reached its own cap of {allowed} on GPU {gpu}, not the end of the GPU's memory",
-    hint="raise the cap: torch.cuda.set_per_process_memory_fraction, or the option of the program that calls it",
-    confidence=MEDIUM,
-    weight=Weight.PROGRAM + 3,
-    num_lines=1,
-)
-_FULL_BEFORE_START = Row(
-    cause="cuda-out-of-memory",
-    error="a GPU had no memory left for {who} when nothing was loaded on it yet",
-    hint="see with nvidia-smi which other process holds the GPU: end a leftover, choose a free GPU (CUDA_VISIBLE_DEVICES), ask the"
-    " scheduler for one of your own (Slurm: --gres=gpu:1), or give each rank its own (torch.cuda.set_device(LOCAL_RANK)); a smaller batch helps nothing here",
-    confirm="nvidia-smi   on that node",
-    confidence=MEDIUM,
-    weight=Weight.PROGRAM + 3,
-    num_lines=1,
-)
 # What a program calls before it has anything on a GPU.
 _AT_THE_START = re.compile(
     r"in (?:set_device|_lazy_init|_cuda_init|init_process_group|barrier|init_device|get_device_(?:name|properties|capability)|manual_seed(?:_all)?)$"
     # The first load: a context that does not fit fails without the numbers that torch's own allocator tells.
     r"|torch/(?:nn/modules/module|_utils|storage|serialization)\.py\", line \d+, in (?:_?to|convert|_?apply|_?cuda|<lambda>|\w*deserialize)$"
-)
-_DIVERGED = Row(
-    cause="not-finite",
-    error="the loss is no finite number any more: the training has diverged, or its data has NaN in it",
-    hint="lower the learning rate or warm up longer, clip gradients, prefer bf16 to fp16; look at the batch of the first such step",
-    confirm="torch.autograd.set_detect_anomaly(True)   names the operation",
-    confidence=MEDIUM,
-    weight=Weight.COLLECTIVE + 3,
-    num_lines=2,
 )
 
 
@@ -74,22 +25,22 @@ def gpu_memory(case: Case) -> Iterator[LogFinding]:
     for event in case.of("cuda_oom"):
         memory = read_memory(words_of(event))
         if memory.allowed is not None and memory.free and memory.free > (memory.asked or 0):
-            yield found_by(case, _CAPPED, [event], _names(memory))
+            yield found_by(case, RULE_ROWS["gpu.capped"], [event], _names(memory))
             return
         if memory.total is None and _is_at_the_start(case, event):
-            yield found_by(case, _FULL_BEFORE_START, [event])
+            yield found_by(case, RULE_ROWS["gpu.full-before-start"], [event])
             return
         if memory.total is None:
             continue
         if memory.others > _MUCH * memory.total:
-            yield found_by(case, _TAKEN, [event], _names(memory))
+            yield found_by(case, RULE_ROWS["gpu.taken"], [event], _names(memory))
             return
         if (
             memory.unused
             and memory.asked
             and memory.unused > max(memory.asked, _MUCH * memory.total)
         ):
-            yield found_by(case, _FRAGMENTED, [event], _names(memory))
+            yield found_by(case, RULE_ROWS["gpu.fragmented"], [event], _names(memory))
             return
 
 
@@ -105,7 +56,9 @@ def not_finite(case: Case) -> Iterator[LogFinding]:
     found = case.of("not_finite")
     if len(found) < _LEAST_NAN_LINES or _was_finite_again(case, found[-1]):
         return
-    yield found_by(case, _DIVERGED, found, confidence=HIGH if len(found) > 20 else MEDIUM)
+    yield found_by(
+        case, RULE_ROWS["gpu.diverged"], found, confidence=HIGH if len(found) > 20 else MEDIUM
+    )
 
 
 def _was_finite_again(case: Case, last: LogEvent) -> bool:

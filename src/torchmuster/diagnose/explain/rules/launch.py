@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case, short
+from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
-from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, at, found_by
+from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, at, found_by
 from torchmuster.diagnose.finding import Confidence
 
 _ROLE_KEY = re.compile(r"torchelastic/(?P<what>role_info|assigned_ranks)/(?P<index>\d+)")
@@ -14,105 +15,11 @@ _STATIC_RANK = re.compile(r"'rank': (?P<rank>\d+)")
 _GROUP_KEY = re.compile(r"default_pg/\S*?/(?P<rank>\d+)\s*$")
 
 
-_TOO_FEW_NODES = Row(
-    cause="launcher-on-too-few-nodes",
-    error=("the launcher ran on {spoke} only, {of}: the others were waited for and never called"),
-    hint=(
-        "a job script runs on its first node only: write `muster torchrun ...`, which starts the other nodes too"
-        " (or one launcher on each node: `srun --ntasks-per-node=1 torchrun ...`, PBS: `pbsdsh -- /full/path/torchrun ...`)"
-    ),
-    confirm="pgrep -af torchrun   on every node of the job",
-    ruled_out=(
-        "a firewall or a wrong address: then a node that called would have logged a failed connection",
-        "a crash in training: no rank was ever started",
-    ),
-    weight=Weight.ABSENCE,
-)
-_WRONG_RANK = Row(
-    cause="wrong-node-rank",
-    error="{wrong}",
-    hint="let each node expand its own number: `bash -c 'torchrun --node-rank $SLURM_NODEID ...'`, or use c10d",
-    confirm="srun bash -c 'echo $(hostname) $SLURM_NODEID'",
-    ruled_out=("a firewall: each node found a store, its own",),
-    weight=Weight.LAUNCH + 3,
-    num_lines=4,
-)
-_NEVER_JOINED = Row(
-    cause="ranks-never-joined",
-    error="rank {ranks} never joined the process group",
-    hint="read the first error of rank {ranks}: it failed, was never started, or can't reach the head",
-    confirm="the log of the node that has this rank",
-    confidence=LOW,
-    weight=Weight.COLLECTIVE,
-)
-_TOO_FEW_RANKS = Row(
-    cause="ranks-never-joined",
-    error="only {joined} of {wanted} ranks came to the store of rank 0",
-    hint="start as many processes as WORLD_SIZE says; read the first error of those that are missing",
-    confirm="pgrep -af python   on every node, while rank 0 waits",
-    confidence=MEDIUM,
-    weight=Weight.ABSENCE,
-)
-ENDPOINT_IGNORED = Row(
-    cause="endpoint-ignored",
-    error=(
-        "no --rdzv-endpoint was given, and --master_addr does not count with --rdzv-backend=c10d:"
-        " each node waits at its own localhost"
-    ),
-    hint="give `--rdzv-endpoint=HEAD:PORT`",
-    evidence=("endpoint_ignored",),
-    beside=("rdzv_timeout", "rdzv_connection"),
-    confidence=MEDIUM,
-    weight=Weight.LAUNCH + 2,
-    num_lines=1,
-)
-RENDEZVOUS_CLOSED = Row(
-    cause="rendezvous-closed",
-    error="{here} came to a rendezvous that had been closed",
-    hint="start all nodes together, with a new rdzv id for each attempt",
-    evidence=("rdzv_closed",),
-    because=("the others had ended or failed before; their logs say why",),
-    confidence=MEDIUM,
-    weight=Weight.ENVELOPE + 2,
-    num_lines=1,
-)
-
-
-def _differs(key: str, cause: str, words: str, hint: str, weight: int) -> tuple[str, Row]:
-    return key, Row(
-        cause=cause,
-        error=f"the nodes use different {words}: {{values}}",
-        hint=hint,
-        confirm=f"grep -h {key} LOGS | sort | uniq -c",
-        weight=weight,
-        num_lines=4,
-    )
+_WRONG_RANK = RULE_ROWS["launch.wrong-rank"]
 
 
 # What all launchers have to be told alike.
-_MUST_BE_EQUAL = (
-    _differs(
-        "run_id",
-        "different-ids",
-        "rdzv ids",
-        "one id for all nodes: the scheduler's job id",
-        Weight.LAUNCH + 1,
-    ),
-    _differs(
-        "min_nodes",
-        "different-sizes",
-        "node counts",
-        "take it from the allocation: $SLURM_NNODES",
-        Weight.LAUNCH + 1,
-    ),
-    _differs(
-        "rdzv_endpoint",
-        "different-endpoints",
-        "endpoints",
-        "one endpoint for all: the head's",
-        Weight.LAUNCH,
-    ),
-)
+_MUST_BE_EQUAL = ("run_id", "min_nodes", "rdzv_endpoint")
 
 
 def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
@@ -140,7 +47,7 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
     }
     yield found_by(
         case,
-        _TOO_FEW_NODES,
+        RULE_ROWS["launch.too-few-nodes"],
         [begin],
         names,
         confidence=_how_sure(case, silent=bool(silent), wanted=wanted, less=less),
@@ -179,7 +86,7 @@ def _ended_while_waiting(case: Case) -> list[LogEvent]:
 
 def rendezvous_differs(case: Case) -> Iterator[LogFinding]:
     """Nodes waited for each other under different names or sizes."""
-    for key, row in _MUST_BE_EQUAL:
+    for key in _MUST_BE_EQUAL:
         events = case.config(key)
         values = list(dict.fromkeys(event.get("value").strip() for event in events))
         # A node that waits for fewer may go on alone, so one completed rendezvous does not clear the counts.
@@ -188,7 +95,7 @@ def rendezvous_differs(case: Case) -> Iterator[LogFinding]:
             continue
         yield found_by(
             case,
-            row,
+            RULE_ROWS[f"launch.{key.replace('_', '-')}"],
             events,
             {"values": ", ".join(values[:4])},
             confidence=MEDIUM if case.of("rdzv_complete") else HIGH,
@@ -245,10 +152,10 @@ def never_joined(case: Case) -> Iterator[LogFinding]:
         last = clients[-1]
         shown = tuple(e.line for e in clients[:3])
         where = last.get("where") or at(last)
-        yield found_by(case, _TOO_FEW_RANKS, [last], evidence=shown, at=where)
+        yield found_by(case, RULE_ROWS["launch.too-few-ranks"], [last], evidence=shown, at=where)
         return
     waits = [e for e in case.of("store_wait") if _GROUP_KEY.search(e.get("keys"))]
     ranks = sorted({int(m["rank"]) for e in waits if (m := _GROUP_KEY.search(e.get("keys")))})
     if waits:
         names = {"ranks": ", ".join(map(str, ranks[:8]))}
-        yield found_by(case, _NEVER_JOINED, waits, names)
+        yield found_by(case, RULE_ROWS["launch.never-joined"], waits, names)

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case, short
+from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
-from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, found_by
+from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM, found_by
 
 LOOPBACK = re.compile(r"^(?:127\.|localhost$|::1$)")
 _PRIVATE_BRIDGE = re.compile(r"^172\.(?:1[7-9]|2\d|3[01])\.0\.1$")
@@ -14,76 +14,11 @@ _LINK_LOCAL = re.compile(r"^(?:fe80:|169\.254\.)", re.IGNORECASE)
 _QUOTED_NAME = re.compile(r"[\(\[ '](?P<host>[A-Za-z][\w-]*[\w.-]*)[,\]:' ]")
 
 
-_PORT_TAKEN = Row(
-    cause="port-taken",
-    error="the port {taken} is taken by another process",
-    hint="end what holds {taken_port}, or choose another: `--rdzv-endpoint=HOST:0` or --master-port for the job's store"
-    " (`muster run` chooses one), --port for a server",
-    confirm="ss -ltnp{filter}",
-)
-_LOOPBACK_ENDPOINT = Row(
-    cause="loopback-address",
-    error="the endpoint is this machine's own loopback address: another node that calls it calls itself",
-    hint="give the head's address as other nodes see it (`--rdzv-endpoint=HEAD:PORT`, --master-addr)",
-    confirm="getent hosts $(hostname)   on every node",
-    ruled_out=("a firewall: nothing left the node",),
-    weight=Weight.LAUNCH,
-)
-_LOOPBACK_OF_GLOO = replace(
-    _LOOPBACK_ENDPOINT,
-    error="Gloo published a loopback address as a node's: another node that calls it calls itself",
-    hint=(
-        "GLOO_SOCKET_IFNAME is lo, or the node's name resolves to 127.0.x.1 in /etc/hosts: set the variable to the interface"
-        " between the nodes (`muster run` measures and sets it, unless it is set)"
-    ),
-    weight=Weight.LAUNCH + 2,
-)
-_BRIDGE = Row(
-    cause="bridge-address",
-    error="a node published {host}, the address of a container bridge that every node has",
-    hint="name the real interface: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (`muster run` measures and sets them)",
-    confirm="ip -br addr; getent hosts $(hostname)   on every node",
-    ruled_out=("a crashed peer: the call never left the node",),
-    weight=Weight.LAUNCH + 2,
-)
-_LINK_LOCAL_ADDRESS = Row(
-    cause="link-local-address",
-    error="{host} is an address of one link only: other nodes can't call it",
-    hint="give an address that is routed between the nodes",
-    confirm="ip -br addr   on the head",
-    weight=Weight.LAUNCH + 1,
-)
-_MISSPELLED = Row(
-    cause="name-not-resolved",
-    error="{host} did not answer, and its name looks wrong: the hosts are written like {like}",
-    hint="correct the name in the job script, or take it from the allocation (scontrol show hostnames)",
-    confirm="getent hosts {host}   on every node",
-    confidence=LOW,
-    weight=Weight.NETWORK + 1,
-)
-_UNKNOWN_NAME = Row(
-    cause="name-not-resolved",
-    error="the name {name} can't be resolved on {here}",
-    hint="use the head's address instead of its name, or a name that all nodes know",
-    confirm="getent hosts {asked}   on every node",
-    ruled_out=("a firewall: there was no address to call",),
-    confidence=MEDIUM,
-    weight=Weight.NETWORK + 1,
-)
 _NO_NAMES = ("", "host", "hostname", "name", "address")
 # A service of the open internet: of no node of the job.
 _PUBLIC_NAME = re.compile(
     r"(?:^|\.)(?:huggingface|hf|github|githubusercontent|pytorch|amazonaws|googleapis|wandb|swanlab|openai|modelscope|pypi)\b"
     r"|\.(?:com|org|ai|co|io|cn|dev)$"
-)
-_NO_WAY_OUT = Row(
-    cause="download-failed",
-    error="{name} could not be reached: its name can't be resolved on {here}, which probably has no way to the internet",
-    hint="compute nodes often have no way out: fetch it before the job on the login node, set the proxy,"
-    " or use the offline mode (HF_HUB_OFFLINE=1, WANDB_MODE=offline)",
-    confirm="curl -sSI https://{asked}   on that node",
-    confidence=MEDIUM,
-    weight=Weight.NETWORK + 1,
 )
 
 
@@ -105,7 +40,7 @@ def port_taken(case: Case) -> Iterator[LogFinding]:
     )  # somebody hosts a store there for others who don't come
     yield found_by(
         case,
-        _PORT_TAKEN,
+        RULE_ROWS["network.port-taken"],
         found,
         names,
         because=tried if several or waited else (),
@@ -132,7 +67,11 @@ def loopback_endpoint(case: Case) -> Iterator[LogFinding]:
         return
     chosen = meshed or called or (configured if several else [])
     if chosen and (several or meshed or called):
-        row = _LOOPBACK_OF_GLOO if meshed else _LOOPBACK_ENDPOINT
+        row = (
+            RULE_ROWS["network.loopback-of-gloo"]
+            if meshed
+            else RULE_ROWS["network.loopback-endpoint"]
+        )
         yield found_by(case, row, chosen, confidence=HIGH if several or meshed else MEDIUM)
 
 
@@ -142,7 +81,9 @@ def bridge_address(case: Case) -> Iterator[LogFinding]:
     found = [e for e in case.of(*kinds) if _PRIVATE_BRIDGE.match(e.get("host"))]
     if found:
         by_gloo = case.earliest(found).kind == "gloo_connect"
-        yield found_by(case, _BRIDGE, found, confidence=HIGH if by_gloo else MEDIUM)
+        yield found_by(
+            case, RULE_ROWS["network.bridge"], found, confidence=HIGH if by_gloo else MEDIUM
+        )
 
 
 def link_local(case: Case) -> Iterator[LogFinding]:
@@ -150,7 +91,7 @@ def link_local(case: Case) -> Iterator[LogFinding]:
     calls = case.of("store_connect", "gloo_connect")
     found = [e for e in calls if _LINK_LOCAL.match(e.get("host"))]
     if found:
-        yield found_by(case, _LINK_LOCAL_ADDRESS, found)
+        yield found_by(case, RULE_ROWS["network.link-local-address"], found)
 
 
 def _asked_in_vain(case: Case) -> list[LogEvent]:
@@ -199,7 +140,7 @@ def misspelled_name(case: Case) -> Iterator[LogFinding]:
     found = _misspelled(case) if not case.of("no_name", "rdzv_complete") else None
     if found is not None:
         event, like = found
-        yield found_by(case, _MISSPELLED, [event], {"like": like})
+        yield found_by(case, RULE_ROWS["network.misspelled"], [event], {"like": like})
 
 
 def unknown_name(case: Case) -> Iterator[LogFinding]:
@@ -214,4 +155,9 @@ def unknown_name(case: Case) -> Iterator[LogFinding]:
         host = "" if host in _NO_NAMES else host
     names = {"name": host or "of the head", "asked": host or "NAME"}
     is_public = _PUBLIC_NAME.search(host) is not None
-    yield found_by(case, _NO_WAY_OUT if is_public else _UNKNOWN_NAME, found, names)
+    yield found_by(
+        case,
+        RULE_ROWS["network.no-way-out"] if is_public else RULE_ROWS["network.unknown-name"],
+        found,
+        names,
+    )

@@ -5,20 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.catalogue.entry import Weight
+from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.rules.children import with_words_of_child
-from torchmuster.diagnose.explain.rules.raised import EXCEPTIONS, general_advice, row_of
+from torchmuster.diagnose.explain.rules.raised import general_advice, row_of
 from torchmuster.diagnose.explain.rules.ranks import raised_by
-from torchmuster.diagnose.explain.rules.rows import (
-    HIGH,
-    LOW,
-    MEDIUM,
-    Row,
-    Weight,
-    at,
-    found_by,
-    words_of,
-)
+from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, at, found_by, words_of
 from torchmuster.diagnose.explain.rules.signals import code_of, ended_process, signal_of
 from torchmuster.diagnose.explain.rules.told import row_of_exception
 from torchmuster.diagnose.finding import Confidence
@@ -33,7 +26,6 @@ _OF_ITS_SURROUNDINGS = re.compile(
     re.IGNORECASE,
 )
 # They tell that another process, thread or worker has failed: its own words say more, also if they come later.
-_FEW_AFTER = 12  # lines: what others still write, and the shell's prompt
 _WRAPS = re.compile(
     r"Caught \w+ in (?:DataLoader worker|replica|pin memory)|[Ss]ee (?:the )?(?:stack trace|root cause|above|inner|logs?)\b"
     r"|(?:[Ee]ngine|[Ww]orker|[Pp]rocess|[Ss]erver|[Aa]ctor)\b.{0,30}\b(?:failed to start|initialization failed|died|exited unexpectedly|has died)"
@@ -46,28 +38,8 @@ _NAMES_NOTHING = re.compile(
 _GUESSED = frozenset({"package-missing", "open-files", "system-error", "download-failed"})
 
 
-_OWN_CONNECTION = replace(
-    EXCEPTIONS[-1],
-    error="{who} failed: {words:.300}",
-    hint="see what should listen there, and whether it had ended",
-    confidence=LOW,
-    weight=Weight.ENVELOPE + 1,
-)
-_CUT = Row(
-    cause="exception",
-    error="an exception was raised at {where}; the log ends before its message",
-    hint="read on: the last line of that traceback names the error",
-    confidence=LOW,
-    weight=Weight.ENVELOPE - 3,
-    num_lines=1,
-)
-_EXIT_CODE = Row(
-    cause="exit-code",
-    error="{ended} ended with {how}; its own last words are not in this log",
-    hint="find what calls sys.exit or os._exit with this number; argparse uses 2, a shell what its last command gave",
-    weight=Weight.SIGNAL,
-    num_lines=1,
-)
+_OWN_CONNECTION = RULE_ROWS["program.own-connection"]
+_EXIT_CODE = RULE_ROWS["program.exit-code"]
 
 
 _AFTER_AN_EXCEPTION = (
@@ -203,7 +175,13 @@ def cut_traceback(case: Case) -> Iterator[LogFinding]:
     found = [e for e in found if e.get("where") and not case.of("success")]
     if found:
         event = case.earliest(found)
-        yield found_by(case, _CUT, [event], at=event.get("where"), because=event.detail[-4:-1])
+        yield found_by(
+            case,
+            RULE_ROWS["program.cut"],
+            [event],
+            at=event.get("where"),
+            because=event.detail[-4:-1],
+        )
 
 
 def _own_connection(case: Case) -> Iterator[LogFinding]:

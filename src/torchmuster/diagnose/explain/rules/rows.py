@@ -1,19 +1,22 @@
-"""The form of a rule: the evidence that a cause needs, the cause, the advice, and when they apply.
+"""How a cause is argued: the evidence that a row needs, when it applies, and the finding that follows.
 
-Most rules are rows of tables, and a row is called like a rule that is a function. Rules that compare lines
+Most rules are rows of `catalogue/rules.txt` alone. Rules that compare lines
 with each other are functions (`rules_*.py`); they too take the cause and the advice from a row. A cause that rests on a line is worth more than one that
 rests on an absence; what others only echo is never a cause.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from string import Formatter
 from typing import Any
 
 from torchmuster.diagnose.explain.advice.said import place_in_code
 from torchmuster.diagnose.explain.advice.values import VALUES
 from torchmuster.diagnose.explain.case import ANYWHERE, Case
+from torchmuster.diagnose.explain.catalogue.entry import Row, Weight
+from torchmuster.diagnose.explain.catalogue.index import rule_rows
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.levels import INFO
 from torchmuster.diagnose.explain.reading.meanings import opens_a_list
@@ -23,87 +26,37 @@ Rule = Callable[[Case], Iterator[LogFinding]]
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 
 
-class Weight:
-    """What comes first when several causes are argued; all in one place, so that they can be compared."""
-
-    SCHEDULER = 100
-    START = 90
-    PROVED = 85
-    SPECIFIC = 80
-    LAUNCH = 70
-    NETWORK = 65
-    PROGRAM = 60
-    ABSENCE = 50
-    SIGNAL = 40
-    COLLECTIVE = 35
-    ENVELOPE = 10
+def fits(row: Row, event: LogEvent) -> bool:
+    """Say whether an event is of a row's evidence."""
+    is_of_kind = not row.evidence or event.kind in row.evidence
+    return is_of_kind and re.search(row.words, words_of(event)) is not None
 
 
-# Advice for a module that is missing, where the name of its package is known.
-INSTALL_IN = {"anywhere": "{pip_install} in the environment that the job uses, on every node"}
+def evidence_of(row: Row, case: Case) -> list[LogEvent]:
+    """Return the events that are the evidence of a row."""
+    return [
+        e
+        for e in case.of(*row.evidence)
+        if fits(row, e) and not is_notice(e) and not _was_typed(case, e)
+    ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One cause, the evidence that it needs, and what helps.
+def argue(row: Row, case: Case) -> Iterator[LogFinding]:
+    """Yield the finding of a row, if its evidence is there and nothing speaks against it."""
+    found = evidence_of(row, case)
+    if not found or case.of(*row.unless) or (row.beside and not case.of(*row.beside)):
+        return
+    finding = found_by(case, row, found)
+    if all(was_survived(case, e) for e in found):
+        finding = replace(finding, confidence=LOW, weight=Weight.ENVELOPE - 2)
+    elif row.proof and any(re.search(row.proof, e.line.text) for e in found):
+        finding = replace(finding, confidence=HIGH)
+    yield finding
 
-    In `error`, `at`, `hint` and `confirm`, words in braces are fields of the event that began it, or names of `VALUES`.
 
-    Attributes:
-        evidence: Kinds of events of which there must be one; empty where a rule chooses the row.
-        hint_in: What helps in surroundings that the logs show: container, kubernetes, slurm, ...; or `anywhere`. The first
-            of which all words in braces are known is given, else `hint`.
-        words: What such an event has to say, as a regular expression.
-        beside: Kinds of events of which there must be one as well.
-        unless: Kinds of events that speak against it.
-        proof: Words with which it is certain.
-        at: Where it happened, if the event says so itself.
-        rivals: Causes that look the same in this evidence.
-        num_lines: How many lines are shown as evidence; one is the first of all.
-    """
-
-    cause: str
-    error: str
-    hint: str
-    hint_in: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    evidence: tuple[str, ...] = ()
-    words: str = ""
-    beside: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()
-    proof: str = ""
-    confirm: str | None = None
-    because: tuple[str, ...] = ()
-    ruled_out: tuple[str, ...] = ()
-    at: str = ""
-    confidence: Confidence = HIGH
-    weight: int = Weight.SPECIFIC
-    num_lines: int = 3
-    rivals: tuple[str, ...] = ()
-
-    def fits(self, event: LogEvent) -> bool:
-        """Say whether an event is of the evidence."""
-        is_of_kind = not self.evidence or event.kind in self.evidence
-        return is_of_kind and re.search(self.words, words_of(event)) is not None
-
-    def rests_on(self, case: Case) -> list[LogEvent]:
-        """Return the events that are its evidence."""
-        return [
-            e
-            for e in case.of(*self.evidence)
-            if self.fits(e) and not is_notice(e) and not _was_typed(case, e)
-        ]
-
-    def __call__(self, case: Case) -> Iterator[LogFinding]:
-        """Yield the finding, if its evidence is there and nothing speaks against it."""
-        found = self.rests_on(case)
-        if not found or case.of(*self.unless) or (self.beside and not case.of(*self.beside)):
-            return
-        finding = found_by(case, self, found)
-        if all(was_survived(case, e) for e in found):
-            finding = replace(finding, confidence=LOW, weight=Weight.ENVELOPE - 2)
-        elif self.proof and any(re.search(self.proof, e.line.text) for e in found):
-            finding = replace(finding, confidence=HIGH)
-        yield finding
+def rules_of(prefix: str) -> tuple[Rule, ...]:
+    """Return a rule for each row of `rules.txt` whose name begins so: it is argued wherever its evidence is."""
+    return tuple(partial(argue, row) for row in rule_rows(prefix))
 
 
 _TWO_CAUSES = re.compile(r"[,:][^,:]*\bor\b (?:a|an|the|its|of|no|other|another|several)\b")
@@ -127,7 +80,7 @@ def found_by(
     """
     event = case.earliest(events)
     fields = _Fields(case, event, names or {})
-    shown = events[: row.num_lines] if row.num_lines > 1 else (event,)
+    shown = events[: row.lines] if row.lines > 1 else (event,)
     error = row.error.format_map(fields)
     # A sentence with two causes in it is no proof of one.
     sure = MEDIUM if row.confidence is HIGH and _TWO_CAUSES.search(row.error) else row.confidence
@@ -197,7 +150,7 @@ def _advice_of(case: Case, row: Row, event: LogEvent, fields: "_Fields") -> str:
         for shown in places
         for name, choices in row.hint_in.items()
         if name in shown
-        for words in ((choices,) if isinstance(choices, str) else choices)
+        for words in choices
         if fields.knows(words)
     )
     advice = next(special, row.hint).format_map(fields)

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding, LogLine
-from torchmuster.diagnose.explain.rules.rows import LOW, Row, Weight, found_by
+from torchmuster.diagnose.explain.rules.rows import found_by
 
 # A program speaks of its own end: its name or its level comes first.
 _SPEAKS_OF_FAILURE = re.compile(
@@ -52,14 +53,6 @@ _METRIC = re.compile(
 )
 _LEAST = 2
 _LAST_WORDS = 10  # lines
-_REPORTED = Row(
-    cause="reported",
-    error="the last error that the log reports: {text:.300}",
-    hint="no rule knows this message: search the program's documentation for its words",
-    confidence=LOW,
-    weight=Weight.ENVELOPE - 5,
-    num_lines=3,
-)
 
 
 def reported(case: Case, least: int = _LEAST) -> Iterator[LogFinding]:
@@ -71,7 +64,9 @@ def reported(case: Case, least: int = _LEAST) -> Iterator[LogFinding]:
         return
     best = max(scored, key=lambda one: one[:2])[2]
     near = [event for event in found if 0 <= event.line.order - best.line.order <= 2]
-    yield found_by(case, _REPORTED, [best, *near[1:]], {"text": _whole(case, best.line)})
+    yield found_by(
+        case, RULE_ROWS["shape.reported"], [best, *near[1:]], {"text": _whole(case, best.line)}
+    )
 
 
 def _whole(case: Case, line: LogLine) -> str:

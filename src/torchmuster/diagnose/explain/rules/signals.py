@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS, rule_rows
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
-from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, found_by
-from torchmuster.diagnose.explain.rules.system import SMALL_SHM_HINT
+from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, found_by
 
 _WORDS = {
     "Killed": 9,
@@ -83,101 +83,12 @@ _ANY_LIBRARY = (
 )
 
 
-def _ended_by(cause: str, what: str, hint: str, **more: Any) -> Row:
-    more = {"confidence": LOW, "weight": Weight.SIGNAL + 1, **more}
-    return Row(cause=cause, error=f"{{who}} {what}", hint=hint, **more)
-
-
-_NO_EXCEPTION = ("a Python exception: there is none of this rank",)
 _ROWS = {
-    11: _ended_by(
-        "segfault",
-        "crashed in native code (SIGSEGV)",
-        "PYTHONFAULTHANDLER=1 shows where; a wrong build of an extension is the usual reason",
-        confidence=MEDIUM,
-        ruled_out=_NO_EXCEPTION,
-    ),
-    7: _ended_by(
-        "bus-error",
-        "was ended by SIGBUS: shared memory is full, or a mapped file shrank",
-        "a larger /dev/shm; copy mapped data to the node",
-        confidence=MEDIUM,
-        ruled_out=_NO_EXCEPTION,
-    ),
-    4: _ended_by(
-        "illegal-instruction",
-        "met an instruction that this processor lacks",
-        "install a build for this processor",
-        confidence=MEDIUM,
-    ),
-    9: _ended_by(
-        "killed",
-        "was killed (SIGKILL), and nothing here says by whom",
-        "most often memory: look for an out-of-memory line of the kernel or the scheduler, else ask who kills",
-        hint_in={
-            "kubernetes": "`kubectl describe pod POD` says OOMKilled if it was memory: then raise resources.limits.memory, or use fewer loader"
-            " workers; else its events say who ended it",
-            "slurm": "`sacct -j JOB -o State,MaxRSS,ReqMem` says OUT_OF_MEMORY if it was memory: then ask for more (#SBATCH --mem), or use"
-            " fewer loader workers; else ask who kills",
-        },
-        confirm="dmesg -T | grep -i 'killed process'; sacct -j JOB -o State,MaxRSS",
-        ruled_out=_NO_EXCEPTION,
-    ),
-    6: _ended_by(
-        "aborted",
-        "aborted (SIGABRT)",
-        "read its last lines: an assertion or a terminate of C++ stands there",
-        weight=Weight.COLLECTIVE,
-    ),
+    signal.Signals[row.name.removeprefix("signal.").upper()].value: row
+    for row in rule_rows("signal.sig")
 }
-_OTHER = _ended_by("signal", "was ended by {name}", "find who sends {name}: `man 7 signal`")
-_LOADER_HIT_SIGBUS = _ended_by(
-    "small-dev-shm",
-    "was ended by SIGBUS: a loader worker, which passes its batches through /dev/shm; it is likely full",
-    SMALL_SHM_HINT,
-    confidence=MEDIUM,
-    ruled_out=_NO_EXCEPTION,
-)
-_OUT_OF_MEMORY = Row(
-    cause="out-of-memory",
-    error="the memory of {here} (or of the job's limit) ran out, and a process was killed for it",
-    hint="ask for more memory (--mem), use fewer loader workers, smaller batches",
-    hint_in={
-        "kubernetes": "raise resources.limits.memory of the container (and requests with it), or use fewer loader workers; a /dev/shm in"
-        " memory counts against it too",
-        "lsf": "ask for more memory (#BSUB -R 'rusage[mem=M]' and -M), or use fewer loader workers; if it grew all along, see what the"
-        " program keeps",
-        "sge": "ask for more memory (-l h_vmem=M, which counts for each slot), or use fewer loader workers",
-        "pbs": "ask for more memory (-l select=NODES:ncpus=C:mem=M), or use fewer loader workers",
-        "slurm": "ask for more memory (#SBATCH --mem; --mem=0 takes all of the node), or use fewer loader workers",
-    },
-    confirm="sacct -j JOB -o MaxRSS,ReqMem,State   (PBS: qstat -xf JOB | grep resources_used.mem)",
-    ruled_out=("a GPU out of memory: that raises an exception and kills nobody",),
-    weight=Weight.PROVED,
-)
-_HANGUP = Row(
-    cause="hangup",
-    error="the terminal went away (SIGHUP) and took the job with it",
-    hint="start it with `muster run --detach`, tmux or a scheduler",
-    confidence=MEDIUM,
-    weight=Weight.SIGNAL,
-)
-_FROM_OUTSIDE = Row(
-    cause="cancelled",
-    error="the job was ended from outside: its launcher got {name}",
-    hint="ask who ended it: the scheduler at its limit, a colleague, Ctrl-C",
-    confirm="sacct -j JOB -o State%30,Elapsed,Timelimit",
-    confidence=MEDIUM,
-    weight=Weight.SIGNAL,
-)
-_INTERRUPTED = Row(
-    cause="cancelled",
-    error="{who} was interrupted (SIGINT, Ctrl-C)",
-    hint="ask who ended it: Ctrl-C in its terminal, or a launcher that ends its ranks so",
-    confidence=MEDIUM,
-    weight=Weight.ENVELOPE + 2,
-    num_lines=1,
-)
+_OTHER = RULE_ROWS["signal.other"]
+_FROM_OUTSIDE = RULE_ROWS["signal.from-outside"]
 
 
 def out_of_memory(case: Case) -> Iterator[LogFinding]:
@@ -190,7 +101,7 @@ def out_of_memory(case: Case) -> Iterator[LogFinding]:
     is_of_job = killed or not _OF_KERNEL.search(proof.line.text)
     yield found_by(
         case,
-        _OUT_OF_MEMORY,
+        RULE_ROWS["signal.out-of-memory"],
         [proof],
         confidence=HIGH if is_of_job else MEDIUM,
         evidence=(proof.line, *(e.line for e in killed[:2])),
@@ -287,7 +198,7 @@ def _ended(case: Case, number: int, found: list[LogEvent]) -> LogFinding:
     name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
     row = _ROWS.get(number, _OTHER)
     if number == 7 and any(e.kind == "loader_killed" for e in found):
-        row = _LOADER_HIT_SIGBUS
+        row = RULE_ROWS["signal.loader-hit-sigbus"]
     of_loader = any(e.kind == "loader_killed" for e in found)
     who = ended_process(case.earliest(found)) or (
         "a DataLoader worker" if of_loader else "a worker"
@@ -342,24 +253,8 @@ def ended_from_outside(case: Case) -> Iterator[LogFinding]:
         told = [e for e in told if not _was_ended_by_its_launcher(case, e)]
         if number not in _SENT_FROM_OUTSIDE or not told:
             continue
-        row = _HANGUP if number == signal.SIGHUP else _FROM_OUTSIDE
+        row = RULE_ROWS["signal.hangup"] if number == signal.SIGHUP else _FROM_OUTSIDE
         yield found_by(case, row, told, {"name": signal.Signals(number).name})
-
-
-def interrupted(case: Case) -> Iterator[LogFinding]:
-    """Ctrl-C reached a script that no launcher watched."""
-    found = [e for e in case.of("exception") if e.get("type") == "KeyboardInterrupt"]
-    found = [e for e in found if e.get("uncaught")]
-    # A terminal shows the key itself; a job that goes on after it has not been ended by it.
-    good = case.last_good
-    found += [e for e in case.of("ctrl_c") if e.line.order > good.get(e.line.path, 0)]
-    if found:
-        first = case.earliest(found)
-        who = str(first.who) or "the script"
-        if "terminated" in first.get("message"):  # a server's handler of SIGTERM raises it
-            yield found_by(case, _FROM_OUTSIDE, found, {"name": "SIGTERM"}, confidence=LOW)
-            return
-        yield found_by(case, _INTERRUPTED, found, {"who": who})
 
 
 def _was_ended_by_its_launcher(case: Case, event: LogEvent) -> bool:
@@ -385,3 +280,19 @@ def meaning_of(number: int) -> str:
     if number in _SENT_FROM_OUTSIDE:
         return "hangup" if number == signal.SIGHUP else "cancelled"
     return _ROWS.get(number, _OTHER).cause
+
+
+def interrupted(case: Case) -> Iterator[LogFinding]:
+    """Ctrl-C reached a script that no launcher watched."""
+    found = [e for e in case.of("exception") if e.get("type") == "KeyboardInterrupt"]
+    found = [e for e in found if e.get("uncaught")]
+    # A terminal shows the key itself; a job that goes on after it has not been ended by it.
+    good = case.last_good
+    found += [e for e in case.of("ctrl_c") if e.line.order > good.get(e.line.path, 0)]
+    if found:
+        first = case.earliest(found)
+        who = str(first.who) or "the script"
+        if "terminated" in first.get("message"):  # a server's handler of SIGTERM raises it
+            yield found_by(case, _FROM_OUTSIDE, found, {"name": "SIGTERM"}, confidence=LOW)
+            return
+        yield found_by(case, RULE_ROWS["signal.interrupted"], found, {"who": who})

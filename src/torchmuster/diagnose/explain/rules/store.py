@@ -7,18 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torchmuster.diagnose.explain.case import Case, short
+from torchmuster.diagnose.explain.catalogue.entry import Row
+from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
 from torchmuster.diagnose.explain.rules.network import LOOPBACK
-from torchmuster.diagnose.explain.rules.rows import (
-    HIGH,
-    LOW,
-    MEDIUM,
-    Row,
-    Weight,
-    found_by,
-    words_of,
-)
-from torchmuster.diagnose.finding import Confidence
+from torchmuster.diagnose.explain.rules.rows import MEDIUM, found_by, words_of
 
 _NO_WAY = (str(errno.ENETUNREACH), str(errno.EHOSTUNREACH))
 _NO_HANDSHAKE = re.compile(
@@ -27,88 +20,15 @@ _NO_HANDSHAKE = re.compile(
 _WAITED = re.compile(r"timed out after (?P<ms>\d+)ms")
 _JOIN_LIMIT = re.compile(r"'join_timeout': '?(?P<s>\d+)")
 _USUAL_JOIN_LIMIT_S = 600.0
-_OPEN_ALL = "open all TCP ports between the nodes (a site's staff can); another interface may be open already"
 
 
-def _store(cause: str, error: str, hint: str, confidence: Confidence = MEDIUM) -> Row:
-    return Row(
-        cause=cause,
-        error=error,
-        hint=hint,
-        confirm="nc -vz {host} {port}   from every other node, while the head runs",
-        ruled_out=("training code: no collective had begun",),
-        confidence=confidence,
-        weight=Weight.NETWORK,
-        num_lines=4,
-    )
-
-
-_NO_ROUTE = _store(
-    "no-route",
-    "there is no route to {target} from {callers}",
-    "give an address on a network that all nodes share",
-    HIGH,
-)
-_OTHER_SERVICE = _store(
-    "other-service-on-port",
-    "something else than torch's store answers on {target}, or the store of another version",
-    "choose another port, or let it be chosen; use the same torch on all nodes",
-)
-_SECOND_STORE = _store(
-    "second-store-unreachable",
-    "the workers' store at {target} could not be reached, after the rendezvous had worked",
-    "torchrun opens a second, random port under the head's own name: open all TCP ports between the nodes,"
-    " and give `--local-addr ADDRESS` on each",
-)
-_REFUSED = _store(
-    "store-refused",
-    "nothing listens on {target}: the head has not started, has ended, or rejects the call",
-    "look at the head's own first lines; start it first, on the same port",
-)
-_HEAD_HAD_ENDED = _store(
-    "store-refused",
-    "the head had given up its wait before {callers} called {target}",
-    "start all nodes together, or let the first wait longer: `--rdzv-conf join_timeout=900`",
-)
-_OWNER_CALLED = _store(
-    "nobody-hosts-the-store",
-    "nobody hosts the store: also the owner of {target} called it and got no answer",
-    "the head does not recognise the endpoint as its own: add `--rdzv-conf is_host=1` there, or use its name",
-)
-_ALL_CALLED = _store(
-    "nobody-hosts-the-store",
-    "nobody hosts the store: {callers} all called {target}, and none took it for its own",
-    "the endpoint has to be a node that runs the launcher, by its own name; else add"
-    " `--rdzv-conf is_host=1` there",
-)
-_FIREWALL = _store(
-    "firewall",
-    "the head waits, and others get no answer from {target}: a firewall does not let them through",
-    _OPEN_ALL,
-    HIGH,
-)
-_UNREACHED = _store(
-    "store-unreachable",
-    "the store at {target} could not be reached",
-    "see whether a node really hosts it (node_rank 0, or the node whose own name or address this is, started in time);"
-    " then whether a firewall is between: nc -vz from the others",
-    LOW,
-)
+_HEAD_HAD_ENDED = RULE_ROWS["store.head-had-ended"]
+_FIREWALL = RULE_ROWS["store.firewall"]
 
 
 # torch's socket.cpp, 1.11 to 2.9; the address stands beside it or in the line that follows.
 _REASON = re.compile(r"errno: (?P<number>101|111|113) - (?P<words>[A-Z][\w ]+)")
 _PAIR = re.compile(r"\(?(?P<host>[\w.-]*[\w]), (?P<port>\d{2,5})\)")
-_UNREACHABLE = _store(
-    "no-route",
-    "{target} can't be reached: {reason}",
-    "the address is wrong, its host is down, or it is of a network that this node has no way to: ip route get ADDRESS",
-)
-_NOBODY_THERE = _store(
-    "store-refused",
-    "nothing listens on {target}: {reason}",
-    "look at the head's own first lines; start it first, on the same port",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +88,11 @@ def named_reason(case: Case) -> Iterator[LogFinding]:
     reason = _REASON.search(words_of(found[0]))
     address = next((a for e in found if (a := _PAIR.search(words_of(e))) is not None), None)
     if reason is not None and address is not None:
-        row = _UNREACHABLE if reason["number"] in ("101", "113") else _NOBODY_THERE
+        row = (
+            RULE_ROWS["store.unreachable"]
+            if reason["number"] in ("101", "113")
+            else RULE_ROWS["store.nobody-there"]
+        )
         names = {"target": f"{address['host']}:{address['port']}", "reason": reason["words"]}
         yield found_by(case, row, found, names)
 
@@ -249,21 +173,21 @@ def _before_calls(case: Case, calls: list[LogEvent]) -> bool:
 def _row_of(known: _Calls) -> Row:
     """Return what explains the calls; the first that does."""
     if known.unreachable:
-        return _NO_ROUTE
+        return RULE_ROWS["store.no-route"]
     if known.shook_hands:
-        return _OTHER_SERVICE
+        return RULE_ROWS["store.other-service"]
     if known.second:
-        return _SECOND_STORE
+        return RULE_ROWS["store.second-store"]
     if known.refused and not known.by_owner:
-        return _HEAD_HAD_ENDED if known.head_had_ended else _REFUSED
+        return _HEAD_HAD_ENDED if known.head_had_ended else RULE_ROWS["store.refused"]
     if known.by_owner:
-        return _OWNER_CALLED
+        return RULE_ROWS["store.owner-called"]
     if not known.head_waits and len(known.callers) > 1:
-        return _ALL_CALLED
+        return RULE_ROWS["store.all-called"]
     if known.head_had_ended:
         return _HEAD_HAD_ENDED
     if known.head_waits:
         # Times that can't be compared leave it open whether the head still waited.
         unsure = known.head_had_ended is None
         return replace(_FIREWALL, confidence=MEDIUM) if unsure else _FIREWALL
-    return _UNREACHED
+    return RULE_ROWS["store.unreached"]

@@ -4,37 +4,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import KnownMessage, Tells
+from torchmuster.diagnose.explain.catalogue.entry import TOLD, Row, Weight
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
-from torchmuster.diagnose.explain.reading.patterns import TOLD
-from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, found_by
+from torchmuster.diagnose.explain.rules.rows import HIGH, found_by
 
-_CONFIDENCE = {Tells.PROVES: HIGH, Tells.NAMES: MEDIUM, Tells.HINTS: LOW}
-_WEIGHT = {
-    Tells.PROVES: Weight.SPECIFIC,
-    Tells.NAMES: Weight.PROGRAM + 1,
-    Tells.HINTS: Weight.COLLECTIVE - 2,
-}
-
-
-def _row(entry: KnownMessage) -> Row:
-    return Row(
-        evidence=(f"{TOLD}{entry.name}",),
-        cause=entry.cause,
-        error=entry.error,
-        hint=entry.advice,
-        hint_in=entry.advice_in,
-        confirm=entry.confirm,
-        rivals=entry.rivals,
-        confidence=_CONFIDENCE[entry.tells],
-        weight=_WEIGHT[entry.tells],
-    )
-
-
-ROWS: dict[str, Row] = {
-    f"{TOLD}{entry.name}": _row(entry) for entry in CATALOGUE.by_name.values() if entry.cause
-}
+# Messages that name a cause, by the kind of their events.
+ROWS: dict[str, Row] = {f"{TOLD}{row.name}": row for row in CATALOGUE.by_name.values() if row.cause}
 
 
 def told(case: Case) -> Iterator[LogFinding]:

@@ -149,7 +149,7 @@ def test_what_was_missing_is_the_cause_where_an_import_fails_after_it(tmp_path, 
     ("error", "sure"),
     [
         ("ValueError: bad label 7", "medium"),
-        ("RuntimeError: Expected all tensors to be on the same device, but found cpu", "high"),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x784 and 512x10)", "high"),
         ("RuntimeError: the driver answered in a strange way", "medium"),
         ("app.StoreError: could not connect to 10.0.0.4:6379", "medium"),
     ],

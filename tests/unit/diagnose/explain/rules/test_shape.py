@@ -34,7 +34,6 @@ SACCT = "       JobID      State ExitCode\n------------ ---------- --------\n"
         ("[supervisor] child train.py ended rc=3", "exit code 3"),
         ("JobState=FAILED Reason=NonZeroExitCode Dependency=(null)", "Slurm says"),
         (f"{SACCT}4711        FAILED      1:0", "Slurm says"),
-        ("application called MPI_Abort(MPI_COMM_WORLD, 12) - process 3", "code 12"),
         (
             "    Last State:     Terminated\n      Reason:       Error\n      Exit Code:    3",
             "code 3",
