@@ -3,47 +3,13 @@
 Source: OpenPBS, src/scheduler/job_info.c and constant.h; seen in version 23.06.
 """
 
+import os
 import re
 from collections.abc import Sequence
 
-from torchmuster.engines.wait_reasons import WaitReason, WaitReasons
+from torchmuster.engines.wait_reasons import WaitReasons, read_reasons
 
-_QUEUE = "`qstat -Qf` lists the queues and their limits; another one with --queue"
-_HOSTS = "`pbsnodes -aSj` lists the hosts with what is free"
-_LIMIT = "`qstat -Bf` and `qstat -Qf` list the limits"
-
-
-def _reason(pattern: str, sentence: str, hint: str = "", *, never: bool = False) -> WaitReason:
-    return WaitReason(pattern=rf"(?i){pattern}", sentence=sentence, hint=hint, never=never)
-
-
-# The more special first.
-_TABLE = (
-    _reason(
-        "Can Never Run.*(?:total nodes|Not enough)",
-        "it asks for more hosts or resources than exist",
-        _HOSTS,
-        never=True,
-    ),
-    _reason("Can Never Run", "the scheduler says that it can't run here", _HOSTS, never=True),
-    _reason("Not Running:? Queue not started", "its queue takes jobs and starts none now", _QUEUE),
-    _reason("Not Running.*Insufficient amount of queue resource", "its queue has no more of that resource now", _QUEUE),
-    _reason("Not Running.*Insufficient amount of server resource", "the server has no more of that resource now", _LIMIT),
-    _reason("Not Running.*(?:Insufficient amount of resource|Not enough free nodes)", "it waits for hosts to become free", _HOSTS),
-    _reason("Not Running.*Not enough total nodes", "not enough hosts are up", _HOSTS),
-    _reason("Not Running.*limit.*(?:user|group|project)|Not Running.*(?:User|Group|Project) has", "you, your group or your project have reached a limit of running jobs", _LIMIT),
-    _reason("Not Running.*limit", "a limit of the server or its queue is reached", _LIMIT),
-    _reason("Not Running.*(?:dedicated time|primetime|cross)", "it would not end before a time in which the site allows other jobs only", "a shorter --time may start earlier"),
-    _reason("Not Running.*(?:would conflict|Reservation|reserved)", "it would delay a reservation or a job before it", "a shorter --time may start earlier"),
-    _reason("Not Running.*(?:Draining|strict|top job|higher priority|starving)", "jobs with a higher priority are before it in the queue"),
-    _reason("Not Running.*Host not|Not Running.*No available resources|Not Running.*node", "no host has what it asks for now", _HOSTS),
-    _reason("Not Running.*depend", "it waits for another job to end"),
-    _reason("Not Running", "the scheduler has looked at it and does not start it now", _HOSTS),
-    _reason("Job held by \\S+ on|Job held by user", "a user has held it", "`qrls JOB` releases it"),
-    _reason("Job held", "it is held", "`qstat -f JOB` shows who holds it (Hold_Types); `qrls JOB` releases a user's hold"),
-    _reason("waits: ", "it waits for another job to end"),
-    _reason("job held, too many failed attempts", "it failed to start too often, and is held now", "ask the administrators"),
-)  # fmt: skip
+_TABLE, _ = read_reasons(os.path.join(os.path.dirname(__file__), "pbs.txt"), "(?i){}")
 
 
 def capacity_argv(job_id: str) -> list[list[str]]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from torchmuster.engines.base import Refusal
+from torchmuster.files.paragraphs import read_paragraphs
 from torchmuster.model.job import JobView, Wait
 from torchmuster.model.states import JobState
 
@@ -65,6 +67,34 @@ class WaitReasons:
     def meaning(self, words: str) -> WaitReason | None:
         """Return what the scheduler's words mean; None where the table does not know them."""
         return next((entry for entry in self.table if re.match(entry.pattern, words)), None)
+
+
+def read_reasons(path: str, form: str = "{}") -> tuple[tuple[WaitReason, ...], tuple[Refusal, ...]]:
+    """Return a scheduler's reasons of waiting and its refusals, as a data file has them (`files/paragraphs.py`).
+
+    Args:
+        path: The file; its paragraphs are named `waits.NAME` or `refuses.NAME`.
+        form: What the words of a reason become, as a regular expression.
+    """
+    waits: list[WaitReason] = []
+    refusals: list[Refusal] = []
+    for known in read_paragraphs(path):
+        says, hint = known.one("says"), known.one("hint")
+        if known.name.startswith("refuses."):
+            refusals.append(Refusal(pattern=says, error=known.one("error"), hint=hint))
+            continue
+        patience = known.one("patience")
+        waits.append(
+            WaitReason(
+                pattern=form.format(says),
+                sentence=known.one("means"),
+                hint=hint,
+                never=known.one("never") == "yes",
+                may_be_never=known.one("may be never") == "yes",
+                patience_s=float(patience) if patience else None,
+            )
+        )
+    return tuple(waits), tuple(refusals)
 
 
 def reasons_of(dialect: object) -> WaitReasons | None:
