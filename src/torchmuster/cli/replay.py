@@ -56,8 +56,8 @@ def replay(
     at the first NaN, or at the exception. The run itself and its snapshots stay as they are.
     """
     from torchmuster.cli.ending import shown_here
-    from torchmuster.cli.runs.start import start
-    from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.cli.places.here import Here
+    from torchmuster.cli.places.place import start_and_follow
     from torchmuster.errors import NotFoundError, UsageError
     from torchmuster.files.code_copy import moved, root_of
     from torchmuster.files.layout import short_id
@@ -96,13 +96,13 @@ def replay(
     _check_code(view, plan.program, go_on=changed_code)
     found = found if rank is None else replace(found, rank=rank)
     debugger = not no_debugger and os.isatty(0) and os.isatty(1)
-    gpus = visible_gpus()
-    shares = 0 < len(gpus) < found.world_size
+    place = Here()
+    shares = 0 < len(place.gpus) < found.world_size
     plan = _plan(plan, view.run_id, found, debugger=debugger, shares=shares)
     click.echo(f"muster: {_what(view.run_id, found)}", err=True)
     plan = shown_here(plan)
     run_dir = create_run_dir(plan)
-    status = start(plan, run_dir, gpus, detach=False)
+    status = start_and_follow(place, plan, run_dir, detach=False)
     _compare(run_dir, found)
     return status
 

@@ -87,7 +87,7 @@ def _check(request: "RunRequest", given: dict[str, Any]) -> None:
     Raises:
         ManyErrors: All that is wrong with the command line.
     """
-    from torchmuster.cli.runs.session_places import find_place
+    from torchmuster.cli.runs.session import find_session_place
     from torchmuster.cli.runs.start import check_debugger, choose_id
     from torchmuster.spec.launch import plan_run
     from torchmuster.spec.problems import Problems
@@ -95,7 +95,7 @@ def _check(request: "RunRequest", given: dict[str, Any]) -> None:
     problems = Problems()
     check_debugger(request, problems)
     if request.session is None:
-        find_place(given, problems)
+        find_session_place(given, problems)
     nodes = request.nodes or "1"
     if not nodes.isdecimal():
         most = nodes.rpartition(":")[2]
@@ -340,10 +340,10 @@ class _Runner:
 
 
 def _run(request: "RunRequest") -> int:
-    from torchmuster.cli.runs.session import run_in_session
+    from torchmuster.cli.runs.run import start_run
 
     ending.is_brief = True
-    return run_in_session(request)
+    return start_run(request)
 
 
 class _Keys:

@@ -14,7 +14,6 @@ from torchmuster.model.plan import GRACE_S, MAX_RESTARTS
 if TYPE_CHECKING:
     from torchmuster.model.calls.call_file import LaunchOrder
     from torchmuster.spec.launch import RunRequest
-    from torchmuster.spec.problems import Problems
 
 _SECTIONS = {
     "Workers": (
@@ -32,15 +31,6 @@ _SECTIONS = {
     ),
     "Name and output": ("name", "run_id", "tee", "progress", "stdin_rank", "metrics_port"),
     "Debugging": ("debugpy", "pdb", "debug", "no_preflight"),
-}
-# For a scheduler's job alone.
-_OF_A_JOB = {
-    "time_limit": "--time",
-    "queue": "--partition",
-    "account": "--account",
-    "cpus_per_node": "--cpus-per-node",
-    "gpus_per_node": "--gpus-per-node",
-    "mem": "--mem",
 }
 
 
@@ -262,112 +252,44 @@ def read_order(path: str) -> "LaunchOrder":
 
 
 def launch(request: "RunRequest") -> int:
-    """Start what is asked for where it is asked for, and follow it."""
+    """Start a run in its place and follow it to its end; return the exit code."""
     from torchmuster.cli import ending
-    from torchmuster.cli.runs import job
-    from torchmuster.cli.runs.start import check_debugger, choose_id
+    from torchmuster.cli.places.find import show_everywhere
     from torchmuster.cli.spelling import option_behind, option_names
-    from torchmuster.spec.launch import read_job_limits
-    from torchmuster.spec.problems import Problems
 
     ending.is_launched = request.launched
     if request.engine == "all":
-        from torchmuster.cli.runs.dry_run import show_everywhere
-
         return show_everywhere(request, launch)
     note = option_behind(request.script, request.args, option_names(run))
     if note is not None:
         click.echo(f"muster: {note}", err=True)
-    if request.session is not None:
-        from torchmuster.cli.runs.session import run_in_session
+    return start_run(request)
 
-        return run_in_session(replace(request, stdin_rank=_stdin_rank(request)))
-    named = request.engine or ("ssh" if request.hosts or request.hostfile else None)
-    engine = job.choose_engine(named, here=request.here)
-    request = replace(request, engine=engine, stdin_rank=_stdin_rank(request))
-    hosts = None
-    if engine != "local" or request.hosts or request.hostfile:
-        from torchmuster.cli.runs.ssh import find_ssh_site, run_on_hosts
 
-        hosts = find_ssh_site(engine, request.hosts, request.hostfile)
-    inside = job.find_allocation() if engine == "local" and not request.here else None
-    if request.launched and engine != "local" and hosts is None:
-        request = replace(request, detach=True)  # the job owns its run
-    if engine == "local" or hosts is not None:
-        _say_ignored(request, on_hosts=hosts is not None, in_job=inside is not None)
-    if request.nodes is None:
-        if inside is not None:
-            num_nodes: str | None = str(max(len(inside.nodes) - request.spares, 1))
-        elif hosts:
-            num_nodes = job.nodes_of_site(hosts, spares=request.spares)
-        else:
-            num_nodes = job.nodes_of_engine(engine)
-        request = replace(request, nodes=num_nodes or "1")
+def start_run(request: "RunRequest") -> int:
+    """Start a run in its place and follow it, or show what would be started.
+
+    Raises:
+        ManyErrors: All that is wrong with the request.
+    """
+    from torchmuster.cli.places.find import find_place, where_of
+    from torchmuster.cli.places.place import begin, check
+    from torchmuster.cli.runs.start import check_debugger, choose_id
+    from torchmuster.spec.launch import read_job_limits
+    from torchmuster.spec.problems import Problems
+
     problems = Problems()
+    place = find_place(where_of(request), problems)
+    request = place.fill(replace(request, stdin_rank=_stdin_rank(request)))
     run_id = choose_id(request, problems)
     limits = read_job_limits(request, problems)
     check_debugger(request, problems)
-    pods = engine != "local" and hosts is None and job.find_objects(engine) is not None
-    travels = hosts is not None or inside is not None or (engine != "local" and not pods)
-    _check_ship_env(request, problems, travels=travels)
-    if request.resubmit and engine == "local":
-        fix = "--on slurm or --on pbs; in a job of your own: sbatch or qsub again"
-        problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
-    if hosts is not None:
-        return run_on_hosts(request, run_id, hosts, problems)
-    if engine != "local" and (objects := job.find_objects(engine)) is not None:
-        from torchmuster.cli.runs.pods import submit_to_pods
-
-        return submit_to_pods(request, run_id, limits, problems, *objects)
-    if engine != "local":
-        return job.submit_run(request, run_id, limits, problems)
-    if inside is not None:
-        return job.run_inside(request, run_id, inside, limits, problems)
-    return _run_here(request, run_id, problems)
-
-
-def _check_ship_env(request: "RunRequest", problems: "Problems", *, travels: bool) -> None:
-    if request.ship_env is None:
-        return
-    where = f"--ship-env={request.ship_env}" if request.ship_env else "--ship-env"
-    if not travels:
-        why = "simulated nodes are this machine, and pods have an image"
-        fix = "--python names an interpreter that they see"
-        what = "an environment is sent only to hosts of ssh and to nodes of jobs"
-        problems.add(what, where, why, fix)
-    if request.python is not None:
-        what = "--ship-env can't be combined with --python"
-        problems.add(what, where, "the environment brings its interpreter", "leave one of them out")
-
-
-def _run_here(request: "RunRequest", run_id: str, problems: "Problems") -> int:
-    from torchmuster.cli.ending import shown_here
-    from torchmuster.cli.runs.start import start
-    from torchmuster.diagnose.facts.gpus import visible_gpus
-    from torchmuster.owner.create import create_run_dir
-    from torchmuster.owner.room import room_warnings
-    from torchmuster.spec.launch import plan_run
-
-    gpus = visible_gpus()
-    plan = problems.checked(plan_run(request, run_id, gpus, problems))
+    check(place, request, problems)
+    plan = problems.checked(place.plan(request, run_id, limits, problems))
     if request.dry_run:
-        from torchmuster.cli.runs.dry_run import show_here
-
-        return show_here(plan)
-    plan = shown_here(plan, detach=request.detach)
-    run_dir = create_run_dir(plan)
-    for warning in room_warnings(run_dir.path):
-        click.echo(f"muster: {warning}", err=True)
-    return start(plan, run_dir, gpus, detach=request.detach)
-
-
-def _say_ignored(request: "RunRequest", *, on_hosts: bool, in_job: bool) -> None:
-    words = [word for name, word in _OF_A_JOB.items() if getattr(request, name) is not None]
-    if not words:
-        return
-    here = "plain hosts have no scheduler" if on_hosts else "this run is not a scheduler's job"
-    why = "the job exists already" if in_job else here
-    click.echo(f"muster: ignored: {', '.join(words)}: {why}", err=True)
+        place.show(plan)
+        return 0
+    return begin(place, plan, detach=request.detach)
 
 
 def _stdin_rank(request: "RunRequest") -> int | None:

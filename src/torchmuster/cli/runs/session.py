@@ -2,10 +2,8 @@
 
 import json
 import os
-import shlex
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,34 +14,19 @@ from torchmuster.cli.transfers import NearMissGroup
 from torchmuster.errors import ChannelError, MusterError, UsageError
 
 if TYPE_CHECKING:
+    from torchmuster.cli.places.place import Place
     from torchmuster.files.layout import RunDir
     from torchmuster.owner.views.sessions import SessionView
-    from torchmuster.spec.launch import RunRequest
     from torchmuster.spec.problems import Problems
 
 IDLE = "30m"
+_ELSEWHERE = "muster session start --on slurm, --hosts a,b, or in a job: muster session start"
 _MAX_RESTARTS = 20  # of its doors, over its whole life
 _JOIN_S = (
     120.0  # for a node that was lost: without it no run begins, and the others are held for nothing
 )
 _LOOK_S = 0.05
 _END_S = 40.0
-# Options of `muster run` that a session has decided, or that need agents which live longer than the client.
-_REFUSED = {
-    "engine": "--on",
-    "hosts": "--hosts",
-    "hostfile": "--hostfile",
-    "spares": "--spares",
-    "time_limit": "--time",
-    "queue": "--partition",
-    "account": "--account",
-    "cpus_per_node": "--cpus-per-node",
-    "gpus_per_node": "--gpus-per-node",
-    "mem": "--mem",
-    "warn": "--warn",
-    "resubmit": "--resubmit",
-    "ship_env": "--ship-env",
-}
 
 
 @click.group(cls=NearMissGroup)
@@ -112,9 +95,9 @@ def start(**given: Any) -> int:
 @options.hostfile
 def hold(run_dir: str, **given: Any) -> int:
     """Own a session on hosts of ssh: what `start` leaves in the background."""
-    from torchmuster.cli.runs.session_places import hold
+    from torchmuster.cli.places.hosts import hold_session
 
-    return hold(run_dir, given)
+    return hold_session(run_dir, given)
 
 
 @session.command(hidden=True)
@@ -134,7 +117,6 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     Raises:
         ManyErrors: All that is wrong with the command line.
     """
-    from torchmuster.cli.runs.session_places import find_place
     from torchmuster.files import atomic
     from torchmuster.model import codec
     from torchmuster.model.plan import (
@@ -160,13 +142,14 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     limit_s = None
     if given["time_limit"] is not None:
         limit_s = _duration(given["time_limit"], "--time", problems)
-    place = find_place(given, problems)
-    num_nodes = given["nodes"] or place.most or 1
-    if place.most is not None and num_nodes > place.most:
+    place = find_session_place(given, problems)
+    most = place.most_nodes
+    num_nodes = given["nodes"] or most or 1
+    if most is not None and num_nodes > most:
         problems.add(
-            f"{num_nodes} nodes are asked for, there are {place.most}",
+            f"{num_nodes} nodes are asked for, there are {most}",
             f"--nodes {num_nodes}",
-            fix=f"--nodes {place.most}",
+            fix=f"--nodes {most}",
         )
     workers: tuple[int, ...] | None = (1,)
     if given["nproc_per_node"] is not None:
@@ -216,11 +199,22 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
         stdin_rank=None,
         node_setup=NodeSetup(environment=((THREADS, "1"),) if several else ()),
     )
-    plan = place.settle(plan, setup)
+    plan = place.settle_session(plan, setup, given)
     run_dir = create_run_dir(plan)
     atomic.write_json(os.path.join(run_dir.path, SESSION_FILE), codec.to_plain(setup), mode=0o600)
-    place.own(plan, run_dir)
+    place.own_session(plan, run_dir, given)
     return run_dir
+
+
+def find_session_place(given: dict[str, Any], problems: "Problems") -> "Place":
+    """Return where a session is to be held; note it where none can be."""
+    from torchmuster.cli.places.find import find_place, where_of_words
+
+    place = find_place(where_of_words({**given, "session": None}), problems)
+    if place.no_session:
+        what = f"a session can't be held on `{place.name}`"
+        problems.add(what, f"--on {place.name}", place.no_session, _ELSEWHERE)
+    return place
 
 
 def _duration(text: str, option: str, problems: "Problems") -> float | None:
@@ -353,85 +347,3 @@ def end_session(run_dir: "RunDir", name: str) -> None:
                 f"the session {name} has not ended yet", fix=f"muster cancel --now {run_id}"
             )
         threading.Event().wait(_LOOK_S)
-
-
-# Runs in a session.
-
-
-def run_in_session(request: "RunRequest") -> int:
-    """Start a run whose agents the doors of a session fork, and follow it.
-
-    Raises:
-        NotFoundError: There is no such session.
-        ManyErrors: All that is wrong with the options.
-    """
-    from torchmuster.cli.ending import shown_here
-    from torchmuster.cli.runs.session_places import say_when_it_ends
-    from torchmuster.cli.runs.start import check_debugger, choose_id, start
-    from torchmuster.diagnose.facts.gpus import visible_gpus
-    from torchmuster.node.door.call import read_setup
-    from torchmuster.owner.create import create_run_dir
-    from torchmuster.owner.views.sessions import find_session, plan_of
-    from torchmuster.spec.launch import plan_run
-    from torchmuster.spec.problems import Problems
-
-    name = str(request.session)
-    held = find_session(name)
-    setup = read_setup(held.run_dir)
-    problems = Problems()
-    request = replace(
-        request,
-        nodes=request.nodes or str(setup.nodes),
-        nproc_per_node=request.nproc_per_node or setup.workers,
-        preload=tuple(dict.fromkeys([*setup.preload, *request.preload])),
-    )
-    run_id = choose_id(request, problems)
-    of_session = plan_of(held.run_dir)
-    is_here = of_session.engine == "local"
-    # Other nodes have their own GPUs and interpreter.
-    gpus = visible_gpus() if is_here or of_session.job_id is not None else []
-    given = request if is_here else replace(request, python=None)
-    plan = plan_run(given, run_id, gpus, problems, simulated=is_here)
-    if plan is not None and plan.max_nodes > setup.nodes:
-        words = f"{setup.nodes} node{'s' if setup.nodes != 1 else ''}"
-        problems.add(
-            f"the session {name} has {words}",
-            f"--nodes {request.nodes}",
-            fix=f"--nodes {setup.nodes}",
-        )
-    check_debugger(request, problems)
-    for field, word in _REFUSED.items():
-        if getattr(request, field) not in (None, 0, False):
-            problems.add(
-                f"`{word}` can't be used in a session",
-                word,
-                "the session has its nodes and interpreters already",
-            )
-    plan = problems.checked(plan)
-    if request.python is None or not is_here:
-        python = of_session.program.python
-        if request.python is not None:
-            python = tuple(shlex.split(request.python))
-        plan = replace(plan, program=replace(plan.program, python=python))
-    # The nodes were compared when the session began.
-    plan = replace(plan, session=name, preflight="off")
-    if not is_here:
-        names = of_session.node_names[: plan.max_nodes]
-        where = {"engine": of_session.engine, "job_id": of_session.job_id, "node_names": names}
-        plan = replace(plan, **where)  # type: ignore[arg-type]
-        from torchmuster.cli.runs.session_places import for_runs
-
-        node_setup = for_runs(plan.node_setup, of_session, python_given=request.python is not None)
-        plan = replace(plan, node_setup=node_setup)
-    if request.dry_run:
-        from torchmuster.cli.runs.dry_run import show_here
-
-        return show_here(plan)
-    plan = shown_here(plan, detach=request.detach)
-    if not is_here and not request.detach:
-        from torchmuster.cli.runs.session_places import follow_on_nodes
-
-        return follow_on_nodes(plan, create_run_dir(plan), held)
-    if is_here:
-        say_when_it_ends(held.run_dir, name)
-    return start(plan, create_run_dir(plan), gpus, detach=request.detach, session=held)

@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from torchmuster.cli.ending import last_line, say_end
-from torchmuster.cli.runs.ssh import run_again_on_hosts
+from torchmuster.cli.places.hosts import hosts_again
 from torchmuster.cli.views import ps, status
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.registry import load_dialect
@@ -377,4 +377,4 @@ def test_a_run_on_hosts_is_not_begun_anew_while_its_snapshots_are_on_their_disks
 
     view = view_run(run_dir)
     with pytest.raises(UsageError, match="the snapshots of train-ab12 can't be seen from here"):
-        run_again_on_hosts(view.plan, view, detach=False)
+        hosts_again(view.plan, view)
