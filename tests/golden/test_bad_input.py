@@ -28,6 +28,7 @@ TOPICS = {
         "script_as_command": "train.py",
         "argument_too_many": "ps train.py",
         "dev_without_a_script": "dev",
+        "removed_command": "convert w.yaml",
     },
     "the_script": {
         "unknown_script_with_near_miss": "run trian.py --epochs 3",

@@ -7,6 +7,11 @@ import click
 _MOST_SOURCE = 1 << 20
 _EVERYBODYS = frozenset({"--help"})
 
+# Commands and options that were removed, and what to use instead. An entry stays for one release.
+REMOVED = {
+    "muster convert": "write `nodes`, `nproc_per_node` and `script` by hand, as docs/rewriting.md shows",
+}
+
 # torchrun's word for it, and what `muster run` calls it; None: it is not needed.
 TORCHRUN_OPTIONS: dict[str, str | None] = {
     "--nnodes": "--nodes",

@@ -35,7 +35,7 @@ PYTHON = "python3"  # of an image
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 # What only a client needs; the rest must leave room for code in a Secret.
-_CLIENT_ONLY = ("cli/", "ui/", "report/", "diagnose/lint/", "diagnose/convert/")
+_CLIENT_ONLY = ("cli/", "ui/", "report/", "diagnose/lint/")
 # Of the folder of what users write, what a training task of a workflow plans with, and what the program for data reads.
 _SPEC_IN_PODS = (
     "__init__.py",

@@ -1,1 +1,0 @@
-"""`muster convert`: torchrun boilerplate in a workflow file becomes a training task."""
