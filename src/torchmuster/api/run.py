@@ -20,7 +20,6 @@ from torchmuster.owner.views.run_view import RunView
 
 if TYPE_CHECKING:
     from torchmuster.owner.pods.copy import RunCopy
-    from torchmuster.owner.pods.elsewhere import GroupCopies
 
 _POLL_S = 0.02
 # It looks for a file: after a fiftieth of the time that it has waited, and a scheduler is asked less often.
@@ -255,9 +254,7 @@ class RunHandle:
     def _view(self) -> RunView:
         return view_run(self._dir)
 
-    def _look_until_ended(
-        self, timeout_s: float | None, copy: "RunCopy | GroupCopies | None"
-    ) -> Any:
+    def _look_until_ended(self, timeout_s: float | None, copy: "RunCopy | None") -> Any:
         """Yield how long to wait until the next look, until the run has succeeded."""
         started = look_at = time.monotonic()
         while (result := any_result(self._dir)) is None:
@@ -293,9 +290,7 @@ class RunHandle:
         ]
 
 
-def copied_run(
-    run_dir: RunDir,
-) -> "contextlib.AbstractContextManager[RunCopy | GroupCopies | None]":
+def copied_run(run_dir: RunDir) -> "contextlib.AbstractContextManager[RunCopy | None]":
     """Copy the record of a run in pods while somebody waits for it, as `muster wait` does; others need no copy."""
     if not os.path.isdir(os.path.join(run_dir.path, "pods")):
         return contextlib.nullcontext()  # the usual case costs no import

@@ -228,17 +228,13 @@ def job_again(old: RunDir) -> tuple[Place, str | None]:
         UsageError: It was found on its cluster: its code, and what it asked for, are where it was submitted.
         MusterError: What it asked for is not in its record.
     """
-    from torchmuster.files import atomic
     from torchmuster.node.pod.order import CODE_FILE
     from torchmuster.owner.jobs.jobs import read_request
+    from torchmuster.owner.pods.reach import is_submitted_here
 
-    pods, noted = os.path.join(old.path, "pods"), atomic.read_json(old.job)
-    has_request = isinstance(noted, dict) and "request" in noted
-    if (
-        os.path.isdir(pods)
-        and not has_request
-        and not os.path.exists(os.path.join(pods, CODE_FILE))
-    ):
+    pods = os.path.join(old.path, "pods")
+    has_code = os.path.exists(os.path.join(pods, CODE_FILE))
+    if os.path.isdir(pods) and not is_submitted_here(old) and not has_code:
         raise UsageError(
             f"the run {short_id(os.path.basename(old.path))} was submitted on another machine",
             where=old.path,

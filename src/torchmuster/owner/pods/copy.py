@@ -18,11 +18,11 @@ from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.jobs.jobs import doubt_views, failed_before_start
 from torchmuster.owner.jobs.links import view_newest
-from torchmuster.owner.pods.elsewhere import GroupCopies, is_elsewhere
+from torchmuster.owner.pods.elsewhere import groups_copied, is_elsewhere
 from torchmuster.owner.pods.end import keep_last_message, remove
 from torchmuster.owner.pods.losses import LossNotes
 from torchmuster.owner.pods.mirror import RecordMirror, holds_record
-from torchmuster.owner.pods.reach import job_of, pod_order
+from torchmuster.owner.pods.reach import is_submitted_here, job_of, pod_order
 from torchmuster.owner.pods.release import PlaceRelease
 from torchmuster.owner.pods.starts import PodStarts
 from torchmuster.owner.pods.watch import PodWatch
@@ -34,20 +34,19 @@ _LAST_S = 5.0  # from the end of a Job to that of its record, where that is on i
 
 
 @contextlib.contextmanager
-def copied(run_dir: RunDir) -> "Iterator[RunCopy | GroupCopies | None]":
+def copied(run_dir: RunDir) -> "Iterator[RunCopy | None]":
     """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here.
 
     The record of a member of a sweep comes with that of the sweep.
     """
-    copy: RunCopy | GroupCopies | None
     if member_of_id(os.path.basename(run_dir.path)) is not None:
         sweep_dir = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
         run_dir = sweep_dir if os.path.isfile(sweep_dir.sweep) else run_dir
     if is_elsewhere(run_dir):
-        copy = GroupCopies(run_dir)
-        copy.start()
-    else:
-        copy = RunCopy.of(run_dir, lambda _: None, lambda _: None)
+        with groups_copied(run_dir):
+            yield None
+        return
+    copy = RunCopy.of(run_dir, lambda _: None, lambda _: None)
     try:
         yield copy
     finally:
@@ -152,10 +151,13 @@ class RunCopy:
         return True
 
     def close(self) -> None:
-        """End watch and mirror; remove what is on the cluster of a run that is over, unless it has more than came here."""
+        """End watch and mirror; remove what is on the cluster of a run that is over, unless it has more than came here.
+
+        Who only looks at a run of another machine leaves that to the other one.
+        """
         self.watch.stop()
         self.mirror.stop()
-        result = read_result(self.run_dir)
+        result = read_result(self.run_dir) if is_submitted_here(self.run_dir) else None
         if result is not None and (result.attempts == 0 or holds_record(self.run_dir, self.job_id)):
             try:
                 remove(self.job_id)

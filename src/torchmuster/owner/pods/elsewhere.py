@@ -1,44 +1,214 @@
-"""A workflow in pods that another machine has submitted, as its Jobs show it: found again and again, since its groups come one by one.
+"""Runs in pods that another machine has submitted: found by the labels of their Jobs, looked at, and ended.
 
-Here it has the form of a workflow whose groups are jobs: `jobs.json` names those that were seen. What its owner knows beyond that
-stays with the owner.
+The Secret of a Job has what a run directory needs for that. The directory here is a copy to look at: the machine that has
+submitted the run stays its client, starts the next groups of a workflow and removes what is left on the cluster.
 """
 
+import base64
 import contextlib
+import json
+import lzma
 import os
-import signal
+import re
+import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchmuster.engines.kubernetes.dialect import DIALECT, job_id_of
-from torchmuster.errors import MusterError
+from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.answers import (
+    MANAGED_BY,
+    MANAGER,
+    RUN_ID_ANNOTATION,
+    RUN_LABEL,
+    read_objects,
+)
+from torchmuster.engines.kubernetes.dialect import DIALECT, job_id_of, kubectl
+from torchmuster.engines.registry import schedulers
+from torchmuster.engines.schedulers import sees_files
+from torchmuster.errors import ManyErrors, MusterError, NotFoundError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, runs_dir, short_id
 from torchmuster.model import codec
-from torchmuster.model.outcome import GroupOutcome
-from torchmuster.model.states import State
-from torchmuster.model.verdict import Report
+from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.pods.adopt import jobs_of, order_in
-from torchmuster.owner.pods.end import remove_jobs, tell_owner
+from torchmuster.owner.pods.bring import place_of_keys
+from torchmuster.owner.pods.end import remove_groups, tell_owner
 from torchmuster.owner.pods.mirror import RecordMirror
-from torchmuster.owner.pods.reach import job_of, pod_order
+from torchmuster.owner.pods.reach import ask, job_of, pod_order
 from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.views.record import read_outcome
 from torchmuster.owner.views.workflow_view import read_workflow
+from torchmuster.spec.sites.site import load_sites
 
-_LOOK_S = 10.0  # at the Jobs of the workflow: each look is a question to the API
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
+_LOOK_S = 10.0  # at the Jobs of a workflow: each look is a question to the API
 _END_S = 60.0
 _AGAIN_S = 0.5
+_Job = Mapping[str, Any]
+_Place = tuple[str, str]  # context and namespace
+
+
+def find_on_clusters(word: str) -> RunDir | None:
+    """Return a directory of a run that a cluster of the user's settings knows; None where none does, or can be asked.
+
+    Raises:
+        MusterError: A cluster has it, and it can't be looked at from here.
+    """
+    with contextlib.suppress(ManyErrors):
+        sites = load_sites(os.getcwd(), os.environ, schedulers())
+        for site in sites.configured:
+            if site.is_batch and not sees_files(site.kind):
+                found = None
+                with contextlib.suppress(MusterError):  # another cluster may have it
+                    place = place_of_keys(dict(site.own_keys))
+                    found = _find(word, place)
+                if found is not None:
+                    return _copy_here(place, found)
+    return None
+
+
+def _find(word: str, place: _Place) -> _Job | None:
+    for job in _jobs(place):
+        run_id = _run_id(job)
+        if word in (job["metadata"]["labels"][RUN_LABEL], run_id, short_id(run_id)):
+            return job
+    return None
+
+
+def _jobs(place: _Place) -> list[_Job]:
+    argv = kubectl(*place, "get", "jobs.batch", "-l", f"{MANAGED_BY}={MANAGER}", "-o", "json")
+    return [
+        job for job in read_objects(ask(argv)) if job["metadata"].get("labels", {}).get(RUN_LABEL)
+    ]
+
+
+def _run_id(job: _Job) -> str:
+    return str(job["metadata"].get("annotations", {}).get(RUN_ID_ANNOTATION, ""))
+
+
+def _secret_of(job: _Job) -> str:
+    """Return the name of the Secret that a Job's pods see: of several Jobs of a group it is that of the first."""
+    volumes = job.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ())
+    named = (one.get("secret", {}).get("secretName") for one in volumes)
+    name: str = next(filter(None, named), job["metadata"]["labels"].get(RUN_LABEL, ""))
+    return name
+
+
+def _read_secret(place: _Place, name: str) -> tuple[dict[str, bytes], PodOrder]:
+    """Return the files of a Secret, and what the pods that share it were told.
+
+    Raises:
+        EngineError: It can't be read.
+    """
+    data: Any = json.loads(ask(kubectl(*place, "get", "secret", name, "-o", "json"))).get("data")
+    files = {key: base64.b64decode(value) for key, value in (data or {}).items()}
+    try:
+        order = codec.from_plain(PodOrder, json.loads(files[orders.ORDER_FILE]))
+    except (codec.CodecError, KeyError, ValueError) as error:
+        raise EngineError(
+            "what the pods of the run were told can't be read",
+            where=f"secret/{name}",
+            why=f"{orders.ORDER_FILE}: {error}",
+            fix="another version of muster has submitted it: ask with that one",
+        ) from error
+    if not _RUN_ID.fullmatch(order.run_id):
+        # Whoever may make Jobs there has written it, and it becomes a path here.
+        raise EngineError(f"`{order.run_id}` is not the id of a run", where=f"secret/{name}")
+    return files, order
+
+
+def _copy_here(place: _Place, job: _Job) -> RunDir:
+    files, order = _read_secret(place, _secret_of(job))
+    run_dir = RunDir(os.path.join(runs_dir(), order.run_id))
+    if order.group is not None:
+        where = {"context": place[0], "namespace": place[1]}
+        noted = {"engine": DIALECT.name, "jobs": {}, "elsewhere": where}
+        _make(run_dir, {**_workflow_files(files, order), RunDir.jobs: atomic.as_json(noted)})
+        return run_dir
+    noted = {"engine": DIALECT.name, "job_id": job_id_of(*place, order.job)}
+    _make(run_dir, {**_run_files(files, order), RunDir.job: atomic.as_json(noted)})
+    return run_dir
+
+
+def _run_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, bytes]:
+    """Return what the client of a run has of it, by name.
+
+    Raises:
+        EngineError: Its Secret has no plan.
+    """
+    plan = orders.SWEEP_FILE if order.is_sweep else orders.PLAN_FILE
+    if plan not in files or orders.KEY_FILE not in files:
+        what = f"the Secret of the run {short_id(order.run_id)} has no plan of it"
+        raise EngineError(
+            what, where=f"secret/{order.job}", fix="another version of muster has made it"
+        )
+    return {
+        RunDir.secret: files[orders.KEY_FILE],
+        plan: files[plan],  # it has the same name in a run directory
+        os.path.join("pods", orders.ORDER_FILE): files[orders.ORDER_FILE],
+    }
+
+
+def _workflow_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, bytes]:
+    """Return the plan of a workflow, which each of its groups brings along.
+
+    Raises:
+        EngineError: It does not, or it can't be read.
+    """
+    try:
+        key = files[orders.KEY_FILE]
+        text = lzma.decompress(files[orders.SUBMITTED_FILE])
+        codec.from_plain(WorkflowPlan, json.loads(text))
+    except (codec.CodecError, KeyError, ValueError, lzma.LZMAError, EOFError) as error:
+        raise EngineError(
+            f"the workflow {short_id(order.run_id)} can't be followed from here",
+            where=f"secret/{order.job}",
+            why="its plan is not in the Secret of its group: it is too large, or another version of muster has submitted it",
+            fix=f"on the machine that submitted it: muster status {short_id(order.run_id)}",
+        ) from error
+    return {RunDir.secret: key, RunDir.workflow: text}
+
+
+def _make(run_dir: RunDir, files: Mapping[str, bytes]) -> None:
+    """Write these files of a new run directory: all, or nothing."""
+    try:
+        os.makedirs(run_dir.path, mode=0o700)  # the mode is of the last folder alone
+    except OSError as error:
+        raise _no_folder(run_dir, error) from error
+    try:
+        os.mkdir(os.path.join(run_dir.path, "pods"), mode=0o700)
+        os.makedirs(run_dir.logs)
+        for name, data in files.items():
+            mode = 0o600 if name == RunDir.secret else 0o644
+            atomic.replace_file(os.path.join(run_dir.path, name), data, mode=mode)
+    except OSError as error:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        raise _no_folder(run_dir, error) from error
+
+
+def _no_folder(run_dir: RunDir, error: OSError) -> NotFoundError:
+    return NotFoundError(
+        f"the run {os.path.basename(run_dir.path)} is on the cluster, and its folder can't be made here",
+        where=run_dir.path,
+        why=error.strerror,
+    )
+
+
+# A workflow: its groups come one by one, so they are looked for again and again.
 
 
 def is_elsewhere(run_dir: RunDir) -> bool:
     """Say whether a run directory is that of a workflow in pods which another machine has submitted."""
     return _place(run_dir) is not None
+
+
+def _place(run_dir: RunDir) -> _Place | None:
+    noted = atomic.read_json(run_dir.jobs) if os.path.isfile(run_dir.jobs) else None
+    place = noted.get("elsewhere") if isinstance(noted, dict) else None
+    return (str(place["context"]), str(place["namespace"])) if isinstance(place, dict) else None
 
 
 def look_for_groups(run_dir: RunDir) -> None:
@@ -47,30 +217,26 @@ def look_for_groups(run_dir: RunDir) -> None:
     Raises:
         MusterError: The cluster can't be asked.
     """
-    place = _place(run_dir)
-    if place is None:
+    place, plan = _place(run_dir), read_workflow(run_dir)
+    if place is None or plan is None:
         return
     noted = atomic.read_json(run_dir.jobs)
-    known = dict(noted["jobs"])
-    of_secrets = jobs_of(*place, os.path.basename(run_dir.path))
-    secrets = dict(noted.get("secrets", {}))
-    plan = read_workflow(run_dir)
-    groups = {group.name for group in plan.groups} if plan is not None else set()
-    for secret, jobs in of_secrets.items():
-        if secret not in secrets:
-            order = order_in(*place, secret)
-            if order.group in groups:  # it becomes a path here
-                secrets[secret] = order.group
-                known[order.group] = _note(run_dir, order, place, jobs)
+    of_secrets: dict[str, list[_Job]] = {}
+    for job in _jobs(place):
+        if _run_id(job) == plan.run_id:
+            of_secrets.setdefault(_secret_of(job), []).append(job)
+    jobs, secrets = dict(noted["jobs"]), dict(noted.get("secrets", {}))
+    for secret in of_secrets.keys() - secrets.keys():
+        _, order = _read_secret(place, secret)
+        if order.group in {group.name for group in plan.groups}:  # it becomes a path here
+            secrets[secret] = order.group
+            jobs[order.group] = _note_group(run_dir, order, place, of_secrets[secret])
     seen_at = time.time() if of_secrets else noted.get("seen_at", 0.0)
-    atomic.write_json(
-        run_dir.jobs, {**noted, "jobs": known, "secrets": secrets, "seen_at": seen_at}
-    )
+    known = {"jobs": jobs, "secrets": secrets, "seen_at": seen_at}
+    atomic.write_json(run_dir.jobs, {**noted, **known})
 
 
-def _note(
-    run_dir: RunDir, order: PodOrder, place: tuple[str, str], jobs: Sequence[Mapping[str, Any]]
-) -> str:
+def _note_group(run_dir: RunDir, order: PodOrder, place: _Place, jobs: Sequence[_Job]) -> str:
     """Write what its owner has of a group's Jobs; return the first one's id."""
     group = run_dir.group(order.group or "")
     os.makedirs(os.path.join(group.path, "pods"), mode=0o700, exist_ok=True)
@@ -90,10 +256,34 @@ def catch_up_groups(run_dir: RunDir) -> None:
     """Bring the copies of all groups up to date; silent where that can't be done."""
     with contextlib.suppress(MusterError):
         look_for_groups(run_dir)
-    for _, order, job_id in _open_groups(run_dir):
-        mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
-        with contextlib.suppress(MusterError, OSError):
-            mirror.catch_up()
+    for group in _open_groups(run_dir):
+        order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
+        if order is not None and job_id is not None:
+            mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
+            with contextlib.suppress(MusterError, OSError):
+                mirror.catch_up()
+
+
+def _open_groups(run_dir: RunDir) -> list[str]:
+    """Return the groups that have begun and left no outcome here."""
+    begun = atomic.read_json(run_dir.jobs)["jobs"]
+    return [group for group in begun if read_outcome(run_dir, group) is None]
+
+
+@contextlib.contextmanager
+def groups_copied(run_dir: RunDir) -> Iterator[None]:
+    """Bring the copies of all groups up to date again and again while somebody looks."""
+    stopping = threading.Event()
+
+    def work() -> None:
+        while not stopping.wait(_LOOK_S):
+            catch_up_groups(run_dir)
+
+    threading.Thread(target=work, name="groups", daemon=True).start()
+    try:
+        yield
+    finally:
+        stopping.set()
 
 
 def cancel_groups(run_dir: RunDir) -> bool:
@@ -108,83 +298,16 @@ def cancel_groups(run_dir: RunDir) -> bool:
         return False
     look_for_groups(run_dir)
     atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
-    found = _open_groups(run_dir)
     told: set[str] = set()
-    for group, order, job_id in found:
+    for group in _open_groups(run_dir):
+        order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
         with contextlib.suppress(MusterError, OSError):
-            tell_owner(run_dir, order, job_id)
-            told.add(group)
+            if order is not None and job_id is not None:
+                tell_owner(run_dir, order, job_id)
+                told.add(group)
     deadline = time.monotonic() + _END_S
-    while told & {name for name, _, _ in _open_groups(run_dir)} and time.monotonic() < deadline:
+    while told & {*_open_groups(run_dir)} and time.monotonic() < deadline:
         catch_up_groups(run_dir)
         time.sleep(_AGAIN_S)  # noqa: TID251  # asks a cluster
-    for group, _, job_id in found:
-        noted = atomic.read_json(run_dir.group(group).job)
-        remove_jobs([job_id, *map(str, noted.get("more", ()))], noted.get("set"))
-        if read_outcome(run_dir, group) is None:
-            atomic.write_json(run_dir.group(group).result, codec.to_plain(_cancelled(group)))
+    remove_groups(run_dir)
     return True
-
-
-def _cancelled(group: str) -> GroupOutcome:
-    return GroupOutcome(
-        group=group,
-        state=State.FAILED_CANCELED,
-        exit_code=128 + signal.SIGINT,
-        elapsed_s=0.0,
-        report=Report(error="the group was stopped", because=("you cancelled its workflow",)),
-    )
-
-
-def _place(run_dir: RunDir) -> tuple[str, str] | None:
-    noted = atomic.read_json(run_dir.jobs) if os.path.isfile(run_dir.jobs) else None
-    place = noted.get("elsewhere") if isinstance(noted, dict) else None
-    return (str(place["context"]), str(place["namespace"])) if isinstance(place, dict) else None
-
-
-def _open_groups(run_dir: RunDir) -> list[tuple[str, PodOrder, str]]:
-    """Return the groups that have begun and left no outcome here, with what their pods were told and their first Job."""
-    noted = atomic.read_json(run_dir.jobs)
-    found = []
-    for group in noted.get("jobs", {}):
-        order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
-        if order is not None and job_id is not None and read_outcome(run_dir, group) is None:
-            found.append((group, order, job_id))
-    return found
-
-
-@dataclass(slots=True)
-class GroupCopies:
-    """Copies the records of all groups while somebody looks, those that begin later among them."""
-
-    run_dir: RunDir
-    _copies: dict[str, tuple[PodWatch, RecordMirror]] = field(default_factory=dict)
-    _stopping: threading.Event = field(default_factory=threading.Event)
-
-    def start(self) -> None:
-        """Begin, in a thread."""
-        threading.Thread(target=self._work, name="groups", daemon=True).start()
-
-    def take_last_words(self) -> bool:
-        """Say that no more comes: how a group has ended is for its owner to say, where that is not in its record."""
-        return True
-
-    def close(self) -> None:
-        """End all copies."""
-        self._stopping.set()
-        for watch, mirror in list(self._copies.values()):
-            watch.stop()
-            mirror.stop()
-
-    def _work(self) -> None:
-        while not self._stopping.is_set():
-            with contextlib.suppress(MusterError):
-                look_for_groups(self.run_dir)
-            for group, order, job_id in _open_groups(self.run_dir):
-                if group not in self._copies and not self._stopping.is_set():
-                    watch = PodWatch(job_id)
-                    mirror = RecordMirror(self.run_dir, order, job_id, watch, lambda _: None)
-                    self._copies[group] = watch, mirror
-                    watch.start()
-                    mirror.start()
-            self._stopping.wait(_LOOK_S)

@@ -51,6 +51,12 @@ def job_of(run_dir: RunDir, group: str | None = None) -> str | None:
     return job_id if isinstance(job_id, str) else None
 
 
+def is_submitted_here(run_dir: RunDir) -> bool:
+    """Say whether this machine has submitted a run in pods; else its directory is a copy to look at."""
+    noted = atomic.read_json(run_dir.job)
+    return isinstance(noted, dict) and "request" in noted
+
+
 def ask(argv: Sequence[str]) -> str:
     """Return what a command of kubectl printed.
 

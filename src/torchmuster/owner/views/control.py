@@ -34,15 +34,12 @@ from torchmuster.owner.views.workflow_view import task_logs
 
 if TYPE_CHECKING:
     from torchmuster.owner.pods.copy import RunCopy
-    from torchmuster.owner.pods.elsewhere import GroupCopies
 
 _POLL_S = 0.1
 _SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show it late
 
 
-async def wait_for_result(
-    run_dir: RunDir, copy: "RunCopy | GroupCopies | None" = None
-) -> Result | None:
+async def wait_for_result(run_dir: RunDir, copy: "RunCopy | None" = None) -> Result | None:
     """Wait until the run has a result; None when its owner has gone without one. Of one in pods, `copy` brings it."""
     never = NeverWatch()
     while True:

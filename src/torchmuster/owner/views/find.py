@@ -141,8 +141,8 @@ def find_run(word: str) -> RunView:
         raise NotFoundError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
     if (member := _member_dir(word)) is not None:
         return _view_found(member)
-    if (adopted := _on_clusters(word)) is not None:
-        return _view_found(adopted)
+    if (found := _on_clusters(word)) is not None:
+        return _view_found(found)
     near = did_you_mean(word, names, "`muster ps` lists the runs")
     raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=near)
 
@@ -179,7 +179,7 @@ def _on_clusters(word: str) -> RunDir | None:
 
     if not (user_file(os.environ) or project_file(os.getcwd())):
         return None  # without a section there is no cluster to ask
-    from torchmuster.owner.pods.adopt import find_on_clusters
+    from torchmuster.owner.pods.elsewhere import find_on_clusters
 
     return find_on_clusters(word)
 

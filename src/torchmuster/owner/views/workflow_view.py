@@ -113,15 +113,21 @@ def view_workflow_elsewhere(
     if plan is None:
         return None
     is_cancelled = os.path.exists(run_dir.cancelled)
+    in_order = _upstream_first(plan)
+    completed: set[str] = set()
+    for group in reversed(in_order):
+        if group.name in begun or group.name in completed:
+            completed.update(group.after)
     views: dict[str, GroupView] = {}
-    for group in _upstream_first(plan):
+    for group in in_order:
         job = jobs.get(group.name)
-        if job is not None and not job.state.is_final:
-            state, why = _state_of_job(job, [], [])
-        elif any(group.name in _before(plan, name) for name in begun):
+        why: str | None
+        if group.name in completed:
             state, why = State.COMPLETED, "a group that needs it has begun"
         elif is_cancelled:
             state, why = State.FAILED_CANCELED, "the workflow was cancelled"
+        elif job is not None and not job.state.is_final:
+            state, why = _state_of_job(job, [], [])
         elif group.name in begun:
             state, why = State.PROCESSING, "its job is over: its end is on the machine of its owner"
         else:
@@ -140,18 +146,6 @@ def view_workflow_elsewhere(
         result=result,
         is_elsewhere=True,
     )
-
-
-def _before(plan: WorkflowPlan, name: str) -> set[str]:
-    """Return the groups that must have completed before this one begins."""
-    found: set[str] = set()
-    open_ones = [*plan.group(name).after]
-    while open_ones:
-        one = open_ones.pop()
-        if one not in found:
-            found.add(one)
-            open_ones += plan.group(one).after
-    return found
 
 
 def _upstream_first(plan: WorkflowPlan) -> list[GroupPlan]:

@@ -16,18 +16,17 @@ from torchmuster.model.verdict import Report
 from torchmuster.model.workflow import GroupPlan, Resources, TaskPlan, WorkflowPlan
 from torchmuster.owner.create import create_workflow_dir
 from torchmuster.owner.jobs.jobs import forget_views
-from torchmuster.owner.pods.adopt import adopt
 from torchmuster.owner.pods.bring_group import bring_group, plan_group
 from torchmuster.owner.pods.elsewhere import (
     cancel_groups,
     catch_up_groups,
+    find_on_clusters,
     is_elsewhere,
     look_for_groups,
 )
 from torchmuster.owner.pods.reach import job_of, pod_order
 from torchmuster.owner.views.control import stop_and_wait
 from torchmuster.owner.views.find import find_run, owner_lives, view_run
-from torchmuster.owner.views.record import read_outcome
 from torchmuster.owner.views.workflow_view import view_workflow_elsewhere
 from torchmuster.spec.sites.site import Site
 
@@ -37,7 +36,6 @@ SITE = Site(
     origin="muster.toml:1:1",
     own_keys=(("context", "lab"), ("namespace", "research"), ("image", "team/x:1")),
 )
-PLACE = {"context": "lab", "namespace": "research"}
 RUN_ID = "20261123-101010-two-1acd"
 
 
@@ -73,6 +71,8 @@ def workflow(tmp_path, monkeypatch, cache):
     )
     theirs = create_workflow_dir(plan, "", "")
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "muster.toml").write_text('[engines.k]\nkind = "kubernetes"\nimage = "x"\n')
     return plan, theirs
 
 
@@ -101,7 +101,7 @@ def on_cluster(workflow, *names, changed=None):
 def taken(cluster, answers):
     cluster.say(answers=answers)
     forget_views()
-    found = adopt(RUN_ID, PLACE)
+    found = find_on_clusters(RUN_ID)
     look_for_groups(found)
     return found
 
@@ -128,11 +128,7 @@ def test_a_workflow_is_found_by_its_id_and_has_the_plan_and_the_jobs_of_its_grou
     assert owner_lives(found)
 
 
-def test_it_is_found_by_the_job_of_a_group_too_and_without_its_owner_here(
-    cluster, workflow, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "muster.toml").write_text('[engines.k]\nkind = "kubernetes"\nimage = "x"\n')
+def test_it_is_found_by_the_job_of_a_group_too_and_without_its_owner_here(cluster, workflow):
     cluster.say(answers=on_cluster(workflow, "work"))
     forget_views()
     assert find_run("two-1acd-work").run_id == RUN_ID
@@ -164,7 +160,7 @@ def test_a_group_of_several_jobs_is_one_and_all_of_them_are_removed(cluster, wor
 
     removed = [line.split()[1] for line in cluster.asked if line.startswith("delete")]
     assert removed == ["jobs.batch/two-1acd-work", "jobs.batch/two-1acd-work-b"]
-    assert read_outcome(found, "work").state is State.FAILED_CANCELED
+    assert states(found)["work"] is State.FAILED_CANCELED
 
 
 def test_a_cancel_from_here_is_the_end_of_the_workflow_as_it_is_seen_here(cluster, workflow):

@@ -10,8 +10,12 @@ import pytest
 
 from torchmuster.engines.base import EngineError
 from torchmuster.errors import NotFoundError
+from torchmuster.files import atomic
 from torchmuster.model import codec
-from torchmuster.owner.pods.adopt import adopt, find_on_clusters
+from torchmuster.model.verdict import Report
+from torchmuster.owner.jobs.jobs import failed_before_start
+from torchmuster.owner.pods.copy import RunCopy
+from torchmuster.owner.pods.elsewhere import find_on_clusters
 from torchmuster.owner.pods.reach import job_of, pod_order
 from unit.owner.pods.conftest import JOB_ID, RUN_ID, order_of
 
@@ -24,7 +28,6 @@ JOB = {
     },
 }
 OTHER = {"kind": "Job", "metadata": {"name": "x", "labels": {}}}
-SITE = {"context": "lab", "namespace": "research"}
 
 
 def secret(order=None):
@@ -39,6 +42,8 @@ def secret(order=None):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "muster.toml").write_text('[engines.lab]\nkind = "kubernetes"\nimage = "x"\n')
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "mine"))
     return tmp_path / "mine"
 
@@ -48,7 +53,7 @@ def test_a_secret_without_a_plan_is_refused_and_leaves_nothing_here(cluster, hom
     del lacks["data"]["plan.json"]
     cluster.say(answers={**jobs(JOB), "get secret": lacks})
     with pytest.raises(EngineError, match="has no plan of it"):
-        adopt(RUN_ID, SITE)
+        find_on_clusters(RUN_ID)
     assert not home.exists()
 
 
@@ -56,14 +61,13 @@ def test_a_group_of_a_workflow_without_its_plan_is_refused_and_leaves_nothing_he
     of_group = secret(replace(order_of(), group="work"))
     cluster.say(answers={**jobs(JOB), "get secret": of_group})
     with pytest.raises(EngineError, match="workflow train-7f3a can't be followed from here") as it:
-        adopt(RUN_ID, SITE)
+        find_on_clusters(RUN_ID)
     assert "muster status train-7f3a" in it.value.fix
     assert not home.exists()
 
 
-def test_a_run_that_is_found_and_can_not_be_taken_says_why(cluster, home, monkeypatch, tmp_path):
+def test_a_run_that_is_found_and_can_not_be_looked_at_says_why(cluster, home, tmp_path):
     """Not that there is no such run; a cluster that can't be asked says nothing."""
-    monkeypatch.chdir(tmp_path)
     sites = '[engines.down]\nkind = "kubernetes"\ncontext = "down"\nimage = "x"\n'
     sites += '[engines.lab]\nkind = "kubernetes"\ncontext = "lab"\nimage = "x"\n'
     (tmp_path / "muster.toml").write_text(sites)
@@ -82,7 +86,7 @@ def jobs(*found):
 def test_a_run_is_known_by_its_id_its_short_id_and_its_job(cluster, home, word):
     cluster.say(answers=jobs(OTHER, JOB))
 
-    found = adopt(word, SITE)
+    found = find_on_clusters(word)
 
     assert found.path == str(home / "runs" / RUN_ID)
     assert (job_of(found), pod_order(found)) == (JOB_ID, order_of())
@@ -94,7 +98,7 @@ def test_a_run_is_known_by_its_id_its_short_id_and_its_job(cluster, home, word):
 
 def test_an_unknown_run_leaves_nothing_here_and_asks_for_no_secret(cluster, home):
     cluster.say(answers=jobs(OTHER, JOB))
-    assert adopt("train-0000", SITE) is None
+    assert find_on_clusters("train-0000") is None
     assert not home.exists()
     assert not any("secret" in line for line in cluster.asked)
 
@@ -106,7 +110,7 @@ def test_a_secret_that_may_not_be_read_is_an_error_with_its_rule(cluster, home):
     )
     cluster.say(answers=jobs(JOB), refuse={"get secret": [1, refusal]})
     with pytest.raises(EngineError) as caught:
-        adopt(RUN_ID, SITE)
+        find_on_clusters(RUN_ID)
     assert 'resources: ["secrets"], verbs: ["get"]' in caught.value.fix
     assert not home.exists()
 
@@ -115,7 +119,7 @@ def test_a_folder_that_is_there_is_not_written_over(cluster, home):
     cluster.say(answers=jobs(JOB))
     (home / "runs" / RUN_ID / "pods").mkdir(parents=True)
     with pytest.raises(NotFoundError, match="its folder can't be made here"):
-        adopt(RUN_ID, SITE)
+        find_on_clusters(RUN_ID)
 
 
 @pytest.mark.parametrize("run_id", ["../../elsewhere", "/tmp/x", "", ".hidden"])
@@ -125,7 +129,18 @@ def test_a_run_id_that_leads_out_of_the_runs_is_refused(cluster, home, tmp_path,
     cluster.say(answers={**jobs(JOB), "get secret": bad})
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(EngineError, match="is not the id of a run"):
-        adopt("run-7f3a", SITE)
+        find_on_clusters("run-7f3a")
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == [
         tmp_path / "case.json.log"
     ]
+
+
+def test_who_looks_at_a_run_of_another_machine_leaves_its_job(cluster):
+    """Its files may have to come to the machine that has submitted it."""
+    cluster.say(answers=jobs(JOB))
+    found = find_on_clusters(RUN_ID)
+    copy = RunCopy.of(found, print, print)
+    ended = failed_before_start(found, 3, Report(error="it could not start"))
+    atomic.write_json(found.result, codec.to_plain(ended))
+    copy.close()
+    assert not any("delete" in line for line in cluster.asked)
