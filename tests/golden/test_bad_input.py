@@ -143,8 +143,7 @@ TOPICS = {
         "sweep_on_hosts": "sweep train.py --grid lr=1,2 --on ssh",
         "sweep_stops_jobs_early": "sweep train.py --grid lr=1,2 --on slurm --metric loss --stop asha --detach",
         "sweep_on_hosts_for_a_time": "sweep train.py --grid lr=1,2 --hosts a,b --time 2h",
-        "sweep_with_no_size_of_memory": "sweep train.py --grid lr=1,2 --gpu-mem much",
-        "sweep_of_jobs_that_share_a_gpu": "sweep train.py --grid lr=1,2 --on slurm --gpu-mem 8Gi",
+        "sweep_with_a_removed_option": "sweep train.py --grid lr=1,2 --gpu-mem 8Gi",
         "sweep_in_no_slot": "sweep train.py --grid lr=1,2 --slots 0",
     },
     "torchrun": {

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from torchmuster.api.failures import NotLaunchedError
+from torchmuster.cli.spelling import REMOVED
 from torchmuster.model.display.text import did_you_mean
 
 # Options of a command on a terminal, and what to do instead.
@@ -79,6 +80,8 @@ def _unknown_of_session(name: str, known: Mapping[str, click.Option]) -> NotLaun
 def _unknown(name: str, what: str, of: str, more: Sequence[str] = ()) -> NotLaunchedError:
     if name in _OF_A_TERMINAL:
         return NotLaunchedError(f"`{name}` is no keyword of {of}", fix=_OF_A_TERMINAL[name])
+    if (instead := REMOVED.get(f"muster {of} --{name.replace('_', '-')}")) is not None:
+        return NotLaunchedError(f"the keyword `{name}` of {of} was removed", fix=instead)
     known = options(of)
     near = did_you_mean(name, [*more, *known], f"{of} takes {', '.join(sorted(known))}")
     return NotLaunchedError(f"neither {of} nor {what} has a parameter `{name}`", fix=near)

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import torchmuster
-from torchmuster.cli.spelling import REMOVED, hint_for_option
+from torchmuster.cli.spelling import hint_for_option, refuse_removed
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 
 SECTIONS = {
@@ -118,8 +118,7 @@ class _LazyGroup(click.Group):
             if name == "help":  # `muster help run`
                 known = [word for word in args[1:2] if word in COMMANDS]
                 return super().resolve_command(ctx, [*known, "--help"]) if known else _help(ctx)
-            if (instead := REMOVED.get(f"muster {name}")) is not None:
-                raise UsageError(f"`muster {name}` was removed", fix=instead)
+            refuse_removed(f"muster {name}")
             from torchmuster.model.display.text import nearest
 
             near = nearest(name, COMMANDS)
@@ -221,9 +220,6 @@ def _translate(error: click.UsageError, words: list[str]) -> UsageError:
         command = error.ctx.command_path  # of a command in a group: `muster session end`
     help_line = f"{command} --help"
     if isinstance(error, click.NoSuchOption):
-        removed = f"{command} {_with_dashes(error.option_name)}"
-        if removed in REMOVED:
-            return UsageError(f"`{removed}` was removed", fix=REMOVED[removed])
         known: list[str] = []
         if error.ctx is not None:
             params = error.ctx.command.get_params(error.ctx)

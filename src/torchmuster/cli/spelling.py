@@ -4,12 +4,15 @@ from collections.abc import Collection, Sequence
 
 import click
 
+from torchmuster.errors import UsageError
+
 _MOST_SOURCE = 1 << 20
 _EVERYBODYS = frozenset({"--help"})
 
 # Commands and options that were removed, and what to use instead. An entry stays for one release.
 REMOVED = {
     "muster convert": "write `nodes`, `nproc_per_node` and `script` by hand, as docs/rewriting.md shows",
+    "muster sweep --gpu-mem": "`--per-gpu K` lets K members share a GPU; choose K so that their memory fits",
 }
 
 # torchrun's word for it, and what `muster run` calls it; None: it is not needed.
@@ -78,6 +81,16 @@ _OTHER_WORDS_OF_VIEWS = {
     "--watch": ("--json", "the shell's `watch` runs a command again and again: `watch muster ...`"),
     "--running": ("--all", "waiting and running runs are always listed, without an option"),
 }
+
+
+def refuse_removed(words: str) -> None:
+    """Refuse a command or an option that was removed: `muster convert`, `muster sweep --gpu-mem`.
+
+    Raises:
+        UsageError: It names what to use instead.
+    """
+    if (instead := REMOVED.get(words.replace("_", "-"))) is not None:
+        raise UsageError(f"`{words}` was removed", fix=instead)
 
 
 def hint_for_option(given: str, known: Sequence[str]) -> str | None:

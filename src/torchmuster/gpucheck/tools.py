@@ -84,7 +84,7 @@ def _json(text: str) -> Any:
 def per_gpu(kit: Kit) -> None:
     """`muster sweep --per-gpu 2`: two members share a GPU, and each sees one."""
     script = os.path.join(SCRIPTS, "use.py")
-    options = ["--grid", "x=1,2", "--per-gpu", 2, "--gpu-mem", "1Gi", "--style", "env"]
+    options = ["--grid", "x=1,2", "--per-gpu", 2, "--style", "env"]
     name = kit.machine.names[0]
     ran = kit.command(
         ["sweep", *options, script, "--", "where"], env={"CUDA_VISIBLE_DEVICES": name}

@@ -8,6 +8,7 @@ from torchmuster.model.contract import MEMBER_VARIABLE, METRIC_VARIABLE
 from torchmuster.model.plan import Program, RunPlan
 
 MAX_MEMBERS = 10_000
+REMOVED_FIELDS = frozenset({"gpu_bytes"})  # earlier releases wrote them into `sweep.json`
 
 # In the environment of every member: the sweep, the member's number, and each value by its name in capitals.
 SWEEP_VARIABLE = "MUSTER_SWEEP"
@@ -74,7 +75,6 @@ class SweepPlan:
         members: The values of each member, in the order of `names`.
         slots: How many members run at a time.
         per_gpu: How many of them share a GPU.
-        gpu_bytes: What each worker takes of a shared GPU's memory; None: as the first is seen to.
         stop: The rule that ends the worst early; None: all run to their end.
         places: Where each slot is; none: all are on this machine, or in the session that `run` names.
     """
@@ -85,7 +85,6 @@ class SweepPlan:
     style: ValueStyle = ValueStyle.OPTION
     slots: int = 1
     per_gpu: int = 1
-    gpu_bytes: int | None = None
     metric: MetricChoice | None = None
     stop: str | None = None
     places: tuple[SweepPlace, ...] = ()

@@ -120,6 +120,14 @@ def test_a_typo_gets_a_near_miss_of_both_sides():
     ]
 
 
+def test_a_removed_option_says_what_to_use_instead():
+    with pytest.raises(NotLaunchedError) as refused:
+        keywords.check({"gpu_mem": "8Gi"}, "a script", "sweep")
+
+    assert refused.value.what == "the keyword `gpu_mem` of sweep was removed"
+    assert "`--per-gpu K`" in refused.value.fix
+
+
 def test_a_parameter_with_the_name_of_an_option_is_refused_and_a_partial_passes_it():
     def train(name):
         """Train."""

@@ -28,8 +28,9 @@ class _SweepCommand(SetCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from torchmuster.cli.spelling import hint_for_option
+            from torchmuster.cli.spelling import hint_for_option, refuse_removed
 
+            refuse_removed(f"muster sweep {error.option_name}")
             known = [name for param in self.get_params(ctx) for name in param.opts]
             near = hint_for_option(error.option_name, [name for name in known if name[:2] == "--"])
             fix = "the script's own go behind `--`: muster sweep train.py --grid lr=1e-3 -- --epochs 5"
@@ -65,11 +66,6 @@ class _SweepCommand(SetCommand):
 )
 @click.option(
     "--per-gpu", type=click.IntRange(1, 64), default=1, help="Members that share a GPU; default 1."
-)
-@click.option(
-    "--gpu-mem",
-    metavar="SIZE",
-    help="Of a shared GPU for each worker, e.g. 8Gi; default as the first is seen to use.",
 )
 @click.option("--nproc-per-node", metavar="N", help="Workers of each member; default 1.")
 @click.option("--metric", metavar="NAME", help="What to look for, as recorded or printed.")

@@ -81,7 +81,6 @@ def plan_sweep(
     if given["stop"] is not None and given["metric"] is None:
         fix = "--metric loss, or another that the script records or prints"
         problems.add("`--stop` compares members by a metric", "--stop", fix=fix)
-    gpu_bytes = _gpu_bytes(given.get("gpu_mem"), problems, is_job=is_job)
     run = problems.checked(plan_run(request, run_id, gpus, problems, simulated=not is_job))
     script: str | None = os.path.join(run.program.cwd, run.program.target)
     if run.program.kind is not ScriptKind.FILE:
@@ -101,24 +100,9 @@ def plan_sweep(
         style=ValueStyle(given["style"]),
         slots=min(slots, len(members)),
         per_gpu=given["per_gpu"],
-        gpu_bytes=gpu_bytes,
         metric=metric,
         stop=given["stop"],
     )
-
-
-def _gpu_bytes(text: str | None, problems: "Problems", *, is_job: bool) -> int | None:
-    from torchmuster.spec.units import parse_size
-
-    if text is None:
-        return None
-    if is_job:
-        what = "`--gpu-mem` is for slots that share the GPUs of this machine"
-        problems.add(what, "--gpu-mem", fix="leave it out; a job asks for whole GPUs")
-        return None
-    if not (size := parse_size(text)):
-        problems.add(f"`{text}` is not a valid size", "--gpu-mem", fix="--gpu-mem 8Gi")
-    return size or None
 
 
 def say_end(sweep: "SweepView | None", result: "Result", voice: "TerminalVoice") -> None:

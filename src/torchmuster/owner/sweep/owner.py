@@ -23,7 +23,6 @@ from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.stops import Stops
 from torchmuster.owner.sweep.forks import ForkSlots
-from torchmuster.owner.sweep.gpu_room import GpuRoom
 from torchmuster.owner.sweep.members import (
     MemberRecords,
     member_dir,
@@ -33,7 +32,6 @@ from torchmuster.owner.sweep.members import (
 )
 from torchmuster.owner.sweep.metric import MetricReader
 from torchmuster.owner.sweep.policy import MemberStart, SweepPolicy
-from torchmuster.owner.sweep.room_watch import RoomWatch
 from torchmuster.owner.sweep.runs import RunSlots
 from torchmuster.owner.sweep.slots import MemberEnd, Slots, gpus_of_slots
 from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
@@ -110,7 +108,6 @@ class SweepOwner:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _refusal: Report | None = None
-    _room: RoomWatch | None = None
     _num_started: int = 0
     _started_at: float = field(default_factory=time.monotonic)
 
@@ -144,8 +141,6 @@ class SweepOwner:
             self.display.say(
                 f"{self.plan.slots} slots are more than --per-gpu {self.plan.per_gpu} makes: up to {most} workers share a GPU"
             )
-        room = GpuRoom(of_slot, self.plan.gpu_bytes)
-        self._room = RoomWatch(room, self.display.say) if room.is_shared else None
         if not self.plan.is_forked:
             return RunSlots(of_slot, self.take_end)
         ids = [found[0] if found else None for found in of_slot]
@@ -160,19 +155,15 @@ class SweepOwner:
         self._policy.begin(range(len(self.plan.members)), settled, are_open=are_open)
         num = self._policy.num_waiting
         self._record.event("sweep_started", members=num, slots=self.plan.slots)
-        beside = [asyncio.create_task(self._measure_always())]
-        if self._room is not None:
-            await self._room.look()
-            beside.append(asyncio.create_task(self._room.look_always(self._take_room)))
+        measuring = asyncio.create_task(self._measure_always())
         try:
             await self._slots.open()
             await self._fill()
         except MusterError as error:
             self._refusal = report_of_error(error)
         finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)
             await self._slots.close()
             await asyncio.gather(*self._tasks)
         return self._conclude()
@@ -240,15 +231,6 @@ class SweepOwner:
         """Start what has its folder, as long as a slot is free: at once, since a sweep must have no idle slot."""
         while self._policy.has_room and self._policy.next_waiting(1)[0] in self._prepared:
             self._start(self._policy.start())
-            if self._room is not None:
-                self._room.fit(self._policy)
-
-    def _take_room(self) -> None:
-        """Take that the memory of the GPUs was looked at."""
-        if self._room is not None and not self._policy.is_over:
-            self._room.fit(self._policy)
-            self._start_prepared()
-            self._changed.set()
 
     def _start(self, start: MemberStart) -> None:
         number = start.member
@@ -260,8 +242,6 @@ class SweepOwner:
         reader = MetricReader(run_dir, metric.name) if metric is not None else None
         self._members[number] = _Member(run_dir, attempt, time.monotonic(), reader)
         self._num_started += 1
-        if self._room is not None:
-            self._room.room.started(start.slot)
         self._record.event("member_started", member=number, slot=start.slot, attempt=attempt)
         if self.plan.is_forked:
             self._records.begin(number, run_dir, attempt, self._slots.host(start.slot))
@@ -269,7 +249,7 @@ class SweepOwner:
 
     def take_end(self, number: int, end: MemberEnd) -> None:
         """Take that a member has ended; its slot gets the next one in the same turn of the loop."""
-        member, slot = self._members.pop(number), self._policy.running[number]
+        member = self._members.pop(number)
         counts = end.is_lost and not end.was_sent_away
         self._losses[number] = self._losses.get(number, 0) + counts
         if end.is_lost and self._losses[number] < _MAX_LOSSES and not self._stops.count:
@@ -280,9 +260,6 @@ class SweepOwner:
             task = asyncio.create_task(self._settle(number, member, end, state))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        if self._room is not None:
-            self._room.room.ended(slot)
-            self._room.fit(self._policy)
         if self._slots.refusal is None:
             self._start_prepared()
         self._changed.set()

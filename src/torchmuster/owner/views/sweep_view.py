@@ -9,7 +9,7 @@ from torchmuster.model import codec
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.views.record import DAMAGED, read_events, read_result
-from torchmuster.spec.sweep_plan import SweepPlan
+from torchmuster.spec.sweep_plan import REMOVED_FIELDS, SweepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,11 @@ class SweepView:
 
 def read_sweep(run_dir: RunDir) -> SweepPlan | None:
     """Return the plan of a sweep, or None when there is no readable one."""
+    plain = atomic.read_json(run_dir.sweep)
+    if isinstance(plain, dict):
+        plain = {name: value for name, value in plain.items() if name not in REMOVED_FIELDS}
     try:
-        return codec.from_plain(SweepPlan, atomic.read_json(run_dir.sweep))
+        return codec.from_plain(SweepPlan, plain)
     except codec.CodecError:
         return None
 
