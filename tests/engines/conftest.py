@@ -16,10 +16,6 @@ CONTRACTS = {
     },
     "slurm": {"directive": "#SBATCH", "unknown": "squeue|1|SPLENDID|None|N/A|\n"},
     "pbs": {"directive": "#PBS", "unknown": '{"Jobs": {"1": {"job_state": "Z"}}}'},
-    "torque": {
-        "directive": "#PBS",
-        "unknown": "<Data><Job><Job_Id>1</Job_Id><job_state>Z</job_state></Job></Data>",
-    },
 }
 
 

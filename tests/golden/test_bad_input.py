@@ -138,7 +138,7 @@ TOPICS = {
             "sweep train.py --grid lr=1,2 --metric loss --stop nowhere:Rule"
         ),
         "sweep_with_several_mistakes": "sweep trian.py --grid lr seed=1:0 --grace soon --name 'a b'",
-        "sweep_on_an_engine_without_arrays": "sweep train.py --grid lr=1,2 --on torque",
+        "sweep_on_a_removed_engine": "sweep train.py --grid lr=1,2 --on torque",
         "sweep_in_pods_with_what_they_lack": "sweep train.py --grid lr=1,2 --on kubernetes --time 2h --per-gpu 2",
         "sweep_on_hosts": "sweep train.py --grid lr=1,2 --on ssh",
         "sweep_stops_jobs_early": "sweep train.py --grid lr=1,2 --on slurm --metric loss --stop asha --detach",

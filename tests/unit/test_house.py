@@ -105,6 +105,7 @@ MAY_NAME_SCHEDULERS = {
     "engines": "their home",
     "gpucheck": "the lists of GPUs that each of them gives",
     "model/job.py": "the commands that bring an agent to another node, as values",
+    "model/scheduler.py": "the engine that was removed",
     "node/environment.py": "variables of one node only, told apart on the node itself",
     "node/launcher_ranks.py": "the rank variables of launchers, rewritten for each worker",
     "node/scratch.py": "the folder that a scheduler has made on this node",

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from torchmuster.engines.base import Dialect
 from torchmuster.engines.launchers import LaunchCommand, choose_launcher, parse_launchers
 from torchmuster.engines.registry import find_job, load_dialect
-from torchmuster.engines.schedulers import set_by_schedulers
+from torchmuster.engines.schedulers import is_in_torque, set_by_schedulers
 from torchmuster.errors import UsageError
 from torchmuster.model.job import AllocatedNode, Allocation
+from torchmuster.model.scheduler import refuse_removed_engine
 from torchmuster.node.environment import leave_environment
 
 
@@ -54,15 +55,23 @@ class OwnJob:
         """Return it with these nodes only, in this order."""
         return replace(self, allocation=replace(self.allocation, nodes=tuple(nodes)))
 
+    @property
+    def can_start_others(self) -> bool:
+        """Say whether muster can start something on the other nodes: not in a job of Torque."""
+        return not is_in_torque(os.environ)
+
     def with_launcher(self, words: str | None = None) -> "OwnJob":
         """Return it with the launcher for its other nodes, of those that `words` name; one node needs none.
 
         Raises:
             EngineError: None of the launchers is installed.
+            UsageError: The job is one of Torque.
         """
         wanted = parse_launchers(words)
         if len(self.nodes) < 2:
             return self
+        if not self.can_start_others:
+            refuse_removed_engine("torque", f"job {self.allocation.job_id}")
         return replace(self, launcher=choose_launcher(self.dialect, wanted, os.environ))
 
     def leave_environment(self, path: str) -> None:

@@ -172,7 +172,7 @@ class PbsDialect:
         return [["qstat", *way, *job_ids] for way in ways]
 
     def views(self, stdout: str) -> dict[str, JobView]:
-        """Return views from `qstat -f`, as JSON, text or XML."""
+        """Return views from `qstat -f`, as JSON or text."""
         try:
             return {
                 job_id: self.view(job_id, fields) for job_id, fields in read_jobs(stdout).items()
@@ -313,11 +313,11 @@ def _chunk(chunk: NodeChunk, num_nodes: int) -> str:
     if chunk.memory_bytes:
         keys["mem"] = f"{base.mebibytes_up(chunk.memory_bytes)}mb"  # PBS counts by 1024
     for key, value in chunk.extra:
-        keys[check_key(key)] = check_key(value)
+        keys[_check_key(key)] = _check_key(value)
     return ":".join([str(num_nodes), *(f"{key}={value}" for key, value in keys.items())])
 
 
-def check_key(text: str) -> str:
+def _check_key(text: str) -> str:
     """Return a key or value of a chunk; UsageError for what would begin another."""
     if re.search(r"[:+=,]", base.check_value(text, "extra")):
         raise UsageError(f"`{text}` can't stand in a chunk", where="extra", fix="no `:`, `+`, `=`")
@@ -347,8 +347,8 @@ def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
         state=state,
         reason=reason,
         start_estimate=str(start) if start and state is JobState.PENDING else None,
-        exit_code=exit_code(number) if state.is_final else None,
-        nodes=hosts_of(str(fields.get("exec_host", ""))),
+        exit_code=_exit_code(number) if state.is_final else None,
+        nodes=_hosts_of(str(fields.get("exec_host", ""))),
     )
 
 
@@ -400,7 +400,7 @@ def _final_state(code: int | None, comment: str, substate: str) -> JobState:
     return _END_CODES.get(code, JobState.FAILED)
 
 
-def exit_code(number: int | None) -> int | None:
+def _exit_code(number: int | None) -> int | None:
     """Return the head's exit code; None for PBS's own negative ones.
 
     Source: PBS Professional User's Guide, "Job Exit Status": 256 + n for signal n.
@@ -410,7 +410,7 @@ def exit_code(number: int | None) -> int | None:
     return base.shell_code(0, number - 256) if number > 256 else number
 
 
-def hosts_of(exec_host: str) -> tuple[str, ...]:
+def _hosts_of(exec_host: str) -> tuple[str, ...]:
     """Return the hosts of `n1/0*2+n2/0*2`, each once."""
     hosts = (part.partition("/")[0] for part in exec_host.split("+") if part)
     return tuple(dict.fromkeys(hosts))

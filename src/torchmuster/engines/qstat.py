@@ -1,4 +1,4 @@
-"""What `qstat` prints. `-f` in any of its forms: JSON, text with wrapped lines, Torque's XML; a dictionary for each job.
+"""What `qstat` prints. `-f` in both of its forms: JSON, and text with wrapped lines; a dictionary for each job.
 
 PBS writes JSON with a printer of its own, so what is not JSON in it is mended first: `007` and `1.` without quotes,
 lone backslashes, tabs and newlines in values, a key twice, a line behind the end.
@@ -6,7 +6,6 @@ lone backslashes, tabs and newlines in values, a key twice, a line behind the en
 
 import json
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,13 +26,11 @@ def read_jobs(stdout: str) -> dict[str, dict[str, Any]]:
     text = stdout.strip()
     if not text:
         return {}
-    if text.startswith("<"):
-        return _from_xml(text)
     if re.search(r"^Job Id: ", text, re.MULTILINE):
         return _from_text(text)
     if "{" in text:
         return _from_json(text[text.index("{") :])
-    raise ValueError("it is neither JSON, nor text, nor XML")
+    raise ValueError("it is neither JSON nor text")
 
 
 def _from_json(text: str) -> dict[str, dict[str, Any]]:
@@ -89,20 +86,6 @@ def _from_text(text: str) -> dict[str, dict[str, Any]]:
         elif (match := re.fullmatch(r" +([A-Za-z_][\w.@-]*) = ?(.*)", line)) is not None:
             last = match[1]
             fields[last] = match[2]
-    return jobs
-
-
-def _from_xml(text: str) -> dict[str, dict[str, Any]]:
-    if "<!" in text:  # a document type may define entities that grow without end
-        raise ValueError("it has a <!")
-    jobs: dict[str, dict[str, Any]] = {}
-    try:
-        for job in ET.fromstring(text).iter("Job"):
-            fields: dict[str, Any] = {item.tag: item.text or "" for item in job}
-            fields |= {item.tag: {e.tag: e.text or "" for e in item} for item in job if len(item)}
-            jobs[str(fields.pop("Job_Id", ""))] = fields
-    except ET.ParseError as error:
-        raise ValueError(str(error)) from error
     return jobs
 
 

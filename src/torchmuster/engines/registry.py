@@ -15,13 +15,15 @@ from torchmuster.engines.schedulers import SCHEDULERS, facts_of, known_jobs, may
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import nearest
 from torchmuster.model.job import Allocation
-from torchmuster.model.scheduler import SchedulerFacts
+from torchmuster.model.scheduler import SchedulerFacts, refuse_removed_engine
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "torchmuster.engines"
 _RESERVED = "local"
+# Removed engines, and the one that can ask for the jobs of their runs.
+_SUCCESSORS = {"torque": "pbs"}
 
 
 def engine_entries(found: "Iterable[EntryPoint] | None" = None) -> dict[str, SchedulerFacts]:
@@ -93,6 +95,7 @@ def load_dialect(name: str, entries: dict[str, SchedulerFacts] | None = None) ->
     known = engine_entries() if entries is None else entries
     entry = known.get(name)
     if entry is None:
+        refuse_removed_engine(name, f"--on {name}")
         near = nearest(name, [_RESERVED, *known])
         names = ", ".join([_RESERVED, *known])
         fix = f"did you mean `{near}`?" if near else f"engines: {names}"
@@ -107,6 +110,15 @@ def load_dialect(name: str, entries: dict[str, SchedulerFacts] | None = None) ->
             fix=f"it comes from {entry.source}: install it again",
         ) from error
     return dialect
+
+
+def dialect_of_record(name: str) -> Dialect:
+    """Return the dialect that asks for the jobs of a recorded run; for those of a removed engine that of another.
+
+    Raises:
+        UsageError: There is none.
+    """
+    return load_dialect(_SUCCESSORS.get(name, name))
 
 
 def find_job(

@@ -48,24 +48,6 @@ SCHEDULERS = {
             },
         ),
         SchedulerFacts(
-            name="torque",
-            module="torchmuster.engines.torque",
-            install="the commands of Torque (torque-client)",
-            client="qsub",
-            tools=_PBS_TOOLS,
-            job_variables=("PBS_JOBID",),
-            variables=("PBS_",),
-            variables_of_users=("PBS_CONF_FILE", "PBS_SERVER"),
-            directive="#PBS",
-            example="-l place=scatter:excl",
-            keys=frozenset({"start_with"}),
-            instead={
-                "project": "Torque's -P is another user's name: `account`",
-                "qos": 'with Moab: directives = ["-l qos=NAME"]',
-                "constraint": 'Torque asks for properties of nodes: chunk = { PROPERTY = "" }',
-            },
-        ),
-        SchedulerFacts(
             name="kubernetes",
             module="torchmuster.engines.kubernetes.dialect",
             install="kubectl, with a context that works: kubectl auth whoami",
@@ -134,10 +116,15 @@ def sees_files(kind: str) -> bool:
 
 
 def kind_of_client(client: str, version: str | None) -> str:
-    """Return the scheduler that a client is of: versions 2 to 6 of qsub are Torque's."""
+    """Return the scheduler that a client is of: versions 2 to 6 of qsub are Torque's, which has no engine."""
     major = (version or "").partition(".")[0]
     is_torque = CLIENTS[client] == "pbs" and major.isdecimal() and int(major) < 10
     return "torque" if is_torque else CLIENTS[client]
+
+
+def is_in_torque(environment: Mapping[str, str]) -> bool:
+    """Say whether a job is one of Torque: `PBS_VERSION=TORQUE-6.0.2`; its other variables are those of PBS."""
+    return environment.get("PBS_VERSION", "").startswith("TORQUE")
 
 
 def may_be_in_job(environment: Mapping[str, str]) -> bool:

@@ -7,8 +7,17 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torchmuster.errors import UsageError
+
 # The keys of a site that mean something to some schedulers only.
 SITE_KEYS = frozenset({"qos", "constraint", "project", "start_with"})
+# Engines that were removed: what is refused, and what to use instead. An entry stays for one release.
+REMOVED_ENGINES = {
+    "torque": (
+        "muster submits no jobs to Torque, and starts nothing on the hosts of its jobs",
+        'in its job, `muster run --hosts "$(sort -u $PBS_NODEFILE | paste -sd,)"`, or torchrun on every host',
+    ),
+}
 
 
 class KeyKind(enum.Enum):
@@ -69,3 +78,14 @@ class SchedulerFacts:
         if isinstance(self.own_keys, Mapping):
             return dict(self.own_keys)
         return dict.fromkeys(self.own_keys, KeyKind.WORD)
+
+
+def refuse_removed_engine(kind: str, where: str) -> None:
+    """Refuse an engine that was removed.
+
+    Raises:
+        UsageError: It names what to use instead.
+    """
+    if kind in REMOVED_ENGINES:
+        what, instead = REMOVED_ENGINES[kind]
+        raise UsageError(what, where=where, fix=instead)

@@ -81,6 +81,23 @@ def leave_start(run_dir, world_size):
         file.write(f'{{"time":"2026-01-01T00:00:00Z",{start}}}\n')
 
 
+def test_a_run_of_a_removed_engine_is_shown(run_dir, muster, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    write_json(run_dir.job, {"engine": "torque", "job_id": "10.server"})
+    result = Result(
+        run_id=os.path.basename(run_dir.path),
+        state=RunState.SUCCEEDED,
+        exit_code=0,
+        attempts=1,
+        restarts_spent=0,
+        elapsed_s=2.0,
+    )
+    write_json(run_dir.result, codec.to_plain(result))
+
+    assert "succeeded" in muster("status train")
+    assert "step 1" in muster("logs train")
+
+
 @pytest.mark.parametrize("world_size", ["1e400", '"many"', "null", "-1", "[2]", "9" * 400])
 def test_a_number_of_workers_that_is_none_is_not_shown(run_dir, muster, world_size):
     leave_start(run_dir, world_size)

@@ -34,9 +34,8 @@ def test_one_command_submits_all_elements(engine, array, words):
     assert dialect.script(replace(JOB, array=array)) == dialect.script(JOB)
 
 
-@pytest.mark.parametrize("engine", ["torque", "kubernetes"])
-def test_these_have_no_arrays_yet(engine):
-    assert array_dialect(load_dialect(engine)) is None
+def test_kubernetes_has_no_arrays():
+    assert array_dialect(load_dialect("kubernetes")) is None
 
 
 def test_elements_that_wait_together_are_told_in_one_line():

@@ -60,7 +60,6 @@ def test_pbs_tells_walltime_and_start(fields, end):
     assert load_dialect("pbs").job_end(text, NOW) == end
 
 
-@pytest.mark.parametrize("name", ["pbs", "torque"])
-def test_the_text_form_is_read_too(name):
+def test_the_text_form_is_read_too():
     text = f"Job Id: 1.ctl\n    Resource_List.walltime = 00:02:00\n    stime = {STARTED}\n"
-    assert load_dialect(name).job_end(text, NOW) == NOW + 60
+    assert load_dialect("pbs").job_end(text, NOW) == NOW + 60

@@ -6,7 +6,6 @@ from torchmuster.engines.base import EngineError
 from torchmuster.engines.launchers import choose_launcher, parse_launchers
 from torchmuster.engines.pbs import DIALECT as PBS
 from torchmuster.engines.slurm import DIALECT as SLURM
-from torchmuster.engines.torque import DIALECT as TORQUE
 from torchmuster.errors import UsageError
 from torchmuster.model.job import AllocatedNode, NodeLauncher
 
@@ -24,9 +23,8 @@ def choose(dialect, there, wanted=(), environment=None, read=no_file):
     )
 
 
-@pytest.mark.parametrize("dialect", [PBS, TORQUE])
-def test_pbsdsh_is_the_usual_way_and_not_worth_a_line(dialect):
-    way = choose(dialect, {"pbsdsh", "ssh"})
+def test_pbsdsh_is_the_usual_way_and_not_worth_a_line():
+    way = choose(PBS, {"pbsdsh", "ssh"})
     assert (way.kind, way.program, way.sentence) == (NodeLauncher.PBSDSH, None, None)
 
 

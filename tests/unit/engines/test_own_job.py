@@ -35,6 +35,16 @@ def test_one_node_needs_no_way_to_others():
     assert job.with_launcher() is job
 
 
+def test_other_nodes_of_a_torque_job_are_refused_with_what_to_use(monkeypatch):
+    monkeypatch.setenv("PBS_VERSION", "TORQUE-6.0.2")
+    with pytest.raises(UsageError, match="Torque") as refused:
+        job_of("n1", "n2").with_launcher()
+    assert refused.value.where == "job 7"
+    assert "muster run --hosts" in refused.value.fix
+    assert not job_of("n1", "n2").can_start_others
+    assert job_of("n1").with_launcher().node_names == ("n1",)
+
+
 def test_the_job_is_found_from_the_environment(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")

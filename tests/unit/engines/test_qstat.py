@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from torchmuster.engines.pbs import DIALECT as PBS
 from torchmuster.engines.qstat import read_jobs
-from torchmuster.engines.torque import DIALECT as TORQUE
-from torchmuster.model.states import JobState
 
 FIELDS = {
     "Job_Name": "okjob",
@@ -38,10 +36,6 @@ Job Id: 2.ctl
     job_state = Q
     estimated.start_time = Sat Nov 21 14:00:00 2026
 """
-XML = (
-    "<Data><Job><Job_Id>1.srv</Job_Id><job_state>C</job_state><exit_status>0</exit_status>"
-    "<exec_host>n1/0+n2/0</exec_host><Resource_List><nodes>2</nodes></Resource_List></Job></Data>"
-)
 
 
 def jobs_of(text):
@@ -62,16 +56,6 @@ def test_lines_that_a_site_prints_before_are_left_out():
     assert (
         PBS.views("Welcome\n" + jobs_of('{"1": {"job_state": "R"}}'))["1"].state.value == "running"
     )
-
-
-def test_xml_is_torques():
-    assert read_jobs(XML)["1.srv"]["Resource_List"] == {"nodes": "2"}
-    assert TORQUE.views(XML)["1.srv"].state is JobState.SUCCEEDED
-
-
-def test_torque_reads_text_as_well():
-    found = TORQUE.views("Job Id: 1.srv\n    job_state = C\n    exit_status = 271\n")["1.srv"]
-    assert (found.state, found.exit_code) == (JobState.CANCELLED, 143)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ from types import ModuleType
 
 import pytest
 
-from torchmuster.engines.registry import GROUP, Schedulers, engine_entries, load_dialect
+from torchmuster.engines.registry import (
+    GROUP,
+    Schedulers,
+    dialect_of_record,
+    engine_entries,
+    load_dialect,
+)
 from torchmuster.engines.schedulers import set_by_schedulers
 from torchmuster.engines.sites import job_of_site
 from torchmuster.errors import ManyErrors, UsageError
@@ -94,6 +100,13 @@ def test_its_own_keys_are_keys_of_its_sites(lsf, tmp_path):
 def test_a_dialect_is_loaded_only_for_what_it_says(lsf, monkeypatch):
     monkeypatch.delitem(sys.modules, "lsf_engine")
     assert "lsf" in lsf
-    assert list(lsf) == ["slurm", "pbs", "torque", "kubernetes", "lsf"]
+    assert list(lsf) == ["slurm", "pbs", "kubernetes", "lsf"]
     assert lsf["slurm"].client == "sbatch"
     assert lsf["lsf"].tools == (), "one that can't be loaded is told when it is named"
+
+
+def test_a_removed_engine_is_refused_and_its_runs_are_asked_for_by_another():
+    with pytest.raises(UsageError, match="muster submits no jobs to Torque"):
+        load_dialect("torque")
+    assert dialect_of_record("torque").name == "pbs"
+    assert dialect_of_record("slurm").name == "slurm"

@@ -69,7 +69,7 @@ def test_a_wait_is_told_with_its_meaning_the_schedulers_word_and_a_hint():
     assert describe_job(view) == said
 
 
-@pytest.mark.parametrize("name", ["slurm", "pbs", "torque"])
+@pytest.mark.parametrize("name", ["slurm", "pbs"])
 def test_every_engine_of_ours_has_a_table(name):
     assert reasons_of(load_dialect(name)) is not None
 

@@ -63,6 +63,7 @@ def first_file(which: "Which") -> str:
     """Return the text of the first file; it is TOML that `load_sites` reads."""
     from torchmuster.engines.registry import schedulers
     from torchmuster.engines.schedulers import CLIENTS, SCHEDULERS, kind_of_client
+    from torchmuster.model.scheduler import REMOVED_ENGINES
     from torchmuster.owner.jobs.detect import find_tool, list_queues
 
     names = [
@@ -72,13 +73,16 @@ def first_file(which: "Which") -> str:
     ]
     others = [facts for name, facts in schedulers().items() if name not in SCHEDULERS]
     names += [facts.name for facts in others if facts.client and which(facts.client) is not None]
+    removed = [name for name in names if name in REMOVED_ENGINES]
+    names = [name for name in names if name not in removed]
     parts = [_HEAD, *(section(name, list_queues(name)) for name in names)]
+    parts += [f"\n# {'; '.join(REMOVED_ENGINES[name])}\n" for name in removed]
     if which("kubectl") is not None:
         from torchmuster.cli.diagnosis.engine_pods import first_section
 
         parts.append(first_section())
         names.append("kubernetes")
-    if not names:
+    if not names and not removed:
         parts.append(f"\n# Neither {' nor '.join(CLIENTS)} is on PATH: no cluster was found.\n")
     parts += [_SSH, _DEFAULTS.format(name=names[0] if names else "hosts")]
     return "".join(parts)

@@ -33,6 +33,9 @@ def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHo
     named = job if len(job.nodes) == line.max_nodes else job.with_nodes(())
     if is_one_of_many(environment):
         return SpreadHosts(job=named, spreads=False)
+    if not job.can_start_others:
+        hint = "muster starts nothing on the hosts of a Torque job: start torchrun on each of them"
+        return SpreadHosts(job=named, spreads=False, hint=hint)
     if line.no_spread:
         own = job.node_names[0]
         hint = (

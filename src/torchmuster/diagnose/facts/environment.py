@@ -131,12 +131,11 @@ def _left(environment: Mapping[str, str], now: float) -> float | None:
 
 
 def _total(environment: Mapping[str, str]) -> float | None:
-    """Return the length of a job: Slurm reports its start, Torque the length itself."""
+    """Return the length of a job, of which Slurm reports the start."""
     words = [environment.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END")]
     if all(re.fullmatch(r"\d{1,12}", word) for word in words) and int(words[1]):
         return float(int(words[1]) - int(words[0]))
-    asked = environment.get("PBS_WALLTIME", "")
-    return float(asked) if re.fullmatch(r"\d{1,9}", asked) else None
+    return None
 
 
 def _libraries(environment: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:

@@ -1,4 +1,4 @@
-"""The request in the directives of a job script: `#SBATCH`, `#PBS` of OpenPBS and of Torque.
+"""The request in the directives of a job script: `#SBATCH`, `#PBS` of OpenPBS.
 
 Sources: https://slurm.schedmd.com/sbatch.html; PBS Professional Reference Guide, qsub and "Resources".
 """
@@ -48,13 +48,12 @@ class AskedNodes:
 
     Attributes:
         nodes: The minimum number.
-        tasks_per_node: Slots for processes on each node (`mpiprocs` of PBS, `ppn` of Torque).
+        tasks_per_node: Slots for processes on each node (`mpiprocs`, or `ppn` of older PBS).
         gpus_per_node: GPUs of each node.
         gpus_line: The line with that number.
         nodes_line: The line with the number of nodes.
         counts_cpus: The number of CPUs per node is given.
         is_shared: The line that allows other jobs on the same nodes, or makes many of this job.
-        torque: `nodes=2:ppn=4`.
     """
 
     scheduler: Scheduler = Scheduler.NONE
@@ -68,7 +67,6 @@ class AskedNodes:
     has_time_limit: bool = False
     counts_cpus: bool = False
     is_shared: int | None = None
-    torque: bool = False
 
 
 def read_options(line: str, number: int, *, late: bool) -> tuple[Scheduler, list[Option]] | None:
@@ -218,12 +216,10 @@ def _pbs(options: Sequence[Option]) -> AskedNodes:
         "has_time_limit": "walltime" in resources,
         "is_shared": shared[0] if shared and "excl" not in place[0] else None,
     }
-    if "select" in resources:
-        text, line = resources["select"]
-        return _from_chunks(text, line, base)
-    if "nodes" in resources:
-        text, line = resources["nodes"]
-        return _from_chunks(text, line, {**base, "torque": True})
+    for name in ("select", "nodes"):
+        if name in resources:
+            text, line = resources[name]
+            return _from_chunks(text, line, base)
     return AskedNodes(**base)  # type: ignore[arg-type]
 
 

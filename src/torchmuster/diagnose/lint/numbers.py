@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"\$\{?(\w+)(?::?-\d+)?\}?")
 _PRODUCT = re.compile(r"\$\(\(([\w\s${}]+(?:\*[\w\s${}]+)+)\)\)")
-_NODE_NAMES = frozenset({"SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PBS_NUM_NODES"})
+_NODE_NAMES = frozenset({"SLURM_NNODES", "SLURM_JOB_NUM_NODES"})
 _NODE_FILE = re.compile(r"PBS_NODEFILE")
 _COUNTS = re.compile(r"\bwc\b|\bgrep -c\b")
 _UNIQUE = re.compile(r"\buniq\b|sort\s+-u|awk '!")

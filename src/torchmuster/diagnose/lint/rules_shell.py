@@ -269,13 +269,13 @@ def conda_activate(view: ScriptView) -> Iterator[LintFinding]:
 def pbs_home(view: ScriptView) -> Iterator[LintFinding]:
     """A PBS job begins in the home folder, and no line goes to where it was submitted.
 
-    Torque's `-d` and `-w` name another folder. `-koed` is about the files of output only.
+    `-koed` is about the files of output only.
 
     Source: qsub(1B) of OpenPBS, "sandbox": "PBS uses the user's home directory for staging and execution".
     """
     if view.job.scheduler is not Scheduler.PBS or _GOES.search(view.job.text):
         return
-    if any(o.name in ("d", "w") or "sandbox" in o.value for o in view.job.options if not o.late):
+    if any("sandbox" in o.value for o in view.job.options if not o.late):
         return
     for start in view.starts:
         script = next((word for word in start.words if re.search(r"\.py$", word)), "")
@@ -307,8 +307,6 @@ def pbsdsh_dashes(view: ScriptView) -> Iterator[LintFinding]:
 
     Source: OpenPBS 23.06: `invalid option`, its usage, exit code 1.
     """
-    if view.job.allocation.torque:
-        return
     for command in view.job.shell.commands:
         rest = _behind_options(command.texts[1:]) if command.name == "pbsdsh" else ()
         if rest and rest[0] != "--" and any(word.startswith("-") for word in rest[1:]):

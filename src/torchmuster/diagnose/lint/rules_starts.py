@@ -204,8 +204,7 @@ def no_gpus_requested(view: ScriptView) -> Iterator[LintFinding]:
     if allocation.gpus_per_node is not None or not view.starts:
         return
     if view.job.scheduler is Scheduler.PBS and allocation.counts_cpus and _uses_gpus(view):
-        name = "gpus" if allocation.torque else "ngpus"
-        fix, line = f"add `:{name}={_likely_gpus(view)}` to the nodes", allocation.nodes_line
+        fix, line = f"add `:ngpus={_likely_gpus(view)}` to the nodes", allocation.nodes_line
     elif view.job.scheduler is Scheduler.SLURM and _shows_gpus(view) and not _asks_otherwise(view):
         fix, line = f"#SBATCH --gpus-per-node={_likely_gpus(view)}", view.starts[0].line
     else:

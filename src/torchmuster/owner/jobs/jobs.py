@@ -17,7 +17,7 @@ from torchmuster.engines.base import (
     ObjectDialect,
     object_dialect,
 )
-from torchmuster.engines.registry import load_dialect
+from torchmuster.engines.registry import dialect_of_record, load_dialect
 from torchmuster.engines.sites import job_of_site
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic, travel
@@ -284,7 +284,7 @@ def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
     if not isinstance(plain, dict) or not isinstance(plain.get("jobs"), dict):
         return None
     jobs = {str(group): str(job_id) for group, job_id in plain["jobs"].items()}
-    return load_dialect(str(plain.get("engine"))), jobs
+    return dialect_of_record(str(plain.get("engine"))), jobs
 
 
 def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
@@ -295,7 +295,7 @@ def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
     plain = atomic.read_json(run_dir.job)
     if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
         return None
-    dialect = load_dialect(str(plain.get("engine")))
+    dialect = dialect_of_record(str(plain.get("engine")))
     noted = atomic.read_json(run_dir.links)
     links = noted.get("links") if isinstance(noted, dict) else None
     if isinstance(links, list) and links and isinstance(links[-1], dict):

@@ -8,7 +8,7 @@ import os
 import time
 
 from torchmuster.engines.base import Dialect, object_dialect
-from torchmuster.engines.registry import load_dialect
+from torchmuster.engines.registry import dialect_of_record
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -57,7 +57,7 @@ def all_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
     plain = atomic.read_json(run_dir.job)
     links = read_links(run_dir)
     noted = tuple(link.job_id for link in links.links) if links is not None else ()
-    return load_dialect(str(plain.get("engine"))), tuple(dict.fromkeys((*chain, *noted)))
+    return dialect_of_record(str(plain.get("engine"))), tuple(dict.fromkeys((*chain, *noted)))
 
 
 def view_newest(run_dir: RunDir) -> JobView | None:

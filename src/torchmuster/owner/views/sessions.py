@@ -186,11 +186,11 @@ def _job_goes_on(run_dir: RunDir, plan: RunPlan) -> bool:
         return _job_lives(run_dir)
     if job_id is None:
         return owner_process_lives(run_dir)
-    from torchmuster.engines.registry import load_dialect
+    from torchmuster.engines.registry import dialect_of_record
     from torchmuster.owner.jobs.jobs import view_jobs
 
     try:
-        view = view_jobs(load_dialect(engine), [job_id]).get(job_id)
+        view = view_jobs(dialect_of_record(engine), [job_id]).get(job_id)
     except MusterError:
         return True
     return view is not None and not view.state.is_final

@@ -12,7 +12,12 @@ from typing import Any
 
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.model.display.text import did_you_mean
-from torchmuster.model.scheduler import KeyKind, SchedulerFacts
+from torchmuster.model.scheduler import (
+    REMOVED_ENGINES,
+    KeyKind,
+    SchedulerFacts,
+    refuse_removed_engine,
+)
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.problems import FileProblems, KeyPath, show_path
 from torchmuster.spec.scalars import shown
@@ -79,6 +84,7 @@ class Sites:
         """
         if name in self.sites:
             return self.sites[name]
+        refuse_removed_engine(name, f"--on {name}")
         fix = did_you_mean(name, self.sites, f"engines: {', '.join(self.sites)}")
         none = (
             "the settings that were found are not used" if self.notes else "there is no muster.toml"
@@ -316,6 +322,8 @@ def _check_kind(
         fix = did_you_mean(kind, kinds, f"one of {', '.join(kinds)}")
         if kind in kinds:
             what, fix = f"`{name}` is the name of another kind", "give this section another name"
+        elif kind in REMOVED_ENGINES:
+            what, fix = REMOVED_ENGINES[kind]
         merged.findings.add((*path, "kind"), what, fix)
         return False
     keys = keys_of_kind(kind, schedulers)

@@ -75,7 +75,7 @@ def test_the_list_shows_what_was_found(here):
         ["slurm", "slurm", "built", "in", sbatch, "22.05.8"],
     ]
     assert lines[3] == ["pbs", "pbs", "built", "in", "no", "qsub", "on", "PATH"]
-    assert lines[6] == ["gpu", "slurm", f"{file}:1:1", sbatch, "22.05.8"]
+    assert lines[5] == ["gpu", "slurm", f"{file}:1:1", sbatch, "22.05.8"]
     assert ["without", "--on:", "gpu"] in lines
 
 
@@ -148,7 +148,9 @@ def test_init_writes_what_it_finds(here, tmp_path):
 
 def test_init_tells_torque_from_pbs(here):
     here(qsub="Version: 6.1.2", qstat="batch 0 1 yes yes 0 0 0 0 0 0 E")
-    assert '[engines.torque]\nkind = "torque"\nqueue = "batch"' in call(init).stdout
+    text = call(init).stdout
+    assert "# muster submits no jobs to Torque" in text
+    assert tomllib.loads(text) == {"defaults": {}}
 
 
 def test_init_where_nothing_is_found(here):

@@ -76,7 +76,6 @@ def test_all_engines_and_sites_are_shown(dry_run):
         "local",
         "slurm",
         "pbs",
-        "torque",
         "gpu (slurm)",
         "olivia (pbs)",
         "lab (ssh)",
@@ -85,7 +84,7 @@ def test_all_engines_and_sites_are_shown(dry_run):
     assert "not possible" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["local", "slurm", "pbs", "torque", "gpu", "olivia"])
+@pytest.mark.parametrize("name", ["local", "slurm", "pbs", "gpu", "olivia"])
 def test_whole_script_of_a_run(dry_run, tmp_path, golden, name):
     where = ("--here",) if name == "local" else ("--on", name)
     golden("scripts/run.txt", name, plain(dry_run(*where).stdout, tmp_path))
@@ -135,7 +134,6 @@ def test_all_is_for_looking_only(tmp_path, monkeypatch):
     [
         ("pbs", (), "#PBS -l select=2:ncpus=4:mpiprocs=1"),
         ("pbs", ("--cpus-per-node", "9"), "#PBS -l select=2:ncpus=9:mpiprocs=1"),
-        ("torque", (), "#PBS -l nodes=2:ppn=4"),
         ("slurm", (), "#SBATCH --cpus-per-task=4"),
         ("slurm", ("--cpus-per-node", "9"), "#SBATCH --cpus-per-task=9"),
     ],

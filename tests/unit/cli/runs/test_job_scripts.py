@@ -48,7 +48,7 @@ def dry_run(tmp_path, monkeypatch):
 
 def test_all_engines_are_shown(dry_run):
     heads = [line for line in dry_run("--dry-run", "--on", "all").splitlines() if "2 jobs" in line]
-    assert heads == ["# slurm: 2 jobs", "# pbs: 2 jobs", "# torque: 2 jobs"]
+    assert heads == ["# slurm: 2 jobs", "# pbs: 2 jobs"]
 
 
 def test_shown_commands_pass_the_ids_of_the_jobs_before(dry_run, tmp_path):
@@ -108,17 +108,13 @@ directives = ["-m n", "-l place=scatter:excl"]
 chunk = { sales_op = "blanca" }
 setup = ["module load cray-python"]
 
-[engines.old]
-kind = "torque"
-chunk = { bigmem = "" }
-
 [engines.lab]
 kind = "ssh"
 hosts = ["n1"]
 """
 
 
-@pytest.mark.parametrize("name", ["gpu", "olivia", "old"])
+@pytest.mark.parametrize("name", ["gpu", "olivia"])
 def test_whole_scripts_of_a_site(dry_run, tmp_path, golden, name):
     (tmp_path / "muster.toml").write_text(SITES)
     shown = dry_run("--dry-run", "--on", name)
@@ -132,7 +128,7 @@ def test_all_lists_the_sites_too(dry_run, tmp_path):
     (tmp_path / "muster.toml").write_text(SITES)
     shown = dry_run("--dry-run", "--on", "all")
     heads = re.findall(r"^# (.*): 2 jobs$", shown, re.MULTILINE)
-    assert heads == ["slurm", "pbs", "torque", "gpu (slurm)", "olivia (pbs)", "old (torque)"]
+    assert heads == ["slurm", "pbs", "gpu (slurm)", "olivia (pbs)"]
 
 
 def test_json_names_the_site(dry_run, tmp_path):

@@ -129,7 +129,6 @@ GOOD = {
     "CUDA_VISIBLE_DEVICES=0 torchrun --master-port=1 a.py &\nCUDA_VISIBLE_DEVICES=1 torchrun --master-port=2 b.py &\nwait\n",
     "PBS with a full path": PBS.replace("cd $PBS_O_WORKDIR\n", "")
     + f"mpiexec -n 2 --ppn 1 {PBS_RUN}\n".replace("train.py", "$PBS_O_WORKDIR/train.py"),
-    "PBS with a folder of Torque": "#PBS -l nodes=1:ppn=4:gpus=1,walltime=9\n#PBS -d .\ntorchrun t.py\n",
     "own arguments": SLURM + "srun torchrun $DISTRIBUTED_ARGS train.py\n",
     "numbers that commands print": SLURM
     + 'N=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\nA=`wc -l < hosts`\nB="`nvidia-smi -L | wc -l`"\n'

@@ -43,9 +43,17 @@ def errors_of(load, text, user=None):
 
 def test_kinds_are_there_without_a_file(load):
     sites = load()
-    assert list(sites.sites) == ["local", "slurm", "pbs", "torque", "kubernetes"]
+    assert list(sites.sites) == ["local", "slurm", "pbs", "kubernetes"]
     assert {site.origin for site in sites.sites.values()} == {BUILT_IN}
     assert (sites.files, sites.configured) == ((), ())
+
+
+def test_a_removed_kind_says_what_to_use_instead(load):
+    (error,) = errors_of(load, "[engines.old]\nkind = 'torque'\n")
+    assert error.what.startswith("muster submits no jobs to Torque")
+    assert "muster run --hosts" in error.fix
+    with pytest.raises(UsageError, match="muster submits no jobs to Torque"):
+        load("").get("torque")
 
 
 def test_the_nearest_file_above_is_read(load, tmp_path):
