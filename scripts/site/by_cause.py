@@ -6,7 +6,6 @@ A command that proves the cause, behind three blanks where it is typed; or `noth
 CONFIRM: dict[str, str] = {
     "gpu-runtime": "nvidia-smi   in the container, and on its host: only the host's answers",
     "network-plugin": "NCCL_DEBUG=INFO   prints which plugin and provider NCCL has found on each node",
-    "scheduler-ended": "tracejob JOB   on the server of PBS",
     "account": "sacctmgr show associations user=$USER format=account,partition,qos   (PBS: qstat -Qf QUEUE | grep acl)",
     "preempted": "sacct -j JOB -X -o JobID,State,Restarts   (PBS: `tracejob JOB`)",
     "no-launcher": "env | grep -E '^(RANK|WORLD_SIZE|MASTER_ADDR)='   in the job: nothing is printed",

@@ -66,8 +66,6 @@ _SHOWS = {
         re.IGNORECASE,
     ),
     "slurm": re.compile(r"\bSLURM_|\bsrun\b|slurmstepd|\bsbatch\b|/slurmd/"),
-    "lsf": re.compile(r"\bLSF\b|\bBSUB\b|\bLSB_|/\.lsbatch/|\bTERM_(?:MEMLIMIT|RUNLIMIT|SWAP)\b"),
-    "sge": re.compile(r"\bSGE_|\bsge_execd\b|\b[hs]_(?:vmem|rt|rss)\b|\bm_mem_free\b"),
     "pbs": re.compile(r"\bPBS_|\bqsub\b|=>> PBS|pbsdsh|pbs_mom"),
     "deepspeed": re.compile(r"\bdeepspeed\b|DeepSpeed"),
     "accelerate": re.compile(r"\baccelerate\b"),
@@ -81,14 +79,10 @@ _SCHEDULERS = {
     "slurm": "sacct",
     "pbs": "qstat",
     "kubernetes": "kubectl",
-    "lsf": "bhist",
-    "sge": "qacct",
 }
 # Asked where a rule names the commands of other schedulers only.
 _ASKED_OF_A_JOB = {
     "kubernetes": "kubectl describe pod POD",
-    "lsf": "bhist -l JOB",
-    "sge": "qacct -j JOB",
 }
 _SHOWN_BY: dict[str, tuple[str, ...]] = {
     "evicted": ("kubernetes",),
