@@ -13,7 +13,40 @@ from collections.abc import Iterable
 from torchmuster.files import atomic
 from torchmuster.files.layout import muster_home
 
-_STAY_HERE = ("__pycache__", "gpucheck")
+# Of the package what a node, host or pod needs, and why; the rest stays here. A name is a folder or a file.
+TRAVELS = {
+    "api": "scripts import the calls of `torchmuster` at their top, also those whose functions are workers",
+    "cli/spelling.py": "near misses, for the calls",
+    "data": "programs of tasks copy data sets and models",
+    "diagnose/doctor": "the head compares what its nodes report before a start",
+    "diagnose/explain": "owners in jobs and pods read the logs of a run that failed, before the logs are gone",
+    "diagnose/facts": "each node looks at its GPUs, network and memory",
+    "diagnose/finding.py": "what those three find",
+    "engines": "owners in jobs and pods ask their scheduler",
+    "files": "everything keeps its files by it",
+    "head": "runs on the first node",
+    "model": "values that all share",
+    "net": "how nodes talk",
+    "node": "runs on every node",
+    "owner": "owns runs in jobs and pods",
+    "programs": "the programs that muster starts on nodes",
+    "spec/explain.py": "a task of a workflow that is a training plans it on its node; as the next ones",
+    "spec/launch.py": "the same",
+    "spec/metadata.py": "what a program that copies data sets says of them",
+    "spec/problems.py": "as spec/explain.py",
+    "spec/scalars.py": "the same",
+    "spec/sites": "the same; where credentials of data sets stand",
+    "spec/source.py": "the same",
+    "spec/staging.py": "the same",
+    "spec/sweep_plan.py": "a sweep's owner in a job or in pods",
+    "spec/units.py": "times and sizes in options of programs",
+    "spec/values.py": "as spec/explain.py",
+    "train": "the library in the script",
+    "ui/status_line.py": "the calls follow runs",
+    "ui/top/ranks.py": "the calls follow runs",
+    "ui/top/run_lines.py": "the calls follow runs",
+    "ui/top/words.py": "the calls follow runs",
+}
 _THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the least that a zip can hold: the content alone names it
 
 
@@ -22,16 +55,23 @@ def package_folder() -> str:
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
+def travels(name: str) -> bool:
+    """Return whether nodes need a file of the package; what all of its folders need is in their `__init__.py`."""
+    is_shared = "/" not in name or name.endswith("/__init__.py")
+    return is_shared or any(name == one or name.startswith(f"{one}/") for one in TRAVELS)
+
+
 def package_files(package: str) -> list[tuple[str, bytes]]:
     """Return (relative name, content) of the files of a package that nodes need, sorted."""
     found: list[tuple[str, bytes]] = []
     for folder, names, files in os.walk(package):
-        names[:] = [name for name in names if name not in _STAY_HERE]
+        names[:] = [name for name in names if name != "__pycache__"]
         for name in files:
-            if not name.endswith((".pyc", ".pyo")):
-                path = os.path.join(folder, name)
+            path = os.path.join(folder, name)
+            relative = os.path.relpath(path, package)
+            if travels(relative) and not name.endswith((".pyc", ".pyo")):
                 with open(path, "rb") as file:
-                    found.append((os.path.relpath(path, package), file.read()))
+                    found.append((relative, file.read()))
     return sorted(found)
 
 

@@ -1,10 +1,13 @@
 """torchmuster as an archive: named by content, the same everywhere, and nothing of this machine in it."""
 
+import ast
 import io
 import zipfile
+from pathlib import Path
 
 from torchmuster.files import travel
 from torchmuster.node.remote import loader as remote_loader
+from torchmuster.programs.__main__ import PROGRAMS
 
 FILES = [("a.py", b"1"), ("b/c.py", b"2")]
 
@@ -30,6 +33,57 @@ def test_loader_counts_as_we_do():
     files = travel.package_files(travel.package_folder())
     assert remote_loader.content_hash(files) == travel.content_hash(files)
     assert sorted(remote_loader.tree_files(travel.package_folder())) == files
+
+
+def imports_of(path, *, at_its_top=False):
+    """Return what a module imports of torchmuster: in functions too, unless only `at_its_top`."""
+    found = set()
+
+    def look(body):
+        for node in body:
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                look(node.orelse)
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchmuster"):
+                found.update({node.module, *(f"{node.module}.{one.name}" for one in node.names)})
+            elif isinstance(node, ast.Import):
+                found.update(one.name for one in node.names)
+            elif not at_its_top or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                look(ast.iter_child_nodes(node))
+
+    look(ast.parse(path.read_text()).body)
+    return found
+
+
+def reached_from(names, *, at_its_top=False):
+    """Return the modules of the package that modules import, with what those import."""
+    root = Path(travel.package_folder())
+    paths = {
+        ".".join(p.relative_to(root.parent).with_suffix("").parts): p for p in root.rglob("*.py")
+    }
+    reached, waiting = set(), [name for name in paths if name.startswith(names)]
+    while waiting:
+        name = waiting.pop()
+        if name in paths and name not in reached:
+            reached.add(name)
+            waiting += imports_of(paths[name], at_its_top=at_its_top)
+    return {str(paths[name].relative_to(root)) for name in reached}
+
+
+def test_what_nodes_import_travels():
+    owners = tuple(f"torchmuster.{module}" for module in PROGRAMS.values())
+    parts = ("torchmuster.programs", "torchmuster.node", "torchmuster.head", "torchmuster.train")
+    of_nodes = reached_from((*owners, *parts, "torchmuster.data"))
+    of_scripts = reached_from(("torchmuster.api",), at_its_top=True)
+    assert sorted(name for name in of_nodes | of_scripts if not travel.travels(name)) == []
+
+
+def test_what_travels_is_there_and_what_no_node_needs_is_not_on_the_list():
+    root = Path(travel.package_folder())
+    assert [name for name in travel.TRAVELS if not (root / name).exists()] == []
+    assert set(travel.TRAVELS) == set(remote_loader.TRAVELS)
+    of_no_node = ("cli/runs/", "diagnose/lint/", "diagnose/plan/", "gpucheck/", "report/")
+    names = [name for name, _ in travel.package_files(str(root))]
+    assert [n for n in names if n.startswith(of_no_node) and not n.endswith("__init__.py")] == []
 
 
 def test_compiled_files_do_not_change_the_hash(tmp_path):
@@ -58,5 +112,5 @@ def test_package_holds_text_only_so_it_is_right_for_every_processor():
         names = archive.namelist()
         for name in names:
             archive.read(name).decode()  # text
-    assert {name.rpartition(".")[2] for name in names} <= {"py", "pyi", "typed", "css", "j2", "js"}
+    assert {name.rpartition(".")[2] for name in names} <= {"py", "pyi", "typed", "txt", "tsv"}
     assert "node/remote/main.py" in names

@@ -18,6 +18,15 @@ import tempfile
 import zipfile
 
 MAX_BYTES = 64 << 20
+# `files/travel.py` says why each.
+TRAVELS = (
+    *("api", "cli/spelling.py", "data", "diagnose/doctor", "diagnose/explain", "diagnose/facts"),
+    *("diagnose/finding.py", "engines", "files", "head", "model", "net", "node", "owner"),
+    *("programs", "spec/explain.py", "spec/launch.py", "spec/metadata.py", "spec/problems.py"),
+    *("spec/scalars.py", "spec/sites", "spec/source.py", "spec/staging.py", "spec/sweep_plan.py"),
+    *("spec/units.py", "spec/values.py", "train"),
+    *("ui/status_line.py", "ui/top/ranks.py", "ui/top/run_lines.py", "ui/top/words.py"),
+)
 PATIENCE_S = 120
 
 
@@ -50,15 +59,20 @@ def content_hash(files: list[tuple[str, bytes]]) -> str:
 
 
 def tree_files(package: str) -> list[tuple[str, bytes]]:
-    """Return the files of a package's folder as (relative name, bytes), those left out that don't travel."""
+    """Return the files of a package's folder that travel, as (relative name, bytes)."""
     found = []
     for folder, names, files in os.walk(package):
-        names[:] = [name for name in names if name not in ("__pycache__", "gpucheck")]
+        names[:] = [name for name in names if name != "__pycache__"]
         for name in files:
-            if not name.endswith((".pyc", ".pyo")):
-                path = os.path.join(folder, name)
+            path = os.path.join(folder, name)
+            relative = os.path.relpath(path, package)
+            is_shared = "/" not in relative or name == "__init__.py"
+            is_needed = is_shared or any(
+                relative == one or relative.startswith(one + "/") for one in TRAVELS
+            )
+            if is_needed and not name.endswith((".pyc", ".pyo")):
                 with open(path, "rb") as file:
-                    found.append((os.path.relpath(path, package), file.read()))
+                    found.append((relative, file.read()))
     return found
 
 

@@ -35,18 +35,6 @@ PYTHON = "python3"  # of an image
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 # What only a client needs; the rest must leave room for code in a Secret.
-_CLIENT_ONLY = ("cli/", "ui/", "report/", "diagnose/lint/")
-# Of the folder of what users write, what a training task of a workflow plans with, and what the program for data reads.
-_SPEC_IN_PODS = (
-    "__init__.py",
-    "launch.py",
-    "metadata.py",
-    "problems.py",
-    "sites/__init__.py",
-    "sites/files.py",
-    "sweep_plan.py",
-    "units.py",
-)
 SECRET_BYTES = 1 << 20
 _SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
 
@@ -320,21 +308,12 @@ def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
 
 def _package(cache: str) -> str:
     """Return the path of the archive of torchmuster for pods, made once for each content."""
-    files = [
-        (name, data)
-        for name, data in travel.package_files(travel.package_folder())
-        if not name.startswith(_CLIENT_ONLY) and _goes_along(name)
-    ]
+    files = travel.package_files(travel.package_folder())
     path = os.path.join(cache, f"pods-{travel.content_hash(files)}.txz")
     if not os.path.exists(path):
         os.makedirs(cache, mode=0o700, exist_ok=True)
         atomic.replace_file(path, _packed(files))
     return path
-
-
-def _goes_along(name: str) -> bool:
-    folder, _, rest = name.partition("/")
-    return folder != "spec" or rest in _SPEC_IN_PODS
 
 
 def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:

@@ -14,7 +14,6 @@ SITE_LINES = (
     ("slurmstepd: error: Some of your processes may have been killed by the cgroup out-of-memory handler.", "oom_proof"),
     ("srun: First task exited 60s ago", "srun.first-task-exited"),
     # PBS.
-    ("TERM_RUNLIMIT: job killed after reaching LSF run time limit.", "time_limit"),
     # MPI and ssh.
     ("mpirun noticed that process rank 5 with PID 4411 on node cn8 exited on signal 9 (Killed).", "signal_received"),
     # Kubernetes and containers.
