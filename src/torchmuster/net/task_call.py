@@ -29,9 +29,16 @@ Say = Callable[[str], None]
 _PATIENCE_S = 10.0
 
 
-def agent_socket() -> str | None:
-    """Return the socket of this task's agent; None outside of a workflow's task."""
-    return os.environ.get(TASK_SOCKET_VARIABLE) or None
+def check_in_task() -> str:
+    """Return the socket of this task's agent.
+
+    Raises:
+        UsageError: This process is not part of a workflow's task.
+    """
+    path = os.environ.get(TASK_SOCKET_VARIABLE)
+    if not path:
+        raise _outside()
+    return path
 
 
 def wait_at_barrier(
@@ -48,9 +55,7 @@ def wait_at_barrier(
     """
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise UsageError(f"{timeout_s} s is not a valid limit for a wait", fix="timeout_s=600.0")
-    path = agent_socket()
-    if path is None:
-        raise _outside()
+    path = check_in_task()
     tell = say or _to_stderr
     head = f"barrier `{name}`"
 
@@ -111,7 +116,8 @@ def _outside() -> UsageError:
     return UsageError(
         "this process is not part of a workflow's task, so it has no group to wait for",
         why=f"{TASK_SOCKET_VARIABLE} is not set",
-        fix="start it by `muster submit`; in a training script, use torch.distributed.barrier()",
+        fix="in a training script, use torch.distributed.barrier(); elsewhere make the callers tasks of one group of a"
+        " workflow, and start it by `muster submit`",
     )
 
 

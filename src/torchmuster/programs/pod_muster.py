@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--count", "--num-nodes", "--num_nodes", type=int)
     parser.add_argument("--rank", type=int)
     parser.add_argument("--timeout", default="10m")
-    # Those of a barrier without a workflow: here the group knows them.
+    # Accepted from lines that were written for `osmo_barrier.py`: the group knows where its tasks are.
     for option in ("--connect", "--port", "--secret-file"):
         parser.add_argument(option, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments[1:])

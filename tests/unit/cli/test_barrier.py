@@ -11,7 +11,6 @@ import threading
 import pytest
 
 from kit.command import SOURCE
-from kit.ports import reserve_port
 from kit.waiting import wait_until
 from torchmuster.model.contract import TASK_SOCKET_VARIABLE
 from unit.node.fake_head import FakeHead
@@ -202,13 +201,17 @@ def test_when_the_agent_is_lost_it_leaves_with_5_at_once():
     assert err.startswith("error: the agent of this task has ended\n")
 
 
-def test_outside_of_a_workflow_it_says_what_to_do():
+@pytest.mark.parametrize(
+    "words", [(), ("--num-nodes", "2", "--rank", "0", "--connect", "h", "--secret-file", "key")]
+)
+def test_outside_of_a_workflow_it_says_what_to_use(words):
     with processes() as start:
-        code, _, err = start("-c", COMMAND, "barrier").end()
+        code, _, err = start("-c", COMMAND, "barrier", *words).end()
 
     assert code == 2
+    assert err.count("error: ") == 1
     assert "not part of a workflow" in err
-    for way in ("muster submit", "--num-nodes N --rank R --connect HOST", "torch.distributed"):
+    for way in ("torch.distributed.barrier()", "tasks of one group", "muster submit"):
         assert way in err
 
 
@@ -216,86 +219,20 @@ def test_outside_of_a_workflow_it_says_what_to_do():
     ("words", "sentences"),
     [
         (
-            ("--num-nodes", "0", "--rank", "x", "--port", "99999", "--timeout", "soon"),
-            [
-                "`0` is not a number",
-                "`x` is not a number",
-                "`99999` is not a number",
-                "not a time above 0",
-            ],
+            ("--num-nodes", "0", "--rank", "x", "--timeout", "soon"),
+            ["`0` is not a number", "`x` is not a number", "not a time above 0"],
         ),
-        (("--num-nodes", "2"), ["each caller needs its rank"]),
-        (("--num-nodes", "2", "--rank", "1"), ["has to know where rank 0 is"]),
-        (("--num-nodes", "2", "--rank", "2", "--connect", "h"), ["rank 2 is out of range"]),
         (("--num-nodes", "2", "--rank", "0", "--count", "3"), ["are the same thing, and differ"]),
     ],
 )
 def test_mistakes_are_told_together_and_nothing_starts(words, sentences):
-    with processes() as start:
-        code, _, err = start("-c", COMMAND, "barrier", *words).end()
+    with FakeHead(("a", "b")) as head, processes() as start:
+        code, _, err = barrier(start, head, "a", *words).end()
 
     assert code == 2
     assert err.count("error: ") == len(sentences)
     for sentence in sentences:
         assert sentence in err
-
-
-class Alone:
-    """Starts ranks without a workflow."""
-
-    def __init__(self, start, home, num_nodes):
-        self.start, self.home, self.num_nodes = start, str(home), num_nodes
-        self.port = reserve_port()
-
-    def rank(self, rank, *words):
-        return self.start(
-            *("-c", COMMAND, "barrier", "--num_nodes", str(self.num_nodes)),
-            *("--connect", "127.0.0.1", "--rank", str(rank), "--port", str(self.port), *words),
-            MUSTER_HOME=self.home,
-        )
-
-    def is_open(self):
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-def test_ranks_without_a_workflow_wait_through_garbage_and_a_kill(tmp_path):
-    with processes() as start:
-        alone = Alone(start, tmp_path, 4)
-        killed, second, first = alone.rank(1), alone.rank(2), alone.rank(0)
-        wait_until(lambda: any("3 of 4 are here, missing: rank 3" in line for line in first.errors))
-        throw_garbage(lambda: socket.create_connection(("127.0.0.1", alone.port)))
-        killed.kill()
-        successor, last = alone.rank(1), alone.rank(3)
-        ended = [process.end() for process in (first, second, successor, last)]
-
-    for code, out, err in ended:
-        assert code == 0, err
-        assert out.startswith("barrier `default`: all have reached it after ")
-    assert killed.popen.returncode == -signal.SIGKILL
-
-
-def test_one_node_passes_at_once_and_makes_no_key(tmp_path):
-    with processes() as start:
-        assert_all_passed(Alone(start, tmp_path / "home", 1).rank(0).end())
-    assert not (tmp_path / "home").exists()
-
-
-def test_ranks_with_other_keys_don_t_meet_and_are_told_so(tmp_path):
-    with processes() as start:
-        alone = Alone(start, tmp_path / "one", 2)
-        first = alone.rank(0)
-        wait_until(alone.is_open)
-        alone.home = str(tmp_path / "other")
-        code, _, err = alone.rank(1).end()
-        assert first.popen.poll() is None
-        key = tmp_path / "one" / "key"
-        last = alone.rank(1, "--secret-file", str(key))
-
-        assert last.end()[0] == first.end()[0] == 0
-    assert code == 12
-    assert "have no common key" in err
-    assert "--secret-file FILE" in err
 
 
 @pytest.mark.slow

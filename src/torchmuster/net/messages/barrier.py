@@ -1,10 +1,8 @@
-"""Barriers: of the tasks of a group, and of ranks without a workflow."""
+"""Barriers of the tasks of a group: the agent of a task calls the head, which answers."""
 
 import enum
 
 from torchmuster.net.messages.base import Message
-
-# Barriers: the agent of a task to the head of its group, and back.
 
 
 class BarrierState(enum.Enum):
@@ -56,19 +54,3 @@ class BarrierAnswer(Message):
     missing: tuple[str, ...] = ()
     left_s: float = 0.0
     timed_out: bool = False
-
-
-# A barrier without a workflow: the other ranks call rank 0, which answers with BarrierAnswer.
-
-
-class BarrierJoin(Message):
-    """A rank has arrived; `incarnation` distinguishes its own second connection from another process with its rank."""
-
-    name: str
-    rank: int
-    num_nodes: int
-    incarnation: str
-
-
-class BarrierPassed(Message):
-    """This rank confirms that the barrier is full."""
