@@ -13,7 +13,9 @@ PACKAGE = SOURCE / "torchmuster"
 UNIT = Path(__file__).parent
 PAGES = sorted(p for p in (SOURCE.parent / "docs").glob("*.md") if p.stem != "glossary")
 MAX_MODULES = 25
-MAX_LINES = 450
+MAX_LINES = 900
+# One idea a module; a longer one is here with its reason.
+MAY_BE_LONG: dict[str, str] = {}
 
 
 def name_of(path):
@@ -60,12 +62,12 @@ def test_a_folder_says_what_it_is_for_and_is_small(folder):
     assert len(modules) <= MAX_MODULES
 
 
-def test_a_module_can_be_read_in_one_sitting():
+def test_a_module_has_one_idea():
     lengths = {
         str(p.relative_to(PACKAGE)): len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")
     }
 
-    assert sorted(path for path, length in lengths.items() if length > MAX_LINES) == []
+    assert {path for path, length in lengths.items() if length > MAX_LINES} == set(MAY_BE_LONG)
 
 
 def test_unit_tests_lie_where_their_source_lies():

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 PYTHON = "python3"  # of an image
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
-# What only a client needs; the rest must leave room for code in a Secret.
 SECRET_BYTES = 1 << 20
 _SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
 
