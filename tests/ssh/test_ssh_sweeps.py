@@ -63,8 +63,13 @@ def test_members_run_in_one_session_on_each_host(two):
     (two.code / "mended").touch()
     code, _, said = two.run("s", command="restart", MUSTER_PROGRESS="off")
     assert code == 0, said
-    assert [m["state"] for m in told(two)] == ["succeeded"] * 5
-    assert [m["attempt"] > 0 for m in told(two)] == [False, True, False, False, False]
+    again = told(two)
+    assert [m["state"] for m in again] == ["succeeded"] * 5
+    # On a busy machine a member may have had a second attempt before; the restart is for the one that failed.
+    changed = [
+        now["attempt"] != before["attempt"] for now, before in zip(again, members, strict=True)
+    ]
+    assert changed == [False, True, False, False, False]
     assert len(logins(two)) == 4
 
 

@@ -468,3 +468,12 @@ def test_a_server_that_did_not_come_up_has_a_log_of_its_own(tmp_path):
     hint = explain(tmp_path, job=log).first.hint
     assert "that server's own log" in hint
     assert "no library is involved" not in hint
+
+
+def test_an_abort_of_mpi_that_says_completed_successfully_is_no_success(tmp_path):
+    log = (
+        "*** An error occurred in MPI_Init\n*** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort)\n"
+        "[host1:71142] Local abort before MPI_INIT completed completed successfully, but am not able to aggregate error"
+        " messages, and not able to guarantee that all other processes were killed!\n"
+    )
+    assert not explain(tmp_path, job=log).healthy
