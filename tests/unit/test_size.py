@@ -31,6 +31,7 @@ PARTS = {
     "cli/sweep_views.py": "session",
     "cli/top": "report",
     "cli/transfers.py": "workflow",
+    "cli/runs/workflow.py": "workflow",
     "cli/workflow_views.py": "workflow",
     "data": "workflow",
     "diagnose": "diagnose",
@@ -69,7 +70,7 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 39_200,
+    "launcher": 39_300,
     "diagnose": 12_650,
     "workflow": 11_200,
     "train": 7_750,

@@ -8,6 +8,7 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
+    from torchmuster.cli.places.place import Place
     from torchmuster.owner.views.run_view import RunView
     from torchmuster.owner.views.workflow_view import WorkflowView
 
@@ -104,12 +105,8 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
     import uuid
     from dataclasses import replace
 
-    from torchmuster.cli.runs.job import find_site
-    from torchmuster.cli.runs.submit import start_workflow, submit_to_scheduler
     from torchmuster.errors import UsageError
-    from torchmuster.files import atomic
     from torchmuster.owner.create import create_workflow_dir, new_run_id
-    from torchmuster.owner.jobs.jobs import read_jobs
 
     workflow = workflow_of(view)
     if workflow.is_elsewhere:
@@ -133,23 +130,9 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
                 texts.append(file.read())
         except OSError:
             texts.append("")
-    ssh_site = pods_site = None
-    if isinstance(on_hosts := atomic.read_json(view.run_dir.site), dict):
-        from torchmuster.cli.runs.job import find_objects
-        from torchmuster.cli.runs.ssh_submit import refuse_what_hosts_can_not
-        from torchmuster.cli.sites import my_sites
-
-        name = str(on_hosts.get("site"))
-        cluster = find_objects(name)
-        ssh_site = my_sites().get(name) if cluster is None else None
-        if ssh_site is not None:
-            refuse_what_hosts_can_not(plan, ssh_site, detach=detach)
-        elif cluster is not None:
-            from torchmuster.cli.runs.pod_submit import check_for_pods
-            from torchmuster.owner.pods.end import remove_groups
-
-            pods_site = check_for_pods(plan, cluster[0])
-            remove_groups(view.run_dir)
+    place = _place_of(view)
+    place.check_workflow(plan, detach=detach)
+    place.settle_workflow_again(view.run_dir)
     run_dir = create_workflow_dir(plan, texts[0], texts[1])
     for task in (task for group in plan.groups for task in group.tasks):
         earlier = os.path.join(view.run_dir.task_folder(task.name), "snapshots")
@@ -157,17 +140,25 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
             os.symlink(
                 os.path.realpath(earlier), os.path.join(run_dir.task_folder(task.name), "snapshots")
             )
-    jobs = read_jobs(view.run_dir)
-    if jobs is not None:
-        plain = atomic.read_json(view.run_dir.jobs)
-        site = find_site(str(plain.get("site") or jobs[0].name))
-        return submit_to_scheduler(run_dir, plan, site, detach=detach, as_json=False)
-    if ssh_site is not None:
-        from torchmuster.cli.runs.ssh_submit import submit_to_hosts
+    return place.submit_workflow(run_dir, plan, detach=detach, as_json=False)
 
-        return submit_to_hosts(run_dir, plan, ssh_site, as_json=False)
-    if pods_site is not None:
-        from torchmuster.cli.runs.pod_submit import submit_to_pods
 
-        return submit_to_pods(run_dir, plan, pods_site, detach=detach, as_json=False)
-    return start_workflow(run_dir, plan, detach=detach)
+def _place_of(view: "RunView") -> "Place":
+    """Return where a workflow was submitted.
+
+    Raises:
+        UsageError: Its site is not there any more.
+    """
+    from torchmuster.cli.places.find import Where, find_place
+    from torchmuster.files import atomic
+    from torchmuster.owner.jobs.jobs import read_jobs
+    from torchmuster.spec.problems import Problems
+
+    noted = atomic.read_json(view.run_dir.site)
+    name = str(noted.get("site")) if isinstance(noted, dict) else None
+    if (jobs := read_jobs(view.run_dir)) is not None:
+        name = str(atomic.read_json(view.run_dir.jobs).get("site") or jobs[0].name)
+    problems = Problems()
+    place = find_place(Where(engine=name, here=name is None), problems)
+    problems.checked(place)
+    return place

@@ -22,12 +22,32 @@ if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
+    from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.node.door.messages import SessionSetup
+    from torchmuster.owner.capacity import Machine
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
 
 
-class Here(Place):
+class ThisMachine(Place):
+    """A place whose workflows run on this machine."""
+
+    is_this_machine = True
+
+    def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+        from torchmuster.cli.runs.workflow import show_plan
+
+        show_plan(plan, machine, as_json=as_json)
+
+    def submit_workflow(
+        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
+    ) -> int:
+        from torchmuster.cli.runs.workflow import start_workflow
+
+        return start_workflow(run_dir, plan, detach=detach, as_json=as_json)
+
+
+class Here(ThisMachine):
     """Simulated nodes of this machine."""
 
     name = "local"
@@ -126,7 +146,7 @@ def _size(plan: "RunPlan") -> str:
     return f"{workers} on {nodes} node{'s' if plan.max_nodes != 1 else ''}{spares}"
 
 
-class InJob(Place):
+class InJob(ThisMachine):
     """The nodes of the job that this shell is in."""
 
     takes_no_job_options = "the job exists already"

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
+    from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.node.door.messages import SessionSetup
+    from torchmuster.owner.capacity import Machine
     from torchmuster.owner.views.run_view import RunView
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
@@ -125,6 +127,25 @@ class Hosts(Place):
     def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow":
         del detach  # it was refused
         return partial(own_on_hosts, plan, run_dir, self._wishes, self._bundle(plan))
+
+    def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
+        from torchmuster.cli.runs.ssh_submit import refuse_what_hosts_can_not
+
+        refuse_what_hosts_can_not(plan, self.site, detach=detach)
+
+    def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+        from torchmuster.cli.runs.ssh_submit import show_hosts
+
+        del machine
+        show_hosts(plan, self.site, as_json=as_json)
+
+    def submit_workflow(
+        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
+    ) -> int:
+        from torchmuster.cli.runs.ssh_submit import submit_to_hosts
+
+        del detach  # it was refused
+        return submit_to_hosts(run_dir, plan, self.site, as_json=as_json)
 
     def settle_session(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torchmuster.model.job import JobRequest
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
+    from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.node.door.messages import SessionSetup
+    from torchmuster.owner.capacity import Machine
     from torchmuster.owner.jobs.jobs import JobAgain
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
@@ -95,6 +97,24 @@ class AsJob(Place):
         job = self._job(plan)
         warn(self.dialect.unmapped(job))
         return submit(plan, run_dir, job, self.dialect, num_more=self._num_more, detach=detach)
+
+    def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+        from torchmuster.cli.runs.job_scripts import show_jobs
+
+        del machine
+        show_jobs(plan, self.name, as_json=as_json)
+
+    def with_task_setup(self, plan: "WorkflowPlan") -> "WorkflowPlan":
+        from torchmuster.engines.sites import with_task_setup
+
+        return with_task_setup(plan, self.site)
+
+    def submit_workflow(
+        self, run_dir: RunDir, plan: "WorkflowPlan", *, detach: bool, as_json: bool
+    ) -> int:
+        from torchmuster.cli.runs.workflow import submit_to_scheduler
+
+        return submit_to_scheduler(run_dir, plan, self.site, detach=detach, as_json=as_json)
 
     def settle_session(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
@@ -170,6 +190,30 @@ class AsPods(AsJob):
         warn(self.dialect.unmapped(job))
         say_what_goes(job, detach=detach)
         return submit(plan, run_dir, job, self.dialect, num_more=0, detach=detach)
+
+    def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
+        from torchmuster.cli.runs.pod_submit import check_for_pods
+
+        del detach
+        self.site = check_for_pods(plan, self.site)
+
+    def settle_workflow_again(self, old: RunDir) -> None:
+        from torchmuster.owner.pods.end import remove_groups
+
+        remove_groups(old)
+
+    def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+        from torchmuster.cli.runs.pod_submit import show_pods
+
+        del machine
+        show_pods(plan, self.site, self.dialect, as_json=as_json)
+
+    def submit_workflow(
+        self, run_dir: RunDir, plan: "WorkflowPlan", *, detach: bool, as_json: bool
+    ) -> int:
+        from torchmuster.cli.runs.pod_submit import submit_to_pods
+
+        return submit_to_pods(run_dir, plan, self.site, detach=detach, as_json=as_json)
 
 
 class SameJob(Place):

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
+    from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.node.door.messages import SessionSetup
+    from torchmuster.owner.capacity import Machine
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
 
@@ -78,6 +80,34 @@ class Place:
     def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow | None":
         """Start a run that has its folder; return what follows it, None where it continues without us."""
         raise NotImplementedError
+
+    # Of a workflow.
+
+    is_this_machine = False  # what this machine has decides which tasks can run
+
+    def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
+        """Refuse what can't be done here, before anything exists.
+
+        Raises:
+            ManyErrors: Everything of it.
+        """
+
+    def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+        """Print what would be started; `machine` is this one."""
+        raise NotImplementedError
+
+    def with_task_setup(self, plan: "WorkflowPlan") -> "WorkflowPlan":
+        """Return the plan with what the site says of its nodes."""
+        return plan
+
+    def submit_workflow(
+        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
+    ) -> int:
+        """Start a prepared workflow and follow it to its end, or leave it in the background; return the exit code."""
+        raise NotImplementedError
+
+    def settle_workflow_again(self, old: "RunDir") -> None:
+        """Remove what is left of an earlier start of a workflow that is to start again."""
 
     # Of a session.
 

@@ -2,35 +2,22 @@
 
 import json
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchmuster.cli import options, status_line
 from torchmuster.cli.completion import complete_files, complete_runs
-from torchmuster.cli.runs.job import (
-    check_engine,
-    choose_engine,
-    find_hosts,
-    find_objects,
-    find_site,
-)
-from torchmuster.cli.runs.job_scripts import ALL, can_show, show_jobs
+from torchmuster.cli.runs.job_scripts import ALL, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import NotFoundError, UsageError
-from torchmuster.files.layout import short_id
 from torchmuster.model.display.text import few_of
 from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
-    from torchmuster.engines.base import Dialect, ObjectDialect
-    from torchmuster.files.layout import RunDir
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.outcome import WorkflowResult
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.owner.capacity import Machine
-    from torchmuster.spec.sites.site import Site
+    from torchmuster.spec.problems import Problems
     from torchmuster.spec.workflow.load import LoadedWorkflow
 
 
@@ -88,102 +75,34 @@ def submit(**given: Any) -> int:
     muster submit train.yaml --dry-run
     muster submit train.yaml --help-values
     """  # noqa: D301 - \b is click's mark
+    from torchmuster.cli.places.find import Where, find_place
+    from torchmuster.cli.places.place import Nowhere
     from torchmuster.owner.create import create_workflow_dir
+    from torchmuster.spec.problems import Problems
 
     if given["help_values"]:
         return _show_values(given["file"])
-    given["engine"] = choose_engine(given["engine"], here=given["here"] or given["dry_run"])
-    cluster = find_objects(given["engine"])
+    problems = Problems()
+    shows_all = given["dry_run"] and given["engine"] == ALL
+    here = given["here"] or given["dry_run"]
+    place = (
+        Nowhere() if shows_all else find_place(Where(engine=given["engine"], here=here), problems)
+    )
+    given["elsewhere"] = not place.is_this_machine
     loaded = _load(given)
-    ssh_site = find_hosts(given["engine"])
-    plan, machine = _plan(loaded, given, on_hosts=ssh_site is not None)
-    if cluster is not None:
-        return _to_pods(loaded, plan, cluster, given)
-    if ssh_site is not None:
-        from torchmuster.cli.runs.ssh_submit import refuse_what_hosts_can_not
-
-        refuse_what_hosts_can_not(plan, ssh_site, detach=given["detach"])
+    plan, machine = _plan(loaded, given, problems)
+    place.check_workflow(plan, detach=given["detach"])
+    if shows_all:
+        show_jobs(plan, ALL, as_json=given["as_json"])
+        return 0
     if given["dry_run"]:
-        if ssh_site is not None:
-            from torchmuster.cli.runs.ssh_submit import show_hosts
-
-            show_hosts(plan, ssh_site, as_json=given["as_json"])
-        elif given["engine"] == "local":
-            _show_plan(plan, machine, as_json=given["as_json"])
-        else:
-            show_jobs(plan, given["engine"], as_json=given["as_json"])
+        place.show_workflow(plan, machine, as_json=given["as_json"])
         return 0
     _upload_local_datasets(loaded)
-    if ssh_site is None and given["engine"] != "local":
-        from torchmuster.engines.sites import with_task_setup
-
-        plan = with_task_setup(plan, find_site(given["engine"]))
-    run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
-    if ssh_site is not None:
-        from torchmuster.cli.runs.ssh_submit import submit_to_hosts
-
-        return submit_to_hosts(run_dir, plan, ssh_site, as_json=given["as_json"])
-    if given["engine"] != "local":
-        site = find_site(given["engine"])
-        return submit_to_scheduler(
-            run_dir, plan, site, detach=given["detach"], as_json=given["as_json"]
-        )
-    return start_workflow(run_dir, plan, detach=given["detach"], as_json=given["as_json"])
-
-
-def _to_pods(
-    loaded: "LoadedWorkflow",
-    plan: "WorkflowPlan",
-    cluster: "tuple[Site, ObjectDialect]",
-    given: dict[str, Any],
-) -> int:
-    from torchmuster.cli.runs.pod_submit import check_for_pods, show_pods, submit_to_pods
-    from torchmuster.engines.sites import with_task_setup
-    from torchmuster.owner.create import create_workflow_dir
-
-    site, dialect = cluster
-    site = check_for_pods(plan, site)
-    if given["dry_run"]:
-        show_pods(plan, site, dialect, as_json=given["as_json"])
-        return 0
-    _upload_local_datasets(loaded)
-    plan = with_task_setup(plan, site)
+    plan = place.with_task_setup(plan)
     run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
     detach, as_json = given["detach"], given["as_json"]
-    return submit_to_pods(run_dir, plan, site, detach=detach, as_json=as_json)
-
-
-def submit_to_scheduler(
-    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
-) -> int:
-    """Submit all groups as jobs and follow them; Ctrl-C leaves them alone, twice cancels them."""
-    from torchmuster.cli.ending import follow_run, print_id
-    from torchmuster.engines.registry import load_dialect
-    from torchmuster.owner.jobs.workflow_batch import submit_groups
-
-    dialect = load_dialect(site.kind)
-    job_ids = submit_groups(plan, run_dir, dialect, site)
-    if detach:
-        return print_id(plan.run_id, as_json=as_json, jobs=job_ids)
-    follow = partial(_follow_jobs, run_dir, dialect, job_ids)
-    return follow_run(plan, run_dir, follow, as_json=as_json)
-
-
-def _follow_jobs(
-    run_dir: "RunDir", dialect: "Dialect", job_ids: dict[str, str], voice: "TerminalVoice"
-) -> "WorkflowResult | None":
-    import asyncio
-
-    from torchmuster.owner.jobs.workflow_batch import WorkflowFollower
-
-    name = short_id(os.path.basename(run_dir.path))
-    jobs = ", ".join(f"{group} is job {job_id}" for group, job_id in list(job_ids.items())[:8])
-    voice.say(f"run {name}: {jobs} of {dialect.name}; files in {run_dir.path}")
-    view = asyncio.run(WorkflowFollower(run_dir, dialect, job_ids, voice).follow())
-    if view is None or view.result is None:
-        voice.say(f"the jobs continue: muster status {name}")
-        return None
-    return view.result
+    return place.submit_workflow(run_dir, plan, detach=detach, as_json=as_json)
 
 
 @click.command(cls=SetCommand)
@@ -192,6 +111,7 @@ def _follow_jobs(
 @options.json()
 def validate(**given: Any) -> int:
     """Check the workflow in FILE: report every problem with its line; start nothing."""
+    from torchmuster.cli.runs.workflow import size_of
     from torchmuster.ui.messages import print_errors, print_warnings
 
     loaded = _load_quietly(given)
@@ -202,7 +122,7 @@ def validate(**given: Any) -> int:
     if loaded.errors:
         print_errors(loaded.errors)
         return 2
-    click.echo(f"{given['file']} is valid: {_size(loaded.groups)}")
+    click.echo(f"{given['file']} is valid: {size_of(loaded.groups)}")
     return 0
 
 
@@ -241,26 +161,6 @@ def spec(run: str, *, rendered: bool) -> int:
     return 0
 
 
-def start_workflow(
-    run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool = False
-) -> int:
-    """Follow a prepared workflow to its end, or leave it in the background."""
-    from torchmuster.cli.ending import follow_run, leave_in_background
-
-    if detach:
-        return leave_in_background(run_dir, plan.run_id, as_json=as_json)
-    from torchmuster.owner.follow import follow_workflow
-    from torchmuster.owner.views.account import near
-
-    shown = near(os.path.dirname(os.path.dirname(run_dir.logs)))
-
-    def follow(voice: "TerminalVoice") -> "WorkflowResult":
-        voice.say(f"run {short_id(plan.run_id)}: {_size(plan.groups)}; logs in {shown}")
-        return follow_workflow(run_dir, voice)
-
-    return follow_run(plan, run_dir, follow, as_json=as_json)
-
-
 def _load(given: dict[str, Any]) -> "LoadedWorkflow":
     """Load the file; stop with all its errors, or show its warnings."""
     from torchmuster.errors import ManyErrors
@@ -293,13 +193,13 @@ def _keys_with_effect(given: dict[str, Any]) -> frozenset[str]:
     keys: set[str] = set()
     if given.get("container", "none") != "none":
         keys |= {"privileged", "hostNetwork", "volumeMounts"}
-    if given.get("engine", "local") != "local":  # the engine itself says what it can't be told
+    if given.get("elsewhere"):  # the engine itself says what it can't be told
         keys |= {"platform", "nodesExcluded", "topology"}
     return frozenset(keys)
 
 
 def _plan(
-    loaded: "LoadedWorkflow", given: dict[str, Any], *, on_hosts: bool = False
+    loaded: "LoadedWorkflow", given: dict[str, Any], problems: "Problems"
 ) -> "tuple[WorkflowPlan, Machine]":
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.errors import ManyErrors
@@ -307,16 +207,10 @@ def _plan(
     from torchmuster.node.sandbox.container import container_problems
     from torchmuster.owner.capacity import shortfalls, this_machine
     from torchmuster.owner.create import check_run_id, new_run_id
-    from torchmuster.spec.problems import Problems
     from torchmuster.spec.units import parse_timeout
     from torchmuster.spec.workflow.load import plan_workflow
     from torchmuster.ui.messages import print_notes
 
-    problems = Problems()
-    on_jobs = given["engine"] != "local"
-    shown = given["dry_run"] or given["engine"] != ALL
-    if on_jobs and not on_hosts and not (can_show(given["engine"]) and shown):
-        check_engine(given["engine"], problems)
     seconds = {}
     for name in ("grace", "backoff"):
         seconds[name] = parse_timeout(given[name])
@@ -339,7 +233,7 @@ def _plan(
         network=TaskNetwork(given["task_network"]),
         container=given["container"],
     )
-    if on_jobs:  # what this machine has is not the question
+    if given["elsewhere"]:  # what this machine has is not the question
         return plan, machine
     if refusals := container_problems(plan):
         raise ManyErrors(refusals)
@@ -367,12 +261,6 @@ def _upload_local_datasets(loaded: "LoadedWorkflow") -> None:
             click.echo(f"muster: {entry.folder} is {entry.name}:{version}", err=True)
 
 
-def _size(groups: Any) -> str:
-    num_tasks = sum(len(group.tasks) for group in groups)
-    tasks = f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
-    return f"{len(groups)} group{'s' if len(groups) != 1 else ''}, {tasks}"
-
-
 def _show_values(path: str) -> int:
     from torchmuster.spec.workflow.load import list_values
     from torchmuster.ui.table import render_table
@@ -384,29 +272,3 @@ def _show_values(path: str) -> int:
     rows = [[value.name, json.dumps(value.value, default=str), value.help] for value in values]
     click.echo(render_table(["VALUE", "DEFAULT", ""], rows), nl=False)
     return 0
-
-
-def _show_plan(plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
-    from torchmuster.model import codec
-    from torchmuster.owner.capacity import cpus_of, gpus_of
-    from torchmuster.ui.table import render_table
-
-    if as_json:
-        click.echo(json.dumps(codec.to_plain(plan), indent=1))
-        return
-    rows = []
-    for group in plan.groups:
-        for task in group.tasks:
-            words = " ".join(task.command)
-            if task.training is not None:
-                words = f"{task.training.script} on {task.training.nodes} nodes"
-            waits = ", ".join(group.after) or "-"
-            lead = "*" if task.lead and len(group.tasks) > 1 else ""
-            cells = [group.name, task.name + lead, waits, str(cpus_of(task)), str(gpus_of(task))]
-            rows.append([*cells, words[:50]])
-    header = ["GROUP", "TASK", "AFTER", "CPUS", "GPUS", "COMMAND"]
-    click.echo(render_table(header, rows), nl=False)
-    click.echo(
-        f"\nlocal: {_size(plan.groups)}; {machine.num_cpus} CPUs, {len(machine.gpus)} GPUs here"
-    )
-    click.echo("nothing was started (--dry-run)", err=True)
