@@ -10,7 +10,7 @@ from torchmuster.cli.places.place import Place
 from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
-    from torchmuster.cli.places.place import Follow
+    from torchmuster.cli.places.place import Follow, StartSweep
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import RunPlan
@@ -136,6 +136,11 @@ class Held(Place):
             voice.say(f"run {short_id(plan.run_id)} on {names}; logs in {near(run_dir.logs)}")
 
         return own_on_nodes(plan, run_dir, self._held, voice, begun=begun)
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        from torchmuster.cli.runs.sweep_places import plan_in_session
+
+        return start(plan_in_session(given, problems))
 
 
 def _own(engine: Any, voice: "TerminalVoice") -> "Result":

@@ -16,7 +16,7 @@ from torchmuster.files.layout import short_id
 from torchmuster.model.plan import WARN_S
 
 if TYPE_CHECKING:
-    from torchmuster.cli.places.place import Follow
+    from torchmuster.cli.places.place import Follow, StartSweep
     from torchmuster.engines.own_job import OwnJob
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
@@ -45,6 +45,12 @@ class ThisMachine(Place):
         from torchmuster.cli.runs.workflow import start_workflow
 
         return start_workflow(run_dir, plan, detach=detach, as_json=as_json)
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
+        from torchmuster.diagnose.facts.gpus import visible_gpus
+
+        return start(plan_sweep(given, sweep_request(given), visible_gpus(), problems))
 
 
 class Here(ThisMachine):

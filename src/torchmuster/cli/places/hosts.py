@@ -20,7 +20,7 @@ from torchmuster.files.layout import short_id
 _DOOR_ENDED = (0, "exit code 0")  # of the first node, by itself
 
 if TYPE_CHECKING:
-    from torchmuster.cli.places.place import Follow
+    from torchmuster.cli.places.place import Follow, StartSweep
     from torchmuster.engines.ssh_bundle import Bundle
     from torchmuster.engines.ssh_places import SshWishes
     from torchmuster.files.layout import RunDir
@@ -146,6 +146,14 @@ class Hosts(Place):
 
         del detach  # it was refused
         return submit_to_hosts(run_dir, plan, self.site, as_json=as_json)
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        from torchmuster.cli.runs.sweep_places import plan_on_hosts
+
+        if given["time_limit"] is not None:
+            fix = "leave it out; `--stop` ends members early"
+            raise UsageError("`--time` is for sweeps that are jobs", where="--time", fix=fix)
+        return start(plan_on_hosts(given, self.site, problems))
 
     def settle_session(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"

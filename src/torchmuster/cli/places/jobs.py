@@ -15,7 +15,7 @@ from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import RunDir, runs_dir, short_id
 
 if TYPE_CHECKING:
-    from torchmuster.cli.places.place import Follow
+    from torchmuster.cli.places.place import Follow, StartSweep
     from torchmuster.engines.base import Dialect, ObjectDialect
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.job import JobRequest
@@ -116,6 +116,12 @@ class AsJob(Place):
 
         return submit_to_scheduler(run_dir, plan, self.site, detach=detach, as_json=as_json)
 
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        from torchmuster.cli.runs.sweep_jobs import submit_sweep
+
+        del start  # the array owns itself
+        return submit_sweep(given, self.site, problems)
+
     def settle_session(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
     ) -> "RunPlan":
@@ -196,6 +202,12 @@ class AsPods(AsJob):
 
         del detach
         self.site = check_for_pods(plan, self.site)
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        from torchmuster.cli.runs.sweep_pods import submit_to_pods
+
+        del problems, start
+        return submit_to_pods(given, self.site, self.dialect)
 
     def settle_workflow_again(self, old: RunDir) -> None:
         from torchmuster.owner.pods.end import remove_groups

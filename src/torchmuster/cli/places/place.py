@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from torchmuster.owner.capacity import Machine
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
+    from torchmuster.spec.sweep_plan import SweepPlan
 
     # Follows a run to its end; None where the run continues without this process.
     Follow = Callable[[TerminalVoice], Result | None]
+    StartSweep = Callable[[SweepPlan], int]
 
 # What only a scheduler's job can be asked for.
 _OF_A_JOB = {
@@ -109,6 +111,21 @@ class Place:
     def settle_workflow_again(self, old: "RunDir") -> None:
         """Remove what is left of an earlier start of a workflow that is to start again."""
 
+    # Of a sweep.
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        """Start a sweep and follow it, or show it; return the exit code.
+
+        Args:
+            given: The words of the command line.
+            problems: What is wrong with them so far.
+            start: Starts, or shows, a planned sweep that a process of this machine owns.
+
+        Raises:
+            ManyErrors: All that is wrong with the words.
+        """
+        raise NotImplementedError
+
     # Of a session.
 
     no_session = ""  # why none can be held here
@@ -136,6 +153,11 @@ class Nowhere(Place):
     ) -> None:
         del limits
         plan_elsewhere(request, run_id, request.gpus_per_node or 0, problems)
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
+
+        return start(plan_sweep(given, sweep_request(given), [], problems, is_job=True))
 
 
 def check(place: Place, request: "RunRequest", problems: "Problems") -> None:

@@ -124,35 +124,14 @@ def sweep(**given: Any) -> int:
     Each member is a run of its own, NAME.0 and so on, for `muster logs` and `muster status`; the script's own options go
     behind `--`, and {lr} in them is replaced by a value.
     """
-    from torchmuster.cli.runs.job import choose_engine
-    from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
-    from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.cli.places.find import find_place, where_of_words
     from torchmuster.spec.problems import Problems
 
     if given["launched"] is not None:
         given |= _ordered(given)
-    if given["session"] is not None:
-        from torchmuster.cli.runs.sweep_places import plan_in_session
-
-        return _start(given, plan_in_session(given, Problems()))
-    named = given["engine"] or ("ssh" if given["hosts"] or given["hostfile"] else None)
-    engine = choose_engine(named, here=given["here"])
-    if engine == "local":
-        plan = plan_sweep(given, sweep_request(given), visible_gpus(), Problems())
-        return _start(given, plan)
-    from torchmuster.cli.runs.sweep_places import find_hosts, plan_on_hosts
-
-    if (site := find_hosts(given, engine)) is not None:
-        return _start(given, plan_on_hosts(given, site, Problems()))
-    from torchmuster.cli.runs.job import find_objects
-
-    if (pods := find_objects(engine)) is not None:
-        from torchmuster.cli.runs.sweep_pods import submit_to_pods
-
-        return submit_to_pods(given, *pods)
-    from torchmuster.cli.runs.sweep_jobs import submit_sweep
-
-    return submit_sweep(given, engine)
+    problems = Problems()
+    place = find_place(where_of_words(given), problems)
+    return place.sweep(given, problems, lambda plan: _start(given, plan))
 
 
 def _start(given: dict[str, Any], plan: "SweepPlan") -> int:

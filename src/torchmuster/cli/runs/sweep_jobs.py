@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.owner.sweep.array_stops import ArrayStops
     from torchmuster.owner.views.sweep_view import SweepView
+    from torchmuster.spec.problems import Problems
+    from torchmuster.spec.sites.site import Site
     from torchmuster.spec.sweep_plan import SweepPlan
 
 
-def submit_sweep(given: dict[str, Any], engine: str) -> int:
+def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> int:
     """Submit a sweep, and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
-    from torchmuster.cli.runs.job import check_engine
     from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
     from torchmuster.engines.registry import load_dialect
     from torchmuster.engines.sites import with_node_setup
@@ -37,20 +38,15 @@ def submit_sweep(given: dict[str, Any], engine: str) -> int:
         submit_members,
     )
     from torchmuster.spec.launch import read_job_limits
-    from torchmuster.spec.problems import Problems
 
-    problems = Problems()
     request = sweep_request(given)
     limits = read_job_limits(request, problems)
-    site = check_engine(engine, problems)
     if given["stop"] is not None and given["detach"]:
         why = "members of a job array have no owner: the command that follows them compares them"
         fix = "leave out --detach, or in a job of your own: muster sweep --here --stop ..."
         problems.add("`--stop` can't end members that nobody follows", "--stop", why, fix)
-    if site is None:
-        raise ManyErrors(problems.found)
     try:
-        dialect = find_arrays(load_dialect(site.kind), f"--on {engine}")
+        dialect = find_arrays(load_dialect(site.kind), f"--on {site.name}")
     except UsageError as error:
         problems.found.append(error)
         raise ManyErrors(problems.found) from error

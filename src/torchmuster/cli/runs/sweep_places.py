@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.errors import UsageError
-
 if TYPE_CHECKING:
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
@@ -95,20 +93,3 @@ def _places(
         SweepPlace(site=site, host=hosts[slot % len(hosts)], gpus=gpus[slot // len(hosts)])
         for slot in range(num_slots)
     )
-
-
-def find_hosts(given: dict[str, Any], engine: str) -> "Site | None":
-    """Return the hosts of ssh that a sweep is for; None when it is for another place.
-
-    Raises:
-        UsageError: Hosts are named for another kind of engine, or nobody names any.
-    """
-    if engine == "local" and not (given["hosts"] or given["hostfile"]):
-        return None
-    from torchmuster.cli.runs.ssh import find_ssh_site
-
-    site = find_ssh_site(engine, given["hosts"], given["hostfile"])
-    if site is not None and given["time_limit"] is not None:
-        fix = "leave it out; `--stop` ends members early"
-        raise UsageError("`--time` is for sweeps that are jobs", where="--time", fix=fix)
-    return site
