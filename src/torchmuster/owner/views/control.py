@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show it late
+_BEGINS_S = 5.0  # from an owner's start to its head
 
 
 async def wait_for_result(run_dir: RunDir, copy: "RunCopy | None" = None) -> Result | None:
@@ -96,9 +97,23 @@ def _is_job(run_dir: RunDir) -> bool:
 
 
 async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> None:
+    await _wait_for_head(view.run_dir)
     channel = await call_head(view)
     channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
     await channel.close()
+
+
+async def _wait_for_head(run_dir: RunDir) -> None:
+    """Wait a little for the head of a run that has only just been started here: its starter may stop it at once."""
+    deadline = time.monotonic() + _BEGINS_S
+    while time.monotonic() < deadline and _has_no_head_yet(run_dir):
+        await asyncio.sleep(_POLL_S)
+
+
+def _has_no_head_yet(run_dir: RunDir) -> bool:
+    if os.path.exists(run_dir.head) or os.path.isdir(os.path.join(run_dir.path, "pods")):
+        return False
+    return owner_is_here(run_dir) and owner_lives(run_dir)
 
 
 def _owner_ends_heads(run_dir: RunDir) -> bool:

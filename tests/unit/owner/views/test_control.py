@@ -7,12 +7,13 @@ import pytest
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
-from torchmuster.errors import NotFoundError
+from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import AT_ONCE, StopCause
 from torchmuster.net.address import bind
+from torchmuster.owner.create import write_owner
 from torchmuster.owner.views.control import LogChoice, log_files, send_stop
 from torchmuster.owner.views.find import view_run
 
@@ -99,3 +100,24 @@ def test_cancel_tells_the_head_where_the_scheduler_does_not_answer(view, monkeyp
     monkeypatch.setattr("torchmuster.owner.views.control.call_head", connected)
     asyncio.run(send_stop(view, signal.SIGTERM, at_once=False))
     assert [(stop.signum, stop.cause) for stop in head.heard] == [(signal.SIGTERM, StopCause.USER)]
+
+
+def test_a_stop_of_a_run_that_has_only_begun_waits_for_its_head(view, monkeypatch):
+    seen = []
+
+    async def call_head(view):
+        seen.append(atomic.read_json(view.run_dir.head) is not None)
+        raise ChannelError("nobody listens there")
+
+    async def stop():
+        sending = asyncio.create_task(send_stop(view, signal.SIGTERM, at_once=False))
+        await asyncio.sleep(0.2)
+        assert seen == []
+        atomic.write_json(view.run_dir.head, {"pid": os.getpid()})
+        await sending
+
+    write_owner(view.run_dir)
+    monkeypatch.setattr("torchmuster.owner.views.control.call_head", call_head)
+    monkeypatch.setattr("torchmuster.owner.views.control._signal_owner", lambda *_, **__: None)
+    asyncio.run(stop())
+    assert seen == [True]
