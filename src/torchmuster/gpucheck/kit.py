@@ -162,6 +162,7 @@ class Kit:
         own = proc.own_package_environment()
         own |= {
             "MUSTER_HOME": os.path.join(self.scratch, "home"),
+            "TMPDIR": self.scratch,  # what is left where a check is ended goes with it
             "GPUCHECK_FACTS": facts,
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
             "PYTHONUNBUFFERED": "1",
