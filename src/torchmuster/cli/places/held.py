@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.cli.places.here import own, show_agents
-from torchmuster.cli.places.place import Place
+from torchmuster.cli.places.place import OF_A_JOB, Place
 from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ _REFUSED = {
     "hosts": "--hosts",
     "hostfile": "--hostfile",
     "spares": "--spares",
-    "time_limit": "--time",
-    "queue": "--partition",
-    "account": "--account",
-    "cpus_per_node": "--cpus-per-node",
-    "gpus_per_node": "--gpus-per-node",
-    "mem": "--mem",
+    **OF_A_JOB,
     "warn": "--warn",
     "resubmit": "--resubmit",
     "ship_env": "--ship-env",
@@ -138,9 +133,37 @@ class Held(Place):
         return own_on_nodes(plan, run_dir, self._held, voice, begun=begun)
 
     def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
-        from torchmuster.cli.runs.sweep_places import plan_in_session
+        """Start a sweep whose members run one after the other, each on all nodes of the session."""
+        from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
 
-        return start(plan_in_session(given, problems))
+        for option in ("engine", "hosts", "hostfile", "queue", "account", "gpus_per_node", "mem"):
+            if given[option] is not None:
+                word = f"--{'on' if option == 'engine' else option.replace('_', '-')}"
+                why = "the session has its nodes already"
+                problems.add(f"`{word}` can't be used in a session", word, why)
+        if given["slots"] not in (None, 1):
+            why = "a session has one run at a time"
+            fix = "--hosts a,b makes slots of its own on hosts"
+            problems.add("a session is one slot", f"--slots {given['slots']}", why, fix)
+        setup = self._setup
+        request = replace(
+            sweep_request(given),
+            nodes=str(setup.nodes),
+            nproc_per_node=given["nproc_per_node"] or setup.workers or "1",
+            preload=tuple(dict.fromkeys([*setup.preload, *given["preload"]])),
+            python=given["python"] if self.is_here else None,
+        )
+        words = {**given, "slots": 1}
+        plan = plan_sweep(words, request, list(self.gpus), problems, is_job=not self.is_here)
+        run = replace(plan.run, session=self.session, preflight="off")
+        if request.python is None:
+            named = given["python"]
+            python = setup.python if named is None else tuple(shlex.split(named))
+            run = replace(run, program=replace(run.program, python=python))
+        if not self.is_here:
+            theirs = self._theirs
+            run = replace(run, engine=self.name, job_id=theirs.job_id, node_names=theirs.node_names)
+        return start(replace(plan, run=run))
 
 
 def _own(engine: Any, voice: "TerminalVoice") -> "Result":

@@ -17,8 +17,6 @@ from torchmuster.cli.sites import my_sites
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
 
-_DOOR_ENDED = (0, "exit code 0")  # of the first node, by itself
-
 if TYPE_CHECKING:
     from torchmuster.cli.places.place import Follow, StartSweep
     from torchmuster.engines.ssh_bundle import Bundle
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
 
+_DOOR_ENDED = (0, "exit code 0")  # of the first node, by itself
 # Without the variable the line fails: the workers must not run in what else is there.
 _SENT_LINES = (
     'export VIRTUAL_ENV="${MUSTER_ENVIRONMENT:?no environment has come}/env"',

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     StartSweep = Callable[[SweepPlan], int]
 
 # What only a scheduler's job can be asked for.
-_OF_A_JOB = {
+OF_A_JOB = {
     "time_limit": "--time",
     "queue": "--partition",
     "account": "--account",
@@ -162,7 +162,7 @@ class Nowhere(Place):
 
 def check(place: Place, request: "RunRequest", problems: "Problems") -> None:
     """Note the options that a place can't take, and say which it does not look at."""
-    ignored = [word for name, word in _OF_A_JOB.items() if getattr(request, name) is not None]
+    ignored = [word for name, word in OF_A_JOB.items() if getattr(request, name) is not None]
     if place.takes_no_job_options:
         if ignored:
             why = place.takes_no_job_options

@@ -67,14 +67,6 @@ def find_site(name: str) -> "Site":
     return site
 
 
-def find_hosts(name: str) -> "Site | None":
-    """Return the site that `--on` names when it is hosts of ssh; None when it is something else."""
-    if name == "local":
-        return None
-    site = my_sites().sites.get(name)
-    return site if site is not None and site.kind == "ssh" else None
-
-
 def nodes_of_site(site: "Site", *, spares: int = 0) -> str | None:
     """Return what the site says of nodes, as `--nodes` has it: all hosts of ssh but the spare ones, None when it says nothing."""
     if site.nodes is None:

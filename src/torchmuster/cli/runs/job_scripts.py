@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-def can_show(engine: str) -> bool:
-    """Say whether there are job scripts for what `--on` names: a scheduler, or a site that has one."""
-    if engine == ALL:
-        return True
-    site = my_sites().sites.get(engine)
-    return site is not None and site.is_batch
-
-
 def show_jobs(plan: "WorkflowPlan", engine: str, *, as_json: bool) -> None:
     """Print, for each engine, the submit commands and whole scripts of all groups.
 
