@@ -9,7 +9,6 @@ CONFIRM: dict[str, str] = {
     "account": "sacctmgr show associations user=$USER format=account,partition,qos   (PBS: qstat -Qf QUEUE | grep acl)",
     "preempted": "sacct -j JOB -X -o JobID,State,Restarts   (PBS: `tracejob JOB`)",
     "no-launcher": "env | grep -E '^(RANK|WORLD_SIZE|MASTER_ADDR)='   in the job: nothing is printed",
-    "import-path": "python -c 'import MODULE; print(MODULE.__file__)'   in the folder of the script",
     "local-rank-argument": "python train.py --help   shows no --local-rank",
     "config-refused": "nothing to confirm: the message names the key and what the framework expects of it",
     "endpoint-ignored": "grep -nE 'master_addr|rdzv' JOBSCRIPT   shows --master_addr and no --rdzv-endpoint",

@@ -21,9 +21,9 @@ from torchmuster.diagnose.explain.catalogue.entry import Row, Tells
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS
 from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.judge import judge
-from torchmuster.diagnose.explain.reading.scan import read_logs
 from torchmuster.diagnose.explain.words import render_verdict
 from torchmuster.diagnose.finding import Confidence
+from torchmuster.diagnose.logs.sources import read_logs
 
 FOLDER = "errors"
 INCIDENTS = Path(__file__).resolve().parents[2] / "tests" / "incidents"

@@ -87,6 +87,7 @@ def launch(
     spares: int | None = ...,
     stage: str | Sequence[str] | None = ...,
     start: Literal["auto", "fork", "fresh"] | None = ...,
+    take_within: str | timedelta | None = ...,
     time: str | timedelta | None = ...,
     verify_every: int | None = ...,
     warn: str | timedelta | None = ...,

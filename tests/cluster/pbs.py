@@ -21,6 +21,22 @@ import pytest
 
 from kit.waiting import wait_until
 
+# Notes each step with the time, its host, its attempt and its spawner; ends when there is a file. Nothing of ours protects the notes.
+NOTES = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+words = (os.uname().nodename, os.environ["TORCHELASTIC_RESTART_COUNT"], os.getppid())
+go_on = True
+while go_on:
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 0:
+        with open("steps", "a") as steps:
+            print(time.time(), *words, file=steps)
+    end = torch.tensor([os.path.exists("end") and dist.get_rank() == 0], dtype=torch.int)
+    dist.broadcast(end, 0)
+    go_on = not end.item()
+    time.sleep(0.05)
+"""
 FAKES = Path(__file__).parents[1] / "fakes" / "pbs"
 
 
@@ -63,6 +79,31 @@ class FakePbs:
         """Change what the server is like while jobs run: `lost` hosts, `is_down`."""
         with self._state() as data:
             data.update(values)
+
+    def end(self, job_id, words):
+        """End a job as mom does, for a limit that it breaks: `mem 799544kb exceeded limit 716800kb`."""
+        with self._state() as data:
+            data["jobs"][job_id]["breaks"] = words
+
+    def start_elsewhere(self, job_id):
+        """Start a job's script once more beside its processes; return the process.
+
+        Recorded: the server does that with a first host that it can't reach, `node_fail_requeue` seconds
+        later, under the same id; what runs there lives on, and its disk may be the same.
+        """
+        (script,) = self.pids_of(job_id, "script")
+        environment = Path(f"/proc/{script}/environ").read_bytes().split(b"\0")
+        words = Path(f"/proc/{script}/cmdline").read_bytes().split(b"\0")[:-1]
+        with open(self.view(job_id)["Output_Path"].partition(":")[2], "a") as output:
+            return subprocess.Popen(
+                words,
+                cwd=self.home,
+                env=dict(os.fsdecode(one).split("=", 1) for one in environment if b"=" in one),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def restart_server(self):
         """End the server and start it again while jobs run. Recorded: it forgets what it had said of them."""

@@ -105,8 +105,10 @@ class SlurmLab:
 
     `down_after_s` is how long a node may be silent until Slurm takes it for dead, 300 by default in real ones.
     `nodes` are the names (n1, n2, ...), `shared` is a folder that all of them see, `env` is what a
-    command of the login node needs. Use it as a context manager.
+    command of the login node needs. Use it as a context manager. `uid` runs what names nobody else.
     """
+
+    uid = 0
 
     def __init__(self, num_nodes=2, *, cpus=4, gpus=2, down_after_s=6):
         self.nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
@@ -152,6 +154,9 @@ class SlurmLab:
             os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
         self._put("gres.conf", f"AutoDetect=off\nName=gpu File={self.folder}/gpu[0-{gpus - 1}]\n")
         self._put("cgroup.conf", "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        self._write_names()
+
+    def _write_names(self):
         hosts = [f"{PREFIX}.{number} {name}" for number, name in enumerate(self.nodes, 1)]
         lines = ["127.0.0.1 localhost", f"{PREFIX}.254 {LOGIN}", *hosts]
         self._put("hosts", "".join(f"{line}\n" for line in lines))
@@ -181,6 +186,14 @@ class SlurmLab:
         }
 
     def _start(self):
+        self._start_house()
+        self._start_munge()
+        self._start_daemon("slurmctld", LOGIN, ["slurmctld", "-D", "-c"])
+        for name in self.nodes:
+            self._start_slurmd(name)
+        self.wait_for_nodes(*self.nodes)
+
+    def _start_house(self):
         self.house = subprocess.Popen(
             [sys.executable, "-I", "-S", str(HERE / "slurm_house.py"), self.folder, *self.nodes],
             stdin=subprocess.PIPE,  # the lifeline: the kernel closes it when we end
@@ -192,11 +205,6 @@ class SlurmLab:
         said = self.house.stdout.readline()
         assert said, "the namespaces of the lab did not come up"
         self.pids = json.loads(said)
-        self._start_munge()
-        self._start_daemon("slurmctld", LOGIN, ["slurmctld", "-D", "-c"])
-        for name in self.nodes:
-            self._start_slurmd(name)
-        self.wait_for_nodes(*self.nodes)
 
     def _start_munge(self):
         words = ["munged", "--foreground", "--force", f"--key-file={self.folder}/munge.key"]
@@ -215,7 +223,7 @@ class SlurmLab:
     def _start_daemon(self, name, on, words):
         with open(self.folder / "log" / f"{name}.out", "ab") as out:
             self.daemons[name] = self.popen(
-                words, on=on, cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                words, on=on, cwd="/", uid=0, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
 
     def wait_for_nodes(self, *names, states=("idle",), limit_s=READY_LIMIT_S):
@@ -232,7 +240,7 @@ class SlurmLab:
         said = self.run(["sinfo", "-h", "-N", "-o", "%N %T"])
         return dict(line.split() for line in said.stdout.splitlines())
 
-    def popen(self, words, *, on=None, env=None, cwd=None, uid=0, **options):
+    def popen(self, words, *, on=None, env=None, cwd=None, uid=None, **options):
         """Start `words` on a node, or on the login node; killing it kills the command.
 
         Args:
@@ -243,12 +251,13 @@ class SlurmLab:
             uid: Who runs it; anyone but root must be able to read what it needs.
             options: Those of `subprocess.Popen`.
         """
-        place = [str(self.pids[on or LOGIN]), str(uid), str(cwd or self.shared)]
+        who = self.uid if uid is None else uid
+        place = [str(self.pids[on or LOGIN]), str(who), str(cwd or self.shared)]
         return subprocess.Popen(
             [*namespaces.ENTER, *place, *map(str, words)], env=self.env | (env or {}), **options
         )
 
-    def run(self, words, *, on=None, env=None, cwd=None, uid=0, limit_s=60.0, stdin=None):
+    def run(self, words, *, on=None, env=None, cwd=None, uid=None, limit_s=60.0, stdin=None):
         """Run `words` and return its `CompletedProcess` (text); see `popen`."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         options["stdin"] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
@@ -260,7 +269,7 @@ class SlurmLab:
                 raise
         return subprocess.CompletedProcess(words, child.returncode, out, err)
 
-    def submit(self, script, *options, uid=0):
+    def submit(self, script, *options, uid=None):
         """Give sbatch a script (bash, without the first line); return the job's id, as text.
 
         Its output is in `shared / "ID.out"`.
@@ -347,7 +356,7 @@ class SlurmLab:
 
     def set_link(self, name, state):
         """Set a node's link "up" or "down"; its processes live on."""
-        said = self.run(["ip", "link", "set", name, state], cwd="/")
+        said = self.run(["ip", "link", "set", name, state], cwd="/", uid=0)
         assert said.returncode == 0, said.stderr
 
     def logs(self, num_lines=40):

@@ -81,8 +81,8 @@ def test_over_its_walltime(pbs):
     assert (view["substate"], view["Exit_status"]) == (93, -29)
     assert view["comment"].endswith(" and exceeded resource walltime")
     lines = pbs.output(job).splitlines()
-    assert "got TERM" in lines
-    assert lines[-1] == "=>> PBS: job killed: walltime 2 exceeded limit 1"
+    said = lines.index("=>> PBS: job killed: walltime 2 exceeded limit 1")
+    assert said < lines.index("got TERM")  # recorded: one line before the script gets it
 
 
 def test_qdel_terms_then_kills_everything(pbs):
@@ -391,7 +391,7 @@ def test_a_lost_host_ends_the_job_when_it_comes_back(pbs):
     view = pbs.wait(job)
     assert (view["substate"], view["Exit_status"], view["comment"]) == (93, 271, comment)
     said = "=>> PBS: job killed: node 1 (n2) requested job die, code 15009"
-    assert pbs.output(job).splitlines()[-1] == said
+    assert said in pbs.output(job).splitlines()
 
 
 def test_a_restart_of_the_server_loses_the_comments(pbs, tmp_path):

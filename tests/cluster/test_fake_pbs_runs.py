@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.pbs import NOTES
 from cluster.test_fake_slurm import SCRIPT
 from kit.command import SOURCE, run_muster
 from kit.ports import reserve_port
@@ -321,6 +322,38 @@ def test_a_job_that_pbs_ends_for_a_lost_host_goes_on_in_another(pbs, muster, tmp
     assert "the run continues: link 2 of 2 is job 1.ctl" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "state", "code"),
+    [
+        ("mem 799544kb exceeded limit 716800kb", "failed", 137),
+        ("node 1 (n2) requested job die, code 15009", "preempted", 75),  # its mom was started again
+    ],
+)
+def test_why_pbs_ended_a_job_is_told_by_its_own_line(pbs, muster, tmp_path, words, state, code):
+    assert muster(*ON, "--detach", "train.py", "wait").stdout == "r\n"
+    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
+    wait_until(lambda: log.exists() and "sum 2" in log.read_text(), "the first line", 60.0)
+    job = json.loads((tmp_path / "home/runs/r/job.json").read_text())["job_id"]
+    pbs.end(job, words)
+    waited = muster("wait", "r")
+    assert waited.returncode == code, waited.stderr
+    found = json.loads((tmp_path / "home/runs/r/result.json").read_text())
+    assert found["state"] == state
+    assert found["report"]["because"] == [f"=>> PBS: job killed: {words}"]
+    assert f"=>> PBS: job killed: {words}" in muster("status", "r").stdout
+
+
+def test_a_run_that_pbs_ends_for_a_restarted_mom_goes_on_in_another_job(pbs, muster, tmp_path):
+    assert muster(*ON, "--detach", "--resubmit", "1", "train.py", "wait").stdout == "r\n"
+    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
+    wait_until(lambda: log.exists() and "sum 2" in log.read_text(), "the first line", 60.0)
+    job = json.loads((tmp_path / "home/runs/r/job.json").read_text())["job_id"]
+    pbs.end(job, "node 1 (n2) requested job die, code 15009")
+    again = tmp_path / "home/runs/r/logs/main/train/attempt-1/rank-0.log"
+    wait_until(lambda: again.exists() and "sum 2" in again.read_text(), "the next job", 90.0)
+    assert muster("cancel", "r").returncode == 0
+
+
 def test_cancel_tells_the_head_where_the_server_is_down(pbs, muster, tmp_path):
     _begin_to_stay(muster, tmp_path)
     pbs.change(is_down=True)
@@ -362,6 +395,9 @@ def test_a_whole_job_is_suspended_beyond_its_leases_and_goes_on(pbs, muster, tmp
     pbs.wait("0.ctl", "S")
     wait_until(lambda: all(_state_of(pid) == "T" for pid in processes), "all to stand still")
     before = time.monotonic()
+    said = muster("stacks", "r")
+    assert said.returncode != 0
+    assert "job 0.ctl is suspended: no process of it answers" in said.stderr
     wait_until(
         lambda: time.monotonic() > before + LONGER_THAN_A_LEASE_S, "the leases to pass", 30.0
     )
@@ -375,6 +411,42 @@ def test_a_whole_job_is_suspended_beyond_its_leases_and_goes_on(pbs, muster, tmp
     result = json.loads((tmp_path / "home/runs/r/result.json").read_text())
     assert (result["attempts"], result["restarts_spent"]) == (1, 0)
     assert pbs.wait("0.ctl")["resources_used"]["cput"] > "00:00:00", "workers are accounted"
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_that_was_started_elsewhere_has_one_head_and_one_training(
+    pbs, muster, tmp_path, nodes
+):
+    (tmp_path / "train.py").write_text(NOTES)
+    steps = tmp_path / "steps"
+    words = ("run", "--on", "pbs", "--nodes", str(nodes), "--nproc-per-node", "1")
+    assert muster(*words, "--run-id", "r", "--detach", "train.py").returncode == 0
+    _wait_for_line(steps, " ")
+
+    again = pbs.start_elsewhere("0.ctl")
+    try:
+        log = tmp_path / "home/runs/r/job.log"
+        _wait_for_line(log, "this process only waits for its end")
+        wait_until(lambda: len(_writers(steps)) == 2, "the second training", 60.0)
+        assert json.loads(muster("status", "r", "--json").stdout)["state"] == "running"
+        (tmp_path / "end").touch()
+        assert muster("wait", "r").returncode == 0
+        assert again.wait(60.0) == 0
+    finally:
+        again.kill()
+        again.wait()
+    first, second = _writers(steps).values()
+    assert max(first) < min(second), "never both"
+    assert _result(tmp_path)["attempts"] == 2
+    assert _result(tmp_path)["state"] == "succeeded"
+
+
+def _writers(steps):
+    found = {}
+    for line in steps.read_text().splitlines():
+        moment, *_, writer = line.split()
+        found.setdefault(writer, []).append(float(moment))
+    return found
 
 
 def _environment_of(pid):

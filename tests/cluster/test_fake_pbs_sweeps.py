@@ -63,3 +63,19 @@ def test_an_array_is_cancelled_as_one(muster):
     wait_until(lambda: states(muster) == ["running"] * 2, "two members", limit_s=90)
     assert muster("cancel", "s").returncode == 0
     wait_until(lambda: states(muster) == ["cancelled"] * 2, "their ends", limit_s=90)
+
+
+def test_what_pbs_says_of_one_element_is_told_of_that_member_alone(pbs, muster, tmp_path):
+    assert muster(*ON, "--detach", "--grid", "x=2:5", "train.py", "--", "wait").stdout == "s\n"
+    wait_until(lambda: states(muster) == ["running"] * 3, "three members", limit_s=90)
+    logs = [tmp_path / f"home/runs/s/members/s.{n}/logs" for n in range(3)]
+    wait_until(lambda: all(list(log.rglob("rank-0.log")) for log in logs), "their workers")
+
+    pbs.end("0[1].ctl", "mem 799544kb exceeded limit 716800kb")
+
+    wait_until(lambda: states(muster)[1] != "running", "its end", limit_s=60)
+    (ended,) = [member for member in members(muster) if member["state"] != "running"]
+    assert (ended["state"], ended["exit_code"]) == ("failed", 137)
+    assert "memory" in ended["why"]
+    assert states(muster)[::2] == ["running"] * 2
+    assert muster("cancel", "s").returncode == 0

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -251,6 +252,64 @@ def test_a_detached_job_is_waited_for_and_cancelled_by_name(cluster, tmp_path):
         json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)["state"]
         == "cancelled"
     )
+
+
+def test_what_is_known_is_shown_where_the_controller_is_down(cluster, tmp_path):
+    done = muster(cluster, tmp_path, *ON, "--detach", "train.py", "wait")
+    assert done.stdout == "r\n"
+    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
+    wait_until(lambda: log.exists() and "sum 4" in log.read_text(), "the first line")
+    (tmp_path / "queue" / "hangs").touch()
+    for word in ("status", "ps"):
+        began = time.monotonic()
+        shown = muster(cluster, tmp_path, word, *(["r"] if word == "status" else []))
+        took_s = time.monotonic() - began
+        assert took_s < 20.0  # of 60 that each question would take
+        assert "train.py" in shown.stdout
+        assert "did not answer within 5 s" in shown.stdout or word == "ps"
+    (tmp_path / "queue" / "hangs").unlink()
+    assert muster(cluster, tmp_path, "cancel", "r").returncode == 0
+
+
+def test_what_a_run_prints_is_shown_where_the_controller_is_silent(cluster, tmp_path):
+    (tmp_path / "talk.py").write_text(TALK)
+    with open(tmp_path / "shown", "w") as shown:
+        client = subprocess.Popen(
+            [*MUSTER, *ON, "talk.py"], cwd=tmp_path, env=cluster, stdout=shown, stderr=shown
+        )
+    seen = (tmp_path / "shown").read_text
+    wait_until(lambda: "line 0" in seen(), "the first line")
+    (tmp_path / "queue" / "hangs").touch()
+    wait_until(lambda: "slurm does not answer" in seen(), "a word on it", 45.0)
+
+    began = time.monotonic()
+    (tmp_path / "go").touch()
+    wait_until(lambda: "line 1" in seen(), "the next line")
+    assert client.wait(30.0) == 0, seen()
+    assert time.monotonic() - began < 20.0  # of 60 that the question takes
+    (tmp_path / "queue" / "hangs").unlink()
+
+
+TALK = """
+import os, time
+print("line 0", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+print("line 1", flush=True)
+"""
+
+
+def test_who_waits_for_a_job_that_was_cancelled_in_the_queue_hears_what_status_says(
+    cluster, tmp_path
+):
+    (tmp_path / "queue/settings").write_text('{"pending_s": 20}')
+    assert muster(cluster, tmp_path, *ON, "--detach", "train.py").stdout == "r\n"
+    subprocess.run(["scancel", "1"], env=cluster, check=True)
+    waited = muster(cluster, tmp_path, "wait", "r")
+    assert waited.returncode == 143
+    assert "r was cancelled, and left no result: job 1 is cancelled" in waited.stderr
+    status = json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)
+    assert status["state"] == "cancelled"
 
 
 def test_ctrl_c_leaves_the_job_and_a_second_one_cancels_it(cluster, tmp_path):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from kit.command import MUSTER
 from kit.waiting import wait_until
 
 SCRIPT = """
@@ -89,6 +90,16 @@ def _workers(lab, node):
         except OSError:
             continue
     return found
+
+
+def test_doctor_in_a_shell_of_salloc_looks_at_the_nodes_of_the_job(login, slurm_lab):
+    words = ["salloc", "-N2", "--ntasks-per-node=1", *MUSTER]
+    words += ["doctor", "--seconds", "0.3"]
+    done = slurm_lab.run(words, cwd=str(login.folder), env=login.env, limit_s=120.0)
+    assert "this is not a node of job" in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["n1", "n2"]
+    assert "failure:" not in done.stdout
+    assert done.returncode < 2, done.stdout + done.stderr
 
 
 def test_inside_salloc_the_nodes_of_the_job_are_used(login, slurm_lab):

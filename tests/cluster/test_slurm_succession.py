@@ -1,5 +1,6 @@
 """The first node of a job on a real Slurm loses its power, stands still, or is cut off: another one becomes the head."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from cluster.conftest import login_to, need_slurm
 from cluster.slurm_lab import SlurmLab
 from cluster.test_chains_slurm import CHAIN_SCRIPT
 from cluster.test_slurm_ends import job_of, left_on, log_of
+from kit.command import MUSTER
 from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -57,7 +59,12 @@ def test_a_head_that_loses_its_power_costs_no_step_and_no_disk(login, slurm_lab)
         assert weights(login.folder / "out", rank) == weights(login.folder / "quiet", rank)
         assert losses(login.folder / "out", rank) == losses(login.folder / "quiet", rank)
     events = record(login)
-    assert named(events, "head_replaced") == [{"node": "n2", "before": "n1", "attempt": 1}]
+    (replaced,) = named(events, "head_replaced")
+    assert (replaced["before"], replaced["attempt"]) == ("n1", 1)
+    assert replaced["node"] in (
+        "n2",
+        "n3",
+    )  # the lower place goes first, unless its machine is late
     assert [event["attempt"] for event in named(events, "attempt_failed")] == [0]
     assert [event["attempt"] for event in named(events, "attempt_started")] == [0, 1]
     # The job ends with the run, though its script can't.
@@ -71,20 +78,28 @@ def test_a_head_that_loses_its_power_costs_no_step_and_no_disk(login, slurm_lab)
 
 def test_of_two_nodes_the_other_waits_for_the_word_of_slurm(login, slurm_lab):
     (login.folder / "train.py").write_text(WAIT)
-    begin(login, "--nodes", "1:2", "train.py")
-    wait_until(lambda: beats(login, 0), "the first attempt")
+    words = [one for one in ON if one != "--detach"]
+    words += ["--nproc-per-node", "1", "--nodes", "1:2", "train.py"]
+    place = {"cwd": str(login.folder), "env": login.env, "text": True}
+    with (
+        open(login.folder / "shown", "w+") as shown,
+        slurm_lab.popen([*MUSTER, *words], stdout=shown, stderr=shown, **place) as client,
+    ):
+        wait_until(lambda: beats(login, 0), "the first attempt", 60.0)
 
-    slurm_lab.kill_node("n1", unplug=True)
+        slurm_lab.kill_node("n1", unplug=True)
 
-    waits = "1 of 2 nodes have lost the head on n1"
-    wait_until(lambda: waits in login("status", "r").stdout, "what status says", 30.0)
-    wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
-    assert waits not in login("status", "r").stdout
-    told = agent_log(login, "n2")
-    assert "1 of 2 nodes have lost the head on n1" in told
-    assert "slurm says that n1 is lost: its state is DOWN" in told
-    (login.folder / "go-1").touch()
-    assert end_of(login)["state"] == "succeeded"
+        waits = "1 of 2 nodes have lost the head on n1"
+        wait_until(lambda: waits in login("status", "r").stdout, "what status says", 30.0)
+        wait_until(lambda: beats(login, 1), "the second attempt", 60.0)
+        assert waits not in login("status", "r").stdout
+        told = agent_log(login, "n2")
+        assert "1 of 2 nodes have lost the head on n1" in told
+        assert "slurm says that n1 is lost: its state is DOWN" in told
+        (login.folder / "go-1").touch()
+        assert end_of(login)["state"] == "succeeded"
+        assert client.wait(60.0) == 0
+        assert (login.folder / "shown").read_text().count(waits) == 1
     slurm_lab.wait_for_job(job_of(login), "CANCELLED", limit_s=30.0)
 
 
@@ -336,6 +351,8 @@ def workers_on(lab, node):
 def pause(lab, node, signum):
     """Stop, or let run again, all that runs on a node but Slurm's daemon, which the lab needs."""
     for pid in lab.processes_on(node):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if not any(b"slurm" in word or b"enter.py" in word for word in words[:2]):
-            os.kill(pid, signum)
+        # One that wakes up may end the others.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if not any(b"slurm" in word or b"enter.py" in word for word in words[:2]):
+                os.kill(pid, signum)

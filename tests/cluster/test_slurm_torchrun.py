@@ -59,6 +59,16 @@ def test_started_by_srun_on_every_node_is_not_spread(batch):
     assert "started here" not in text
 
 
+def test_started_twice_on_every_node_by_srun_is_one_agent_on_each(batch):
+    line = LINE.format(endpoint="$(hostname)")
+    words = f"srun --ntasks-per-node=2 {line} train.py; echo ended with $?"
+    text = batch.end(batch(words, "--ntasks-per-node=2"))
+
+    assert text.count("sum 2") == 2, text
+    assert text.count("task 0 has started the same agent") == 2, text
+    assert "ended with 0" in text
+
+
 @pytest.mark.lab
 def test_started_one_by_one_is_not_spread(batch):
     line = LINE.format(endpoint="$(hostname)")

@@ -120,7 +120,10 @@ def test_echoes_of_a_preemption_spend_no_restart(light):
 def agent_at(run, place, other_than=None):
     """Return the process of the agent at a place."""
     for pid in proc.children_of(run.process.pid):
-        is_there = f"--place={place}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        try:
+            is_there = f"--place={place}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except FileNotFoundError:  # it has ended since the list was made
+            continue
         if is_there and pid != other_than:
             return pid
     return None

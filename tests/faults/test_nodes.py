@@ -12,6 +12,8 @@ from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.engines.local import agent_argv
 from torchmuster.head.training_policy import FIRST_SAY_S
+from torchmuster.model import contract
+from torchmuster.model.failure import OVERUSED
 from torchmuster.model.liveness.lease import SILENT_S
 from torchmuster.node.options import AgentOrder
 
@@ -48,6 +50,18 @@ def test_a_killed_spawner_ends_its_workers_and_costs_one_restart(job):
     assert run.finish() == 0
     assert "n2: its spawner ended (SIGKILL)" in run.stderr
     assert NOT_HEARD not in run.stderr
+
+
+def test_a_node_that_is_taken_away_for_what_it_uses_costs_one_restart_and_does_not_join_again(job):
+    run = job().start()
+    run.wait_up(0)
+    agent = run.agent_pid("n2")
+    os.kill(agent, contract.OVERUSED_SIGNAL)
+    run.wait_up(1)
+    assert run.agent_pid("n2") != agent
+    assert run.finish() == 0
+    assert run.result()["restarts_spent"] == 1
+    assert f"n2 was lost: {OVERUSED}" in run.stderr
 
 
 def test_a_killed_store_costs_one_restart(job):

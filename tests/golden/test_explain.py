@@ -9,8 +9,8 @@ import pytest
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.judge import judge
-from torchmuster.diagnose.explain.reading.scan import read_logs
 from torchmuster.diagnose.explain.words import render_verdict
+from torchmuster.diagnose.logs.sources import read_logs
 
 INCIDENTS = Path(__file__).parents[1] / "incidents"
 SHOWN = (

@@ -274,6 +274,9 @@ def test_the_sentence_says_what_ran_what_failed_and_what_did_not_run():
         f"**Run on GPUs** (NVIDIA H100, 79 GiB, torch 2.14.1, 2026-12-01): {num} checks passed;"
         " 1 failed (hang.kernel); not run: nccl.gpus"
     )
+    some = {name: found for name, found in whole["checks"].items() if name.startswith("train.")}
+    few = {**whole, "checks": some}
+    assert page.summary(few).endswith(f"; {len(CHECKS) - len(some)} not run")
     for driver in ("", "pretended"):
         whole["calls"][0]["driver"] = driver
         assert "Not yet run on a GPU" in page.summary(whole)

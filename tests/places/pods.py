@@ -15,14 +15,19 @@ import sys
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import JobRequest, NodeChunk
 from torchmuster.node.pod.call import call_argv
-from torchmuster.owner.create import create_run_dir, create_sweep_dir, create_workflow_dir
+from torchmuster.owner.create import create_run_dir, create_workflow_dir
 from torchmuster.owner.pods.bring import bring_run
 from torchmuster.owner.pods.bring_group import bring_group, plan_group
-from torchmuster.owner.pods.sweep.bring import bring_sweep
 from torchmuster.spec.sites.site import Site
 
 PORT = 29517
-KEYS = (("image", "x"), ("home", "/nowhere"), ("door_port", str(PORT)))
+# Nobody follows these: the first pod does not wait for a client.
+KEYS = (
+    ("image", "x"),
+    ("home", "/nowhere"),
+    ("door_port", str(PORT)),
+    ("take_within", "0s"),
+)
 _INSIDE = 'ulimit -Sn 1024; mount --bind "$1" /etc/hosts; mount --bind "$2" "$3"; mount -t proc proc /proc; hostname "$4"; shift 4; exec "$@"'
 
 
@@ -51,16 +56,6 @@ class PodWorld:
         pods = plan_group(plan, group, site)
         brought = bring_group(plan, group, client, pods)
         world._make(nodes, folder, client, brought.jobs[0])
-        return world
-
-    @classmethod
-    def of_sweep(cls, nodes, folder, plan, job="run"):
-        """Return the pods of a sweep, one for each slot."""
-        world = cls.__new__(cls)
-        chunks = (NodeChunk(num_nodes=plan.slots),)
-        request = JobRequest(name=job, chunks=chunks, head=(), log_path="", own_keys=KEYS)
-        client = create_sweep_dir(plan)
-        world._make(nodes, folder, client, bring_sweep(plan, client, request))
         return world
 
     def _make(self, nodes, folder, client, request):
@@ -101,6 +96,7 @@ class PodWorld:
             **os.environ,
             "MUSTER_POD_INDEX": str(index),
             "MUSTER_POD_DISK": str(scratch),
+            "MUSTER_POD_UID": str(self.num_started),
             "MUSTER_HOME": str(disk / "home"),
             "HOME": str(disk),
         }
@@ -115,6 +111,7 @@ class PodWorld:
                 stderr=log,
                 env=environment,
             )
+        return self.pods[index]
 
     def _fit_order(self, disk):
         """Give each pod a home of its own, as pods without a volume have."""

@@ -200,6 +200,24 @@ def test_the_first_pod_made_again_goes_on_with_the_record_of_its_neighbours(worl
     assert read_result(pods.run_dir(0)).restarts_spent == 1
 
 
+def test_of_two_first_pods_the_earlier_one_ends_by_itself(world):
+    """As of a node that only seemed dead, and comes back with its pod when another one has the run."""
+    pods = world()
+    pods.know(p0=1, p1=2)
+    earlier = pods.start(0)
+    pods.start(1)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    wait_until(lambda: is_copied(pods, "attempt_started"), "the copy")
+    pods.know(p0=3)
+    pods.start(0, node=3)
+    assert earlier.wait(60) == 75
+    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
+    stop(pods)
+    assert pods.wait(0) == 0
+    assert [e["attempt"] for e in events(pods, "attempt_started")] == [0, 1]
+    assert "another first pod has this run now" in (pods.folder / "pod-0-1.log").read_text()
+
+
 def test_the_first_pod_that_is_told_to_end_costs_no_restart(world):
     pods = world(max_restarts=0)
     pods.know(p0=1, p1=2)
@@ -272,3 +290,12 @@ def test_a_pod_whose_import_was_killed_starts_its_agent_as_ever(world):
     assert [line for line in commands(pods, 1) if "__main__.py agent" in line]
     stop(pods)
     assert pods.wait(0) == 0
+
+
+def test_a_first_pod_that_waits_for_others_ends_when_it_is_told(world):
+    pods = world()
+    pods.know(p0=1, p1=None)
+    pods.start(0)
+    wait_until(lambda: "waiting for pods" in pods.log(0), "the wait")
+    pods.kill(0, signal.SIGTERM)
+    assert pods.wait(0, 30) == 75

@@ -261,3 +261,18 @@ def test_what_a_session_can_t_do_is_said_at_once(place):
     wide = place.run("--nodes", "3", "--on", "slurm")
     assert "the session main has 1 node" in wide.stderr
     assert "`--on` can't be used in a session" in wide.stderr
+
+
+def test_only_variables_that_an_import_has_read_make_it_import_again(place):
+    place.write("model.py", "import os\nANSWER = int(os.environ.get('READ', 0))\n")
+    place.start("--preload", "model")
+    for name in ("SEED", "WANDB_RUN_ID", "MAIL", "PBS_JOBID"):
+        done = place.run(**{name: "1"})
+        assert "imports its modules again" not in done.stderr, name
+        assert "answer 0" in done.stdout
+    for name in ("READ", "NCCL_DEBUG"):
+        done = place.run(**{name: "1"})
+        assert "imports its modules again: variables have changed: " in done.stderr
+        assert name in done.stderr
+    done = place.run(READ="7")
+    assert "answer 7" in done.stdout

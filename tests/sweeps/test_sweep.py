@@ -316,3 +316,20 @@ def test_members_see_the_gpus_of_their_slot(tmp_path, words, of_slot):
         assert log == of_slot[start["slot"]] + "\n"
     assert len(starts) == 4
     assert ("3 slots are more than --per-gpu 1 makes" in done.stderr) == ("--slots" in words)
+
+
+def test_the_stacks_of_a_member_that_is_one_process_are_shown(tmp_path, env):
+    os.mkfifo(tmp_path / "gate")
+    script = write(tmp_path, HOLD)
+    words = ("sweep", "--run-id", "held", "--slots", "2", "--detach", "--grid", "x=0:2", script)
+    assert run_muster(*words, env=env, cwd=tmp_path).returncode == 0
+    wait_until(lambda: len(held(tmp_path)) == 2, "both members")
+    record = tmp_path / "home/runs/held/members/held.1/events.jsonl"
+    wait_until(lambda: "worker_process" in record.read_text(), "its process in the record")
+
+    shown = run_muster("stacks", "held.1", env=env)
+
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("rank 0 on ")
+    assert f'File "{script}", line 6 in <module>' in shown.stdout
+    assert run_muster("cancel", "held", env=env).returncode == 0

@@ -259,7 +259,8 @@ def test_too_little_memory_is_said_with_the_sum_before_the_first_step(world, age
     said = message(error)
     assert "node 0 has too little memory for snapshots in memory" in said
     assert (
-        "they take 3.052 MiB there (the last whole one and the next), and 976.6 KiB are free"
+        "they take 3.052 MiB there (the last whole one and the next),"
+        " the training itself takes 1.526 MiB from its first step on, and 976.6 KiB are free"
         in said
     )
 

@@ -48,6 +48,7 @@ PARTS = {
     "node/pod": "kubernetes",
     "node/sandbox": "workflow",
     "node/task": "workflow",
+    "owner/firstpod": "kubernetes",
     "owner/group_process.py": "workflow",
     "owner/held.py": "session",
     "owner/pods": "kubernetes",
@@ -70,12 +71,12 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 39_300,
-    "diagnose": 12_650,
-    "workflow": 11_200,
+    "launcher": 40_350,
+    "diagnose": 12_700,
+    "workflow": 11_150,
     "train": 7_750,
-    "kubernetes": 7_200,
-    "session": 5_250,
+    "kubernetes": 7_800,
+    "session": 5_400,
     "report": 4_750,
     "GPU kit": 1_450,
 }

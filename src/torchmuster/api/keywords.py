@@ -27,6 +27,7 @@ OF_A_SESSION = frozenset(
     {
         *("on", "hosts", "hostfile", "session", "here", "spares", "time", "queue", "partition"),
         *("account", "cpus_per_node", "gpus_per_node", "mem", "warn", "resubmit", "ship_env"),
+        "take_within",
     }
 )
 

@@ -55,7 +55,7 @@ def launch(
     passes it.
 
     A function of a module travels by its name, with the folder of your code. One of a notebook, of `__main__` or within another
-    function travels by value, with the variables that it uses. Function and arguments may take 64 MiB, each rank's value 16 MiB.
+    function travels by value, with the variables that it uses. Function and arguments may take 64 MiB.
 
     Args:
         function: What every worker calls, or the path of a script (`module=True`: the name of a module).

@@ -85,7 +85,7 @@ class SweepHandle:
         return view_run(self._dir).state.value
 
     def members(self) -> list[SweepMember]:
-        """Return where every member stands now, by number; of job arrays the scheduler is asked, of pods the first one."""
+        """Return where every member stands now, by number; of job arrays the scheduler is asked, of pods the cluster."""
         view = self._view()
         return [_member(view, member) for member in view.members]
 
@@ -208,9 +208,9 @@ class SweepHandle:
         from torchmuster.cli.sweep_views import sweep_of
 
         if os.path.isdir(os.path.join(self._dir.path, "pods")):
-            from torchmuster.owner.pods.end import catch_up
+            from torchmuster.owner.pods.members import catch_up_members
 
-            catch_up(self._dir, again=True)
+            catch_up_members(self._dir)
         return sweep_of(view_run(self._dir))
 
     def _look_until_ended(self, timeout_s: float | None) -> Iterator[float]:

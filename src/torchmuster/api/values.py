@@ -12,7 +12,7 @@ from typing import Any
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.calls.call_file import MAX_VALUE_BYTES, own_python
+from torchmuster.model.calls.call_file import own_python
 from torchmuster.model.calls.carried import unpack
 from torchmuster.model.failure import ValueNote
 from torchmuster.model.ranks import name_ranks
@@ -79,7 +79,7 @@ def read_value(path: str, note: ValueNote, rank: int) -> Any:
         )
     try:
         with open_own(path) as file:
-            data = file.read(MAX_VALUE_BYTES + 1)
+            data = file.read(note.size_bytes + 1)
     except OSError as error:
         raise ResultError(
             f"the value of rank {rank} can't be read", where=path, why=str(error)

@@ -217,7 +217,9 @@ def _say_report(voice: "TerminalVoice", run_dir: "RunDir", run_id: str) -> None:
 
 def ended_with_pods(run_dir: "RunDir", result: "Result") -> bool:
     """Say whether what a run in pods has left may be on its cluster alone: the last line does not say where."""
+    from torchmuster.errors import MissingRecordError
     from torchmuster.model.states import RunState
 
-    ends = (RunState.LOST, RunState.CANCELLED)
-    return result.state in ends and os.path.isdir(os.path.join(run_dir.path, "pods"))
+    is_left = result.state in (RunState.LOST, RunState.CANCELLED)
+    is_left |= result.exit_code == MissingRecordError.exit_code
+    return is_left and os.path.isdir(os.path.join(run_dir.path, "pods"))

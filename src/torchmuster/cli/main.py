@@ -35,6 +35,7 @@ SECTIONS = {
         "status": ("torchmuster.cli.views", "Show the state of a run."),
         "logs": ("torchmuster.cli.views", "Print the output of the ranks."),
         "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit with its code."),
+        "fetch": ("torchmuster.cli.views", "Take what a run in pods has left there."),
         "cancel": ("torchmuster.cli.views", "Stop a run."),
         "exec": ("torchmuster.cli.execute", "Run a command inside a task, or on a rank's node."),
         "stacks": ("torchmuster.cli.stacks", "Show the Python stacks of all ranks."),
@@ -183,8 +184,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _leave(many.errors)
     except click.exceptions.Exit as end:
         code = end.exit_code
-    except click.Abort:
-        code = 130
+    except click.Abort:  # Ctrl-C, where nobody waits for it
+        _interrupted()
+    except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # within an import, by older Pythons
+            _interrupted()
+        raise
     except click.UsageError as error:
         words = sys.argv[1:] if arguments is None else arguments
         _leave([_translate(error, words)])
@@ -202,6 +207,13 @@ def _check_working_directory() -> None:
     except OSError as error:
         what = "the working directory does not exist any more"
         raise UsageError(what, why=error.strerror, fix="cd to a folder that exists") from error
+
+
+def _interrupted() -> NoReturn:
+    """End at once, without the directory of what has not begun: a thread that notes the code's version would wait for git."""
+    if (create := sys.modules.get("torchmuster.owner.create")) is not None:
+        create.remove_unbegun()
+    os._exit(130)
 
 
 def _leave(errors: Any) -> NoReturn:

@@ -1,6 +1,8 @@
 """`muster ps`, `status`, `logs`, `wait` and `cancel`."""
 
+import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -121,13 +123,13 @@ def print_status(run: str, *, as_json: bool) -> int:
     from torchmuster.model import codec
     from torchmuster.model.display.narration import narrate_wait
     from torchmuster.owner.views.account import account_of, how_to_go_on
-    from torchmuster.owner.views.find import find_run, view_job
+    from torchmuster.owner.views.find import look_at, view_job
     from torchmuster.owner.views.record import code_that_ran, read_events
     from torchmuster.owner.views.run_view import problems_of
     from torchmuster.owner.views.training import view_training
     from torchmuster.ui.messages import last_report, paint_report
 
-    view = find_run(run)
+    view = look_at(run)
     if view.is_workflow:
         from torchmuster.cli.workflow_views import print_status
 
@@ -215,10 +217,20 @@ def _print_attempts(view: "RunView") -> None:
 
     rows: list[list[str]] = []
     failures: dict[str, str] = {}
+    stops: dict[str, str] = {}  # of attempts after which another head went on
+    number = ""
     for event in view.events:
+        number = str(event.get("attempt")) if event.get("event") == "attempt_started" else number
         if event.get("event") == "attempt_failed":
             failures[str(event.get("attempt"))] = str(event.get("what", ""))
-    for start in view.attempts:
+        elif event.get("event") == "run_ended":
+            stops[number] = str(event.get("state"))
+    starts = view.attempts
+    for start, following in itertools.pairwise(starts):  # a node that has left is no failure
+        number, why = str(start.get("attempt")), str(following.get("why") or "")
+        stop = stops.get(number, "its head was lost")
+        failures.setdefault(number, why.replace(f"after attempt {number}", stop, 1))
+    for start in starts:
         number, nodes = str(start.get("attempt")), start.get("nodes")
         named = [n for n in nodes if isinstance(n, dict)] if isinstance(nodes, list) else []
         places = few_of((f"{n.get('node')}: {n.get('ranks')}" for n in named), 8)
@@ -283,9 +295,9 @@ def logs(
     from torchmuster.model.display.lines import LineJoiner
     from torchmuster.owner.pods.copy import copied
     from torchmuster.owner.views.control import LogChoice, follow_logs, log_files, task_names
-    from torchmuster.owner.views.find import find_run
+    from torchmuster.owner.views.find import find_run, look_at
 
-    view = find_run(run)
+    view = find_run(run) if follow else look_at(run)
     _tell_reach(view)
     if view.is_workflow:
         from torchmuster.cli.workflow_views import workflow_of
@@ -355,10 +367,12 @@ def wait(run: str) -> int:
     import asyncio
 
     from torchmuster.cli.ending import ended_with_pods, last_line
+    from torchmuster.model.job import describe_job
+    from torchmuster.model.states import JobState
     from torchmuster.owner.pods.copy import copied
     from torchmuster.owner.views.account import how_to_go_on
     from torchmuster.owner.views.control import wait_for_result
-    from torchmuster.owner.views.find import find_run
+    from torchmuster.owner.views.find import find_run, view_job
     from torchmuster.ui.messages import paint_report, uses_colour
 
     view = find_run(run)
@@ -369,16 +383,36 @@ def wait(run: str) -> int:
         return 130
     if result is None:
         _check_result(view)
+        job = view_job(view.run_dir)  # as `muster status`: the scheduler may know
+        if job is not None and job.state is JobState.CANCELLED:
+            name = short_id(view.run_id)
+            echo(f"muster: {name} was cancelled, and left no result: {describe_job(job)}", err=True)
+            return 128 + signal.SIGTERM
         raise MusterError(
             f"the run {short_id(view.run_id)} has no result and its owner has gone",
             where=view.run_dir.owner,
-            why="the process that started it was killed",
+            why=describe_job(job) if job is not None else "the process that started it was killed",
             fix=how_to_go_on(view.run_dir) or f"muster logs {short_id(view.run_id)}",
         )
     if result.report is not None and ended_with_pods(view.run_dir, result):
         echo(paint_report(result.report, colour=uses_colour()), nl=False, err=True)
     echo(last_line(result, view.run_dir), err=True)
     return result.exit_code
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+def fetch(run: str) -> int:
+    """Take here what has not come of RUN, a run in pods: files, logs and record.
+
+    Its first pod waits for that after the end (`take_within` of the site, 15 minutes), and ends when it has been taken. On a
+    volume a pod is started that reads it.
+    """
+    from torchmuster.owner.pods.fetch import fetch as fetch_run
+    from torchmuster.owner.views.find import find_run
+
+    fetch_run(find_run(run).run_dir, lambda text: echo(f"muster: {text}", err=True))
+    return 0
 
 
 def _check_result(view: "RunView") -> None:
@@ -423,11 +457,10 @@ def cancel(run: str, *, now: bool) -> int:
     view = find_run(run)
     if view.state.is_final:
         echo(f"the run {short_id(view.run_id)} has ended already: {view.state.value}", err=True)
-        if view.workflow is not None:
-            from torchmuster.owner.pods.end import remove_groups
+        from torchmuster.owner.pods.end import remove_left
 
-            if left := remove_groups(view.run_dir):
-                echo(f"removed what its owner had left on the cluster: {', '.join(left)}", err=True)
+        if left := remove_left(view.run_dir):
+            echo(f"removed what was left on the cluster: {', '.join(left)}", err=True)
         return 0
     if view.is_headless_member:
         sweep = short_id(view.run_id).rpartition(".")[0]

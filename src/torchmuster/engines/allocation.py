@@ -5,8 +5,10 @@ They end when the head is gone (their lease), or with the step that they are.
 """
 
 import contextlib
+import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchmuster import proc
@@ -14,14 +16,37 @@ from torchmuster.engines import starter
 from torchmuster.engines.local import HEAD, AgentEnd, AgentProcesses, agent_argv
 from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.starter import Starter
+from torchmuster.engines.wait_reasons import reasons_of
 from torchmuster.errors import HeadLostError
 from torchmuster.files import atomic
 from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
+from torchmuster.files.tail import size_of
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.address import own_addresses, own_endpoints
 from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.options import AgentOrder
+from torchmuster.plainfile import open_plain
+
+# pbsdsh ends with 0 whatever its task did, and what that said goes by the hosts' daemons into the output of the job.
+_TASK_FAILED = re.compile(r"^pbsdsh: task \S+ exit status [1-9]")
+_MOST_LOG_BYTES = 1 << 16
+_ERROR = re.compile(r"error:|because:|not found|No such file|denied|can't open", re.IGNORECASE)
+_MOST_ERRORS, _MOST_LINE = 3, 200
+
+
+def _errors_of(log: str, since: int) -> tuple[str, ...]:
+    """Return what the output of a job has said of errors since it had this length, but for our own lines."""
+    try:
+        with open_plain(log) as file:
+            file.seek(since)
+            lines = file.read(_MOST_LOG_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    found = [line.strip()[:_MOST_LINE] for line in lines if _ERROR.search(line)]
+    return tuple(dict.fromkeys(line for line in found if not line.startswith("muster:")))[
+        :_MOST_ERRORS
+    ]
 
 
 @dataclass
@@ -30,7 +55,7 @@ class AllocationEngine(AgentProcesses):
 
     Attributes:
         job: Whose nodes they are, with the way to the others.
-        holder: Who claims the head's terms; empty where no other node can take its place.
+        holder: Who claims the head's terms; empty where no other head can take its place.
     """
 
     plan: RunPlan
@@ -71,10 +96,11 @@ class AllocationEngine(AgentProcesses):
         super().start_head(first_attempt=first_attempt, restarts_spent=restarts_spent)
 
     def _announce(self) -> None:
-        if self.term is None:
+        claims = Claims(self.run_dir.succession)
+        if self.term is None or not claims.has_heirs:
             super()._announce()
         else:  # another node may have announced itself meanwhile
-            Claims(self.run_dir.succession).announce(self.term, self._endpoints())
+            claims.announce(self.term, self._endpoints())
 
     def is_deposed(self) -> bool:
         """Say whether another node is the head now; it looks at a disk."""
@@ -99,13 +125,15 @@ class AllocationEngine(AgentProcesses):
         )
         argv = self.job.argv(node, agent_argv(order))
         self._end_late(place)
-        start = starter.start(argv)
+        log_bytes = size_of(self.run_dir.job_log)
+        start = starter.start(argv, keeps_output=True)
+        start.log_bytes = log_bytes
         self._starters[start.child.pid] = start
         self._agents.append((place, start.child))
 
     def cut_lifeline(self) -> None:
         """Let the agents end themselves and their workers, also those on other nodes that look for a lost head's successor."""
-        if self._lifeline is not None and not self.holds(HEAD):
+        if self._lifeline is not None and not self.holds(self.head_place):
             with contextlib.suppress(OSError):  # then they are killed
                 atomic.write_json(self.run_dir.moved, [])
         super().cut_lifeline()
@@ -129,14 +157,24 @@ class AllocationEngine(AgentProcesses):
 
     def _words_of(self, child: HasStatus) -> tuple[str, ...]:
         start = self._starters.pop(child.pid, None)
-        return start.said() if start is not None else ()
+        if start is None:
+            return ()
+        said = start.said()
+        if any(_TASK_FAILED.search(line) for line in said):
+            said += _errors_of(self.run_dir.job_log, start.log_bytes)
+        return said
+
+    def _says_gone(self, said: Sequence[str]) -> bool:
+        reasons = reasons_of(self.job.dialect)
+        pattern = reasons.gone if reasons is not None else None
+        return bool(pattern) and any(re.search(str(pattern), line) for line in said)
 
     def kill_all(self) -> None:
         """End every agent: at the second call without asking what started it."""
         self._kills += 1
         for place, child in self._agents:
             # srun ends its step on SIGTERM; killed at once it may leave the step behind.
-            gently = place != HEAD and self._kills == 1
+            gently = place != self.head_place and self._kills == 1
             child.send_signal(signal.SIGTERM if gently else signal.SIGKILL)
 
 
@@ -157,6 +195,7 @@ class InheritedEngine(AllocationEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.address = ("127.0.0.1", self.port)
+        self.head_place = self.place
         self._told_end = False
 
     def start_place(self, place: int) -> None:
@@ -166,7 +205,7 @@ class InheritedEngine(AllocationEngine):
 
     def holds(self, place: int) -> bool:
         """Say whether an agent of this place runs; who was here before us is the head's to know."""
-        if place in (HEAD, self.place):
+        if place == self.place:
             return proc.is_running(self.head_pid)
         return super().holds(place)
 
@@ -181,7 +220,7 @@ class InheritedEngine(AllocationEngine):
         ends = super().poll()
         if not self._told_end and not proc.is_running(self.head_pid):
             self._told_end = True
-            ends.append(AgentEnd(place=HEAD, status=1))
+            ends.append(AgentEnd(place=self.place, status=1))
         return ends
 
     def kill_head(self) -> None:

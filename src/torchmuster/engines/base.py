@@ -104,6 +104,19 @@ class NodeQuestion:
     is_lost: Callable[[str, str], str | None]
 
 
+@dataclass(frozen=True, slots=True)
+class PreemptionQuestion:
+    """How it is asked whether a job is being preempted; only of schedulers that warn a job first.
+
+    Attributes:
+        argv_for: Returns the command for a job.
+        grace_s: Returns from its answer how long the job may still run; None: it is not preempted.
+    """
+
+    argv_for: Callable[[str], list[str]]
+    grace_s: Callable[[str], float | None]
+
+
 class Dialect(Protocol):
     """One scheduler's language.
 
@@ -189,6 +202,9 @@ class ArrayDialect(Dialect, Protocol):
     def element_id(self, job_id: str, position: int) -> str:
         """Return the id of one element, as `cancel_argv` takes it."""
 
+    def array_key(self, job_id: str) -> str:
+        """Return what stands for an array in `array_views`."""
+
     def array_limit_argv(self) -> list[str]:
         """Return a command that tells how many elements an array may have."""
 
@@ -199,7 +215,7 @@ class ArrayDialect(Dialect, Protocol):
         """Return commands that tell the state of every element of these arrays, the best first."""
 
     def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
-        """Return what any of them printed, by the job's number and the element's; EngineError when it can't be read."""
+        """Return what any of them printed, by the array's key and the element's number; EngineError when it can't be read."""
 
 
 def array_dialect(dialect: Dialect) -> ArrayDialect | None:
@@ -216,11 +232,16 @@ def object_dialect(dialect: Dialect) -> ObjectDialect | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A refusal that we know: the pattern in the scheduler's words, and ours."""
+    """A refusal that we know: the pattern in the scheduler's words, and ours.
+
+    Attributes:
+        is_away: The scheduler could not be reached, so nothing was taken, and the same may work later.
+    """
 
     pattern: str
     error: str
     hint: str
+    is_away: bool = False
 
 
 def explain(stderr: str, command: str, refusals: Sequence[Refusal]) -> Report:

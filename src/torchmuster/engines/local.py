@@ -6,6 +6,7 @@ before a replacement is started; when we die, the agents see the end of their li
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,11 +25,16 @@ HEAD = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEnd:
-    """The end of an agent process, or of what started one elsewhere and what it said; the status is negative for a signal."""
+    """The end of an agent process, or of what started one elsewhere and what it said; the status is negative for a signal.
+
+    Attributes:
+        is_gone: What it said is that the node is out of the job.
+    """
 
     place: int
     status: int
     said: tuple[str, ...] = ()
+    is_gone: bool = False
 
 
 def agent_argv(order: AgentOrder) -> list[str]:
@@ -47,6 +53,7 @@ class AgentProcesses:
     """
 
     run_dir: RunDir
+    head_place: int = HEAD  # another one where an agent has become the head
     bind_to: ClassVar[str] = "0.0.0.0"
     terminal: Terminal | None = None
     term: int | None = None
@@ -149,11 +156,18 @@ class AgentProcesses:
             status = child.poll()
             if status is not None:
                 self._agents.remove((place, child))
-                ends.append(AgentEnd(place=place, status=status, said=self._words_of(child)))
+                said = self._words_of(child)
+                is_gone = self._says_gone(said)
+                ends.append(AgentEnd(place=place, status=status, said=said, is_gone=is_gone))
         self._any_failed = self._any_failed or any(end.status != 0 for end in ends)
         if self._any_failed:  # an agent that ended with 0 has left only what it was to leave
             proc.end_children(frozenset(child.pid for _, child in self._agents))
         return ends
+
+    def _says_gone(self, said: Sequence[str]) -> bool:
+        """Say whether what was to start an agent says that its node is out of the job."""
+        del said
+        return False
 
     def _words_of(self, child: HasStatus) -> tuple[str, ...]:
         """Return the last words of a process that has ended; agents of this machine write to their logs."""

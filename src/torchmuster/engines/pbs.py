@@ -36,8 +36,8 @@ STATES = {
     "W": JobState.PENDING,  # waits for a time
     "M": JobState.UNKNOWN,  # moved: the other server knows how it went
     "H": JobState.HELD,
-    "S": JobState.HELD,
-    "U": JobState.HELD,  # suspended: somebody uses the workstation
+    "S": JobState.SUSPENDED,
+    "U": JobState.SUSPENDED,  # somebody uses the workstation
     "R": JobState.RUNNING,
     "B": JobState.RUNNING,
     "E": JobState.ENDING,
@@ -84,6 +84,11 @@ _REFUSALS = (
         hint="a key of the site has a value or a name that its administrators did not define",
     ),
     Refusal(
+        pattern="could not connect to MOM",  # recorded: of qdel
+        error="the job's first host does not answer PBS",
+        hint="`qdel -W force JOB` takes the job from the server; its processes go on where that host lives",
+    ),
+    Refusal(
         pattern="script file.*no such file",  # recorded
         error="qsub can't read the job script",
         hint="the run directory has to be on a file system that this machine sees",
@@ -97,6 +102,7 @@ _REFUSALS = (
         pattern="cannot connect|connection refused|no permission.*server",
         error="the PBS server does not answer",
         hint="`qstat -B` tells when it is back",
+        is_away=True,
     ),
 )
 
@@ -120,9 +126,11 @@ class PbsDialect:
         """Return the whole job script."""
         ours = [f"-N {base.clean_name(job.name, self.name_limit)}", "-S /bin/bash", "-j oe"]
         if base.is_plain_path(_log_path(job)):
-            ours.append(f"-o {job.log_path}")
+            ours.append(f"-o {_log_path(job)}")
         ours += self.output_lines
         ours.append(f"-r {'y' if job.requeue else 'n'}")
+        if job.outlives_nodes:
+            ours.append("-W tolerate_node_failures=all")
         ours += self.resource_lines(job)
         if job.time_limit_s is not None:
             ours.append(f"-l walltime={_clock(job.time_limit_s)}")
@@ -154,7 +162,7 @@ class PbsDialect:
             words = [f"{kind}:{':'.join(ids)}" for kind, ids in by_kind.items()]
             argv += ["-W", f"depend={','.join(words)}"]
         if not base.is_plain_path(_log_path(job)):
-            argv += ["-o", job.log_path]
+            argv += ["-o", _log_path(job)]
         return [*argv, base.as_operand(script_path)]
 
     def job_id(self, stdout: str) -> str:
@@ -189,6 +197,10 @@ class PbsDialect:
     def element_id(self, job_id: str, position: int) -> str:
         """Return `12[3].server`."""
         return job_id.replace("[]", f"[{position}]", 1)
+
+    def array_key(self, job_id: str) -> str:
+        """Return the job's number: the server is not in all answers."""
+        return job_id.partition(".")[0].partition("[")[0]
 
     def array_limit_argv(self) -> list[str]:
         """Return the qstat command that shows the server."""
@@ -297,7 +309,8 @@ def _log_path(job: JobRequest) -> str:
     if ":" in base.check_log_path(job.log_path):
         what = f"qsub can't write to `{job.log_path}`: it takes the part before the colon as a host"
         raise UsageError(what, where="log_path")
-    return job.log_path
+    # Recorded: also where it is written in place; each element has its own.
+    return job.log_path + (".^array_index^" if job.array is not None else "")
 
 
 def _clock(seconds: float) -> str:

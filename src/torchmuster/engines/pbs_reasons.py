@@ -5,31 +5,50 @@ Source: OpenPBS, src/scheduler/job_info.c and constant.h; seen in version 23.06.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 
-from torchmuster.engines.wait_reasons import WaitReasons, read_reasons
+from torchmuster.engines.wait_reasons import WaitReasons, read_words
 
-_TABLE, _ = read_reasons(os.path.join(os.path.dirname(__file__), "pbs.txt"), "(?i){}")
+_WORDS = read_words(os.path.join(os.path.dirname(__file__), "pbs.txt"), "(?i){}")
 
 
 def capacity_argv(job_id: str) -> list[list[str]]:
-    """Return the command that tells what the hosts have."""
-    del job_id  # its comment has said what is too much
-    return [["pbsnodes", "-a"]]
+    """Return the commands that tell what a job asks for and what the hosts have."""
+    return [["qstat", "-f", "-F", "json", job_id], ["pbsnodes", "-a"]]
 
 
 def shortage(answers: Sequence[str]) -> str | None:
-    """Return what the hosts have, from `pbsnodes -a`; None where it can't be read."""
-    counts: dict[int, int] = {}
-    for text in re.findall(r"resources_available\.ncpus = (\d+)", answers[0] if answers else ""):
-        counts[int(text)] = counts.get(int(text), 0) + 1
-    if not counts:
+    """Return what the hosts have where a chunk of the job asks for more CPUs than any of them, or PBS says that it can never run."""
+    job, hosts = answers if len(answers) == 2 else ("", "")
+    counts = Counter(_cpus_of_hosts(hosts).values())
+    select = re.search(r'"select":\s*"([^"]*)"', job)
+    asked = [int(text) for text in re.findall(r"\bncpus=(\d+)", select[1] if select else "")]
+    is_too_large = max(asked, default=0) > max(counts, default=0)
+    if not counts or not (is_too_large or "Can Never Run" in job):
         return None
     sizes = [
         f"{counts[n]} host{'s' if counts[n] != 1 else ''} of {n} CPUs"
         for n in sorted(counts, reverse=True)
     ]
-    return f"this PBS has {' and '.join(sizes)}"
+    more = f"; the job asks for {max(asked)} on one host" if is_too_large else ""
+    return f"this PBS has {' and '.join(sizes)}{more}"
 
 
-REASONS = WaitReasons(table=_TABLE, capacity_argv=capacity_argv, shortage=shortage)
+def _cpus_of_hosts(text: str) -> Counter[str]:
+    """Return the CPUs of each host: its vnodes together, of which a chunk may take several."""
+    found: Counter[str] = Counter()
+    for number, block in enumerate(re.split(r"\n(?=\S)", text)):
+        known = dict(re.findall(r"resources_available\.(host|ncpus) = (\S+)", block))
+        if known.get("ncpus", "").isdecimal():
+            found[known.get("host", str(number))] += int(known["ncpus"])
+    return found
+
+
+REASONS = WaitReasons(
+    table=_WORDS.waits,
+    capacity_argv=capacity_argv,
+    shortage=shortage,
+    last_words=_WORDS.ends,
+    gone=_WORDS.gone,
+)

@@ -82,6 +82,7 @@ SCHEDULERS = {
                 "host_network": KeyKind.YES,
                 "lock_memory": KeyKind.YES,
                 "door_port": KeyKind.COUNT,
+                "take_within": KeyKind.WORD,
             },
             instead={
                 "project": "Kubernetes has namespaces: `namespace`",

@@ -5,7 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster.engines import base
 from torchmuster.engines.base import AccountQuestion, EngineError, NodeStart, Queue, QueueQuestion
-from torchmuster.engines.slurm_reasons import LOST_NODE, REASONS, REFUSALS, STATES
+from torchmuster.engines.slurm_reasons import (
+    LOST_NODE,
+    PREEMPTION,
+    REASONS,
+    REFUSALS,
+    STATES,
+)
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
     AllocatedNode,
@@ -84,6 +90,8 @@ class SlurmDialect:
     queues = _QUEUES
     accounts = _ACCOUNTS
     lost_node = LOST_NODE
+    preemption = PREEMPTION
+    refusals = REFUSALS
     resubmit_methods: tuple[ResubmitMethod, ...] = (ResubmitMethod.REQUEUE, ResubmitMethod.SUBMIT)
     array_variable = "SLURM_ARRAY_TASK_ID"
 
@@ -107,7 +115,7 @@ class SlurmDialect:
             words = [f"{entry.kind.value}:{entry.job_id}" for entry in job.after]
             argv += [f"--dependency={','.join(words)}", "--kill-on-invalid-dep=yes"]
         if not base.is_plain_path(job.log_path):
-            argv.append(f"--output={_log_pattern(job.log_path)}")
+            argv.append(f"--output={_log_pattern(job)}")
         return [*argv, base.as_operand(script_path)]
 
     def job_id(self, stdout: str) -> str:
@@ -147,6 +155,10 @@ class SlurmDialect:
     def element_id(self, job_id: str, position: int) -> str:
         """Return `12_3`."""
         return f"{job_id}_{position}"
+
+    def array_key(self, job_id: str) -> str:
+        """Return the job's number."""
+        return job_id
 
     def array_limit_argv(self) -> list[str]:
         """Return the scontrol command that shows the configuration."""
@@ -265,7 +277,7 @@ _STEP_OPTIONS = (
 
 def _options_once(job: JobRequest) -> list[str]:
     options = [_ONCE["name"].format(base.clean_name(job.name, 63))]
-    pattern = _log_pattern(job.log_path)
+    pattern = _log_pattern(job)
     if base.is_plain_path(job.log_path):
         options.append(_ONCE["log_path"].format(pattern))
     # A lost node must not end the job (we replace it or go on), and a second start must not empty the log.
@@ -310,11 +322,12 @@ def _value(job: JobRequest, name: str) -> str:
     return str(getattr(job, name) or "")
 
 
-def _log_pattern(path: str) -> str:
-    """Return the path so that Slurm replaces nothing in it: `%` begins a pattern, a backslash is lost."""
-    if "\\" in base.check_log_path(path):
+def _log_pattern(job: JobRequest) -> str:
+    """Return the path so that Slurm replaces in it the number of an element only: `%` begins a pattern, a backslash is lost."""
+    path = base.check_log_path(job.log_path)
+    if "\\" in path:
         raise UsageError(f"Slurm can't write to `{path}`: it takes the backslash away")
-    return path.replace("%", "%%")
+    return path.replace("%", "%%") + (".%a" if job.array is not None else "")
 
 
 def _view(line: str) -> JobView | None:
@@ -360,7 +373,9 @@ def _make_view(
     state = STATES.get(word.partition(" ")[0], JobState.UNKNOWN)  # `CANCELLED by 1000`
     if state is JobState.PENDING and reason in _HOLDS:
         state = JobState.HELD
-    why = None if reason in _NO_WORDS else reason
+    # Why a job that runs had waited is past, and Slurm still says it.
+    is_past = reason in _NO_WORDS or state is JobState.RUNNING
+    why = None if is_past else reason
     if state is JobState.UNKNOWN:
         why = f"Slurm says {word or 'nothing'}"
     names = () if nodes in _NO_WORDS else _expand(nodes)

@@ -5,10 +5,11 @@ Source: https://slurm.schedmd.com/job_reason_codes.html, and the section JOB REA
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
-from torchmuster.engines.base import NodeQuestion
-from torchmuster.engines.wait_reasons import WaitReasons, read_reasons
+from torchmuster.engines.base import NodeQuestion, PreemptionQuestion, clock_seconds
+from torchmuster.engines.wait_reasons import WaitReasons, read_words
 from torchmuster.model.nodelist import expand_hostlist
 from torchmuster.model.states import JobState
 
@@ -20,8 +21,8 @@ STATES = {
     "RUNNING": JobState.RUNNING,
     "RESIZING": JobState.RUNNING,
     "SIGNALING": JobState.RUNNING,
-    "SUSPENDED": JobState.HELD,  # has its nodes, goes on only when somebody lets it
-    "STOPPED": JobState.HELD,
+    "SUSPENDED": JobState.SUSPENDED,
+    "STOPPED": JobState.SUSPENDED,
     "REQUEUE_HOLD": JobState.HELD,
     "RESV_DEL_HOLD": JobState.HELD,
     "SPECIAL_EXIT": JobState.HELD,
@@ -41,25 +42,47 @@ STATES = {
     "REQUEUE_FED": JobState.REQUEUED,
 }
 
-_TABLE, REFUSALS = read_reasons(
-    os.path.join(os.path.dirname(__file__), "slurm.txt"), "(?:{})(?![A-Za-z])"
-)
+_WORDS = read_words(os.path.join(os.path.dirname(__file__), "slurm.txt"), "(?:{})(?![A-Za-z])")
+REFUSALS = _WORDS.refuses
 
 
 def capacity_argv(job_id: str) -> list[list[str]]:
-    """Return the commands that tell what a job asks for and what its partition has."""
+    """Return the commands that tell what a job asks for, and what its partition has and allows."""
     return [
         ["scontrol", "--oneliner", "show", "job", job_id],
         ["sinfo", "--noheader", "--exact", "--format=%P|%D|%c"],
+        ["scontrol", "--oneliner", "show", "partition"],
     ]
 
 
 def shortage(answers: Sequence[str]) -> str | None:
-    """Return what the partition has where a job asks for more nodes or larger ones; None where it doesn't."""
-    if len(answers) != 2:
+    """Return what the partition has or allows where a job asks for more; None where it doesn't."""
+    if len(answers) != 3:
         return None
-    asked = dict(re.findall(r"(?:^| )(Partition|NumNodes|MinCPUsNode)=(\S+)", answers[0]))
-    sizes = _sizes(answers[1], asked.get("Partition", ""))
+    asked = dict(re.findall(r"(?:^| )(Partition|NumNodes|MinCPUsNode|TimeLimit)=(\S+)", answers[0]))
+    return _too_few_nodes(asked, answers[1]) or _too_low_limit(asked, answers[2])
+
+
+def _too_low_limit(asked: Mapping[str, str], partitions: str) -> str | None:
+    """Source: https://slurm.schedmd.com/scontrol.html, "show partition": MaxTime, MaxNodes."""
+    name = asked.get("Partition", "")
+    lines = (line for line in partitions.splitlines() if f"PartitionName={name} " in line)
+    allowed = dict(re.findall(r"(?:^| )(MaxTime|MaxNodes)=(\S+)", next(lines, "")))
+    most_s, wanted_s = (
+        clock_seconds(text or "") for text in (allowed.get("MaxTime"), asked.get("TimeLimit"))
+    )
+    if most_s is not None and wanted_s is not None and wanted_s > most_s:
+        return (
+            f"partition {name} allows {allowed['MaxTime']}; the job asks for {asked['TimeLimit']}"
+        )
+    most, wanted = allowed.get("MaxNodes", ""), asked.get("NumNodes", "0").partition("-")[0]
+    if most.isdecimal() and wanted.isdecimal() and int(wanted) > int(most):
+        return f"partition {name} allows a job {most} {_nodes(int(most))}; it asks for {wanted}"
+    return None
+
+
+def _too_few_nodes(asked: Mapping[str, str], sinfo: str) -> str | None:
+    sizes = _sizes(sinfo, asked.get("Partition", ""))
     num_asked = int(asked.get("NumNodes", "0").partition("-")[0] or 0)
     cpus_asked = int(
         asked.get("MinCPUsNode", "0") if asked.get("MinCPUsNode", "0").isdecimal() else 0
@@ -87,7 +110,13 @@ def _sizes(text: str, partition: str) -> list[tuple[int, int]]:
     return [(found[cpus], cpus) for cpus in sorted(found, reverse=True)]
 
 
-REASONS = WaitReasons(table=_TABLE, capacity_argv=capacity_argv, shortage=shortage)
+REASONS = WaitReasons(
+    table=_WORDS.waits,
+    capacity_argv=capacity_argv,
+    shortage=shortage,
+    last_words=_WORDS.ends,
+    gone=_WORDS.gone,
+)
 
 
 # A node of a job: whether its machine is lost.
@@ -120,3 +149,18 @@ def node_is_lost(stdout: str, node: str) -> str | None:
 
 
 LOST_NODE = NodeQuestion(argv_for=argv_of_node, is_lost=node_is_lost)
+
+
+def _grace_s(stdout: str) -> float | None:
+    """Return the grace of a job that is preempted. Recorded from 22.05: PreemptTime is its begin, and EndTime then its end."""
+    found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|EndTime)=(\S+)", stdout))
+    try:
+        begin, end = (datetime.fromisoformat(found[name]) for name in ("PreemptTime", "EndTime"))
+    except (KeyError, ValueError):  # e.g. `None`
+        return None
+    return max(0.0, (end - begin).total_seconds()) if found.get("JobState") == "RUNNING" else None
+
+
+PREEMPTION = PreemptionQuestion(
+    lambda job_id: ["scontrol", "--oneliner", "show", "job", job_id], _grace_s
+)

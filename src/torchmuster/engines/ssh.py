@@ -36,6 +36,7 @@ class SshEngine:
     """The agents of one run on hosts that ssh reaches."""
 
     keeps_agents: ClassVar[bool] = True
+    head_place: int = HEAD
 
     def __init__(
         self,
@@ -440,7 +441,7 @@ class SshEngine:
     def _collect(self, host: RemoteHost) -> None:
         placed = host.placed
         if placed is None or not (placed.is_shared or placed.with_head):
-            self._files.collect(host, self._say)
+            self._files.collect(host, self._say, self._wishes)
 
     def abandon(self) -> None:
         """End all sessions now; remote ends end what is below them."""

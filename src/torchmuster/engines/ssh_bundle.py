@@ -12,6 +12,7 @@ from torchmuster import proc
 from torchmuster.engines.ssh_command import (
     CONNECT_LIMIT_S,
     SshHost,
+    hint_for,
     marker_of,
     remote_command,
     session_argv,
@@ -59,6 +60,7 @@ class Bundle:
         pythons: Interpreters for muster's own processes that are tried first.
         start: Opens a session by the words of ssh, on these descriptors.
         connect_limit_s: How long a host may take to answer: a pod that replaces another has to be made first.
+        hint_of: Says what helps where a host can't be used, by its name and what was written there.
     """
 
     ssh: tuple[str, ...]
@@ -69,6 +71,7 @@ class Bundle:
     connect_limit_s: float = CONNECT_LIMIT_S
     way: Route | None = None
     start: Starts = start_process
+    hint_of: Callable[[str, str], str] = hint_for
 
     def loader(self) -> bytes:
         """Return the program that is sent first."""

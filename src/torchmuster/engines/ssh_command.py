@@ -6,7 +6,7 @@ csh and fish then all read it in the same way. All else travels on standard inpu
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 CONNECT_LIMIT_S = 10.0
@@ -116,12 +116,14 @@ def hint_for(host: str, words: str) -> str:
     return f"try `ssh -o BatchMode=yes {host} true`: it must print nothing"
 
 
-def problem_of(host: str, stderr: str, otherwise: str) -> HostProblem:
+def problem_of(
+    host: str, stderr: str, otherwise: str, hint_of: Callable[[str, str], str] = hint_for
+) -> HostProblem:
     """Return the problem from what ssh wrote; `otherwise` when it wrote nothing."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if any(re.search(p, line, re.IGNORECASE) for p, _ in _HINTS)]
     words = " / ".join((telling or lines)[-2:])[-_MAX_WORDS:] or otherwise
-    return HostProblem(host=host, words=words, fix=hint_for(host, f"{words} {otherwise}"))
+    return HostProblem(host=host, words=words, fix=hint_of(host, f"{words} {otherwise}"))
 
 
 def no_python(host: str, said: str) -> HostProblem:

@@ -3,10 +3,12 @@
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchmuster.engines.ssh_host import HostError, RemoteHost
+from torchmuster.engines.ssh_places import SshWishes
 from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
@@ -48,17 +50,19 @@ class FilesBack:
     def _archive(self, host: str) -> str:
         return f"output-{host}.tmp"
 
-    def collect(self, host: RemoteHost, say: Callable[[str], None]) -> None:
-        """Take back what the run has made in the copied code folder of a host, and say what stays there."""
-        name = host.host.name
+    def collect(self, host: RemoteHost, say: Callable[[str], None], wishes: SshWishes) -> None:
+        """Take back what the run has made in the copied code folder of a host, or in the folder that is wished for, and say what stays there."""
+        name, output = host.host.name, wishes.output
         folder = os.path.join(self._run_dir.path, "output", name)
         try:
-            said = host.ask(Collect(), Collected)
+            said = host.ask(Collect(output=output), Collected)
             count = self.unpack(name, folder)
+            if output:
+                _merge(folder, output)
         except (HostError, OSError, ValueError) as error:
             say(f"outputs of {name} did not come back: {error}")
             return
-        if count:
+        if count and not wishes.passes_on:
             files = f"{count} new or changed file{'s' if count != 1 else ''}"
             say(f"{files} of {name} came back to {folder}")
         if said.num_stay:
@@ -67,7 +71,7 @@ class FilesBack:
                 f"{said.num_stay} files stay on {name} in {said.root}, together"
                 f" they are larger than {show_size(code_copy.MAX_OUTPUT_BYTES)}: {names}"
             )
-        if said.snapshots:
+        if said.snapshots and not wishes.passes_on:
             say(f"the snapshots are on {name} in {said.snapshots}")
 
     def unpack(self, host: str, folder: str) -> int:
@@ -81,6 +85,18 @@ class FilesBack:
                 return code_copy.read_archive(file, folder, code_copy.MAX_OUTPUT_BYTES)
         finally:
             os.unlink(archive)
+
+
+def _merge(came: str, output: str) -> None:
+    """Move files into another folder, but those that it has."""
+    for folder, _, names in os.walk(came):
+        for name in names:
+            path = os.path.join(folder, name)
+            target = os.path.join(output, os.path.relpath(path, came))
+            if not os.path.lexists(target):
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                os.rename(path, target)
+    shutil.rmtree(came, ignore_errors=True)
 
 
 def own_paths(value: Any, theirs: str, ours: str, code: str | None) -> Any:

@@ -425,7 +425,8 @@ class RemoteHost:
     def _why(self, otherwise: str) -> HostProblem:
         if self._child is not None:
             self._child.wait(0.3)  # its last words come before its end
-        return problem_of(self.host.name, self._stderr(), otherwise)
+        hint_of = self._bundle.hint_of
+        return problem_of(self.host.name, self._stderr(), otherwise, hint_of)
 
     def _stderr(self) -> str:
         with contextlib.suppress(OSError), open(self._stderr_path, errors="replace") as file:

@@ -22,6 +22,8 @@ class SshWishes:
         code_root: The folder of the code; None for the work tree that the program is in.
         environment: Waits for what travels to the hosts for the workers, which is packed meanwhile; None: they have their own.
         spares_first: A lost host may take minutes to come back, so a spare one takes its place at once.
+        passes_on: What comes of the hosts goes on to a client, who says where it is.
+        output: A folder that each host has for itself: what is in it comes into ours, and nothing of the code folder; empty for none.
     """
 
     hosts: tuple[SshHost, ...]
@@ -32,6 +34,8 @@ class SshWishes:
     code_root: str | None = None
     environment: Callable[[], PackedEnvironment] | None = None
     spares_first: bool = False
+    passes_on: bool = False
+    output: str = ""
 
 
 class Places:

@@ -25,14 +25,21 @@ class Starter:
 
     Attributes:
         child: The command: pbsdsh, srun, ssh.
+        log_bytes: How long the output of the job was before.
     """
 
-    def __init__(self, child: proc.Child, read_fd: int) -> None:
+    def __init__(self, child: proc.Child, stderr_fd: int, stdout_fd: int | None = None) -> None:
         self.child = child
+        self.log_bytes = 0
         self._began_at = time.monotonic()
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
-        self._reading = threading.Thread(target=self._read, args=(read_fd,), daemon=True)
-        self._reading.start()
+        self._readings = [
+            threading.Thread(target=self._read, args=(fd, fd == stderr_fd), daemon=True)
+            for fd in (stderr_fd, stdout_fd)
+            if fd is not None
+        ]
+        for reading in self._readings:
+            reading.start()
 
     def is_late(self, now: float) -> bool:
         """Say whether an agent would have called long ago: this start brings none."""
@@ -40,38 +47,44 @@ class Starter:
 
     def said(self) -> tuple[str, ...]:
         """Return its last lines; for a command that has ended."""
-        self._reading.join(_DRAIN_S)  # a daemon that it left may hold the pipe open
+        for reading in self._readings:
+            reading.join(_DRAIN_S)  # a daemon that it left may hold the pipe open
         return tuple(self._lines)
 
-    def _read(self, read_fd: int) -> None:
+    def _read(self, read_fd: int, passes_on: bool) -> None:
         with open(read_fd, "rb") as stream:
             for line in stream:
-                with contextlib.suppress(OSError):  # nobody reads ours any more
-                    os.write(2, line)
+                if passes_on:
+                    with contextlib.suppress(OSError):  # nobody reads ours any more
+                        os.write(2, line)
                 text = line.decode(errors="replace").strip()
                 if text:
                     self._lines.append(text[:_MAX_LINE])
 
 
-def start(argv: Sequence[str], *, beside: bool = False) -> Starter:
+def start(argv: Sequence[str], *, beside: bool = False, keeps_output: bool = False) -> Starter:
     """Start a command that starts an agent.
 
     Args:
         argv: The command.
         beside: `end_children` leaves it alone.
+        keeps_output: Its standard output is kept with its other words: the agent writes none, and pbsdsh tells there how it ended.
 
     Raises:
         MusterError: It can't be executed.
     """
-    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(1 + keeps_output)]
+    streams = dict(zip(("stderr", "stdout"), (write_fd for _, write_fd in pipes), strict=False))
     try:
-        child = (proc.start_beside if beside else proc.start)(argv, stderr=write_fd)
+        child = (proc.start_beside if beside else proc.start)(argv, **streams)
     except BaseException:
-        os.close(read_fd)
+        for read_fd, _ in pipes:
+            os.close(read_fd)
         raise
     finally:
-        os.close(write_fd)
-    return Starter(child, read_fd)
+        for _, write_fd in pipes:
+            os.close(write_fd)
+    return Starter(child, *(read_fd for read_fd, _ in pipes))
 
 
 def describe_end(status: int, said: Sequence[str]) -> str:

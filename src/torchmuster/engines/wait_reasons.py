@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchmuster.engines.base import Refusal
-from torchmuster.files.paragraphs import read_paragraphs
+from torchmuster.files.paragraphs import Paragraph, read_paragraphs
 from torchmuster.model.job import JobView, Wait
 from torchmuster.model.states import JobState
 
@@ -32,6 +32,24 @@ class WaitReason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastWord:
+    """What a scheduler writes into the output of a job that it ends, or answers when it is asked.
+
+    Attributes:
+        pattern: Of a whole line.
+        sentence: What that means.
+        kind: `limit`: of the job's own doing; `node`: it has lost one; `preempted`; `cancelled`: somebody wanted it.
+        exit_code: Of a run that has broken a limit.
+    """
+
+    pattern: str
+    sentence: str
+    kind: str
+    hint: str = ""
+    exit_code: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitReasons:
     """All reasons of one scheduler.
 
@@ -40,12 +58,16 @@ class WaitReasons:
         capacity_argv: Commands that tell what a job asks for and what there is.
         shortage: What their answers say there is, where it is less than the job asks for; None where nothing is proven.
         parts_wait: A part of a job that runs may wait, as single pods do.
+        last_words: What it writes when it ends a job.
+        gone: What its starter of processes says of a node that is out of the job, as one pattern.
     """
 
     table: tuple[WaitReason, ...]
     capacity_argv: Callable[[str], list[list[str]]]
     shortage: Callable[[Sequence[str]], str | None]
     parts_wait: bool = False
+    last_words: tuple[LastWord, ...] = ()
+    gone: str | None = None
 
     def explained(self, view: JobView) -> JobView:
         """Return the view with the meaning of its reason, where the table knows it."""
@@ -69,32 +91,70 @@ class WaitReasons:
         return next((entry for entry in self.table if re.match(entry.pattern, words)), None)
 
 
-def read_reasons(path: str, form: str = "{}") -> tuple[tuple[WaitReason, ...], tuple[Refusal, ...]]:
-    """Return a scheduler's reasons of waiting and its refusals, as a data file has them (`files/paragraphs.py`).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerWords:
+    """What a scheduler's data file has (`files/paragraphs.py`): its paragraphs are named by what they are, `waits.NAME` and so on.
+
+    Attributes:
+        waits: Why a job waits.
+        refuses: What it says when it refuses one.
+        ends: What it writes when it ends one.
+        gone: What it says of a node that is out of its job, as one pattern.
+    """
+
+    waits: tuple[WaitReason, ...] = ()
+    refuses: tuple[Refusal, ...] = ()
+    ends: tuple[LastWord, ...] = ()
+    gone: str | None = None
+
+
+def read_words(path: str, form: str = "{}") -> SchedulerWords:
+    """Return what a scheduler says, as a data file has it.
 
     Args:
-        path: The file; its paragraphs are named `waits.NAME` or `refuses.NAME`.
-        form: What the words of a reason become, as a regular expression.
+        path: The file.
+        form: What the words of a reason to wait become, as a regular expression.
     """
-    waits: list[WaitReason] = []
-    refusals: list[Refusal] = []
+    of_kind: dict[str, list[Paragraph]] = {}
     for known in read_paragraphs(path):
-        says, hint = known.one("says"), known.one("hint")
-        if known.name.startswith("refuses."):
-            refusals.append(Refusal(pattern=says, error=known.one("error"), hint=hint))
-            continue
-        patience = known.one("patience")
-        waits.append(
-            WaitReason(
-                pattern=form.format(says),
-                sentence=known.one("means"),
-                hint=hint,
-                never=known.one("never") == "yes",
-                may_be_never=known.one("may be never") == "yes",
-                patience_s=float(patience) if patience else None,
-            )
-        )
-    return tuple(waits), tuple(refusals)
+        of_kind.setdefault(known.name.partition(".")[0], []).append(known)
+    return SchedulerWords(
+        waits=tuple(_wait(one, form) for one in of_kind.get("waits", ())),
+        refuses=tuple(_refusal(one) for one in of_kind.get("refuses", ())),
+        ends=tuple(_last_word(one) for one in of_kind.get("ends", ())),
+        gone="|".join(one.one("says") for one in of_kind.get("gone", ())) or None,
+    )
+
+
+def _wait(known: Paragraph, form: str) -> WaitReason:
+    patience = known.one("patience")
+    return WaitReason(
+        pattern=form.format(known.one("says")),
+        sentence=known.one("means"),
+        hint=known.one("hint"),
+        never=known.one("never") == "yes",
+        may_be_never=known.one("may be never") == "yes",
+        patience_s=float(patience) if patience else None,
+    )
+
+
+def _refusal(known: Paragraph) -> Refusal:
+    return Refusal(
+        pattern=known.one("says"),
+        error=known.one("error"),
+        hint=known.one("hint"),
+        is_away=known.one("away") == "yes",
+    )
+
+
+def _last_word(known: Paragraph) -> LastWord:
+    return LastWord(
+        pattern=known.one("says"),
+        sentence=known.one("means"),
+        kind=known.one("is"),
+        hint=known.one("hint"),
+        exit_code=int(known.one("exit code") or 1),
+    )
 
 
 def reasons_of(dialect: object) -> WaitReasons | None:

@@ -45,9 +45,14 @@ class Claims:
         self._damaged_since: dict[int, float] = {}
 
     @property
-    def exists(self) -> bool:
-        """Say whether this run's head may have a successor."""
-        return os.path.isdir(self.folder)
+    def estate(self) -> str:
+        """Return the path of what a first owner leaves for the one after it."""
+        return os.path.join(self.folder, "estate.json")
+
+    @property
+    def has_heirs(self) -> bool:
+        """Say whether an agent of this run may become its head."""
+        return os.path.exists(self.estate)
 
     def newest(self, *, fresh: bool = True) -> Term | None:
         """Return the newest claim that can be read; None before the first.

@@ -26,6 +26,7 @@ FILE, PROGRAM, LINK, NOTES = b"f", b"x", b"l", b"n"
 _IS_COMPRESSED = 1 << 31
 _SAMPLE_BYTES = 64 << 10
 _PAYS = 0.9
+_MOST_FOLDERS = 200  # one in the other: who removes them goes down by recursion
 _MAX_NAME_BYTES = 4096
 _MAX_NOTES_BYTES = 64 << 20
 _AHEAD = 8
@@ -292,7 +293,7 @@ class Unpacker:
         else:
             try:
                 notes = json.loads(self._text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 notes = None
             if not isinstance(notes, dict):
                 raise ParcelError("what is noted of the environment is damaged")
@@ -324,6 +325,8 @@ def _checked(name: str) -> str:
     parts = name.split("/")
     if "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise ParcelError(f"{name[:80]!r} leaves its folder")
+    if len(parts) > _MOST_FOLDERS:
+        raise ParcelError(f"{name[:80]!r} lies in too many folders")
     return name
 
 

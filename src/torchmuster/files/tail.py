@@ -24,6 +24,14 @@ def last_bytes(path: str, num_bytes: int) -> bytes:
         return b""
 
 
+def size_of(path: str) -> int:
+    """Return the length of a file; 0 for one that is not there."""
+    try:
+        return os.stat(path).st_size
+    except OSError:  # the usual case: nobody has written it yet
+        return 0
+
+
 def offset_of_last_lines(path: str, num_lines: int) -> int:
     """Return the offset of the last lines of a file in bytes; 0 if it has fewer or can't be read."""
     try:

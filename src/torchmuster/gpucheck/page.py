@@ -1,11 +1,11 @@
 """The page that is made of a file of results, and the line of the README."""
 
 import glob
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from torchmuster.gpucheck import results
 from torchmuster.gpucheck.device import PRETENDED
 from torchmuster.gpucheck.results import FAILED, IMPOSSIBLE, PASSED
 from torchmuster.gpucheck.table import CHECKS
@@ -49,7 +49,8 @@ def summary(whole: Mapping[str, Any] | None) -> str:
     impossible = [c["name"] for c in found if c["outcome"] == IMPOSSIBLE]
     ran = {c["name"] for c in found}
     missing = [check.name for check in CHECKS if check.name not in ran] + impossible
-    parts += [f"not run: {', '.join(missing)}"] if missing else []
+    told = f"not run: {', '.join(missing)}" if len(missing) < 7 else f"{len(missing)} not run"
+    parts += [told] if missing else []
     return "; ".join(parts)
 
 
@@ -60,9 +61,6 @@ def _on_real_gpus(whole: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def newest(folder: str) -> dict[str, Any] | None:
     """Return the newest file of results on GPUs in a folder; None where there is none."""
-    found = []
-    for path in glob.glob(os.path.join(folder, "*.json")):
-        with open(path) as file:
-            found.append(json.load(file))
+    found = [results.read(path) for path in glob.glob(os.path.join(folder, "*.json"))]
     found = [whole for whole in found if _on_real_gpus(whole)]
     return max(found, key=lambda whole: whole["calls"][-1]["time"], default=None)

@@ -20,6 +20,7 @@ class Gathering:
         enough_since: Since when the least number of nodes has been here; None while it is not.
         asked_for: The places of lost nodes, whose replacements have been asked for.
         start_failures: Why each place's last start brought no agent.
+        gone: The places whose node is out of the job, by the scheduler's word: nobody can come.
     """
 
     plan: RunPlan
@@ -28,6 +29,7 @@ class Gathering:
     enough_since: float | None = None
     asked_for: set[int] = field(default_factory=set)
     start_failures: dict[int, str] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
 
     def begin(self, now: float) -> None:
         """Wait from now on."""
@@ -35,6 +37,7 @@ class Gathering:
 
     def end(self) -> None:
         """Wait no longer: an attempt starts, and only spare nodes may still come."""
+        self.gone.intersection_update(self.members.missing_places())
         if self.plan.spares:
             self.asked_for.intersection_update(self.members.missing_places())
         else:
@@ -47,8 +50,26 @@ class Gathering:
             None if self.enough_since is None else self.enough_since + self.plan.limits.last_call_s
         )
 
+    def start_failed(self, place: int, why: str, *, is_gone: bool) -> None:
+        """Note why no agent could be started at a place; of a node that is gone the first reason stays beside it."""
+        if place in self.gone:
+            return
+        first = self.start_failures.get(place)
+        if is_gone:
+            self.gone.add(place)
+            why = f"{first}; {why}" if first is not None else why
+        self.start_failures[place] = why
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether fewer nodes can come than the run needs."""
+        may_come = set(self.members.missing_places()) - self.gone
+        return len(self.members.present()) + len(may_come) < self.plan.min_nodes
+
     def left_s(self, now: float) -> float:
-        """Return for how long nodes may still join: no longer when those that are here and get no ranks are too many."""
+        """Return for how long nodes may still join: no longer when too few can, or those that are here and get no ranks are too many."""
+        if self.gone and self.is_in_vain:
+            return 0.0
         all_here = self.members.left_out() and not self.members.missing_places()
         if all_here and len(self.members.present()) < self.plan.min_nodes:
             return 0.0
@@ -147,9 +168,13 @@ class Gathering:
                 hint="start the run on other nodes",
             )
         missing = [self.missing(place) for place in self.members.missing_places()][:_MAX_NAMED]
+        came = f"came within {limit_s:.0f} s"
+        hint = f"start the missing nodes, or wait longer: {self.plan.longer_wait}"
+        if self.gone and self.is_in_vain:
+            came, hint = "can come", "another job may get other nodes"
         return Report(
-            error=f"only {num_here} of {self.plan.min_nodes} nodes came within {limit_s:.0f} s",
+            error=f"only {num_here} of {self.plan.min_nodes} nodes {came}",
             at=", ".join(one["node"] for one in missing),
             because=tuple(f"{one['node']}: {one['why']}" for one in missing),
-            hint=f"start the missing nodes, or wait longer: {self.plan.longer_wait}",
+            hint=hint,
         )

@@ -15,12 +15,15 @@ from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.stop import StopCause, better_cause
 
+_BETTER_WORD_S = 1.0  # from an agent's signal to the word of an owner who knows more
+
 
 @dataclass(slots=True)
 class StopRequest:
     """A stop of the whole run.
 
     Attributes:
+        asked_at: When it was asked for.
         sent: The workers have been sent the signal.
         killed: Their grace is over.
     """
@@ -28,8 +31,14 @@ class StopRequest:
     signum: int
     cause: StopCause
     kill_at: float
+    asked_at: float
     sent: bool = False
     killed: bool = False
+
+    def is_settled(self, now: float) -> bool:
+        """Say whether nobody will say better any more who asked: with a lost node an agent's signal comes before its owner's word."""
+        is_unsure = self.cause is StopCause.NODE_LOST and now < self.kill_at
+        return not is_unsure or now >= self.asked_at + _BETTER_WORD_S
 
     def told(self, grace_s: float) -> dict[str, str]:
         """Return the event that says who stops the run, and how."""

@@ -3,6 +3,7 @@
 The base of `TrainingPolicy`, which says what follows for the attempt that runs.
 """
 
+import math
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from torchmuster.head.training_actions import (
     TrainingAction,
 )
 from torchmuster.model import contract
-from torchmuster.model.failure import WorkerEnd
+from torchmuster.model.failure import OVERUSED, WorkerEnd
 from torchmuster.model.stop import AGAIN_AFTER_S, StopCause, cause_of_stop
 from torchmuster.model.verdict import Result
 from torchmuster.net import messages
@@ -70,6 +71,8 @@ class NodePolicy:
         self._left_out: dict[int, str] = {}  # nodes, by the rank that computed wrongly there
         self._refusals: dict[str, float] = {}
         self._look_at = 0.0
+        # Of a node that was lost for its silence: the time since then is lost too.
+        self._heard_last = math.inf
         self._no_store_said = False
         self._why_next = options.why
         self._checks = checks(self)
@@ -317,6 +320,7 @@ class NodePolicy:
             if member.channel is not None:
                 silent_s = self.now - member.heard_at
                 why = f"its agent has been silent for {silent_s:.0f} s"
+                self._heard_last = member.heard_at
                 self.gone(self.now, member, member.channel, why)
 
     # What they say of themselves.
@@ -336,6 +340,9 @@ class NodePolicy:
     # Nodes that leave.
 
     def _take_signal(self, member: Member, signum: int) -> None:
+        if signum == contract.OVERUSED_SIGNAL and member.channel is not None:
+            self.gone(self.now, member, member.channel, OVERUSED)
+            return
         if self._lets_go(member, signum):
             return
         # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
@@ -359,8 +366,10 @@ class NodePolicy:
         if self._is_spare(member):
             self._release_spare(member, f"was asked to end ({word})")
             return True
-        goes_on = "with its replacement" if self.plan.nodes_return else "without it"
-        text = f"{name} was asked to end ({word}): the job continues {goes_on}"
+        # Whether another comes the cluster alone knows: its Job may be going.
+        returns = self.plan.nodes_return
+        goes_on = "waits for another in its place" if returns else "continues without it"
+        text = f"{name} was asked to end ({word}): the job {goes_on}"
         self.tell("notice", node=name, text=text)
         self._leavers.add(member, self.now)
         if self.phase is AttemptPhase.GATHERING:

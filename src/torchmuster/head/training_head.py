@@ -87,6 +87,7 @@ class TrainingHead(Head[Member]):
             left_out_before=options.left_out,
         )
         self.policy = TrainingPolicy(options, members, self.clock(), self._checks)
+        self.has_open_door = False  # who has no common key may come in with the public one
 
     def _checks(self, policy: NodePolicy) -> StartChecks:
         return StartChecks(
@@ -117,6 +118,8 @@ class TrainingHead(Head[Member]):
 
     def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
         """Note a caller that failed the handshake; garbage is not worth a line."""
+        if error.reason is Reason.WRONG_SECRET and self.has_open_door:
+            return  # it calls again with the public key
         if error.reason in _WHY_REFUSED:
             self.policy.note_refusal(self.clock(), peer, _WHY_REFUSED[error.reason])
             self._carry_out()
@@ -300,8 +303,8 @@ class TrainingHead(Head[Member]):
             case messages.Stop(signum=signum, cause=cause, at_once=at_once, time_is_up=is_up):
                 now = self.clock()
                 self.policy.stop(now, signum, cause, at_once=at_once, time_is_up=is_up)
-            case messages.StartFailed(place=place, why=why):
-                self.policy.start_failed(place, why)
+            case messages.StartFailed(place=place, why=why, is_gone=is_gone):
+                self.policy.start_failed(place, why, is_gone=is_gone)
             case messages.Forward(signum=signum, last=last):
                 self.policy.forward(signum, last)
             case messages.Input(rank=rank):

@@ -8,7 +8,8 @@ then takes. Ends count in the order of their arrival (`docs/design.md`, rule 3).
                                +--all ended well--> OVER <--no more-----+
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.head.attempt import Attempt, AttemptPhase
@@ -24,7 +25,7 @@ from torchmuster.model import codec, contract
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
 from torchmuster.model.ranks import assign_ranks, compress_ranks
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import StopCause, better_cause, cause_of_stop, end_by_stop
+from torchmuster.model.stop import StopCause, better_cause, cause_of_stop, end_by_stop, not_replaced
 from torchmuster.model.verdict import (
     Result,
     explain_refused_start,
@@ -33,10 +34,12 @@ from torchmuster.model.verdict import (
 from torchmuster.net import messages
 
 SAY_EVERY_S = 5.0
+_LAST_SAY_EVERY_S = 60.0  # of a wait that stays the same
 FIRST_SAY_S = 4.0
 EARLY_END_SAY_S = 3.0
 PROOF_EVERY_S = 0.02
 PREEMPTION_GRACE_S = 30.0
+HEAD_IS_SILENT = "the head there does not answer any more"
 
 
 @dataclass(slots=True)
@@ -64,7 +67,10 @@ class TrainingPolicy(NodePolicy):
         super().__init__(options, members, now, checks)
         self.lost_s = 0.0  # between a failure and the workers of the next attempt
         self._known = _Known()
+        self._was_led = False  # by a head that was lost, in this very job
         self._say_at = now + FIRST_SAY_S
+        self._told_wait: list[object] = []
+        self._tell_wait_at, self._wait_pause_s = 0.0, SAY_EVERY_S
         self._failed_at: float | None = None
 
     # What the head asks.
@@ -140,6 +146,7 @@ class TrainingPolicy(NodePolicy):
         lost_s = 0.0
         if self._failed_at is not None:
             lost_s, self._failed_at = self.now - self._failed_at, None
+            self._heard_last = math.inf
             self.lost_s += lost_s
         self.tell("workers_started", attempt=attempt.number, restart_s=round(lost_s, 3))
 
@@ -162,9 +169,16 @@ class TrainingPolicy(NodePolicy):
 
     # What clients say.
 
-    def start_failed(self, place: int, why: str) -> None:
-        """Note why no agent could be started at a place."""
-        self._gathering.start_failures[place] = why
+    def start_failed(self, place: int, why: str, *, is_gone: bool = False) -> None:
+        """Note why no agent could be started at a place; `is_gone`: its node is out of the job."""
+        self._gathering.start_failed(place, why, is_gone=is_gone)
+
+    def head_was_lost(self, place: int, node: str, *, is_gone: bool) -> None:
+        """Note the node of the head before this one; `is_gone`: the scheduler says that its machine is lost."""
+        self._lost[node], self._was_led = HEAD_IS_SILENT, True
+        if is_gone:
+            why = "the scheduler says that it is lost"
+            self._gathering.start_failed(place, why, is_gone=True)
 
     def forward(self, signum: int, last: str) -> None:
         """Pass a signal on to the workers that catch it; `last` says why the run stops soon."""
@@ -186,7 +200,7 @@ class TrainingPolicy(NodePolicy):
         cause = better_cause(cause, cause_of_stop(signum, node_is_lost=bool(self._lost)))
         if self._stop is None:
             grace_s = self.plan.limits.grace_s
-            self._stop = StopRequest(signum, cause, now if at_once else now + grace_s)
+            self._stop = StopRequest(signum, cause, now if at_once else now + grace_s, now)
             self.tell("stopping", **self._stop.told(grace_s))
             return
         if self._stop.is_known_better(cause):  # an agent was first, and only saw a signal
@@ -218,7 +232,8 @@ class TrainingPolicy(NodePolicy):
 
     def _advance_gathering(self) -> None:
         if self._stop is not None:
-            self.finish(self._end_by_stop(self._stop))
+            if self._stop.is_settled(self.now):
+                self.finish(self._end_by_stop(self._stop))
             return
         left_s = self._gathering.left_s(self.now)
         too_few = len(self.members.members) < self.plan.min_nodes
@@ -229,7 +244,7 @@ class TrainingPolicy(NodePolicy):
         if is_free and self._gathering.is_complete(here, self.now, shrinking=shrinking):
             self._start_or_fail(here)
         elif left_s <= 0:
-            self.finish(EndRun(RunState.FAILED, 6, self._gathering.report(len(here))))
+            self.finish(self._end_without_nodes(len(here)))
         elif self._may_say():
             self._say_wait(len(here), dangerous)
 
@@ -239,9 +254,22 @@ class TrainingPolicy(NodePolicy):
             text = f"waiting until the lease of {name} has expired, so that its workers are certainly gone"
             self.tell("waiting_for_end", text=text)
         elif num_here < self.plan.min_nodes or not self.plan.is_elastic:
-            if waits := self._gathering.wait(num_here, self.now, self._options.hint):
+            waits = self._gathering.wait(num_here, self.now, self._options.hint)
+            if waits and self._is_news(waits):
                 self.tell("waiting", **waits)
             self._actions.append(AskForNodes(tuple(self.members.missing_places()), again=True))
+
+    def _is_news(self, waits: Mapping[str, object]) -> bool:
+        """Say whether a wait is told now: another one at once, the same one ever less often, at last once a minute."""
+        fact = [value for name, value in waits.items() if name != "left_s"]
+        if fact != self._told_wait:
+            self._told_wait, self._wait_pause_s = fact, SAY_EVERY_S
+        elif self.now < self._tell_wait_at:
+            return False
+        else:
+            self._wait_pause_s = min(2 * self._wait_pause_s, _LAST_SAY_EVERY_S)
+        self._tell_wait_at = self.now + self._wait_pause_s
+        return True
 
     # Starting.
 
@@ -290,7 +318,7 @@ class TrainingPolicy(NodePolicy):
         if self._leavers.is_time(self.now, attempt.ends, leaving):
             self._begin_ending()
         elif failures and not self._is_held_by_debugger(failures):
-            self._failed_at = self.now
+            self._failed_at = min(self.now, self._heard_last)
             self._begin_ending()
         elif attempt.has_ended or (preempted and self.now - preempted > PREEMPTION_GRACE_S):
             self._begin_ending()  # others did not follow one that was preempted
@@ -405,6 +433,18 @@ class TrainingPolicy(NodePolicy):
 
     # The end of the run.
 
+    def _end_without_nodes(self, num_here: int) -> EndRun:
+        """End a run that lacks nodes: one that has trained, and has lost them since, can go on where there are enough."""
+        report = self._gathering.report(num_here)
+        has_trained = self._was_led or self.next_attempt > self._options.first_attempt
+        if not self._lost or not has_trained or num_here >= self.plan.min_nodes:
+            return EndRun(RunState.FAILED, 6, report)
+        return EndRun(
+            RunState.PREEMPTED,
+            contract.EX_TEMPFAIL,
+            not_replaced(report, self.plan.run_id, self._lost),
+        )
+
     def _end_by_stop(self, stop: StopRequest) -> EndRun:
         ends = self.attempt.ends if self.attempt is not None else []
         saved = any(end.exit_code == contract.EX_TEMPFAIL for end in ends)
@@ -433,7 +473,8 @@ class TrainingPolicy(NodePolicy):
             cause=end.cause,
             lost_s=round(self.lost_s, 3),
             notes=(*end.notes, *self._notes_on_losses()),
-            node_was_lost=self._stop is not None and bool(self._lost),
+            node_was_lost=bool(self._lost)
+            and (self._stop is not None or end.state is RunState.PREEMPTED),
             trained_step=self._known.trained_step,
             saved_step=self._known.saved_step,
         )

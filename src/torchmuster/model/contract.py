@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 
 # sysexits.h: a temporary failure, try again. A worker that leaves with it was preempted.
 EX_TEMPFAIL = 75
+# From a pod's door to agents: the pod is taken away because of its own use of disk or memory.
+OVERUSED_SIGNAL = signal.SIGRTMIN
 
 # Ours, for the library in the script; the library also works without them.
 SOCKET_VARIABLE = "TORCHMUSTER_SOCKET"

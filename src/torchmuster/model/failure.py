@@ -28,6 +28,9 @@ ECHOES = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
+OVERUSED = (
+    "its pod used more of its node's disk or memory than it asks for"  # the detail of a lost node
+)
 _MOST_WORDS = 8192
 _PARTS = ("at", "because", "hint")
 

@@ -79,6 +79,7 @@ class JobRequest:
         about: What the head does, as a comment of the script.
         log_path: What the job writes, absolute; appended to when it starts again.
         min_nodes: The least that will do; None when all of `chunks` are needed.
+        outlives_nodes: What runs in it goes on without some of them.
         max_nodes: The most that are of use; None for the nodes of `chunks`.
         queue: Partition of Slurm, queue of PBS.
         constraint: Features that every node has, in Slurm's own syntax.
@@ -103,6 +104,7 @@ class JobRequest:
     python: str = "/usr/bin/python3"
     about: str = ""
     min_nodes: int | None = None
+    outlives_nodes: bool = False
     max_nodes: int | None = None
     time_limit_s: float | None = None
     after: tuple[JobDependency, ...] = ()
@@ -173,7 +175,8 @@ def describe_job(view: JobView) -> str:
     text = f"job {view.job_id} is {view.state.value.replace('_', ' ')}"
     if view.wait is not None:
         text += f": {view.wait.sentence}"
-    if view.reason is not None:
+    # Of a job that runs it says how it was started, or still why it had not been.
+    if view.reason is not None and (view.state is not JobState.RUNNING or view.wait is not None):
         text += f" ({view.reason})"
     if view.start_estimate is not None:
         text += f", expected to start {view.start_estimate}"

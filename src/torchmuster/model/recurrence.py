@@ -8,7 +8,7 @@ import enum
 import re
 from dataclasses import dataclass
 
-from torchmuster.model.failure import ECHOES, EndKind, WorkerEnd
+from torchmuster.model.failure import ECHOES, OVERUSED, EndKind, WorkerEnd
 
 
 class Prospect(enum.Enum):
@@ -70,6 +70,8 @@ def prospect(end: WorkerEnd) -> Prospect:
     if end.kind in (EndKind.EXIT_CODE, EndKind.PREEMPTED):
         by_signal = (end.exit_code or 0) > _SHELLS_SIGNAL  # a shell says so of what it ran
         return Prospect.OPEN if by_signal else Prospect.DOUBTFUL
+    if end.kind is EndKind.NODE_LOST and end.detail == OVERUSED:
+        return Prospect.DOUBTFUL
     if end.kind is not EndKind.EXCEPTION or end.error is None or end.looks_like_echo:
         return Prospect.OPEN
     error = end.error

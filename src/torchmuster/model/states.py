@@ -115,6 +115,7 @@ class JobState(enum.Enum):
 
     PENDING = "pending"
     HELD = "held"
+    SUSPENDED = "suspended"  # it has its nodes, and goes on only when somebody lets it
     RUNNING = "running"
     ENDING = "ending"
     SUCCEEDED = "succeeded"
@@ -147,6 +148,7 @@ _LEFT_NOTHING = (RunState.LOST, State.FAILED_BACKEND_ERROR)
 _WITHOUT_RESULT = {
     JobState.PENDING: (RunState.WAITING, State.SCHEDULING),
     JobState.HELD: (RunState.WAITING, State.SCHEDULING),
+    JobState.SUSPENDED: (RunState.WAITING, State.SCHEDULING),
     JobState.REQUEUED: (RunState.WAITING, State.SCHEDULING),
     JobState.UNKNOWN: (RunState.UNKNOWN, State.SCHEDULING),
     JobState.RUNNING: (RunState.RUNNING, State.RUNNING),

@@ -86,7 +86,8 @@ def end_by_stop(
     if saved and not by_hand:
         error = "the run was preempted and can be resumed"
         asked = f"{cause.value} asked to stop with {name}"
-        report = Report(error=error, because=(asked,), hint=resume)
+        by_itself = "; --resubmit N goes on by itself" if cause is StopCause.TIME else ""
+        report = Report(error=error, because=(asked,), hint=resume + by_itself)
         return RunState.PREEMPTED, contract.EX_TEMPFAIL, report
     if cause is StopCause.TIME:
         error = f"the time limit of the job was reached: the run was stopped with {name}"
@@ -98,3 +99,10 @@ def end_by_stop(
     error = f"the run was stopped with {name}"
     report = Report(error=error, because=(asked,), hint="; ".join(hints) or None)
     return RunState.CANCELLED, 128 + signum, report
+
+
+def not_replaced(report: Report, run_id: str, lost: Mapping[str, str]) -> Report:
+    """Return the report on a run that has lost nodes, from that on nodes that did not come."""
+    error = f"{', '.join(lost)} was lost, and no node came in its place"
+    because = (*(f"{node}: {why}" for node, why in lost.items()), report.error)
+    return Report(error=error, because=because, hint=f"muster restart {run_id}")

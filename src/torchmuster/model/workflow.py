@@ -297,6 +297,7 @@ class TrainingStart:
         grace_s: Of the workflow.
         node_setup: What each of its nodes does first.
         nodes: Those of its group; None where they are simulated ones of this machine.
+        folders: What each of its nodes must have: what `{{output}}` stands for, and those in it that arguments name.
     """
 
     task: str
@@ -307,6 +308,7 @@ class TrainingStart:
     grace_s: float
     node_setup: NodeSetup
     nodes: GroupNodes | None = None
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

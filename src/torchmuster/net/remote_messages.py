@@ -280,7 +280,9 @@ class FilePiece(RemoteMessage):
 
 
 class Collect(RemoteMessage):
-    """From the client: send the new files in the copy of the code folder."""
+    """From the client: send the new files in the copy of the code folder, or those of the folder `output` in their place."""
+
+    output: str = ""
 
 
 class Collected(RemoteMessage):
@@ -298,7 +300,7 @@ class Collected(RemoteMessage):
 
 
 class RecordOf(RemoteMessage):
-    """From a run's first pod: which record follows; another mark is that of another disk, and begins at nothing."""
+    """From a run's first pod: which record follows; another mark is that of another disk, and begins at nothing; empty: there is none yet."""
 
     mark: str
 

@@ -16,6 +16,7 @@ from torchmuster import proc
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model import contract
+from torchmuster.model.failure import OVERUSED
 from torchmuster.model.liveness.lease import PING_EVERY_S
 from torchmuster.model.plan import Program
 from torchmuster.net import messages
@@ -87,6 +88,7 @@ class Agent:
         self._memory = HeldMemory()
         self._ended = asyncio.Event()
         self._failure: MusterError | None = None
+        self._is_taken_away = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def make_link(self) -> HeadLink:
@@ -117,7 +119,8 @@ class Agent:
             on_odd=self._tell_of_odd_report,
         )
         await worker_socket.open()
-        for signum in (*self.options.signals, signal.SIGUSR1, signal.SIGUSR2):
+        passed_on = (signal.SIGUSR1, signal.SIGUSR2, contract.OVERUSED_SIGNAL)
+        for signum in (*self.options.signals, *passed_on):
             loop.add_signal_handler(signum, self._take_signal, signum)
         if self._first_spawner is not None:
             self.spawners.adopt(*self._first_spawner)
@@ -193,6 +196,9 @@ class Agent:
         while True:
             channel = await self.link.call()
             why = await self.link.converse(channel, self._hello(), self._obey)
+            if self._is_taken_away:  # an attempt that it joined now would be lost in a moment
+                self.fail(MusterError(OVERUSED))
+                return
             if self._goodbye is None and self._welcome is not None:
                 self.voice.say(f"the connection to the head ended: {why}; connecting again")
 
@@ -443,6 +449,7 @@ class Agent:
             when = "before it had joined" if self._welcome is None else "while it called its head"
             self.fail(MusterError(f"this agent received {signum.name} {when}"))
             return
+        self._is_taken_away |= signum == contract.OVERUSED_SIGNAL
         self.send(messages.SignalReceived(signum=int(signum)))
 
 

@@ -71,6 +71,7 @@ _UNTRUE = frozenset(
     }
 )
 _UNTRUE_PREFIXES = ("PMIX_SERVER_", "PMIX_DSTORE_", "PMIX_PTL_", "PMI2_")
+_OF_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "PMI_JOBID")
 _SIZES = (
     *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE"),
     "MV2_COMM_WORLD_SIZE",
@@ -160,3 +161,57 @@ def _cpus_per_task(environment: Mapping[str, str], num_workers: int) -> str:
 
 def _counts(tasks_per_node: str) -> tuple[int, ...]:
     return expand_counts(tasks_per_node) if tasks_per_node else ()
+
+
+def is_one_of_many(environment: Mapping[str, str]) -> bool:
+    """Say whether srun, mpiexec or pbsdsh has started this process, and others beside it.
+
+    SLURM_NTASKS does not tell: sbatch sets it for its script, too, which is one process.
+    """
+    if any(_number(environment.get(name)) > 1 for name in _SIZES):
+        # `srun --pty` keeps task 0 only; somebody sits there and types.
+        return not (environment.get("SLURM_PTY_PORT") and not _has_mpi(environment))
+    if "PALS_RANKID" in environment:  # Cray's mpiexec tells no size
+        return True
+    # A job's script is task 1 of PBS; what pbsdsh and pbs_tmrsh start comes behind it.
+    return "PBS_JOBID" in environment and _task_of_pbs(environment.get("PBS_TASKNUM", "")) > 1
+
+
+def num_tasks(environment: Mapping[str, str]) -> int:
+    """Return how many tasks the launcher of this process has started; 0 without one."""
+    return max(_number(environment.get(name)) for name in _SIZES)
+
+
+def task_here(environment: Mapping[str, str]) -> int:
+    """Return which of its launcher's tasks on this node this process is."""
+    ranks = {**_OF_EVERY_TASK, **_WHERE_THEY_STAND}
+    return max(
+        _number(environment.get(name)) for name, fact in ranks.items() if fact == "local_rank"
+    )
+
+
+def are_one_step(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Say whether the same start of a launcher has made these two processes."""
+    return all(one.get(name) == other.get(name) for name in _OF_STEP)
+
+
+def is_first_of_many(environment: Mapping[str, str]) -> bool:
+    """Say whether its launcher calls this process rank 0, or gives it no rank, as pbsdsh."""
+    ranks = {**_OF_EVERY_TASK, **_WHERE_THEY_STAND}
+    return all(environment.get(name, "0") == "0" for name, fact in ranks.items() if fact == "rank")
+
+
+def _has_mpi(environment: Mapping[str, str]) -> bool:
+    return any(_number(environment.get(name)) > 1 for name in _SIZES[1:])
+
+
+def _task_of_pbs(text: str) -> int:
+    """Return the number of a task; recorded: eight hexadecimal digits, the host's index in the top bits."""
+    try:
+        return int(text, 16)
+    except ValueError:
+        return 0
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0

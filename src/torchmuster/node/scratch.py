@@ -34,8 +34,10 @@ def folder_name(run_id: str, place: int, run_dir: str) -> str:
 def make_scratch(parent: str, name: str) -> str:
     """Make the folder, or take over what an agent before us has left; return its path.
 
+    The name can be known before: where somebody else has made it, ours gets one that can't.
+
     Raises:
-        ScratchError: It can't be made, or what is there is not ours.
+        ScratchError: It can't be made.
     """
     path = os.path.join(os.path.realpath(parent), name)
     fix = "`scratch` of the site, SLURM_TMPDIR or TMPDIR names a folder of this node that you can write to"
@@ -48,9 +50,7 @@ def make_scratch(parent: str, name: str) -> str:
         raise ScratchError(what, where=path, why=error.strerror, fix=fix) from error
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        kind = "a link" if stat.S_ISLNK(status.st_mode) else f"owned by user {status.st_uid}"
-        what = "the scratch folder belongs to another user"
-        raise ScratchError(what, where=path, why=f"it is {kind}", fix="choose another --run-id")
+        return tempfile.mkdtemp(prefix=f"{name}-", dir=os.path.dirname(path))
     if status.st_mode & 0o077:
         os.chmod(path, 0o700)
     return path

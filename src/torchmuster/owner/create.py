@@ -18,7 +18,7 @@ from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.secret import new_secret, write_secret
-from torchmuster.owner.origin import note_origin
+from torchmuster.owner.origin import note_origin, write_no_more
 from torchmuster.owner.room import check_room
 from torchmuster.plainfile import open_own
 
@@ -26,11 +26,9 @@ if TYPE_CHECKING:  # a start of a run has no time for them
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.spec.sweep_plan import SweepPlan
 
-if TYPE_CHECKING:
-    from torchmuster.model.workflow import WorkflowPlan
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_made: list[RunDir] = []  # by this process
 
 
 @contextlib.contextmanager
@@ -214,6 +212,7 @@ def _create(path: str, fill: Callable[[RunDir], None]) -> RunDir:
         ) from error
     except OSError as error:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
+    _made.append(run_dir)
     try:
         check_room(run_dir.path)
         fill(run_dir)
@@ -224,6 +223,18 @@ def _create(path: str, fill: Callable[[RunDir], None]) -> RunDir:
         _remove(run_dir.path)
         raise unusable(run_dir.path, error.strerror or str(error)) from error
     return run_dir
+
+
+def remove_unbegun() -> None:
+    """Remove the directories that this process has made and in which nothing has begun: it was interrupted, and ends now."""
+    write_no_more()
+    for run_dir in _made:
+        names = (run_dir.result, run_dir.events, run_dir.job, run_dir.jobs, run_dir.arrays)
+        begun = [*names, os.path.join(run_dir.path, "groups")]
+        owner = atomic.read_json(run_dir.owner)
+        is_ours = owner is None or (isinstance(owner, dict) and owner.get("pid") == os.getpid())
+        if is_ours and not any(map(os.path.exists, begun)):
+            _remove(run_dir.path)
 
 
 def link_snapshots(run_dir: RunDir, snapshots: str) -> None:

@@ -10,6 +10,7 @@ from torchmuster.errors import RunDirectoryError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.create import write_owner
+from torchmuster.owner.sweep.members import MEMBER_REQUEST
 
 if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
@@ -41,6 +42,10 @@ def _own(path: str) -> int:
         return _own_workflow(run_dir)
     if os.path.exists(run_dir.sweep):
         return _own_sweep(run_dir)
+    if os.path.exists(os.path.join(path, "..", "..", MEMBER_REQUEST)):
+        from torchmuster.owner.sweep.pod_runs import own_member
+
+        return own_member(run_dir)
     return _supervise(run_dir)
 
 

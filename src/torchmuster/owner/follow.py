@@ -11,6 +11,7 @@ from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.owner.capacity import this_machine
 from torchmuster.owner.session import note_on_session
+from torchmuster.owner.stops import EarlyStop
 from torchmuster.owner.views.workflow_view import read_workflow
 from torchmuster.owner.workflow import WorkflowOwner
 
@@ -46,6 +47,7 @@ def follow_workflow(
     Raises:
         RunDirectoryError: Its plan can't be read.
     """
+    early = EarlyStop()
     plan = read_workflow(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the workflow can't be read", where=run_dir.workflow)
@@ -54,4 +56,4 @@ def follow_workflow(
         voice.say(note)
     machine = this_machine(run_dir.path, visible_gpus())
     owner = WorkflowOwner(plan, run_dir, machine, _TaskDisplay(voice), hosts, elsewhere)
-    return asyncio.run(owner.run())
+    return asyncio.run(owner.run(early))

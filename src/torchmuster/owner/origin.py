@@ -46,6 +46,12 @@ _SECRET_FILES = (
 )
 
 Ask = Callable[..., bytes | None]
+_writing = threading.Lock()
+
+
+def write_no_more() -> None:
+    """Let no note come any more to the run directories of this process, which ends."""
+    _writing.acquire()
 
 
 def note_origin(run_dir: RunDir, program: Program | None) -> None:
@@ -70,7 +76,9 @@ def folder_of(program: Program) -> str:
 
 def _note(run_dir: RunDir, folder: str, python: str = "") -> None:
     with contextlib.suppress(OSError, MusterError):  # the run directory may be gone by now
-        atomic.write_json(run_dir.origin, codec.to_plain(find_origin(folder, python)))
+        found = codec.to_plain(find_origin(folder, python))
+        with _writing:
+            atomic.write_json(run_dir.origin, found)
 
 
 def find_origin(folder: str, python: str = "") -> Origin:

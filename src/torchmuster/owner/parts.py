@@ -38,6 +38,7 @@ class Engine(Protocol):
     """
 
     keeps_agents: ClassVar[bool]
+    head_place: int
     plan: RunPlan
     run_dir: RunDir
 

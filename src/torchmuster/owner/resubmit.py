@@ -1,11 +1,12 @@
 """How the head of a job continues its run in another: by requeue, by a new job, or by the next one of a chain."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchmuster import proc
-from torchmuster.engines.base import Dialect, EngineError
+from torchmuster.engines.base import Dialect, EngineError, Refusal
 from torchmuster.engines.schedulers import facts_of
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import RunDir
@@ -42,6 +43,15 @@ def ask_quickly(argv: list[str]) -> proc.Answered:
     return proc.ask(argv, b"", QUICK_TIMEOUT_S)
 
 
+def ask_beside(argv: list[str]) -> proc.Answered:
+    """Do the same from any thread of an owner, which ends what else it has started.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    return proc.ask_beside(argv, QUICK_TIMEOUT_S)
+
+
 def find_end(
     dialect: Dialect, job_id: str, clock: Callable[[], float], ask: Ask = ask_quickly
 ) -> float | None:
@@ -56,6 +66,9 @@ def find_end(
             if end is not None:
                 return end
     return None
+
+
+_TRY_EVERY_S, _TRY_LATER_S = 5.0, 60.0
 
 
 @dataclass(slots=True)
@@ -75,6 +88,7 @@ class Chain:
     ask: Ask = ask_command
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     links: Links = field(default_factory=Links)
+    _is_in_doubt: bool = False
 
     def begin(self, first_attempt: int) -> str | None:
         """Note that this job is the run's now; a sentence when there is nothing to do for it."""
@@ -84,7 +98,7 @@ class Chain:
             return "the run was cancelled: nothing is left to do"
         is_new = newest is None or newest.job_id != self.job_id
         result = read_result(self.run_dir)
-        if newest is not None and is_new and result is not None and _is_complete(result, links):
+        if newest is not None and result is not None and _is_complete(result, links, is_new=is_new):
             return f"the run is complete ({result.state.value}): nothing is left to do"
         known = links.links
         if is_new:
@@ -98,8 +112,22 @@ class Chain:
         """Say whether another link may follow."""
         return len(self.links.links) < self.links.most
 
-    def go_on(self, result: Result, *, time_was_up: bool, say: Callable[[str], None]) -> bool:
-        """Continue a run whose time was up or which lost a node, or note why it ends here; say whether it goes on."""
+    def go_on(
+        self,
+        result: Result,
+        *,
+        time_was_up: bool,
+        say: Callable[[str], None],
+        pause: Callable[[float], bool] = lambda _: False,
+    ) -> bool:
+        """Continue a run whose time was up or which lost a node, or note why it ends here; say whether it goes on.
+
+        Args:
+            result: How this link has ended.
+            time_was_up: The job's time is why.
+            say: Gets sentences for the user.
+            pause: Waits so many seconds where every way was refused; False where there is no time to try again.
+        """
         wanted = time_was_up or result.node_was_lost
         if result.state is not RunState.PREEMPTED or not wanted:
             self._note(replace(self.links, ended=result.state.value))
@@ -107,21 +135,56 @@ class Chain:
         if is_cancelled(self.run_dir):
             self._note(replace(self.links, ended="cancelled"))
             return False
+        if not self.num_resubmits and result.node_was_lost and self._requeues(say):
+            return True
         if not self.may_go_on:
             if self.num_resubmits:
                 say(f"{self.links.label} has ended, and --resubmit {self.num_resubmits} is spent")
             self._note(replace(self.links, ended="no link is left"))
             return False
-        for way in self._ways():
-            why = self._try(way, result.attempts)
-            if why is None:
-                newest = self.links.newest
-                job_id = newest.job_id if newest is not None else self.job_id
-                say(f"the run continues: {self.links.label} is job {job_id}, by {way.value}")
-                return self._unless_cancelled(say)
-            say(f"the run can't continue by {way.value}: {why}")
-        self._note(replace(self.links, ended="no way to continue"))
-        return False
+        pause_s, told = _TRY_EVERY_S, set[str]()
+        while True:
+            is_away = False
+            for way in self._ways():
+                why = self._try(way, result.attempts)
+                if why is None:
+                    newest = self.links.newest
+                    job_id = newest.job_id if newest is not None else self.job_id
+                    say(f"the run continues: {self.links.label} is job {job_id}, by {way.value}")
+                    return self._unless_cancelled(say)
+                sentence = f"the run can't continue by {way.value}: {why}"
+                if sentence not in told:
+                    told.add(sentence)
+                    say(sentence)
+                is_away = is_away or self._is_away(why)
+            # A server may be away for a minute; one that took a job without a word must not get another.
+            if self._is_in_doubt or not is_away or not pause(pause_s):
+                self._note(replace(self.links, ended="no way to continue"))
+                return False
+            if is_cancelled(self.run_dir):
+                self._note(replace(self.links, ended="cancelled"))
+                return False
+            pause_s = min(2 * pause_s, _TRY_LATER_S)
+
+    def _is_away(self, why: str) -> bool:
+        """Say whether these words are those of a scheduler that could not be reached; any other has decided."""
+        known: Sequence[Refusal] = getattr(self.dialect, "refusals", ())
+        return any(one.is_away and re.search(one.pattern, why, re.IGNORECASE) for one in known)
+
+    def _requeues(self, say: Callable[[str], None]) -> bool:
+        """Start the job again that has lost a node, where its scheduler does so with every other job: the same link."""
+        if self.dialect.resubmit_methods[:1] != (ResubmitMethod.REQUEUE,):
+            return False
+        try:
+            self._requeue()
+        except MusterError as error:
+            say(f"job {self.job_id} can't be requeued: {error.why or error.what}")
+            return False
+        name = self.dialect.name
+        say(
+            f"job {self.job_id} has lost a node for good: it is requeued, as {name} does with a job that has no muster in it"
+        )
+        return True
 
     def _ways(self) -> Iterator[ResubmitMethod]:
         if self.way is not None:
@@ -137,7 +200,7 @@ class Chain:
             if way is ResubmitMethod.REQUEUE:
                 # Noted first: the job may be ended while the command still runs.
                 self._append(self.job_id, way, first_attempt)
-                self._command(self.dialect.requeue_argv(self.job_id))
+                self._requeue()
             elif way is ResubmitMethod.SUBMIT:
                 self._append(self._submit(), way, first_attempt)
             else:
@@ -165,6 +228,13 @@ class Chain:
         argv = self.dialect.submit_argv(job, self.run_dir.job_script)
         return self.dialect.job_id(self._command([*self._outside(), *argv]))
 
+    def _requeue(self) -> None:
+        """Start this job again; a command that a signal ends without a word has done it, and ended with the job."""
+        answer = self.ask(self.dialect.requeue_argv(self.job_id))
+        was_ended = answer.status is not None and answer.status < 0 and not answer.stderr.strip()
+        if not was_ended:
+            self._judge(answer)
+
     def _outside(self) -> list[str]:
         facts = facts_of(self.dialect)
         begins = (*facts.variables, *_OF_LAUNCHERS)
@@ -175,8 +245,11 @@ class Chain:
         ]
 
     def _command(self, argv: list[str]) -> str:
-        answer = self.ask(argv)
+        return self._judge(self.ask(argv))
+
+    def _judge(self, answer: proc.Answered) -> str:
         if answer.status != 0:
+            self._is_in_doubt = answer.status is None
             lines = answer.stderr.decode(errors="replace").strip().splitlines()
             silent = "no answer in time" if answer.status is None else "it printed nothing"
             raise EngineError("refused", why=lines[-1][:200] if lines else silent)
@@ -225,8 +298,11 @@ def parse_method(text: str | None) -> ResubmitMethod | None:
     return ResubmitMethod(text) if text is not None else None
 
 
-def _is_complete(result: Result, links: Links) -> bool:
-    """Say whether nothing may follow this result."""
-    if result.state in (RunState.SUCCEEDED, RunState.FAILED):
+def _is_complete(result: Result, links: Links, *, is_new: bool) -> bool:
+    """Say whether nothing may follow this result: of a job that is started again, only a success.
+
+    So PBS starts a job again whose host it takes for dead, also when its script has just ended.
+    """
+    if result.state is RunState.SUCCEEDED:
         return True
-    return links.ended is not None
+    return is_new and (result.state is RunState.FAILED or links.ended is not None)

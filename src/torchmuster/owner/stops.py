@@ -5,6 +5,7 @@ and SIGHUP ask again only after seconds, and never where workers may be saving: 
 """
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +19,23 @@ from torchmuster.model.stop import (
 )
 from torchmuster.net import messages
 from torchmuster.owner.session import hangup_ignored
+
+
+class EarlyStop:
+    """A signal that asks to stop before the owner's loop listens: workers that have just begun get their grace too.
+
+    Attributes:
+        signum: The first that came; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.signum = 0
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, self._take)
+
+    def _take(self, signum: int, _: object) -> None:
+        self.signum = self.signum or signum
 
 
 class Stops:
@@ -47,13 +65,15 @@ class Stops:
         self._counted_at = 0.0
         self._is_deaf_to_sigint = False
 
-    def listen(self, taken: Callable[[], None]) -> None:
-        """Take the signals from now on, in the event loop; `taken` is called after each that counts."""
+    def listen(self, taken: Callable[[], None], early: EarlyStop | None = None) -> None:
+        """Take the signals from now on, in the event loop, and that which came early; `taken` is called after each that counts."""
         self._is_deaf_to_sigint = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, AT_ONCE):
             if signum == signal.SIGHUP and hangup_ignored():
                 continue
             asyncio.get_running_loop().add_signal_handler(signum, self._take, signum, taken)
+        if early is not None and early.signum:
+            os.kill(os.getpid(), early.signum)
 
     def _take(self, signum: int, taken: Callable[[], None]) -> None:
         now = self._clock()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.engines.local import HEAD
 from torchmuster.engines.starter import describe_end
 from torchmuster.errors import HeadLostError, MusterError
 from torchmuster.files.tail import last_lines
@@ -32,7 +31,7 @@ from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.head_watch import HeadWatch
 from torchmuster.owner.parts import Engine, RunDisplay, StandardInput
 from torchmuster.owner.record_writer import RecordWriter
-from torchmuster.owner.stops import Stops
+from torchmuster.owner.stops import EarlyStop, Stops
 from torchmuster.owner.views.record import next_attempt, read_result
 
 _POLL_S = 0.01
@@ -51,6 +50,7 @@ def own_run(
     *,
     deadline: Deadline | None = None,
     forward_stdin: bool = False,
+    early: EarlyStop | None = None,
     is_deposed: Callable[[], bool] | None = None,
 ) -> Result:
     """Follow a run whose agents its engine has started, to its end.
@@ -58,7 +58,9 @@ def own_run(
     Raises:
         HeadLostError: Another node has become the head, as `is_deposed` says: the run goes on without us.
     """
-    supervisor = Supervisor(engine, display, deadline, forward_stdin, is_deposed=is_deposed)
+    supervisor = Supervisor(
+        engine, display, deadline, forward_stdin, early=early, is_deposed=is_deposed
+    )
     return asyncio.run(supervisor.run())
 
 
@@ -77,7 +79,7 @@ class Supervisor:
 
     Attributes:
         deadline: The end of the job's time; None where there is no job.
-        told_before: A signal that asked to stop before anybody listened here; 0 for none.
+        early: Has listened for signals that ask to stop before this does; None where nothing has.
         is_deposed: Says whether another node's head has taken over; None where there is none. It may look at a disk.
     """
 
@@ -85,7 +87,7 @@ class Supervisor:
     display: RunDisplay
     deadline: Deadline | None = None
     forward_stdin: bool = False
-    told_before: int = 0
+    early: EarlyStop | None = None
     is_deposed: Callable[[], bool] | None = None
     result: Result | None = None
     _progress: _Progress = field(default_factory=_Progress)
@@ -100,7 +102,9 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         plan = self.engine.plan
-        self._watch = HeadWatch(OwnClock(), plan.node_name(HEAD), plan.limits.grace_s)
+        self._watch = HeadWatch(
+            OwnClock(), plan.node_name(self.engine.head_place), plan.limits.grace_s
+        )
         record = (
             self.engine.run_dir.training
         )  # of the library, which saves when it is asked to stop
@@ -128,9 +132,7 @@ class Supervisor:
 
     async def _follow(self) -> Result:
         loop = asyncio.get_running_loop()
-        self._stops.listen(self._take_stop)
-        if self.told_before:
-            os.kill(os.getpid(), self.told_before)
+        self._stops.listen(self._take_stop, self.early)
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(signum, self._take_user_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
@@ -160,11 +162,12 @@ class Supervisor:
         head_end: int | None = None
         while True:
             for end in self.engine.poll():
-                if end.place == HEAD:
+                if end.place == self.engine.head_place:
                     head_end = end.status
                 elif end.said:
                     why = describe_end(end.status, end.said)
-                    self._head.send(messages.StartFailed(place=end.place, why=why))
+                    failed = messages.StartFailed(place=end.place, why=why, is_gone=end.is_gone)
+                    self._head.send(failed)
             if head_end is not None:
                 return describe_exit(head_end)
             self._fill_places()
@@ -178,7 +181,7 @@ class Supervisor:
     def _fill_places(self) -> None:
         for place in sorted(self._wanted):
             self._wanted.discard(place)
-            if place != HEAD:
+            if place != self.engine.head_place:
                 self.engine.start_place(place)
 
     # What the head says.
@@ -279,7 +282,7 @@ class Supervisor:
         """Wait until nothing of the head's agent is left: only then may there be another one."""
         self.engine.kill_head()
         until = time.monotonic() + _END_LIMIT_S
-        while self.engine.holds(HEAD) or self.engine.has_orphans():
+        while self.engine.holds(self.engine.head_place) or self.engine.has_orphans():
             self.engine.poll()
             if time.monotonic() > until:
                 raise MusterError("what the head's agent has started could not be ended")
@@ -303,11 +306,13 @@ class Supervisor:
         if error is not None and self._stops.count:
             self.result = self._stopped_result()
         elif error is not None:
-            report = replace(report_of_error(error), at=self.engine.plan.node_name(HEAD))
+            report = replace(
+                report_of_error(error), at=self.engine.plan.node_name(self.engine.head_place)
+            )
             self.result = self._own_result(RunState.FAILED, error.exit_code, report)
 
     def _head_lost(self, ended: str) -> Result:
-        name = self.engine.plan.node_name(HEAD)
+        name = self.engine.plan.node_name(self.engine.head_place)
         log = self.engine.run_dir.agent_log(name)
         report = Report(
             error=f"the head's agent ended ({ended}), and the head with it",
@@ -361,9 +366,13 @@ class Supervisor:
         if self.deadline is None:
             return None
         if self.deadline.ends_at is not None:
-            self._head.repeat(messages.JobEnds(ends_at=self.deadline.ends_at))
+            self._tell_end(self.deadline.ends_at)
+        self.deadline.moved = self._tell_end
         watching = self.deadline.watch(self.display.say, self._warn_of_the_end, self._end_in_time)
         return asyncio.create_task(watching)
+
+    def _tell_end(self, ends_at: float) -> None:
+        self._head.repeat(messages.JobEnds(ends_at=ends_at))
 
     def _warn_of_the_end(self) -> None:
         self._head.repeat(messages.Forward(signum=int(signal.SIGUSR1), last=LAST_STOP))

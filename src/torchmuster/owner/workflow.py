@@ -25,7 +25,7 @@ from torchmuster.owner.capacity import Capacity, Machine
 from torchmuster.owner.group_process import GroupProcess
 from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.reuse import link_reused
-from torchmuster.owner.stops import Stops
+from torchmuster.owner.stops import EarlyStop, Stops
 from torchmuster.owner.views.record import next_task_attempts
 
 if TYPE_CHECKING:
@@ -123,15 +123,19 @@ class WorkflowOwner:
         self._stops = Stops(may_save=lambda: True)
         self._started_at = time.monotonic()
 
-    async def run(self) -> WorkflowResult:
-        """Conduct the workflow to its end and return its result."""
-        async with self._record:
-            return await self._conduct()
+    async def run(self, early: EarlyStop | None = None) -> WorkflowResult:
+        """Conduct the workflow to its end and return its result.
 
-    async def _conduct(self) -> WorkflowResult:
+        Args:
+            early: Has listened for signals that ask to stop before this does.
+        """
+        async with self._record:
+            return await self._conduct(early)
+
+    async def _conduct(self, early: EarlyStop | None) -> WorkflowResult:
         if self._is_here:
             proc.become_subreaper()
-        self._stops.listen(self._take_stop)
+        self._stops.listen(self._take_stop, early)
         self._record.event("workflow_started", run_id=self._plan.run_id, groups=list(self._groups))
         self._take_reused()
         try:

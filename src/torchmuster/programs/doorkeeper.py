@@ -24,7 +24,13 @@ from torchmuster.model import codec, contract
 from torchmuster.model.message import encode
 from torchmuster.node.door import messages
 from torchmuster.node.door.call import door_file, own_setup, peer_uid
-from torchmuster.node.door.modules import Template, imported_files, read_by_imports, resident_bytes
+from torchmuster.node.door.modules import (
+    Template,
+    imported_files,
+    noting_reads,
+    read_by_imports,
+    resident_bytes,
+)
 from torchmuster.node.leftovers import go_on_holding, keep_holding, make_socket_folder
 from torchmuster.node.spawner.prepare import import_for_workers, reason_not_to_fork
 from torchmuster.programs.door_forks import (
@@ -85,16 +91,18 @@ class Door:
         self, begun_ns: int, python: tuple[str, ...], preload: tuple[str, ...], folder: str
     ) -> None:
         """Import what agents and workers need, and note what it depended on."""
-        environment = read_by_imports(os.environ)
-        _, problem = import_for_workers(folder, preload, for_calls=True)
-        import_agents(self.root)
+        environment = dict(os.environ)
+        with noting_reads() as read:
+            _, problem = import_for_workers(folder, preload, for_calls=True)
+            import_agents(self.root)
         sys.dont_write_bytecode = True  # docs/sessions.md: code may change twice in a second
         gc.collect()
         gc.freeze()
         self.problem = problem or reason_not_to_fork() or ""
         self.template = Template(
             python=python,
-            environment=environment,
+            environment=read_by_imports(environment, read),
+            read=frozenset(read),
             preload=preload,
             folder=folder,
             files=imported_files(begun_ns),

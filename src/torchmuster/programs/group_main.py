@@ -194,7 +194,7 @@ async def conduct_group(
     *,
     notes: tuple[str, ...] = (),
     obeys_signals: bool = False,
-    stopped_by: str = "the scheduler",
+    stopped_by: Callable[[], str] = lambda: "the scheduler",
 ) -> int:
     """Conduct a group to its end and return its exit code; SIGTERM stops it when it `obeys_signals`."""
     start = read_start(run_dir, group)
@@ -217,7 +217,7 @@ async def conduct_group(
     if obeys_signals:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, head.request_stop, stopped_by)
+            loop.add_signal_handler(signum, lambda: head.request_stop(stopped_by()))
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(signum, head.forward, int(signum))
     try:

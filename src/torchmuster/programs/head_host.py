@@ -116,6 +116,7 @@ async def _conduct(head: "TrainingHead", listening: socket.socket, place: "HeadP
 
     relay = StoreRelay(head.store_address, head.notice) if head.options.relay_port else None
     secrets = (place.secret, place.open_secret)
+    head.has_open_door = place.open_secret is not None
     listener = Listener(listening, secrets, head.serve, head.refuse_stranger, relay)
     serving = [asyncio.create_task(listener.serve())]
     if head.plan.metrics_port is not None:

@@ -10,6 +10,7 @@ from torchmuster import proc
 from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
 from torchmuster.files.record_end import trained_last
+from torchmuster.files.tail import size_of
 from torchmuster.head.options import Office, TrainingHeadOptions
 from torchmuster.model import codec
 from torchmuster.model.codec import from_words
@@ -84,7 +85,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             join_timeout_s=plan.limits.join_timeout_s,
             file=run_dir.moved if head is None else None,
             heirs=run_dir.succession
-            if head is None and Claims(run_dir.succession).exists
+            if head is None and Claims(run_dir.succession).has_heirs
             else None,
         ),
         environment={**job_environment(num_workers), **dict(plan.node_setup.environment)},
@@ -150,14 +151,6 @@ def began_at(run_dir: RunDir) -> float:
             return moment_of(json.loads(next(starts, "{}")).get("time")) or 0.0
     except (OSError, ValueError):
         return 0.0
-
-
-def size_of(path: str) -> int:
-    """Return the length of a file that may not be there."""
-    try:
-        return os.stat(path).st_size
-    except OSError:  # the usual case: nobody has written it yet
-        return 0
 
 
 def job_environment(num_workers: int) -> dict[str, str]:

@@ -52,6 +52,10 @@ class Succession:
         self._damaged: str | None = None
         self._asking: asyncio.Task[None] | None = None
 
+    def has_proof_of(self, term: int) -> bool:
+        """Say whether the engine has said that the machine of this term's head is lost."""
+        return self._proved == term
+
     async def watch(self) -> None:
         """Look until this agent has become the head, or ends."""
         while True:

@@ -9,11 +9,12 @@ from torchmuster.errors import MusterError
 from torchmuster.files.claims import Claims
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import last_lines
+from torchmuster.files.tail import last_lines, size_of
 from torchmuster.head.options import Office, TrainingHeadOptions
 from torchmuster.head.restarts import EndRun
 from torchmuster.head.terms import deposed
 from torchmuster.head.training_head import TrainingHead
+from torchmuster.head.training_policy import HEAD_IS_SILENT
 from torchmuster.model import codec
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.liveness.succession import Term
@@ -23,7 +24,7 @@ from torchmuster.net.address import bind, own_endpoints, split_endpoint
 from torchmuster.node.agent import Agent
 from torchmuster.node.options import AgentOptions
 from torchmuster.programs.head_host import HeadHost
-from torchmuster.programs.launch import began_at, machines_left_out, size_of
+from torchmuster.programs.launch import began_at, machines_left_out
 from torchmuster.programs.succession import Succession
 
 _LOOK_EVERY_S = 2.0
@@ -117,6 +118,9 @@ class Successor:
             listening.close()
             raise deposed(office)
         head = self._host.begin(options, listening, self._options.head, self._agent)
+        if before is not None:
+            is_gone = self._succession.has_proof_of(before.number)
+            head.policy.head_was_lost(before.place, before.node, is_gone=is_gone)
         most = self._options.plan.limits.max_restarts
         self._tell(head, claim, before, most)
         if claim.restarts_spent > most:
@@ -141,7 +145,7 @@ class Successor:
                 kind=EndKind.NODE_LOST,
                 asked=False,
                 elapsed_s=0.0,
-                detail="the head there does not answer any more",
+                detail=HEAD_IS_SILENT,
             )
             head.event(
                 "attempt_failed",

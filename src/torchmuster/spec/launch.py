@@ -81,6 +81,7 @@ class RunRequest:
     cpus_per_node: int | None = None
     gpus_per_node: int | None = None
     mem: str | None = None
+    take_within: str | None = None
     warn: str | None = None
     resubmit: int | None = None
     spares: int = 0

@@ -107,6 +107,19 @@ class Objects:
                 found += sum(_num_made(g) * sum(map(_num_bytes, g["params"])) for g in groups)
         return found
 
+    def still_to_come(self) -> int:
+        """Return how much memory of its node this rank takes for gradients and for what optimizers make at their first step."""
+        found = 0
+        for optimizer in self.optimizers():
+            for group in optimizer.param_groups:
+                made = 0 if optimizer.state else _num_made(group)
+                here = [one for one in group["params"] if one.device.type == "cpu"]
+                found += made * sum(map(_num_bytes, here))
+                found += sum(
+                    _num_bytes(one) for one in here if one.grad is None and one.requires_grad
+                )
+        return found
+
     def pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the packed state, and the tensors by path, without copying them."""
         self.reshard()

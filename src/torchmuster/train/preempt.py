@@ -18,6 +18,7 @@ Boundaries are numbered along the run: the end of a step and the end of an epoch
 Ctrl-C and a closed terminal request a stop like SIGTERM; a second Ctrl-C ends the process as usual.
 """
 
+import json
 import os
 import select
 import signal
@@ -37,6 +38,7 @@ from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError
 
 TIME_IS_UP = "the time limit is near"
 _DEADLINE_MARGIN_S = 60.0
+_LOOK_EVERY_S = 10.0
 _POLL_S = 0.2
 _SAY_AFTER_S = 5.0
 _LISTENED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -50,11 +52,20 @@ _listening: "StopWatch | None" = None
 
 
 class TimeLimit:
-    """When to stop without a signal: at the run's own limit or the end of the Slurm job, minus the time that a save takes."""
+    """When to stop without a signal: at the run's own limit or the end of the Slurm job, minus the time that a save takes.
 
-    def __init__(self, limit_s: float | None) -> None:
+    Args:
+        limit_s: Of the run.
+        watches_job: This rank watches the end of the job, for all.
+    """
+
+    def __init__(self, limit_s: float | None, *, watches_job: bool = True) -> None:
         self._limit_s = limit_s
         self._began_at = _began_at()
+        # Source: https://slurm.schedmd.com/sbatch.html, SLURM_JOB_END_TIME, seconds since 1970.
+        slurm = os.environ.get("SLURM_JOB_END_TIME", "") if watches_job else ""
+        self._job_ends_at = float(slurm) if slurm.isdecimal() else None
+        self._look_at = 0.0
 
     def deadline(self, last_save_s: float) -> float | None:
         """Return the time, as of `time.time()`; None without a limit."""
@@ -64,11 +75,18 @@ class TimeLimit:
         if self._limit_s is not None:
             margin_s = max(min(margin_s, self._limit_s / 4), least_s)
             limits.append(self._began_at + self._limit_s)
-        # Source: https://slurm.schedmd.com/sbatch.html, SLURM_JOB_END_TIME, seconds since 1970.
-        slurm = os.environ.get("SLURM_JOB_END_TIME", "")
-        if slurm.isdecimal():
-            limits.append(float(slurm))
+        if self._job_ends_at is not None:
+            limits.append(self._end_of_job(self._job_ends_at, margin_s))
         return min(limits) - margin_s if limits else None
+
+    def _end_of_job(self, ends_at: float, margin_s: float) -> float:
+        """Return when the job ends; when that is near, the run's record says whether the scheduler has moved it."""
+        now = time.time()
+        if now >= max(ends_at - margin_s, self._look_at):
+            self._look_at = now + _LOOK_EVERY_S
+            told = _told_end()
+            self._job_ends_at = ends_at = told if told is not None else ends_at
+        return ends_at
 
 
 def _began_at() -> float:
@@ -80,8 +98,25 @@ def _began_at() -> float:
         return time.time()
 
 
-def how_to_go_on() -> str:
-    """Return how to continue a run that has stopped with a snapshot."""
+def _told_end() -> float | None:
+    """Return when the job ends by the last word of the run's owner on it; None without one."""
+    run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
+    told = None
+    with (
+        suppress(OSError, ValueError, KeyError, TypeError),
+        open(RunDir(run_dir or "").events, errors="replace") as record,
+    ):
+        for line in record:
+            if '"event":"time_limit"' in line:
+                told = float(json.loads(line)["ends_at"])
+    return told
+
+
+def how_to_go_on(folder: str) -> str:
+    """Return how to continue a run that has stopped with a snapshot in this folder."""
+    disk = os.environ.get("MUSTER_POD_DISK")
+    if disk is not None and folder.startswith(f"{disk}/"):
+        return "on this pod's own disk, which goes with the pod"
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     if run_dir and may_be_followed(atomic.read_json(RunDir(run_dir).links)):
         return "the next job of the run continues from it, if its time was up"

@@ -69,7 +69,7 @@ class Run:
         self._told_epoch = -1  # the last epoch whose end was told
         self._epoch_began_at = 0.0  # by `time.monotonic()`
         self._is_over = False
-        limit = TimeLimit(settings.time_limit_s)
+        limit = TimeLimit(settings.time_limit_s, watches_job=world.rank == 0)
         self._watch = StopWatch(
             world.connect(),
             rank=world.rank,
@@ -272,7 +272,7 @@ class Run:
             self._metrics.end_line()
             world.say(
                 f"stopped after step {clock.steps_done} ({reason}); {what},"
-                f" exit code {contract.EX_TEMPFAIL}: {how_to_go_on()}"
+                f" exit code {contract.EX_TEMPFAIL}: {how_to_go_on(self._saves.folder_url)}"
             )
             if TIME_IS_UP in reason:  # the next attempt would have to stop at once
                 stop = StopAhead(reason=f"{reason}: after step {clock.steps_done}, {what}")

@@ -171,7 +171,9 @@ class Saves:
 
     def _check_room(self, memory: MemorySaves) -> None:
         has_part = memory.crew.confirms or self._crew.rank == 0 or memory.crew.copies
-        memory.check_room(self._objects.expected_bytes() if has_part else 0)
+        memory.check_room(
+            self._objects.expected_bytes() if has_part else 0, self._objects.still_to_come()
+        )
 
     def _refuse_to_forget(self) -> None:
         """Refuse to start over if an earlier attempt of this run has saved and its snapshots are gone."""

@@ -111,4 +111,5 @@ def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> 
 
 def is_worth_a_report(result: Result) -> bool:
     """Return whether the verdict contains more than the last line."""
-    return result.report is not None and result.state is not RunState.SUCCEEDED
+    failed = result.state is not RunState.SUCCEEDED or result.exit_code != 0
+    return result.report is not None and failed

@@ -38,10 +38,11 @@ def submit(queue, known, number, words, directives, environment):
         "parallel": parallel,
         "after": after and after[1],
         "nodes": "node1",
+        "output": directives["output"],
     }
     (queue / f"{number}.json").write_text(json.dumps({**record, "cancelled": False, "array": True}))
     if not known.get("hold"):
-        with open(directives["output"], "a") as log:
+        with open(queue / f"{number}.log", "a") as log:
             script = str(Path(__file__).with_name("slurm"))
             server = subprocess.Popen(
                 [sys.executable, script, "array", str(number), str(kept)],
@@ -82,9 +83,15 @@ def serve(queue, number, script):
                 "SLURM_JOB_ID": f"{number}{element:05d}",
             }
             put(folder, element, "RUNNING")
-            running[element] = subprocess.Popen(
-                ["bash", script], env={**os.environ, **own}, start_new_session=True
-            )
+            # Source: https://slurm.schedmd.com/sbatch.html, "filename pattern": %a is the element's number.
+            with open(job["output"].replace("%a", str(element)), "a") as log:
+                running[element] = subprocess.Popen(
+                    ["bash", script],
+                    env={**os.environ, **own},
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
         for element, child in list(running.items()):
             if is_cancelled(folder, element) and not (folder / f"told-{element}").exists():
                 (folder / f"told-{element}").touch()

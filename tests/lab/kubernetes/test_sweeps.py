@@ -1,4 +1,4 @@
-"""Sweeps in real pods: one Job, members in all of its pods, failed ones again, a pod and a node that go."""
+"""Sweeps in real pods: one Job whose pods are the members, failed ones again, a pod that goes."""
 
 import json
 
@@ -24,7 +24,7 @@ if os.path.exists(f"{shared}/fail-{number}"):
 
 @pytest.fixture
 def sweep(bench):
-    """Return a function that starts a sweep in two pods."""
+    """Return a function that starts a sweep of which two members run at a time."""
     (bench.user.folder / "member.py").write_text(SCRIPT)
 
     def start(*options, members=6):
@@ -61,22 +61,24 @@ def release(bench):
         path.unlink()
 
 
-def test_members_run_in_both_pods_of_one_job_and_all_comes_back(bench, sweep):
+def test_members_are_the_pods_of_one_job_and_all_comes_back(bench, sweep):
     hold(bench, 0, 1)
     run = sweep()
     wait_until(lambda: began(bench, 0) and began(bench, 1), "two members", RUN_LIMIT_S)
     assert began(bench, 0) | began(bench, 1) == {"s-0", "s-1"}
     jobs = bench.user.objects("jobs.batch")
-    assert [(job["metadata"]["name"], job["spec"]["completions"]) for job in jobs] == [("s", 2)]
+    told = [(job["spec"]["completions"], job["spec"]["parallelism"]) for job in jobs]
+    assert told == [(6, 2)]
+    assert not began(bench, 2)
     release(bench)
     assert bench.end(run) == 0
     found = status(bench)
     assert (found["state"], found["best"]) == ("succeeded", 5)
     assert [member["value"] for member in found["members"]] == [10.0, 9.0, 8.0, 7.0, 6.0, 5.0]
     code, said = bench.user.run("logs", "s.3")
-    assert (code, said.strip()) == (0, "loss=7")
-    made = bench.user.home / "runs" / "s" / "members" / "s.1" / "output" / "made-1.txt"
-    assert made.read_text() == next(iter(began(bench, 1)))
+    assert (code, "loss=7" in said) == (0, True)
+    output = bench.user.home / "runs" / "s" / "members" / "s.1" / "output"
+    assert (output / "s-1.s" / "made-1.txt").read_text() == "s-1"
     bench.wait_nothing_left()
 
 
@@ -102,25 +104,11 @@ def test_a_member_of_a_deleted_pod_starts_again(bench, sweep):
     (second,) = [p["metadata"]["name"] for p in pods if p["metadata"]["name"].startswith("s-1-")]
     bench.kubectl("delete", "pod", second, "--wait=false")
     wait_until(lambda: "waiting" in states(bench)[:2], "its member waits", RUN_LIMIT_S)
-    wait_until(lambda: states(bench).count("running") == 2, "the pod is a slot again", RUN_LIMIT_S)
+    wait_until(lambda: states(bench).count("running") == 2, "its next pod", RUN_LIMIT_S)
     release(bench)
     assert bench.end(run) == 0
     assert states(bench) == ["succeeded"] * 3
     bench.wait_nothing_left()
-
-
-def test_a_first_pod_that_is_deleted_goes_on_with_what_has_not_ended(bench, sweep):
-    hold(bench, 1, 2)
-    run = sweep(members=3)
-    wait_until(lambda: states(bench)[0] == "succeeded", "the first end", RUN_LIMIT_S)
-    before = began(bench, 0)
-    pods = bench.user.objects("pods")
-    (first,) = [p["metadata"]["name"] for p in pods if p["metadata"]["name"].startswith("s-0-")]
-    bench.kubectl("delete", "pod", first, "--wait=false")
-    release(bench)
-    assert bench.end(run) == 0
-    assert states(bench) == ["succeeded"] * 3
-    assert began(bench, 0) == before
 
 
 def test_cancel_leaves_nothing_and_a_detached_sweep_is_found_from_elsewhere(bench, sweep):
@@ -144,7 +132,7 @@ def test_a_sweep_on_a_volume_goes_on_in_its_folder(bench, sweep):
     (bench.shared / "fail-1").unlink()
     code, said = bench.user.run("restart", "s", limit_s=RUN_LIMIT_S)
     assert code == 0, said
-    assert [m["attempt"] for m in status(bench)["members"]] == [0, 1]
+    assert [m["attempt"] for m in status(bench)["members"]] == [0, 2]
 
 
 def test_a_server_takes_the_manifest(bench, sweep):

@@ -1,18 +1,22 @@
-"""The pretended PBS of the tests, its two hosts with networks and disks of their own."""
+"""The pretended PBS of the tests, its two hosts with networks and disks of their own; a real one where `PBS_PREFIX` names it."""
 
 import contextlib
 import json
 import shutil
 import subprocess
+import time
 
+from cluster import pbs_lab
 from cluster.netns import Nodes
 from cluster.pbs import FakePbs
 from kit.command import MUSTER, SOURCE
 from kit.memory_group import MemoryGroup
 from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
+from kit.world import MACHINE
 from matrix.processes import pids_with
-from matrix.world import MEMORY_BYTES, NODES, OWN_DISK, OWN_TMP, World
+from matrix.world import MEMORY_BYTES, NODES, OWN_DISK, OWN_TMP, START_LIMIT_S, World
+from matrix.worlds.slurm import SlurmWorld
 
 TIME_LIMIT_S = 60
 
@@ -23,7 +27,47 @@ class Hosts(Nodes):
     spaces = ("net", "uts", "mount")
 
 
-class PbsWorld(World):
+class OwnDisks(pbs_lab.PbsLab):
+    """A lab whose hosts have mounts of their own and, the second, little memory."""
+
+    def __init__(self, group):
+        self.group = group
+        super().__init__(len(NODES), uid=0)
+
+    def mom_argv(self, name, *options):
+        (self.shared / "scratch").mkdir(exist_ok=True)
+        script = f'{OWN_TMP}; {OWN_DISK}; shift; exec "$@"'
+        own = ["unshare", "--mount", "sh", "-ec", script, "sh", str(self.shared / "scratch")]
+        argv = [*own, *super().mom_argv(name, *options)]
+        return self.group.argv(argv) if name == "n2" else argv
+
+
+class RealPbsWorld(SlurmWorld):
+    """`muster run --on pbs` on the login node of a lab."""
+
+    name, title = "pbs", "PBS, real"
+    made_of = "pbs_server, pbs_sched and two pbs_mom of OpenPBS 23.06.06 in namespaces, a disk for each host"
+    options = ("--on", "pbs", "--nodes", "2")
+    lab = OwnDisks
+    daemons = ("pbs_mom", "enter.py")
+
+    def why_not(self):
+        return pbs_lab.why_not()
+
+    def wait_time_limit(self, running):
+        # Its daemon looks at the clock seldom, and says so before it signals.
+        log = self.run_dir / "job.log"
+        wait_until(
+            lambda: "job killed: walltime" in log.read_text(), "the limit", 2 * START_LIMIT_S
+        )
+        return time.time()
+
+    def jobs(self):
+        """Return the jobs that are not about to end: those with a dead host exit when the server believes in its death."""
+        return self._lab.run(["qselect", "-s", "HQRSTW"]).stdout.split()
+
+
+class PretendedPbsWorld(World):
     """`muster run --on pbs` on the login node, which is this machine."""
 
     name, title = "pbs", "PBS, pretended"
@@ -109,3 +153,6 @@ class PbsWorld(World):
         self._pbs.close()
         wait_until(lambda: not self.processes(), "the end of the jobs")
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+PbsWorld = RealPbsWorld if MACHINE.get("PBS_PREFIX") else PretendedPbsWorld

@@ -37,6 +37,8 @@ class SlurmWorld(World):
     options = ("--on", "slurm", "--nodes", "2")
     wrong_interface = "lo"  # the only other one
     time_limit = "1m"
+    lab = OwnDisks
+    daemons = ("slurmd", "slurmstepd", "enter.py")
 
     def __init__(self, _folder):
         self._lab = None
@@ -46,7 +48,7 @@ class SlurmWorld(World):
 
     def __enter__(self):
         self.group = MemoryGroup(MEMORY_BYTES).__enter__()
-        self._lab = OwnDisks(self.group).__enter__()
+        self._lab = self.lab(self.group).__enter__()
         self.folder = self._lab.shared
         self.home = self.folder / "home"
         return self
@@ -83,8 +85,7 @@ class SlurmWorld(World):
     def processes(self):
         """Return what runs on the nodes beside Slurm's own and what has led the runner there."""
         lines = [_line_of(pid) for node in NODES for pid in self._lab.processes_on(node)]
-        own = ("slurmd", "slurmstepd", "enter.py")
-        return [line for line in lines if line and not any(word in line for word in own)]
+        return [line for line in lines if line and not any(word in line for word in self.daemons)]
 
     def jobs(self):
         """Return the jobs that are not about to end: those of a dead node complete when Slurm believes in its death."""

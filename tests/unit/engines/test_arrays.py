@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.engines.base import EngineError, array_dialect
+from torchmuster.engines.base import EngineError
 from torchmuster.engines.registry import load_dialect
 from torchmuster.model.job import JobArray, JobRequest, NodeChunk
 from torchmuster.model.states import JobState
@@ -30,12 +30,14 @@ def test_one_command_submits_all_elements(engine, array, words):
     dialect = load_dialect(engine)
     plain = dialect.submit_argv(JOB, "/s/job.sh")
     argv = dialect.submit_argv(replace(JOB, array=array), "/s/job.sh")
-    assert [word for word in argv if word not in plain] == words
-    assert dialect.script(replace(JOB, array=array)) == dialect.script(JOB)
-
-
-def test_kubernetes_has_no_arrays():
-    assert array_dialect(load_dialect("kubernetes")) is None
+    log = {"slurm": "/s/job.log.%a", "pbs": "/s/job.log.^array_index^"}[engine]
+    assert [word for word in argv if word not in (*plain, "-o", log)] == words
+    script = dialect.script(replace(JOB, array=array))
+    if array is None:
+        assert script == dialect.script(JOB)
+    else:  # each element has an output of its own
+        assert log in "\n".join([script, *argv])
+        assert "/s/job.log\n" not in "\n".join([script, *argv])
 
 
 def test_elements_that_wait_together_are_told_in_one_line():

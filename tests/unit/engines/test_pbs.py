@@ -271,3 +271,9 @@ def test_refusal_is_explained(stderr, error):
     report = DIALECT.explain_refusal(stderr + "\n")
     assert error in report.error
     assert report.because == (stderr,)
+
+
+@pytest.mark.parametrize("outlives", [True, False])
+def test_only_a_run_that_goes_on_without_a_node_asks_pbs_to_keep_the_job(outlives):
+    script = DIALECT.script(request(outlives_nodes=outlives))
+    assert ("#PBS -W tolerate_node_failures=all\n" in script) is outlives

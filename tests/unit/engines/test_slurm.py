@@ -8,9 +8,9 @@ from tests.unit.engines.jobs import AFTER, JOBS, ODD_PATH, request
 from torchmuster.engines import slurm
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.slurm import DIALECT, STATES
-from torchmuster.engines.slurm_reasons import REFUSALS
+from torchmuster.engines.slurm_reasons import REASONS, REFUSALS
 from torchmuster.errors import UsageError
-from torchmuster.model.job import AllocatedNode, NodeChunk, NodeLauncher
+from torchmuster.model.job import AllocatedNode, NodeChunk, NodeLauncher, describe_job
 from torchmuster.model.states import JobState
 
 SQUEUE = """squeue|4|CANCELLED|DependencyNeverSatisfied|2026-11-21T13:21:10|
@@ -50,6 +50,28 @@ HET = {
     "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
     "SLURM_TASKS_PER_NODE_HET_GROUP_1": "1(x2)",
 }
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        # Of Slurm 22.05 and 24.11, with accounts, a prolog that fails, and `scontrol suspend`.
+        (
+            "PENDING|Job's account not permitted to use this partition (high allows root not other)|N/A|",
+            "job 5 is pending: its account may not use this partition (",
+        ),
+        (
+            "PENDING|launch failed requeued held|N/A|",
+            "job 5 is pending: a node could not start it, as when its prologue fails: it is back in the queue, held (",
+        ),
+        ("SUSPENDED|None|N/A|n1", "job 5 is suspended on n1"),
+        ("RUNNING|Prolog|2026-11-21T13:22:02|n1", "job 5 is running on n1"),
+        ("RUNNING|BeginTime|2026-11-21T13:22:02|n1", "job 5 is running on n1"),
+    ],
+)
+def test_what_a_job_waits_for_is_said_only_while_it_waits(line, words):
+    view = DIALECT.views(f"squeue|5|{line}\n")["5"]
+    assert describe_job(REASONS.explained(view)).startswith(words)
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from torchmuster.engines import pbs_reasons, slurm_reasons
@@ -89,11 +91,82 @@ JOB = "JobId=5 JobName=x JobState=PENDING Reason=PartitionNodeLimit Partition=ma
     ],
 )  # fmt: skip
 def test_a_partition_is_too_small_only_where_that_is_proven(nodes, cpus, sinfo, said):
-    assert slurm_reasons.shortage([JOB.format(nodes, cpus), sinfo]) == said
+    assert slurm_reasons.shortage([JOB.format(nodes, cpus), sinfo, ""]) == said
+
+
+PARTITION = (
+    "PartitionName=big AllowGroups=ALL MaxNodes=1 MaxTime=00:01:00 State=UP\n"
+    "PartitionName=main AllowGroups=ALL DefaultTime=NONE MaxNodes={} MaxTime={} State=UP\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "nodes", "most_nodes", "most_time", "said"),
+    [
+        ("02:00:00", 1, "UNLIMITED", "01:00:00", "partition main allows 01:00:00; the job asks for 02:00:00"),
+        ("2-00:00:00", 1, "UNLIMITED", "1-00:00:00", "partition main allows 1-00:00:00; the job asks for 2-00:00:00"),
+        ("01:00:00", 3, "2", "01:00:00", "partition main allows a job 2 nodes; it asks for 3"),
+        ("01:00:00", 2, "2", "UNLIMITED", None),
+        ("UNLIMITED", 2, "2", "01:00:00", None),  # Slurm gives it the partition's
+    ],
+)  # fmt: skip
+def test_the_limits_of_a_partition_prove_that_a_job_never_starts(
+    limit, nodes, most_nodes, most_time, said
+):
+    job = f"{JOB.format(nodes, 1)} TimeLimit={limit}"
+    answers = [job, "main*|30|8\n", PARTITION.format(most_nodes, most_time)]
+    assert slurm_reasons.shortage(answers) == said
+
+
+HOLDS_AFTER_20 = "job held, too many failed attempts to run"  # as PBS 23.06.06 writes it
+
+
+def test_a_job_that_pbs_could_not_start_is_not_one_that_a_user_holds():
+    wait = pbs_reasons.REASONS.explained(waiting(HOLDS_AFTER_20, JobState.HELD)).wait
+    assert wait.never
+    assert "qrls" not in wait.hint
+
+
+def test_more_cpus_than_a_host_has_are_proven_by_its_hosts():
+    hosts = "n1\n     resources_available.ncpus = 8\nn2\n     resources_available.ncpus = 8\n"
+    job = '{{"Resource_List": {{"ncpus": 9, "select": "{}", "place": "scatter"}}}}'
+    said = "this PBS has 2 hosts of 8 CPUs; the job asks for 9 on one host"
+    assert pbs_reasons.shortage([job.format("1:ncpus=1+2:ncpus=9:mpiprocs=1"), hosts]) == said
+    assert pbs_reasons.shortage([job.format("9:ncpus=8"), hosts]) is None  # on hosts, in turn
+    vnodes = "n1[0]\n     resources_available.host = n1\n     resources_available.ncpus = 8\n"
+    both = vnodes + vnodes.replace("[0]", "[1]")
+    assert pbs_reasons.shortage([job.format("1:ncpus=9"), both]) is None
 
 
 def test_the_hosts_of_pbs_are_counted_by_their_cpus():
     text = "n1\n     resources_available.ncpus = 2\nn2\n     resources_available.ncpus = 2\nbig\n     resources_available.ncpus = 8\n"
 
-    assert pbs_reasons.shortage([text]) == "this PBS has 1 host of 8 CPUs and 2 hosts of 2 CPUs"
-    assert pbs_reasons.shortage([""]) is None
+    job = '"comment": "Can Never Run: Not enough total nodes available"'
+    said = "this PBS has 1 host of 8 CPUs and 2 hosts of 2 CPUs"
+    assert pbs_reasons.shortage([job, text]) == said
+    assert pbs_reasons.shortage([job, ""]) is None
+
+
+# Recorded from Slurm 22.05, `GraceTime=20`, before and in the grace, and after the requeue.
+RUNS = "JobId=1 JobState=RUNNING Reason=None StartTime=2026-11-27T23:53:01 EndTime=2027-11-27T23:53:01 PreemptEligibleTime=2026-11-27T23:53:01 PreemptTime=None"
+GRACE = "JobId=1 JobState=RUNNING Reason=None StartTime=2026-11-27T23:53:01 EndTime=2026-11-27T23:53:22 PreemptEligibleTime=2026-11-27T23:53:01 PreemptTime=2026-11-27T23:53:02"
+BEHIND = "JobId=1 JobState=COMPLETING Reason=None Requeue=1 Restarts=1 StartTime=2026-11-27T23:53:24 EndTime=Unknown SuspendTime=None"
+
+
+@pytest.mark.parametrize(
+    ("said", "grace_s"), [(RUNS, None), (GRACE, 20.0), (BEHIND, None), ("", None)]
+)
+def test_the_grace_of_a_job_that_slurm_preempts(said, grace_s):
+    assert slurm_reasons.PREEMPTION.grace_s(said) == grace_s
+
+
+@pytest.mark.parametrize(
+    ("line", "is_gone"),
+    [
+        ("srun: error: Node failure on n4", True),
+        ("srun: error: Unable to create step for job 7: Requested node configuration is not available", True),
+        ("srun: error: slurm_receive_msgs: [[n4]:6818] failed: Zero Bytes were transmitted or received", False),
+    ],
+)  # fmt: skip
+def test_what_srun_says_of_a_node_that_is_out_of_the_job(line, is_gone):
+    assert bool(re.search(slurm_reasons.REASONS.gone, line)) is is_gone

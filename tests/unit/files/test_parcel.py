@@ -222,3 +222,11 @@ def test_a_flipped_bit_of_a_kept_parcel_is_noticed(tmp_path):
     path.write_bytes(data[:-10])
     with pytest.raises(ParcelError, match="damaged"):
         ParcelFile(str(path), sha, writer.num_pieces)
+
+
+def test_a_name_of_very_many_folders_and_notes_nested_very_deep_are_no_crash(root):
+    with pytest.raises(ParcelError, match="lies in too many folders"):
+        unpack(stream_of(file_named(b"d/" * 2030 + b"f")), root)
+    deep = b"[" * 200_000
+    with pytest.raises(ParcelError, match="what is noted of the environment is damaged"):
+        unpack(stream_of((NOTES, b"", len(deep), deep)), root)

@@ -70,6 +70,33 @@ def test_nodes_that_did_not_come_are_named_with_what_is_known_of_each():
     )
 
 
+def test_who_is_out_of_the_job_is_not_waited_for_and_its_first_reason_stays():
+    wait = gathering(max_nodes=3, join_timeout_s=600.0)
+    for place in (0, 1):
+        admit(wait.members, f"n{place + 1}", place=place)
+    began = wait.since
+    wait.start_failed(2, "Zero Bytes were received", is_gone=False)
+    assert wait.left_s(began) == 600.0
+    for _ in range(3):
+        wait.start_failed(2, "Requested node configuration", is_gone=True)
+    assert wait.left_s(began) == 0.0
+    report = wait.report(num_here=2)
+    assert report.error == "only 2 of 3 nodes can come"
+    (why,) = report.because
+    assert why.endswith("Zero Bytes were received; Requested node configuration")
+    admit(wait.members, "n9", place=2)  # it has come all the same
+    assert wait.left_s(began) == 600.0
+
+
+def test_a_node_that_is_gone_is_no_matter_while_others_may_come_in_its_place():
+    wait = gathering(max_nodes=3, min_nodes=2, join_timeout_s=600.0)
+    admit(wait.members, "n1", place=0)
+    wait.start_failed(2, "gone", is_gone=True)
+    assert wait.left_s(wait.since) == 600.0
+    wait.start_failed(1, "gone", is_gone=True)
+    assert wait.left_s(wait.since) == 0.0
+
+
 def test_workers_that_may_still_run_are_the_reason_when_all_nodes_are_here():
     wait = gathering(join_timeout_s=60.0)
     for place in (0, 1):

@@ -6,6 +6,7 @@ What must hold in every one of them is what `docs/faults.md` promises.
 import itertools
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -457,6 +458,8 @@ def check_end(world, stopped):
         return
     assert result.exit_code != 0
     assert result.report is not None
+    if result.exit_code == 6:  # it never had its nodes; else another job may have them
+        assert last is None or not world.policy._lost
     if result.state in (RunState.CANCELLED, RunState.TIMED_OUT):
         assert stopped
     if result.cause is not None and result.cause.kind is not EndKind.PREEMPTED:
@@ -499,6 +502,65 @@ def test_every_life_of_a_run_ends_and_keeps_its_promises(
             world.step_well(comes_back=comes_back, stubborn=stubborn and stop is not None)
     assert world.policy.result is not None, f"the run does not end: {world.policy.phase}"
     check_end(world, stopped=stop_at is not None)
+
+
+def lose_a_node(world):
+    """Let a run of two nodes begin, and lose one of them for good."""
+    for node in world.nodes:
+        world.join(node)
+    world.settle()
+    for node in world.nodes:
+        world.say(node)
+    first, second = world.nodes
+    world.die(second, workers=True)
+    world.settle()
+    while first.owes:
+        world.say(first)
+    for _ in range(LIMIT_S):
+        if world.policy.phase is AttemptPhase.GATHERING:
+            return
+        for rank in list(first.workers):
+            first.owes.append(world.end(first, rank, "killed", asked=True))
+            world.say(first)
+        world.wait(1)
+        while first.owes:
+            world.say(first)
+    raise AssertionError(world.policy.phase)
+
+
+LIMIT_S = 60
+
+
+def test_a_run_that_has_lost_a_node_for_good_goes_on_elsewhere():
+    world = World(None, make_plan(2), local=True)
+    lose_a_node(world)
+    for _ in range(2 * LIMIT_S):
+        world.wait(1)
+        if world.policy.result is not None:
+            break
+    result = world.policy.result
+    assert (result.state, result.exit_code) == (RunState.PREEMPTED, 75)
+    assert result.node_was_lost
+    assert result.report.error == "n2 was lost, and no node came in its place"
+    assert "only 1 of 2 nodes came within 60 s" in result.report.because
+
+
+@pytest.mark.parametrize(
+    ("later_s", "state"), [(0.2, RunState.CANCELLED), (2.0, RunState.PREEMPTED)]
+)
+def test_who_cancels_while_a_node_is_missing_has_cancelled(later_s, state):
+    """The agent beside the head is sent the scheduler's signal before the owner tells who asked for it."""
+    world = World(None, make_plan(2), local=True)
+    lose_a_node(world)
+    world.policy.stop(world.now, 15, StopCause.OUTSIDE)
+    world.settle()
+    assert world.policy.result is None
+    world.now += later_s
+    if later_s > 1.0:
+        world.settle()
+    world.policy.stop(world.now, 15, StopCause.USER)
+    world.wait(2)
+    assert world.policy.result.state is state
 
 
 def calls_of_an_end(num_nodes):

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from torchmuster.model.failure import EndKind
+from torchmuster.model.failure import OVERUSED, EndKind
 from torchmuster.model.recurrence import Prospect, mark, prospect
 from unit.model.ends import end_of, exited, killed, lost, preempted, raised
 
@@ -29,6 +29,7 @@ ONCE_MORE = [
     raised(0, "PermissionError", "[Errno 13]", bases=("PermissionError", "OSError")),
     exited(0, 3),
     preempted(0),
+    lost(0, OVERUSED),
 ]
 UP_TO_THE_BUDGET = [
     raised(0, "OSError", "[Errno 5] Input/output error"),

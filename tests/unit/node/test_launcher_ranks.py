@@ -1,7 +1,13 @@
 import pytest
 
 from torchmuster.model.contract import WorkerPlace
-from torchmuster.node.launcher_ranks import make_true
+from torchmuster.node.launcher_ranks import (
+    are_one_step,
+    is_one_of_many,
+    make_true,
+    num_tasks,
+    task_here,
+)
 
 # What a batch script of 2 nodes has, and a task that is started beside it on the second node.
 BATCH = {
@@ -176,3 +182,43 @@ def test_one_worker_for_each_task_of_the_launcher_leaves_all_as_it_was():
 
 def test_a_place_without_a_launcher_gets_none_of_its_variables():
     assert worker({"PATH": "/bin"}, 1, 1, 0) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "want"),
+    [
+        ({}, False),
+        # sbatch's script: SLURM_NTASKS is that of the job.
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, False),
+        ({"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PTY_PORT": "3333"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"PMI_SIZE": "1"}, False),
+        ({"PMI_SIZE": "2"}, True),
+        ({"PALS_RANKID": "0"}, True),
+        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "1"}, False),
+        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "2"}, True),
+        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "0000000A"}, True),
+        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "A0000001"}, True),
+        ({"PBS_JOBID": "1.ctl"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "2(x2)"}, False),
+    ],
+)
+def test_process_of_a_launcher_is_one_of_many(environment, want):
+    assert is_one_of_many(environment) is want
+
+
+def test_which_task_of_its_launcher_a_process_is():
+    second = {
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_LOCALID": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+    }
+    first = second | {"SLURM_LOCALID": "0"}
+    assert (num_tasks(second), task_here(second), task_here(first)) == (4, 1, 0)
+    assert num_tasks({}) == task_here({}) == 0
+    assert are_one_step(first, second)
+    assert not are_one_step(first, second | {"SLURM_STEP_ID": "1"})
+    assert task_here({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}) == 3

@@ -38,20 +38,26 @@ def test_only_the_owner_enters_and_a_second_agent_finds_what_is_there(tmp_path):
     assert os.listdir(path) == ["data"]
 
 
-def test_a_link_in_its_place_is_refused(tmp_path):
+def test_a_link_in_its_place_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "x").symlink_to("elsewhere")
-    with pytest.raises(ScratchError, match="belongs to another user") as caught:
-        make_scratch(str(tmp_path), "x")
-    assert caught.value.why == "it is a link"
+    is_own_and_new(make_scratch(str(tmp_path), "x"), tmp_path)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def is_own_and_new(path, parent):
+    """Somebody who has planted a folder has planted no other one."""
+    assert os.path.dirname(path) == str(parent)
+    assert os.path.basename(path).startswith("x-")
+    assert os.lstat(path).st_uid == os.getuid()
+    assert stat.S_IMODE(os.lstat(path).st_mode) == 0o700
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's folder")
-def test_another_users_folder_is_refused(tmp_path):
+def test_another_users_folder_is_left_alone(tmp_path):
     (tmp_path / "x").mkdir()
     os.chown(tmp_path / "x", 65534, 65534)
-    with pytest.raises(ScratchError, match="belongs to another user"):
-        make_scratch(str(tmp_path), "x")
+    is_own_and_new(make_scratch(str(tmp_path), "x"), tmp_path)
 
 
 def test_a_parent_that_is_not_there_is_an_error(tmp_path):

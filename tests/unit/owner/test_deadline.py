@@ -1,6 +1,7 @@
 """When workers are warned, when they are stopped."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -19,6 +20,9 @@ class Clock:
 
     async def sleep(self, seconds):
         self.now += seconds
+
+    async def to_thread(self, ask):
+        return ask()
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +92,45 @@ def test_a_signal_counts_as_the_time_limit_at_the_end_only():
     assert deadline.is_over(1000.0)
     assert Deadline(0.0, was_up=True).is_over(1.0), "nobody knows the end, but a warning came"
     assert not Deadline(0.0).is_over(1.0)
+
+
+def test_a_job_that_was_suspended_or_got_more_time_is_warned_before_its_new_end(clock):
+    asked, moved = [], []
+
+    def ask():
+        asked.append(clock.now)
+        if clock.now < 3880.0:
+            return 4000.0
+        return (
+            4094.0 if clock.now < 3970.0 else 5000.0 if clock.now < 4800.0 else 5010.0
+        )  # 10 s more are no move
+
+    deadline = Deadline(120.0, ends_at=4000.0, ask_again=ask, moved=moved.append)
+    assert [word for word in watch(deadline) if word == "warn"] == ["warn"]
+    assert clock.now == 5000.0 - 120.0
+    assert asked[:2] == [1000.0 + 720.0, 1720.0 + 540.0]
+    assert {3880.0, 3974.0, 4880.0} <= set(asked)
+    assert min(b - a for a, b in itertools.pairwise(asked)) >= 60.0
+    assert len(asked) < 25
+    assert moved == [4094.0, 5000.0]
+    assert deadline.ends_at == 5000.0
+    assert not deadline.is_over(4500.0)
+
+
+def test_a_scheduler_that_does_not_answer_moves_nothing(clock):
+    deadline = Deadline(120.0, ends_at=4000.0, ask_again=lambda: None, goes_on=True)
+    assert "warn" in watch(deadline)
+    assert deadline.ends_at == 4000.0
+
+
+def test_a_lowered_limit_is_obeyed(clock):
+    deadline = Deadline(120.0, ends_at=4000.0, ask_again=lambda: 3000.0)
+    assert "warn" in watch(deadline)
+    assert clock.now == 3000.0 - 120.0
+
+
+def test_the_end_is_followed_for_a_library_that_watches_it_itself(clock):
+    moved = []
+    deadline = Deadline(0.0, ends_at=2000.0, ask_again=lambda: 3000.0, moved=moved.append)
+    assert [word for word in watch(deadline) if word == "warn"] == []
+    assert (moved, clock.now) == ([3000.0], 3000.0)

@@ -92,6 +92,89 @@ def test_a_refused_requeue_leaves_no_link(chain):
     assert (len(links.links), links.ended) == (1, "no way to continue")
 
 
+AWAY = "sbatch: error: Unable to contact slurm controller (connect failure)"
+
+
+def test_a_server_that_is_away_for_a_while_does_not_end_the_run(chain):
+    ask = Scheduler(scontrol=(1, "no"), sbatch=(1, AWAY))
+    made, said, pauses = chain(ask=ask), [], []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            ask.answers["sbatch"] = (0, "8\n")
+        return True
+
+    assert made.go_on(result(RunState.PREEMPTED), time_was_up=True, say=said.append, pause=pause)
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0]
+    assert said == [
+        "the run can't continue by requeue: no",
+        f"the run can't continue by submit: {AWAY}",
+        "the run continues: link 2 of 3 is job 8, by submit",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "num_asked"),
+    [
+        (1, AWAY, 4),
+        (None, AWAY, 2),
+        (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv", 2),
+        (1, "sbatch: error: Access/permission denied", 2),  # it has decided
+    ],
+)
+def test_what_may_have_been_submitted_or_was_refused_is_not_submitted_again(
+    chain, status, said, num_asked
+):
+    ask = Scheduler(scontrol=(1, "no"), sbatch=(status, said))
+    pauses = iter((True, False))
+    assert not chain(ask=ask).go_on(
+        result(RunState.PREEMPTED),
+        time_was_up=True,
+        say=lambda _: None,
+        pause=lambda _: next(pauses),
+    )
+    assert len(ask.asked) == num_asked
+
+
+def test_a_cancel_while_it_waits_ends_it(chain):
+    made = chain(ask=Scheduler(scontrol=(1, AWAY), sbatch=(1, AWAY)))
+
+    def pause(seconds):
+        mark_cancelled(made.run_dir)
+        return True
+
+    assert not made.go_on(
+        result(RunState.PREEMPTED), time_was_up=True, say=lambda _: None, pause=pause
+    )
+    assert read_links(made.run_dir).ended == "cancelled"
+
+
+LOST = replace(result(RunState.PREEMPTED), node_was_lost=True)
+
+
+@pytest.mark.parametrize("status", [0, -15, -9])
+def test_a_job_of_slurm_that_has_lost_a_node_is_requeued_without_being_asked(chain, status):
+    """Slurm may end the command that asks for it with the job, before it has said so."""
+    ask, said = Scheduler(scontrol=(status, "")), []
+    made = chain(ask=ask, num=0)
+    assert made.go_on(LOST, time_was_up=False, say=said.append)
+    assert ask.asked == [["scontrol", "requeue", "7"]]
+    assert said[0].startswith("job 7 has lost a node for good: it is requeued, as slurm does")
+    links = read_links(made.run_dir)
+    assert (len(links.links), links.ended) == (1, None)  # the same link
+
+
+def test_where_a_requeue_is_forbidden_the_run_ends_and_pbs_has_none_for_users(chain):
+    said = []
+    forbidden = chain(ask=Scheduler(scontrol=(1, "disabled")), num=0)
+    assert not forbidden.go_on(LOST, time_was_up=False, say=said.append)
+    assert said == ["job 7 can't be requeued: disabled"]
+    ask = Scheduler()
+    assert not chain("pbs", ask=ask, num=0).go_on(LOST, time_was_up=False, say=said.append)
+    assert ask.asked == []
+
+
 def test_the_next_job_of_a_chain_is_taken_without_a_command(chain):
     made = chain(way=ResubmitMethod.CHAIN)
     atomic.write_json(made.run_dir.job, {"engine": "slurm", "job_id": "7", "chain": ["8", "9"]})
@@ -128,7 +211,8 @@ def test_a_later_job_of_a_complete_run_has_nothing_to_do(chain, state):
     atomic.write_json(made.run_dir.result, codec.to_plain(result(state)))
     later = chain(job_id="8")
     assert "the run is complete" in later.begin(0)
-    assert made.begin(0) is None, "the scheduler has started the same job again"
+    again = made.begin(0)  # the scheduler has started the same job again
+    assert again is None if state is RunState.FAILED else "the run is complete" in again
 
 
 def test_a_job_after_one_that_was_killed_notes_itself(chain):

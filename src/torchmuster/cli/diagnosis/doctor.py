@@ -11,6 +11,7 @@ from torchmuster.cli import options
 from torchmuster.errors import ManyErrors, MusterError, RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
+    from torchmuster.cli.places.place import Place
     from torchmuster.files.layout import RunDir
     from torchmuster.owner.doctor import Outcome
 
@@ -31,6 +32,7 @@ _PASSED_ON = (
     "cpus_per_node",
     "join_timeout",
 )
+_OF_NODES = ("nodes", "engine", "hosts", "hostfile", "nproc_per_node")  # they say which
 _WORDS = {"engine": "--on", "time_limit": "--time"}
 
 
@@ -68,7 +70,10 @@ def doctor(**given: Any) -> int:
     muster doctor --on mycluster --nodes 4 --script train.py
     """  # noqa: D301 - \b is click's mark
     script = _check_script(given["script"])
-    if _is_only_here(given):
+    is_named = any(given[name] for name in _OF_NODES)
+    if (code := _place_of(given).instead()) is not None:
+        return code  # the whole command, on a node of the job around this shell
+    if not is_named and _simulates({**given, "engine": "local"}):
         from torchmuster.owner.doctor import look_here
 
         outcome = look_here(script)
@@ -96,15 +101,16 @@ def _check_script(script: str | None) -> str | None:
     return script
 
 
-def _is_only_here(given: dict[str, Any]) -> bool:
-    """Say whether nobody has named nodes, and this is not a job with nodes of its own."""
-    if any(given[name] for name in ("nodes", "engine", "hosts", "hostfile", "nproc_per_node")):
-        return False
-    if given["here"]:
-        return True
-    from torchmuster.cli.runs.job import find_allocation
+def _simulates(given: dict[str, Any]) -> bool:
+    """Say whether the nodes that are meant are this machine; nodes of the job around this shell are not."""
+    return _place_of(given).is_simulated
 
-    return find_allocation() is None
+
+def _place_of(given: dict[str, Any]) -> "Place":
+    from torchmuster.cli.places.find import find_place, where_of_words
+    from torchmuster.spec.problems import Problems
+
+    return find_place(where_of_words(given), Problems())
 
 
 def _look_with_a_run(given: dict[str, Any], script: str | None) -> "Outcome":
@@ -142,8 +148,7 @@ def _look_with_a_run(given: dict[str, Any], script: str | None) -> "Outcome":
 def _are_many_here(given: dict[str, Any]) -> bool:
     """Say whether so many simulated nodes are asked for that torch on each would take minutes."""
     number = (given["nodes"] or "1").partition(":")[2] or given["nodes"] or "1"
-    here = (given["engine"] or os.environ.get("MUSTER_ON") or "local") == "local"
-    if not here or not number.isdecimal() or int(number) <= _JOB_UP_TO or given["hosts"]:
+    if not number.isdecimal() or int(number) <= _JOB_UP_TO or not _simulates(given):
         return False
     click.echo(
         f"muster: {number} simulated nodes: no test job, it would import torch {number} times",

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.diagnosis.engine_rows import row
+
 if TYPE_CHECKING:
+    from torchmuster.cli.places.place import Place
+    from torchmuster.files.layout import RunDir
     from torchmuster.owner.jobs.check_job import JobCheck
-    from torchmuster.spec.sites.site import Site
 
 _JOB_LIMIT = "5m"
 
 
-def try_job(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
+def try_job(place: "Place", timeout_s: float) -> list[dict[str, Any]]:
     """Submit a test job, wait for it, and return the rows of the table."""
     from torchmuster.errors import ManyErrors, MusterError
     from torchmuster.files.layout import RunDir, runs_dir
@@ -28,7 +31,7 @@ def try_job(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
     run_dir = RunDir(os.path.join(runs_dir(), new_run_id("check")))
     begun = time.monotonic()
     try:
-        submit_test_run(site.name, run_dir.path)
+        submit_test_run(place, run_dir)
     except MusterError as error:
         return [row("test job", ok=False, found=_say_error(error))]
     except ManyErrors as many:
@@ -46,23 +49,33 @@ def try_job(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
     return [*rows, *job_rows(check, platform.machine(), timeout_s)]
 
 
-def submit_test_run(site_name: str, run_dir_path: str) -> None:
-    """Do what `muster run --on NAME --detach` does with the probe as the script.
+def submit_test_run(place: "Place", run_dir: "RunDir") -> None:
+    """Start a run of the probe as `muster run --on NAME --detach` does.
 
     Raises:
         MusterError: It could not be submitted.
         ManyErrors: The site's section can't be used for it.
     """
-    from torchmuster.cli.runs.run import run
-    from torchmuster.files.layout import RunDir
+    from torchmuster.cli.places.place import begin
     from torchmuster.owner.jobs.check_job import findings_path, probe_path
+    from torchmuster.spec.launch import RunRequest, read_job_limits
+    from torchmuster.spec.problems import Problems
 
-    words = ["--on", site_name, "--nodes", "1", "--nproc-per-node", "1", "--max-restarts", "0"]
-    words += ["--start", "fresh", "--tee", "none", "--time", _JOB_LIMIT, "--detach"]
-    words += ["--run-id", os.path.basename(run_dir_path), probe_path(), os.getcwd()]
-    words.append(findings_path(RunDir(run_dir_path)))
+    request = RunRequest(
+        script=probe_path(),
+        args=(os.getcwd(), findings_path(run_dir)),
+        nodes="1",
+        nproc_per_node="1",
+        max_restarts=0,
+        start="fresh",
+        tee="none",
+        time_limit=_JOB_LIMIT,
+    )
+    problems = Problems()
+    limits = read_job_limits(request, problems)
+    plan = place.plan(request, os.path.basename(run_dir.path), limits, problems)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints the run's name
-        run.main(args=words, prog_name="muster run", standalone_mode=False)
+        begin(place, problems.checked(plan), detach=True)
 
 
 def job_rows(check: "JobCheck", here: str, timeout_s: float) -> list[dict[str, Any]]:
@@ -93,11 +106,6 @@ def job_rows(check: "JobCheck", here: str, timeout_s: float) -> list[dict[str, A
     )
     rows.append(row("working directory", ok=bool(found["sees_cwd"]), found=f"{cwd} {seen}"))
     return rows
-
-
-def row(check: str, *, ok: bool | None, found: str) -> dict[str, Any]:
-    """Return one row: what was looked at, how it went (None: nobody can tell), what was found."""
-    return {"check": check, "ok": ok, "found": found}
 
 
 def _processor_row(found: dict[str, Any], here: str) -> dict[str, Any]:

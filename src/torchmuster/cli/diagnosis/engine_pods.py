@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.diagnosis.engine_job import row
+from torchmuster.cli.diagnosis.engine_rows import row
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
@@ -29,9 +29,11 @@ def cluster_rows(site: "Site") -> list[dict[str, Any]]:
 def try_pods(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
     """Run a probe in two pods as `muster run` does, and return what they found, as rows."""
     from torchmuster import proc
+    from torchmuster.errors import MissingRecordError
     from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.owner.create import new_run_id
     from torchmuster.owner.pods import probe
+    from torchmuster.owner.pods.bring import REACH_RULE, may_reach, place_of_keys
     from torchmuster.owner.views.record import read_result
 
     run_dir = RunDir(os.path.join(runs_dir(), new_run_id("check")))
@@ -43,6 +45,9 @@ def try_pods(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
             shutil.copy(path, os.path.join(folder, "muster.toml"))
         words = ["run", "--on", site.name, "--nodes", str(_NODES), "--nproc-per-node", "1"]
         words += ["--max-restarts", "0", "--start", "fresh", "--tee", "none"]
+        # Its files are not needed, and who may not reach pods can't have them.
+        can_reach = may_reach(dict(zip(("context", "namespace"), place_of_keys(own), strict=True)))
+        words += [] if can_reach else ["--take-within", "0s"]
         words += ["--run-id", os.path.basename(run_dir.path), "probe.py", *folders]
         argv = [sys.executable, "-m", "torchmuster", *words]
         click.echo(f"muster: {_NODES} pods are tried, files in {run_dir.path}", err=True)
@@ -53,6 +58,9 @@ def try_pods(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
             said_last = f"not done after {timeout_s:g} s: cancelled{_last_of(said.stderr)}"
             return [row("test pods", ok=False, found=said_last)]
     result = read_result(run_dir)
+    if result is not None and result.exit_code == MissingRecordError.exit_code and not can_reach:
+        words_of = f"both ran to their end; what they found is not told without {REACH_RULE}"
+        return [row("test pods", ok=None, found=words_of)]
     found = _findings(run_dir)
     if result is None or result.exit_code or len(found) < _NODES:
         return [row("test pods", ok=False, found=_why_not(run_dir, said.stderr))]
@@ -120,7 +128,7 @@ def first_section() -> str:
     from torchmuster.owner.pods.bring import place_of_keys
     from torchmuster.owner.pods.check import contexts, nodes_of, offers_of, queues_of
 
-    lines = ["", "[engines.kubernetes]", 'kind = "kubernetes"']
+    lines = ["", "[engines.kube]", 'kind = "kubernetes"']
     try:
         names, current = contexts()
         context, namespace = place_of_keys({})

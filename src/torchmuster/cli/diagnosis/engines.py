@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.cli import options
+from torchmuster.cli.diagnosis.engine_rows import row
 from torchmuster.errors import UsageError
-from torchmuster.model.display.text import few_of
 
 if TYPE_CHECKING:
-    from torchmuster.owner.jobs.detect import QueueList, Tool, Which
+    from torchmuster.cli.places.place import Place
+    from torchmuster.owner.jobs.detect import Tool, Which
     from torchmuster.spec.sites.site import Site, Sites
 
 _NOT_TRIED = "nothing was submitted and no host was contacted"
@@ -99,25 +100,13 @@ def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_
 
     `job_timeout_s` is the limit of its test job, in seconds from the submission; None submits none.
     """
-    checks = run_checks(site, which)
+    checks, place = look_at(site, which)
     note = _NOT_TRIED
-    if any(entry["ok"] is False for entry in checks):
+    if any(entry["ok"] is False for entry in checks) or place is None:
         note = f"no test job until this is fixed: {_NOT_TRIED}"
-    elif job_timeout_s is not None and _is_cluster(site):
-        from torchmuster.cli.diagnosis.engine_pods import try_pods
-
-        checks += try_pods(site, job_timeout_s)
-        note = (
-            "nothing is left on the cluster; the run's files stay here: muster prune removes them"
-        )
-    elif job_timeout_s is not None and site.is_batch:
-        from torchmuster.cli.diagnosis.engine_job import try_job
-
-        checks += try_job(site, job_timeout_s)
-        note = "the test job's files stay: muster prune removes them"
-    elif job_timeout_s is not None and site.kind == "ssh":
-        checks += _reach(site)
-        note = "each host was contacted, nothing was started there"
+    elif job_timeout_s is not None and (tried := place.try_out(job_timeout_s)) is not None:
+        checks += tried[0]
+        note = tried[1]
     bad = [entry for entry in checks if entry["ok"] is False]
     if as_json:
         plain = {"name": site.name, "kind": site.kind, "checks": checks, "note": note}
@@ -133,110 +122,26 @@ def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_
     return _REFUSED if bad else 0
 
 
-def run_checks(site: "Site", which: "Which") -> list[dict[str, Any]]:
-    """Return what was looked at: check, ok (None where nobody can tell), found."""
+def look_at(site: "Site", which: "Which") -> tuple[list[dict[str, Any]], "Place | None"]:
+    """Return what was looked at: check, ok (None where nobody can tell), found; and the place, where it can be one."""
+    from torchmuster.cli.places.find import Where, find_place
+    from torchmuster.errors import ManyErrors, MusterError
     from torchmuster.owner.jobs.detect import find_tool, tools_of
+    from torchmuster.spec.problems import Problems
 
-    if site.kind == "local":
-        return [_entry("this machine", ok=True, found=f"{os.cpu_count()} CPUs")]
-    names = tools_of(site.kind)
-    tools = [find_tool(name, which) for name in names]
-    checks = [_entry(tool.name, ok=tool.path is not None, found=_say_tool(tool)) for tool in tools]
-    if not names:
-        checks.append(_entry("commands", ok=None, found=f"{_install(site.kind)}: not looked for"))
+    tools = [find_tool(name, which) for name in tools_of(site.kind)]
+    checks = [row(tool.name, ok=tool.path is not None, found=_say_tool(tool)) for tool in tools]
     if any(tool.path is None for tool in tools):
-        checks.append(_entry("to install", ok=None, found=_install(site.kind)))
-        return checks
-    if site.kind == "ssh":
-        return [*checks, _check_hosts(site)]
-    if _is_cluster(site):
-        from torchmuster.cli.diagnosis.engine_pods import cluster_rows
-
-        return [*checks, *cluster_rows(site)]
-    return [*checks, *_check_queues(site), *_check_account(site)]
-
-
-def _is_cluster(site: "Site") -> bool:
-    """Say whether a site's jobs are objects of a cluster's API."""
-    from torchmuster.engines.base import object_dialect
-    from torchmuster.engines.registry import load_dialect
-
-    return site.is_batch and object_dialect(load_dialect(site.kind)) is not None
-
-
-def _check_account(site: "Site") -> list[dict[str, Any]]:
-    from torchmuster.model.display.text import did_you_mean
-    from torchmuster.owner.jobs.detect import list_accounts, lists_accounts
-
-    if not lists_accounts(site.kind):
-        said = [] if site.account is None else [site.account]
-        return [_entry("account", ok=None, found=f"{name}, not looked for") for name in said]
-    accounts, problem = list_accounts(site.kind, shutil.which)
-    if site.account is None:
-        listed = ", ".join(accounts)
-        return [_entry("accounts", ok=None, found=listed)] if listed else []
-    if not accounts:
-        why = problem or "this cluster keeps none"
-        return [_entry(f"account {site.account}", ok=None, found=f"not looked for: {why}")]
-    ok = site.account in accounts
-    hint = did_you_mean(site.account, accounts, f"yours: {few_of(accounts, 8)}")
-    return [_entry(f"account {site.account}", ok=ok, found="yours" if ok else f"not yours: {hint}")]
-
-
-def _check_queues(site: "Site") -> list[dict[str, Any]]:
-    from torchmuster.engines.registry import schedulers
-    from torchmuster.owner.jobs.detect import list_queues
-
-    found = list_queues(site.kind)
-    word = schedulers()[site.kind].queue_word
-    named = ", ".join(_say_queue(queue) for queue in found.queues)
-    checks = []
-    if found.problem is not None or named:
-        listed = found.problem if found.problem is not None else named
-        checks.append(_entry(f"{word}s", ok=found.problem is None, found=listed))
-    if site.queue_name is not None and found.problem is None and found.queues:
-        checks.append(_check_queue(site.queue_name, word, found))
-    return checks
-
-
-def _check_queue(name: str, word: str, found: "QueueList") -> dict[str, Any]:
-    """Say whether the site's own partition is there; Slurm takes several with commas."""
-    from torchmuster.model.display.text import did_you_mean
-
-    known = {queue.name: queue for queue in found.queues}
-    for part in name.split(","):
-        bare = part if part in known else part.partition("@")[0]
-        if bare not in known:
-            hint = did_you_mean(bare, known, "it is none of these")
-            return _entry(f"{word} {name}", ok=False, found=f"there is no `{bare}`: {hint}")
-        if not known[bare].is_open:
-            return _entry(f"{word} {name}", ok=False, found=f"`{bare}` takes no jobs now")
-    return _entry(
-        f"{word} {name}",
-        ok=True,
-        found="; ".join(known[n].about for n in known if n in name.split(",")),
-    )
-
-
-def _check_hosts(site: "Site") -> dict[str, Any]:
-    from torchmuster.errors import ManyErrors
-    from torchmuster.spec.sites.site import site_hosts
-
+        return [*checks, row("to install", ok=None, found=_install(site.kind))], None
     try:
-        hosts = site_hosts(site)
-    except ManyErrors as many:
-        lines = [": ".join(filter(None, (error.where, error.what))) for error in many.errors]
-        return _entry("hosts", ok=False, found="; ".join(lines[:5]))
-    slots = [f"{host.name} ({host.slots or '?'} slots)" for host in hosts]
-    return _entry("hosts", ok=True, found=few_of(slots, 8))
-
-
-def _reach(site: "Site") -> list[dict[str, Any]]:
-    from torchmuster.cli.runs.ssh import make_wishes
-    from torchmuster.owner.jobs.reach import reach_hosts
-
-    found = reach_hosts(make_wishes(site, by_slots=False).hosts)
-    return [_entry(f"host {one.host}", ok=one.is_here, found=one.words) for one in found]
+        place = find_place(Where(engine=site.name, here=True), Problems())
+    except (MusterError, ManyErrors) as error:
+        errors = error.errors if isinstance(error, ManyErrors) else [error]
+        lines = [": ".join(filter(None, (one.where, one.what))) for one in errors]
+        return [*checks, row("section", ok=False, found="; ".join(lines[:5]))], None
+    if place.needs_commands and not tools:
+        checks.append(row("commands", ok=None, found=f"{_install(site.kind)}: not looked for"))
+    return [*checks, *place.look()], place
 
 
 def _row(site: "Site", tools: "dict[str, Tool]") -> dict[str, Any]:
@@ -263,13 +168,6 @@ def _say_tool(tool: "Tool") -> str:
     return f"{tool.path}: {detail}" if detail else tool.path
 
 
-def _say_queue(queue: Any) -> str:
-    marks = [
-        mark for mark, on in (("default", queue.is_default), ("closed", not queue.is_open)) if on
-    ]
-    return f"{queue.name} ({', '.join(marks)})" if marks else str(queue.name)
-
-
 def _install(kind: str) -> str:
     from torchmuster.engines.registry import schedulers
 
@@ -284,7 +182,3 @@ def _own_job() -> dict[str, str] | None:
 
     job = find_job_id(os.environ)
     return {"kind": job[0], "id": job[1]} if job is not None else None
-
-
-def _entry(check: str, *, ok: bool | None, found: str) -> dict[str, Any]:
-    return {"check": check, "ok": ok, "found": found}

@@ -72,9 +72,9 @@ def _with_script(verdict: "LogVerdict", script: str) -> "LogVerdict":
         UsageError: The script can't be read.
     """
     from torchmuster.cli.diagnosis.lint import read_script
-    from torchmuster.diagnose.explain.script import with_script
     from torchmuster.diagnose.lint.jobscript import parse
     from torchmuster.diagnose.lint.lint import lint
+    from torchmuster.diagnose.logs.script import with_script
 
     found = lint(parse(read_script(script), script))
     return with_script(verdict, [(script, finding.line, finding) for finding in found])
@@ -93,8 +93,7 @@ def _verdict(what: tuple[str, ...]) -> "tuple[LogVerdict, str | None]":
     """Return the verdict, and how the run stands where it is one of ours."""
     from torchmuster.diagnose.explain.case import Case
     from torchmuster.diagnose.explain.judge import judge
-    from torchmuster.diagnose.explain.reading.scan import read_logs
-    from torchmuster.diagnose.explain.reading.sources import STDIN
+    from torchmuster.diagnose.logs.sources import STDIN, read_logs
 
     year = datetime.now(tz=UTC).year
     if _DASH in what:
@@ -190,7 +189,7 @@ def _refuse_zstd(paths: list[str]) -> None:
     Raises:
         UsageError: A file is packed by zstd, and nothing here unpacks that.
     """
-    from torchmuster.diagnose.explain.reading.unpack import by_hand, can_unpack, packing_of
+    from torchmuster.diagnose.logs.unpack import by_hand, can_unpack, packing_of
 
     for path in filter(os.path.isfile, paths):
         try:

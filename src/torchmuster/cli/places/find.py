@@ -22,6 +22,7 @@ class Where:
 
     Attributes:
         by_slots: Hosts have as many workers as their list says, where the command line says none.
+        is_one_of_many: srun may have started the command on each node, as torchrun.
     """
 
     engine: str | None = None
@@ -30,6 +31,7 @@ class Where:
     here: bool = False
     session: str | None = None
     by_slots: bool = False
+    is_one_of_many: bool = False
 
 
 def where_of(request: "RunRequest") -> Where:
@@ -59,6 +61,8 @@ def find_place(where: Where, problems: "Problems") -> Place:
     """
     from torchmuster.cli.runs import job
 
+    if not where.here and not where.is_one_of_many:
+        check_alone(os.environ)
     if where.session is not None:
         from torchmuster.cli.places.held import Held
 
@@ -84,6 +88,28 @@ def find_place(where: Where, problems: "Problems") -> Place:
         return AsPods(*pods)
     site = job.check_engine(engine, problems)
     return AsJob(site, load_dialect(site.kind)) if site is not None else Nowhere()
+
+
+def check_alone(environment: Mapping[str, str]) -> None:
+    """Refuse a command that srun, mpiexec or pbsdsh has started several times; only the first task says so.
+
+    Raises:
+        UsageError: Each would start a run of its own.
+    """
+    from torchmuster.errors import UsageError
+    from torchmuster.model.contract import ATTEMPT_VARIABLE, TASK_VARIABLE
+    from torchmuster.node.launcher_ranks import is_first_of_many, is_one_of_many
+
+    if {ATTEMPT_VARIABLE, TASK_VARIABLE} & {*environment} or not is_one_of_many(environment):
+        return  # what a worker or a task starts, it starts as a command of its own
+    if not is_first_of_many(environment):
+        raise SystemExit(UsageError.exit_code)
+    raise UsageError(
+        "this command was started several times, as one task of many",
+        where="srun, mpiexec or pbsdsh",
+        why="each would start the workers of all nodes, and the whole training would run that often",
+        fix="leave srun, mpiexec or pbsdsh out; --here means one run for each task, on its own node",
+    )
 
 
 def place_again(plan: "RunPlan", view: "RunView") -> tuple[Place, str | None]:

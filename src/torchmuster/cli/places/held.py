@@ -168,8 +168,9 @@ class Held(Place):
 
 def _own(engine: Any, voice: "TerminalVoice") -> "Result":
     from torchmuster.owner.create import note_failed_start
+    from torchmuster.owner.stops import EarlyStop
 
-    engine.say = voice.explain
+    engine.say, early = voice.explain, EarlyStop()
     with note_failed_start(engine.run_dir):
         engine.start_all()
-    return own(engine, voice)
+    return own(engine, early, voice)

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.node.door.messages import SessionSetup
     from torchmuster.owner.capacity import Machine
+    from torchmuster.owner.stops import EarlyStop
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
 
@@ -60,10 +61,20 @@ class Here(ThisMachine):
     takes_no_job_options = "this run is not a scheduler's job"
     takes_no_environment = "simulated nodes are this machine"
 
-    def __init__(self) -> None:
+    is_simulated = True
+    needs_commands = False
+
+    @cached_property
+    def gpus(self) -> tuple[str, ...]:
+        """Return this machine's, as its environment shows them."""
         from torchmuster.diagnose.facts.gpus import visible_gpus
 
-        self.gpus = tuple(visible_gpus())
+        return tuple(visible_gpus())
+
+    def look(self) -> list[dict[str, Any]]:
+        from torchmuster.cli.diagnosis.engine_rows import row
+
+        return [row("this machine", ok=True, found=f"{os.cpu_count()} CPUs")]
 
     def fill(self, request: "RunRequest") -> "RunRequest":
         return replace(request, nodes=request.nodes or "1")
@@ -85,6 +96,7 @@ class Here(ThisMachine):
         from torchmuster.files.terminal import own_terminal
         from torchmuster.owner.detach import detach_supervisor
         from torchmuster.owner.room import room_warnings
+        from torchmuster.owner.stops import EarlyStop
 
         warn(room_warnings(run_dir.path))
         if detach:
@@ -92,8 +104,9 @@ class Here(ThisMachine):
             return None
         go_to_the_background(plan.run_id, run_dir)  # before the agents inherit where we write
         engine = LocalEngine(plan, run_dir, self.gpus, terminal=own_terminal())
+        early = EarlyStop()
         engine.start_all()
-        return partial(own, engine)
+        return partial(own, engine, early)
 
     def settle_session(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
@@ -130,7 +143,7 @@ def show_agents(plan: "RunPlan", job: "OwnJob | None" = None) -> None:
     click.echo("nothing was started (--dry-run)", err=True)
 
 
-def own(engine: Any, voice: "TerminalVoice") -> "Result":
+def own(engine: Any, early: "EarlyStop", voice: "TerminalVoice") -> "Result":
     """Say what runs where, and own it to its end."""
     from torchmuster.owner.session import note_on_session
     from torchmuster.owner.supervise import own_run  # while the agents start
@@ -140,7 +153,7 @@ def own(engine: Any, voice: "TerminalVoice") -> "Result":
     voice.say(f"run {short_id(plan.run_id)}: {_size(plan)}; logs in {near(engine.run_dir.logs)}")
     if (note := note_on_session()) is not None:
         voice.say(note)
-    return own_run(engine, voice, forward_stdin=plan.stdin_rank is not None)
+    return own_run(engine, voice, forward_stdin=plan.stdin_rank is not None, early=early)
 
 
 def _size(plan: "RunPlan") -> str:
@@ -156,6 +169,7 @@ class InJob(ThisMachine):
     """The nodes of the job that this shell is in."""
 
     takes_no_job_options = "the job exists already"
+    job: "OwnJob"
 
     def __init__(self, job: "OwnJob") -> None:
         self.job, self.from_here = job, job.from_here()
@@ -251,6 +265,22 @@ class InJob(ThisMachine):
             return own_run_inside(engine, voice, make_deadline(job, warn_s=self._warn_s))
 
         return follow
+
+    def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
+        del plan, detach
+        if self.from_here is None:
+            raise UsageError(
+                f"this is not a node of job {self.job_id}, and a workflow runs where it is started",
+                where=f"job {self.job_id} of {self.name}",
+                fix=f"start it on {self.job.nodes[0].name}, or here with --here",
+            )
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        if not given["dry_run"] and (code := self.instead()) is not None:
+            return code
+        if len(self.job.nodes) > 1:
+            warn([f"members run on this node alone, of {len(self.job.nodes)} in job {self.job_id}"])
+        return super().sweep(given, problems, start)
 
     def settle_session(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"

@@ -127,6 +127,18 @@ class Hosts(Place):
         del detach  # it was refused
         return partial(own_on_hosts, plan, run_dir, self._wishes, self._bundle(plan))
 
+    def look(self) -> list[dict[str, Any]]:
+        from torchmuster.cli.diagnosis.engine_rows import host_rows
+
+        return host_rows(self._wishes.hosts)
+
+    def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
+        from torchmuster.cli.diagnosis.engine_rows import reach_rows
+
+        del limit_s  # ssh has its own
+        note = "each host was contacted, nothing was started there"
+        return reach_rows(self._wishes.hosts), note
+
     def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
         from torchmuster.cli.runs.ssh_submit import refuse_what_hosts_can_not
 
@@ -187,19 +199,21 @@ def own_on_hosts(
     from torchmuster.engines.ssh import SshEngine
     from torchmuster.owner.create import note_failed_start
     from torchmuster.owner.session import note_on_session
+    from torchmuster.owner.stops import EarlyStop
     from torchmuster.owner.supervise import own_run
 
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)
     try:
         with note_failed_start(run_dir):
             engine.start_all()
+        early = EarlyStop()
         plan = engine.plan
         used = ", ".join(engine.used_names)
         voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {run_dir.logs}")
         note = note_on_session(may_detach=False)
         if note is not None:
             voice.say(note)
-        result = own_run(engine, voice, forward_stdin=plan.stdin_rank is not None)
+        result = own_run(engine, voice, forward_stdin=plan.stdin_rank is not None, early=early)
         engine.finish()
         return engine.localized(result)  # behind `finish`, which brings the host's own
     finally:

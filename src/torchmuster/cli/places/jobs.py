@@ -34,6 +34,7 @@ class AsJob(Place):
     """A job of a scheduler, which owns its run; Ctrl-C leaves it alone, twice cancels it."""
 
     is_followed_here = False
+    has_own_disks = False  # nobody else sees what its nodes write
     _request: "RunRequest"
     _limits: "JobLimits"
 
@@ -54,6 +55,9 @@ class AsJob(Place):
         num_gpus = request.gpus_per_node or self.site.gpus_per_node or 0
         plan = plan_elsewhere(request, run_id, num_gpus, problems)
         self._request, self._limits = request, limits
+        if request.take_within is not None and not self.has_own_disks:
+            why = "what a job writes is on a disk that this machine sees"
+            problems.add("nothing has to be taken out of it", "--take-within", why)
         return None if plan is None or problems.found else self._fit(plan)
 
     def _fit(self, plan: "RunPlan") -> "RunPlan":
@@ -97,6 +101,17 @@ class AsJob(Place):
         job = self._job(plan)
         warn(self.dialect.unmapped(job))
         return submit(plan, run_dir, job, self.dialect, num_more=self._num_more, detach=detach)
+
+    def look(self) -> list[dict[str, Any]]:
+        from torchmuster.cli.diagnosis.engine_rows import queue_rows
+
+        return queue_rows(self.site)
+
+    def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
+        from torchmuster.cli.diagnosis.engine_job import try_job
+
+        note = "the test job's files stay: muster prune removes them"
+        return try_job(self, limit_s), note
 
     def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
         from torchmuster.cli.runs.job_scripts import show_jobs
@@ -154,7 +169,14 @@ class AsPods(AsJob):
 
     takes_no_environment = "pods have an image"
     no_session = "pods of a session are not made yet"
+    has_own_disks = True
     dialect: "ObjectDialect"
+
+    def fill(self, request: "RunRequest") -> "RunRequest":
+        if request.take_within is not None:
+            keys = {**dict(self.site.own_keys), "take_within": request.take_within}
+            self.site = self.site.model_copy(update={"own_keys": tuple(keys.items())})
+        return super().fill(request)
 
     def _fit(self, plan: "RunPlan") -> "RunPlan":
         from torchmuster.cli.runs.pods import fit
@@ -175,11 +197,12 @@ class AsPods(AsJob):
         show_manifest(replace(self._job(plan), brings=shown_files()), self.dialect)
 
     def settle(self, plan: "RunPlan") -> "RunPlan":
+        from torchmuster.owner.pods.bring import lost_with_pods
         from torchmuster.owner.pods.check import look_at_claims
         from torchmuster.owner.pods.release import words_on_leavers
 
         self._settled = self._job(plan)
-        warn(look_at_claims(self._settled))
+        warn([*look_at_claims(self._settled), *lost_with_pods(self._settled)])
         is_named = self._request.run_id is not None
         if is_named and (text := words_on_leavers(self._settled)) is not None:
             warn([text])
@@ -197,6 +220,19 @@ class AsPods(AsJob):
         say_what_goes(job, detach=detach)
         return submit(plan, run_dir, job, self.dialect, num_more=0, detach=detach)
 
+    def look(self) -> list[dict[str, Any]]:
+        from torchmuster.cli.diagnosis.engine_pods import cluster_rows
+
+        return cluster_rows(self.site)
+
+    def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
+        from torchmuster.cli.diagnosis.engine_pods import try_pods
+
+        note = (
+            "nothing is left on the cluster; the run's files stay here: muster prune removes them"
+        )
+        return try_pods(self.site, limit_s), note
+
     def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
         from torchmuster.cli.runs.pod_submit import check_for_pods
 
@@ -206,8 +242,8 @@ class AsPods(AsJob):
     def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
         from torchmuster.cli.runs.sweep_pods import submit_to_pods
 
-        del problems, start
-        return submit_to_pods(given, self.site, self.dialect)
+        del problems
+        return submit_to_pods(given, self.site, self.dialect, start)
 
     def settle_workflow_again(self, old: RunDir) -> None:
         from torchmuster.owner.pods.end import remove_groups

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from torchmuster.engines.own_job import OwnJob
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import RunPlan
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
     from torchmuster.owner.capacity import Machine
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
-    from torchmuster.spec.sweep_plan import SweepPlan
 
     # Follows a run to its end; None where the run continues without this process.
     Follow = Callable[[TerminalVoice], Result | None]
-    StartSweep = Callable[[SweepPlan], int]
+    StartSweep = Callable[..., int]  # of a plan, and of its folder where it has one already
 
 # What only a scheduler's job can be asked for.
 OF_A_JOB = {
@@ -36,6 +36,7 @@ OF_A_JOB = {
     "cpus_per_node": "--cpus-per-node",
     "gpus_per_node": "--gpus-per-node",
     "mem": "--mem",
+    "take_within": "--take-within",
 }
 
 
@@ -53,6 +54,24 @@ class Place:
     takes_no_job_options = ""
     takes_no_environment = ""
     is_followed_here = True
+
+    # Of `muster doctor` and `muster torchrun`.
+
+    is_simulated = False  # its nodes are this machine
+    job: "OwnJob | None" = None  # around this shell, whose nodes are used
+
+    # Of `muster engines check`: rows of check, ok (None where nobody can tell) and found.
+
+    needs_commands = True
+
+    def look(self) -> "list[dict[str, Any]]":
+        """Return what can be found out without a job, beyond its commands."""
+        raise NotImplementedError
+
+    def try_out(self, limit_s: float) -> "tuple[list[dict[str, Any]], str] | None":
+        """Try it in at most so many seconds, and return what was found, and what is left; None where there is nothing to try."""
+        del limit_s
+        return None
 
     def fill(self, request: "RunRequest") -> "RunRequest":
         """Return the request with what the place says of options that were not given."""
@@ -119,7 +138,8 @@ class Place:
         Args:
             given: The words of the command line.
             problems: What is wrong with them so far.
-            start: Starts, or shows, a planned sweep that a process of this machine owns.
+            start: Starts, or shows, a planned sweep that a process of this machine owns; a second argument is its folder,
+                where it has one already.
 
         Raises:
             ManyErrors: All that is wrong with the words.

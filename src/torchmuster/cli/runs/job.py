@@ -113,8 +113,12 @@ def follow_job(
     """
     import asyncio
 
+    from torchmuster.files import atomic
     from torchmuster.files.tail import last_lines
+    from torchmuster.model import codec
+    from torchmuster.model.states import JobState
     from torchmuster.owner.jobs.batch import JobFollower
+    from torchmuster.owner.jobs.jobs import cancelled_before_start
 
     follower = JobFollower(plan, run_dir, dialect, job_id, voice)
     try:
@@ -122,12 +126,19 @@ def follow_job(
     finally:
         follower.close()
     view = follower.view
+    is_cancelled = view is not None and view.state is JobState.CANCELLED
+    if result is None and is_cancelled and os.path.exists(run_dir.cancelled):
+        result = cancelled_before_start(run_dir)  # it was in the queue: there is no head
+        atomic.write_json(run_dir.result, codec.to_plain(result))
     if result is None and view is not None and view.state.is_final:
+        told = "\n".join(last_lines(run_dir.job_log, 12))
+        silent = f"it has written nothing: its node may not see {run_dir.path}"
+        checks = f"muster engines check {plan.engine}  # says what the nodes see"
         raise MusterError(
             f"job {job_id} ended without a result: {view.state.value}",
             where=run_dir.job_log,
-            why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
-            fix=fix(),
+            why=told or "\n".join(word for word in (view.reason, silent) if word),
+            fix=fix() if told else checks,
         )
     return result
 

@@ -25,7 +25,7 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
         ManyErrors: Everything of it.
         EngineError: There is no cluster.
     """
-    from torchmuster.owner.pods.bring import settle_site
+    from torchmuster.owner.pods.bring import lost_with_pods, settle_site
     from torchmuster.owner.pods.bring_group import (
         makes_sets,
         plan_group,
@@ -52,7 +52,7 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
     begin = (group for group in plan.groups if group.name not in plan.reused)
     jobs = [job for group in begin for job in plan_group(plan, group, settled).jobs]
     for job in sorted(jobs, key=lambda job: job.num_nodes)[-1:]:  # all have the same volumes
-        warnings |= dict.fromkeys(look_at_claims(job))
+        warnings |= dict.fromkeys((*look_at_claims(job), *lost_with_pods(job)))
     for warning in warnings:
         click.echo(f"muster: {warning}", err=True)
     return settled

@@ -22,8 +22,8 @@ _SECTIONS = {
     ),
     "Where": ("engine", "session", "here", "hosts", "hostfile", "detach", "dry_run"),
     "Job": (
-        *("time_limit", "queue", "account", "cpus_per_node", "gpus_per_node", "mem", "warn"),
-        "resubmit",
+        *("time_limit", "queue", "account", "cpus_per_node", "gpus_per_node", "mem"),
+        *("take_within", "warn", "resubmit"),
     ),
     "Failures": (
         *("max_restarts", "restart_policy", "grace", "join_timeout", "last_call", "grow"),
@@ -158,6 +158,11 @@ class RunCommand(click.Command):
 @options.cpus_per_node
 @options.gpus_per_node
 @click.option("--mem", metavar="SIZE", help="Memory of each node, e.g. 64Gi.")
+@click.option(
+    "--take-within",
+    metavar="TIME",
+    help="How long the first pod waits, after the end, for a client that takes its files; default 15m.",
+)
 @click.option("--warn", metavar="TIME", help="How long before the time limit to send SIGUSR1.")
 @click.option(
     "--resubmit",

@@ -11,7 +11,7 @@ import click
 from torchmuster.cli import options
 from torchmuster.cli.completion import complete_sessions
 from torchmuster.cli.transfers import NearMissGroup
-from torchmuster.errors import ChannelError, MusterError, UsageError
+from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from torchmuster.cli.places.place import Place
@@ -311,13 +311,25 @@ def end(name: str | None, same: str | None) -> int:
     name = name or same or "main"
     held = find_session(name)
     view = _view(held.run_dir)
-    if view is not None and view.state is not None and view.state.run_id:
+    if view is not None and view.state is not None and _still_runs(view.state.run_id):
         raise UsageError(
             f"the run {view.state.run_id} is in the session {name}",
             fix=f"muster cancel {view.state.run_id}",
         )
     end_session(held.run_dir, name)
     return 0
+
+
+def _still_runs(run_id: str) -> bool:
+    """Say whether a run that the doors have goes on: the agents of one that has a result may take a moment to leave."""
+    from torchmuster.owner.views.find import find_run
+
+    if not run_id:
+        return False
+    try:
+        return not find_run(run_id).state.is_final
+    except NotFoundError:  # of another machine's directory
+        return True
 
 
 def end_session(run_dir: "RunDir", name: str) -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchmuster.cli.runs.job import find_allocation
+from torchmuster.cli.places.find import Where, find_place
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.model.display.text import few_of
-from torchmuster.owner.jobs.spread import SpreadHosts, is_one_of_many
+from torchmuster.node.launcher_ranks import is_one_of_many
+from torchmuster.owner.jobs.spread import SpreadHosts
+from torchmuster.spec.problems import Problems
 
 if TYPE_CHECKING:
     from torchmuster.engines.own_job import OwnJob
@@ -20,7 +22,7 @@ def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHo
         UsageError: The line is for more hosts than the job has, and nobody else starts agents.
     """
     try:
-        found = find_allocation()
+        found = find_place(Where(engine="local", is_one_of_many=True), Problems()).job
     except MusterError:
         return None  # another host of a PBS job, which has no node file
     if found is None:

@@ -68,6 +68,13 @@ class _SweepCommand(SetCommand):
     "--per-gpu", type=click.IntRange(1, 64), default=1, help="Members that share a GPU; default 1."
 )
 @click.option("--nproc-per-node", metavar="N", help="Workers of each member; default 1.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 1024),
+    default=1,
+    metavar="N",
+    help="Pods of each member, on Kubernetes; default 1.",
+)
 @click.option("--metric", metavar="NAME", help="What to look for, as recorded or printed.")
 @click.option(
     "--goal", type=click.Choice(["min", "max"]), default="min", help="Which values are better."
@@ -131,7 +138,13 @@ def sweep(**given: Any) -> int:
         given |= _ordered(given)
     problems = Problems()
     place = find_place(where_of_words(given), problems)
-    return place.sweep(given, problems, lambda plan: _start(given, plan))
+
+    def start(plan: "SweepPlan", run_dir: "RunDir | None" = None) -> int:
+        if run_dir is None:
+            return _start(given, plan)
+        return start_sweep(plan, run_dir, detach=given["detach"])
+
+    return place.sweep(given, problems, start)
 
 
 def _start(given: dict[str, Any], plan: "SweepPlan") -> int:
@@ -233,9 +246,12 @@ def restart_sweep(view: "RunView", *, detach: bool) -> int:
         failed = [member.number for member in sweep_view.members if member.state not in done]
         return submit_again(sweep_view.plan, view.run_dir, failed, detach=detach)
     if os.path.isfile(view.run_dir.job):
-        from torchmuster.cli.runs import sweep_pods
-
-        return sweep_pods.submit_again(sweep_view, view.run_dir, detach=detach)
+        raise UsageError(
+            f"the sweep {short_id(view.run_id)} was started by an earlier version of muster",
+            where=view.run_dir.job,
+            why="its pods were slots, which took one member after the other",
+            fix="type its command again, with the values of the members that have not succeeded",
+        )
     with contextlib.suppress(FileNotFoundError):
         os.unlink(view.run_dir.result)
     write_owner(view.run_dir)

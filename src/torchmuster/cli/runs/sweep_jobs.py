@@ -41,10 +41,7 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
 
     request = sweep_request(given)
     limits = read_job_limits(request, problems)
-    if given["stop"] is not None and given["detach"]:
-        why = "members of a job array have no owner: the command that follows them compares them"
-        fix = "leave out --detach, or in a job of your own: muster sweep --here --stop ..."
-        problems.add("`--stop` can't end members that nobody follows", "--stop", why, fix)
+    check_follower(given, problems)
     try:
         dialect = find_arrays(load_dialect(site.kind), f"--on {site.name}")
     except UsageError as error:
@@ -70,35 +67,56 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
         for sentence in dialect.unmapped(one):
             click.echo(f"muster: {sentence}", err=True)
         job_ids = submit_members(plan, run_dir, dialect, one, members)
-    return _follow_unless(plan, run_dir, job_ids, dialect.name, detach=given["detach"])
+    return follow_unless(plan, run_dir, job_ids, dialect.name, detach=given["detach"])
+
+
+def check_follower(given: dict[str, Any], problems: "Problems") -> None:
+    """Refuse a rule where nobody would follow the sweep."""
+    if given["stop"] is not None and given["detach"]:
+        why = "members of a job array have no owner: the command that follows them compares them"
+        fix = "leave out --detach, or in a job of your own: muster sweep --here --stop ..."
+        problems.add("`--stop` can't end members that nobody follows", "--stop", why, fix)
 
 
 def submit_again(
     plan: "SweepPlan", run_dir: "RunDir", members: Sequence[int], *, detach: bool
 ) -> int:
     """Submit these members of a sweep once more, as one array."""
+    from torchmuster.engines.base import object_dialect
+    from torchmuster.owner.pods.members import submit_pods
     from torchmuster.owner.sweep.arrays import load_arrays, submit_members
     from torchmuster.owner.sweep.members import member_dir
 
     loaded = load_arrays(run_dir)
     if loaded is None:
         raise UsageError("the arrays of the sweep can't be read", where=run_dir.arrays)
-    for number in members:
-        _set_aside(member_dir(run_dir, plan, number))
     dialect, noted = loaded
-    job_ids = submit_members(plan, run_dir, dialect, noted.request, members)
-    return _follow_unless(plan, run_dir, job_ids, dialect.name, detach=detach)
+    if noted.request is None:
+        raise UsageError(
+            f"the sweep {short_id(plan.run_id)} was submitted on another machine",
+            where=run_dir.path,
+            why="its code, and what it asked of the cluster, are there",
+            fix="restart it there",
+        )
+    for path in (
+        run_dir.result,
+        run_dir.cancelled,
+        *(member_dir(run_dir, plan, n).result for n in members),
+    ):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # while a member waits in the queue it has not ended
+    job_ids: tuple[str, ...]
+    if object_dialect(dialect) is not None:
+        job_ids = (submit_pods(plan, run_dir, noted.request, members, detach=detach),)
+    else:
+        job_ids = submit_members(plan, run_dir, dialect, noted.request, members)
+    return follow_unless(plan, run_dir, job_ids, dialect.name, detach=detach)
 
 
-def _set_aside(member: "RunDir") -> None:
-    """Remove how a member ended: while it waits in the queue it has not."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(member.result)
-
-
-def _follow_unless(
+def follow_unless(
     plan: "SweepPlan", run_dir: "RunDir", job_ids: Sequence[str], engine: str, *, detach: bool
 ) -> int:
+    """Follow the sweep to its end; with `detach` print its id and leave it alone."""
     from torchmuster.cli.ending import print_id
     from torchmuster.files.terminal import TerminalVoice
 
@@ -120,9 +138,14 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> int
 
     from torchmuster.cli.ending import GOES_ON
     from torchmuster.cli.runs.sweep_words import say_end
+    from torchmuster.owner.pods.copy import copied
     from torchmuster.owner.sweep.array_stops import stops_of
+    from torchmuster.owner.views.array_view import view_arrays
 
-    view = asyncio.run(_watch(run_dir, voice, stops_of(plan, run_dir)))
+    with copied(run_dir):
+        view = asyncio.run(_watch(run_dir, voice, stops_of(plan, run_dir)))
+    if view is not None and os.path.isdir(os.path.join(run_dir.path, "pods")):
+        view = view_arrays(run_dir)  # with what has come last
     if view is None or view.result is None:
         voice.say(f"the sweep continues: muster wait {short_id(plan.run_id)}")
         return GOES_ON
@@ -139,14 +162,14 @@ async def _watch(
     from torchmuster.cli.sweep_views import counted
     from torchmuster.owner.jobs.answers import FIRST_POLL_S, LAST_POLL_S
     from torchmuster.owner.jobs.batch import TwiceCancels
-    from torchmuster.owner.sweep.arrays import cancel_arrays
+    from torchmuster.owner.sweep.array_stops import cancel_sweep
     from torchmuster.owner.views.array_view import view_arrays
 
     interrupts = TwiceCancels(
         voice,
         lambda: "the jobs continue; again within 3 s cancels them",
         lambda: "cancelling the jobs",
-        lambda: cancel_arrays(run_dir),
+        lambda: cancel_sweep(run_dir),
     )
     interrupts.listen()
     said, pause_s, waited_s = "", FIRST_POLL_S, FIRST_POLL_S

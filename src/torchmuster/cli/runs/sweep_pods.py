@@ -1,89 +1,104 @@
-"""`muster sweep --on NAME` where NAME is a cluster whose jobs are pods: one Job, whose pods are the slots."""
+"""`muster sweep --on NAME` where NAME is a cluster whose jobs are pods: one Job, whose pods are the members."""
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.errors import UsageError
-from torchmuster.files.layout import short_id
-
 if TYPE_CHECKING:
     from torchmuster.engines.base import ObjectDialect
-    from torchmuster.files.layout import RunDir
     from torchmuster.model.job import JobRequest
-    from torchmuster.owner.views.sweep_view import SweepView
     from torchmuster.spec.launch import RunRequest
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
     from torchmuster.spec.sweep_plan import SweepPlan
 
-MOST_PODS = 32  # without --slots: each costs a start and its own import of torch
+MOST_PODS = 32  # at a time, without --slots
 
 
-def submit_to_pods(given: dict[str, Any], site: "Site", dialect: "ObjectDialect") -> int:
-    """Submit a sweep to a cluster and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
-    from torchmuster.cli.runs.pods import show_manifest
+def submit_to_pods(
+    given: dict[str, Any], site: "Site", dialect: "ObjectDialect", own: Callable[..., int]
+) -> int:
+    """Submit a sweep to a cluster and follow it to its end; Ctrl-C leaves it alone, twice cancels it.
+
+    Args:
+        given: The words of the command line.
+        site: The cluster.
+        dialect: The cluster's.
+        own: Owns a prepared sweep here: one whose members are runs in several pods, which this machine submits.
+    """
+    from torchmuster.cli.runs.pods import say_what_goes, show_manifest
+    from torchmuster.cli.runs.sweep_jobs import check_follower, follow_unless
+    from torchmuster.engines.kubernetes.wishes import keeps_runs
     from torchmuster.owner.create import create_sweep_dir
     from torchmuster.owner.jobs.jobs import note_refusal
-    from torchmuster.owner.pods.bring import check_code, shown_files
+    from torchmuster.owner.pods.bring import check_code, lost_with_pods, shown_files
     from torchmuster.owner.pods.check import look_at_claims
-    from torchmuster.owner.pods.sweep.bring import bring_sweep
+    from torchmuster.owner.pods.members import array_of, submit_pods
+    from torchmuster.owner.sweep.pod_runs import note_request
     from torchmuster.owner.sweep.stop_rules import check_rule
     from torchmuster.spec.problems import Problems
 
-    plan, job = _plan(given, site, Problems())
+    problems = Problems()
+    is_of_runs = given["nodes"] > 1
+    if not is_of_runs:
+        check_follower(given, problems)
+    plan, job = _plan(given, site, problems)
     check_code(plan.run)
     if given["dry_run"]:
-        names = (*shown_files(), ("sweep.json", ""))
-        return show_manifest(replace(job, brings=names), dialect)
+        shown = job if is_of_runs else array_of(plan, job, len(plan.members), 0)
+        more = () if is_of_runs else (("sweep.json", ""),)
+        return show_manifest(replace(shown, brings=(*shown_files(), *more)), dialect)
     if plan.stop is not None:
         check_rule(plan.stop)  # before anything is made
-    for sentence in look_at_claims(job):
+    for sentence in (*look_at_claims(job), *lost_with_pods(job), *dialect.unmapped(job)):
         click.echo(f"muster: {sentence}", err=True)
     run_dir = create_sweep_dir(plan)
+    if is_of_runs:
+        note_request(run_dir, job)
+        if given["detach"]:
+            text = "a process of this machine submits the members: it has to stay until they have ended"
+            click.echo(f"muster: {text}", err=True)
+        return own(plan, run_dir)
     with note_refusal(run_dir):
-        job = bring_sweep(plan, run_dir, job)
-        for sentence in dialect.unmapped(job):
-            click.echo(f"muster: {sentence}", err=True)
-    return _submit(plan, run_dir, job, dialect, detach=given["detach"])
+        job_id = submit_pods(plan, run_dir, job, range(len(plan.members)), detach=given["detach"])
+    say_what_goes(job, detach=given["detach"])
+    if not given["detach"] and not keeps_runs(job):
+        text = "a member waits for nobody: files that it makes come while this process follows it, or go with its pod"
+        click.echo(f"muster: {text}", err=True)
+    return follow_unless(plan, run_dir, [job_id], site.name, detach=given["detach"])
 
 
 def _plan(
     given: dict[str, Any], site: "Site", problems: "Problems"
 ) -> "tuple[SweepPlan, JobRequest]":
-    """Return the sweep and the Job for it: a pod for each slot, with a GPU for each worker where the site has any."""
-    import os
-
+    """Return the sweep and what one member asks of the cluster: a GPU for each worker where the site has any."""
     from torchmuster.cli.runs.pods import fit
     from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
     from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.model.plan import Tee
     from torchmuster.owner.jobs.jobs import make_job
     from torchmuster.owner.pods.bring import python_of, settle_place
     from torchmuster.spec.launch import read_job_limits
 
-    request = sweep_request(given)
+    request = sweep_request(given, in_pods=True)
     limits = read_job_limits(request, problems)
-    if given["time_limit"] is not None:
-        fix = "leave it out; `--stop` ends members early, `muster cancel` all of them"
-        what = "`--time` is for sweeps whose members are jobs"
-        problems.add(what, "--time", "the pods of a sweep run until all members have ended", fix)
     if given["per_gpu"] > 1:
-        fix = "--slots is the number of pods"
-        problems.add("a pod has its GPUs for itself", "--per-gpu", "a slot is a pod", fix)
+        fix = "--slots is the number of pods that run at a time"
+        problems.add("a pod has its GPUs for itself", "--per-gpu", "a member is a pod", fix)
     num_gpus = request.gpus_per_node or _gpus_of_pod(request, site)
-    words = {**given, "per_gpu": 1}
+    request = replace(request, gpus_per_node=num_gpus)
     gpus = [str(n) for n in range(num_gpus)]
-    plan = plan_sweep(words, replace(request, gpus_per_node=num_gpus), gpus, problems, is_job=True)
-    slots = plan.slots if given["slots"] is not None else min(plan.slots, MOST_PODS)
-    plan = replace(plan, slots=slots, run=fit(plan.run, request, site))
-    run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
-    job = make_job(plan.run, run_dir, site, replace(request, gpus_per_node=num_gpus), limits)
-    pods = replace(job.chunks[0], num_nodes=slots, gpus=num_gpus)
-    # No time limit of the site: it is that of one training, and this Job is all of them.
-    job = replace(
-        job, chunks=(pods,), python=python_of(site), run_id=plan.run_id, time_limit_s=None
-    )
+    plan = plan_sweep({**given, "per_gpu": 1}, request, gpus, problems, is_job=True)
+    most = max(1, MOST_PODS // given["nodes"])
+    slots = plan.slots if given["slots"] is not None else min(plan.slots, most)
+    # What rank 0 prints is all that is left of a pod that has ended before anybody looked.
+    run = replace(fit(plan.run, request, site), tee=Tee.RANK_0)
+    plan = replace(plan, slots=slots, run=run)
+    job = make_job(run, RunDir(os.path.join(runs_dir(), plan.run_id)), site, request, limits)
+    job = replace(job, python=python_of(site), run_id=plan.run_id)
     return plan, settle_place(job, job.num_nodes)
 
 
@@ -91,63 +106,3 @@ def _gpus_of_pod(request: "RunRequest", site: "Site") -> int:
     wanted = request.nproc_per_node
     workers = int(wanted) if wanted is not None and wanted.isdecimal() else site.gpus_per_node or 0
     return min(site.gpus_per_node or 0, workers)
-
-
-def submit_again(view: "SweepView", run_dir: "RunDir", *, detach: bool) -> int:
-    """Submit the members of a sweep that have not succeeded once more, as one Job."""
-    from torchmuster.engines.base import object_dialect
-    from torchmuster.owner.jobs.jobs import note_refusal, read_request
-    from torchmuster.owner.pods.sweep.bring import bring_sweep, job_again, rewrite_plan
-
-    before = read_request(run_dir)
-    dialect = object_dialect(before.dialect)
-    if dialect is None:
-        raise UsageError("the sweep was no Job of a cluster", where=run_dir.job)
-    job = job_again(view, run_dir, before.request)
-    plan = rewrite_plan(view.plan, run_dir, job.num_nodes)
-    with note_refusal(run_dir):
-        job = bring_sweep(plan, run_dir, job)
-    return _submit(plan, run_dir, job, dialect, detach=detach)
-
-
-def _submit(
-    plan: "SweepPlan",
-    run_dir: "RunDir",
-    job: "JobRequest",
-    dialect: "ObjectDialect",
-    *,
-    detach: bool,
-) -> int:
-    from torchmuster.cli.ending import GOES_ON, print_id
-    from torchmuster.cli.runs.job import follow_job
-    from torchmuster.cli.runs.pods import say_what_goes
-    from torchmuster.cli.runs.sweep_words import say_end
-    from torchmuster.cli.status_line import StatusLine, wanted
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.owner.jobs.jobs import note_refusal, submit_job
-    from torchmuster.owner.views.sweep_view import view_sweep
-
-    say_what_goes(job, detach=detach)
-    with note_refusal(run_dir):
-        job_id = submit_job(job, run_dir, dialect)
-    if detach:
-        return print_id(plan.run_id)
-    voice = TerminalVoice()
-    voice.start()
-    status = StatusLine(voice, run_dir, wanted())
-    status.start()
-    name = short_id(plan.run_id)
-    try:
-        pods = f"{plan.slots} pod{'s' if plan.slots != 1 else ''}"
-        voice.say(f"sweep {name} is job {job_id} of {pods}; muster status {name}")
-        fix = f"muster restart {name} runs the members that have not succeeded"
-        result = follow_job(plan.run, run_dir, dialect, job_id, voice, lambda: fix)
-        status.close()
-        if result is None:
-            voice.say(f"the sweep continues: muster wait {name}")
-            return GOES_ON
-        say_end(view_sweep(run_dir, is_alive=False), result, voice)
-        return result.exit_code
-    finally:
-        status.close()
-        voice.flush(5.0)

@@ -17,16 +17,27 @@ if TYPE_CHECKING:
     from torchmuster.spec.sweep_plan import SweepPlan
 
 
-def sweep_request(given: dict[str, Any]) -> "RunRequest":
-    """Return what a member of a sweep is to be, as `muster run` would take it."""
+def sweep_request(given: dict[str, Any], *, in_pods: bool = False) -> "RunRequest":
+    """Return what a member of a sweep is to be, as `muster run` would take it.
+
+    Raises:
+        UsageError: It is for several nodes, which are those of a session elsewhere than in pods.
+    """
     from torchmuster.spec.launch import RunRequest
 
+    if given["nodes"] > 1 and not in_pods:
+        raise UsageError(
+            "members of several nodes are for clusters whose nodes are pods",
+            where="--nodes",
+            fix="`muster session start --nodes N`, then `muster sweep --session NAME`, runs each member on all nodes",
+        )
     return RunRequest(
         script=given["script"],
         args=given["args"],
         call=given.get("call"),
         module=given["module"],
         nproc_per_node=given["nproc_per_node"] or "1",
+        nodes=str(given["nodes"]) if in_pods else None,
         python=given["python"],
         set_env=given["set_env"],
         preload=given["preload"],

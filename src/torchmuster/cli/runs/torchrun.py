@@ -8,10 +8,12 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster import proc
 from torchmuster.cli.completion import complete_files
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from torchmuster.owner.jobs.spread import Spreader, SpreadHosts, SpreadOrder
     from torchmuster.programs.launch import AgentLaunch
     from torchmuster.spec.torchrun import TorchrunLine
+
+
+_TOGETHER_S = 3.0  # tasks of a step start together
+_LOOK_S = 0.2
 
 
 class _TorchrunCommand(click.Command):
@@ -59,6 +65,8 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     gpus, hosts = visible_gpus(), _hosts_of_pod()
     line = problems.checked(parse_torchrun(arguments, os.environ, gpus, problems, hosts))
     _warn_of_option_behind(line)
+    if line.max_nodes > 1:
+        _leave_to_first(line.max_nodes)
     launch = make_launch(line)
     from torchmuster.programs.main import run_agent
 
@@ -69,6 +77,54 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _leave_to_first(max_nodes: int) -> None:
+    """End with the first task of this node, where srun or mpiexec has started this command several times on it.
+
+    Several agents of a node are legal. These are more than the run has room for, and the very same command, so that
+    they would take each other's places.
+    """
+    from torchmuster.model.contract import ATTEMPT_VARIABLE
+    from torchmuster.node.launcher_ranks import num_tasks, task_here
+
+    task = task_here(os.environ)
+    if task == 0 or num_tasks(os.environ) <= max_nodes or ATTEMPT_VARIABLE in os.environ:
+        return
+    never, until = threading.Event(), time.monotonic() + _TOGETHER_S
+    while (first := _first_task()) is None:
+        if time.monotonic() > until:
+            return
+        never.wait(_LOOK_S)
+    text = f"this is task {task} of the launcher on {os.uname().nodename}, and task 0 has started the same agent: it does the work of both"
+    click.echo(f"muster: {text}; start one task on each node", err=True)
+    # A launcher may end the others some time after the first has ended.
+    while proc.is_running(first):
+        never.wait(_LOOK_S)
+    sys.exit(0)
+
+
+def _first_task() -> int | None:
+    """Return the process of this very command that is task 0 of this node; None while there is none."""
+    from torchmuster.node.launcher_ranks import are_one_step, task_here
+
+    own = _words_of(os.getpid(), "cmdline")
+    for facts in proc.all_processes():
+        if facts.pid == os.getpid() or _words_of(facts.pid, "cmdline") != own:
+            continue
+        words = _words_of(facts.pid, "environ")
+        around = dict(word.split("=", 1) for word in words if "=" in word)
+        if are_one_step(around, os.environ) and task_here(around) == 0:
+            return facts.pid
+    return None
+
+
+def _words_of(pid: int, what: str) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/{what}", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")]
+    except OSError:  # it has ended, or is another user's
+        return []
 
 
 def _warn_before_it_stops() -> None:

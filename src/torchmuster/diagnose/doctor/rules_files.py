@@ -13,6 +13,7 @@ from torchmuster.diagnose.doctor.situation import (
 )
 from torchmuster.diagnose.facts.files import FolderFacts
 from torchmuster.diagnose.finding import Finding, Level
+from torchmuster.model import contract
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _FULL_BYTES, _LOW_BYTES = 16 * _MIB, _GIB
@@ -139,6 +140,8 @@ def shared(situation: Situation) -> Iterator[Finding]:
     seconds = {name: stamp[:1] for name, stamp in rows.items()}
     coarse = any(stamp[1:] == (0,) for stamp in rows.values())  # sftp knows whole seconds only
     found = differ(seconds if coarse else rows, "", lambda stamp: ".".join(map(str, stamp)))
+    seen = [one.facts.scheduler for one in look(situation, "environment")]
+    in_pods = any(contract.MACHINE_VARIABLE in scheduler for scheduler in seen)
     if found is not None and situation.has_machines:
         yield Finding(
             level=Level.NOTE,
@@ -148,7 +151,9 @@ def shared(situation: Situation) -> Iterator[Finding]:
             because=(
                 "sharded snapshots, and files that rank 0 writes for others, are not visible on all nodes",
             ),
-            hint="set MUSTER_HOME to a folder that all nodes see",
+            hint="`claims` and `home` of the site keep runs on a volume that all pods see"
+            if in_pods
+            else "set MUSTER_HOME to a folder that all nodes see",
         )
 
 

@@ -148,7 +148,7 @@ RULES: Sequence[Rule] = (
         worst=lambda s: s.facts.limits["nofile"],
         error="a process may open only {facts.limits[nofile]} files on {nodes}",
         because=("`Too many open files` is typical with many ranks or loader processes",),
-        hint="ulimit -n 65536 in the job script",
+        hint="ulimit -n 65536 in the job script; in a pod the script raises its own, with resource.setrlimit",
     ),
     # Threads count as processes of the user.
     Check(

@@ -19,8 +19,8 @@ from torchmuster.diagnose.explain.causes import ENDINGS
 from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.own_run import foreign_store, is_same, own_finding
+from torchmuster.diagnose.explain.reading.ends import LogSource, first_and_last
 from torchmuster.diagnose.explain.reading.scan import read_sources
-from torchmuster.diagnose.explain.reading.sources import LogSource, first_and_last
 from torchmuster.diagnose.explain.words import as_sure, evidence_of
 from torchmuster.diagnose.finding import Confidence
 from torchmuster.files.layout import RunDir

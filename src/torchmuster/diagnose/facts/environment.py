@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torchmuster.model import contract
+
 PREFIXES = ("NCCL_", "GLOO_", "FI_", "TORCH_", "OMP_", "PYTORCH_", "TP_", "RCCL_", "HSA_", "UCX_")
 _ALSO = (
     "CUDA_VISIBLE_DEVICES",
@@ -24,6 +26,7 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|_KEY$", re.IGNOREC
 # What the head has asked a scheduler whose jobs have no such variable, seconds since 1970.
 ALLOCATION_ENDS_AT = "MUSTER_ALLOCATION_ENDS_AT"
 _SCHEDULER = (
+    contract.MACHINE_VARIABLE,  # of a pod
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
     "SLURM_NNODES",

@@ -117,6 +117,8 @@ def loopback(view: ScriptView) -> Iterator[LintFinding]:
     for start in view.starts:
         if not view.is_wide(start) or start.partial or _is_set_by_pet(view):
             continue
+        if start.muster and view.job.scheduler is not Scheduler.NONE:
+            continue  # it asks the scheduler for the first node
         if (
             start.given is not None
             and start.given.rdzv_backend == "c10d"

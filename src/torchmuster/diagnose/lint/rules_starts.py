@@ -7,7 +7,7 @@ from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, err
 from torchmuster.diagnose.lint.launchers import workers_per_node
 from torchmuster.diagnose.lint.numbers import counts_slots, number
 from torchmuster.diagnose.lint.shell_lex import shown
-from torchmuster.diagnose.lint.starts import ScriptStart, option, takes_part, tasks_per_node
+from torchmuster.diagnose.lint.starts import ScriptStart, option, takes_part, tasks, tasks_per_node
 
 # On PBS no other line works everywhere: OpenPBS's own mpiexec needs another MPI, and pbsdsh a full path behind `--`.
 _ONE_WORD = "write `muster torchrun ...`: it starts the other nodes too"
@@ -133,6 +133,21 @@ def several_per_node(view: ScriptView) -> Iterator[LintFinding]:
             start.wrapper or "", f"{start.wrapper} -n {view.nodes or 2} --ppn 1 muster torchrun ..."
         )
         yield error("several-per-node", start.line, what, why, fix)
+
+
+def run_by_wrapper(view: ScriptView) -> Iterator[LintFinding]:
+    """Srun, mpiexec or pbsdsh starts `muster run` several times: each conducts a run of its own on all nodes.
+
+    Seen on Slurm 22.05: four whole trainings of one script on the same GPUs, each of them a success.
+    """
+    for start in view.starts:
+        count = tasks(start, view.job) if start.kind == "run" and start.wrapper != "ssh" else 1
+        if start.wrapper is None or count is None or count < 2:
+            continue
+        what = f"{start.wrapper} starts muster run {count} times"
+        why = "each of them starts the workers of all nodes: the whole training runs that often"
+        fix = f"leave {start.wrapper} out"
+        yield error("run-by-wrapper", start.line, what, why, fix)
 
 
 def workers_and_gpus(view: ScriptView) -> Iterator[LintFinding]:
@@ -338,6 +353,7 @@ RULES: tuple[Rule, ...] = (
     standalone,
     nnodes,
     several_per_node,
+    run_by_wrapper,
     workers_and_gpus,
     idle_gpus,
     no_gpus_requested,

@@ -77,6 +77,7 @@ _LAUNCHERS = {
     ("fabric", "run"): "fabric",
     ("lightning", "run"): "fabric",
     ("ray", "start"): "ray",
+    ("muster", "run"): "run",
 }
 _NO_TRAINING = frozenset({"-c", "-V", "--version", "pip", "venv", "torch.utils.collect_env"})
 _MAX_STARTS, _MAX_DEPTH, _MAX_WORDS = 100, 3, 2000
@@ -89,8 +90,8 @@ class ScriptStart:
     """One line that starts training.
 
     Attributes:
-        kind: `torchrun`, `launch` (torch.distributed.launch), `accelerate`, `deepspeed`, `fabric`, `ray`, `python` or
-            `script` (a file that is not seen).
+        kind: `torchrun`, `launch` (torch.distributed.launch), `accelerate`, `deepspeed`, `fabric`, `ray`, `run`
+            (`muster run`), `python` or `script` (a file that is not seen).
         wrapper: What starts it on other nodes or several times; None: only where the script runs.
         given: torchrun's options; None for other kinds, and for a line that it refuses.
         refused: The error of torchrun's parser.
@@ -122,13 +123,14 @@ class ScriptStart:
     @property
     def starts_workers(self) -> bool:
         """Whether it starts all workers of its node: it is wanted once on each."""
-        return self.kind not in ("python", "script")
+        return self.kind not in ("python", "script", "run")
 
     @property
     def name(self) -> str:
         """What the launcher is called in sentences."""
         names = {"launch": "torchrun", "accelerate": "accelerate launch", "fabric": "fabric run"}
-        return "ray start" if self.kind == "ray" else names.get(self.kind, self.kind)
+        names |= {"ray": "ray start", "run": "muster run"}
+        return names.get(self.kind, self.kind)
 
 
 def find_starts(job: JobScript) -> tuple[ScriptStart, ...]:
@@ -152,6 +154,15 @@ def tasks_per_node(start: ScriptStart, job: JobScript) -> int | None:
     if start.wrapper == "pbsdsh":
         return 1 if {"u", "n", "o"} & set(start.options) else job.allocation.tasks_per_node or 1
     return None
+
+
+def tasks(start: ScriptStart, job: JobScript) -> int | None:
+    """Return how often the wrapper starts the program in all; None when unknown."""
+    if (total := _number_of(start, job, "ntasks", "n", "np")) is not None:
+        return total
+    each = tasks_per_node(start, job)
+    nodes = _number_of(start, job, "nodes", "N") or job.allocation.nodes
+    return each * nodes if each is not None and nodes is not None else each
 
 
 def option(start: ScriptStart, *names: str) -> str | None:

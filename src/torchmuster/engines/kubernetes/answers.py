@@ -71,6 +71,7 @@ class Pod:
         disruption: Why it is taken away, e.g. `EvictionByEvictionAPI`; None where nobody does, or a user has deleted it.
         memory_limit: In the words of its manifest, e.g. `400Gi`; None for none.
         others: The containers beside ours, which the cluster has put there, as the proxy of a mesh.
+        made_at: When, in seconds since 1970, by the cluster's clock; None where that can't be read.
     """
 
     name: str
@@ -84,11 +85,17 @@ class Pod:
     end: PodEnd | None = None
     memory_limit: str | None = None
     others: tuple[str, ...] = ()
+    made_at: float | None = None
 
     @property
     def is_up(self) -> bool:
         """Say whether its container runs and nobody takes it away."""
         return self.is_running and not self.is_leaving
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Say whether its container has ended as a success."""
+        return self.end is not None and self.end.exit_code == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +234,7 @@ def _pod(one: Mapping[str, Any]) -> Pod:
         end=_end(state.get("terminated"), status),
         memory_limit=_memory_limit(one.get("spec", {})),
         others=_others(one.get("spec", {})),
+        made_at=moment_of(metadata.get("creationTimestamp")),
     )
 
 
@@ -387,12 +395,29 @@ def _state(
         return JobState.HELD, queue or run.conditions["Suspended"]
     if (ended_beside := _ended_beside(newest.get(_HEAD))) is not None:
         return ended_beside, None
+    head = newest.get(_HEAD)
+    if head is not None and head.end is not None and head.end.exit_code in (0, FINAL_CODE):
+        # The Job says so in a moment; others that never came may be why.
+        has_failed = head.end.exit_code == FINAL_CODE
+        return JobState.ENDING, _why_missing(run, newest, warnings) if has_failed else None
     up = [index for index, pod in newest.items() if pod.is_up]
     if len(up) == run.num_pods:
         return JobState.RUNNING, None
+    done = [index for index, pod in newest.items() if pod.has_succeeded]
+    if _HEAD in up and len(up) + len(done) == run.num_pods:
+        ends = [pod.end.ended_at or 0.0 for pod in newest.values() if pod.end is not None]
+        is_new = (newest[_HEAD].made_at or 0.0) > max(ends) + _CLOCKS_S
+        return JobState.RUNNING, ClusterReason(word=LOST_AT_END if is_new else WAITS_FOR_CLIENT)
     return (JobState.RUNNING if _HEAD in up else JobState.PENDING), _why_missing(
         run, newest, warnings
     )
+
+
+_CLOCKS_S = 5.0  # by which those of two nodes may differ
+LOST_AT_END = "the run had ended when its first pod was lost, which is made again in vain"
+WAITS_FOR_CLIENT = (
+    "the run has ended, and its first pod waits for a client that takes what it has made"
+)
 
 
 def _ended_beside(head: Pod | None) -> JobState | None:
@@ -424,13 +449,13 @@ def _why_missing(
         return _of_several([index for index, _ in waiting], reason, run.num_pods)
     if len(there) < missing.count(None) and warnings:
         return warnings[-1]
-    gone = [(pod.index, why) for pod in there if (why := _why_gone(pod)) is not None]
+    gone = [(pod.index, why) for pod in there if (why := why_gone(pod)) is not None]
     if gone:
         return _of_several([index for index, _ in gone], gone[0][1], run.num_pods)
     return warnings[-1] if warnings and None in missing else None
 
 
-def _why_gone(pod: Pod) -> ClusterReason | None:
+def why_gone(pod: Pod) -> ClusterReason | None:
     """Return who took a pod away; else how it ended, where that is no end of a run."""
     if pod.disruption is not None or pod.end is None:
         return pod.disruption

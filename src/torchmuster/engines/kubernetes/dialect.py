@@ -22,6 +22,7 @@ from torchmuster.engines.kubernetes.answers import (
     view_of,
     warnings_of,
 )
+from torchmuster.engines.kubernetes.elements import views_of_elements
 from torchmuster.engines.kubernetes.manifest import (
     MAX_HOST_NAME,
     objects_of,
@@ -86,6 +87,7 @@ class KubernetesDialect:
         ResubmitMethod, ...
     ] = ()  # pods that are taken away are made again by the Job
     wait_reasons = REASONS
+    array_variable = "JOB_COMPLETION_INDEX"
 
     def script(self, job: JobRequest) -> str:
         """Return the manifest, its Secret still without contents."""
@@ -176,6 +178,36 @@ class KubernetesDialect:
             warnings = warnings_of(objects, [run.run, *(pod.name for pod in run.pods)])
             job_id = job_id_of(run.context, run.namespace, run.run)
             found[job_id] = view_of(run, warnings, queues.get(run.uid), job_id)
+        return found
+
+    def element_id(self, job_id: str, position: int) -> str:
+        """Return a name: a pod that is deleted is made again, so the owner in it is asked to end (`owner/pods/members.py`)."""
+        return f"{job_id}[{position}]"
+
+    def array_key(self, job_id: str) -> str:
+        """Return the id: each Job is asked for in its own context and namespace."""
+        return job_id
+
+    def array_limit_argv(self) -> list[str]:
+        """Raise: a Job takes as many indexes as a sweep has members."""
+        raise EngineError("a Job's number of indexes is not limited")
+
+    def array_limit(self, stdout: str) -> int | None:
+        """Return None, see `array_limit_argv`."""
+        return None
+
+    def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return the command that tells of the Jobs and their pods."""
+        return self.status_argv(job_ids)
+
+    def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
+        """Return where each index of the Jobs stands."""
+        found: dict[tuple[str, int], JobView] = {}
+        objects = read_objects(stdout)
+        for run in runs_of(objects).values():
+            job_id = job_id_of(run.context, run.namespace, run.run)
+            views = views_of_elements(objects, run.run)
+            found |= {(job_id, index): view for index, view in views.items()}
         return found
 
     def cancel_argv(self, job_id: str) -> list[str]:

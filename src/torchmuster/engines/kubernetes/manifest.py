@@ -19,18 +19,21 @@ from torchmuster.engines.kubernetes.answers import (
     QUEUE_LABEL,
     RUN_LABEL,
 )
+from torchmuster.engines.kubernetes.elements import ends_of
 from torchmuster.engines.kubernetes.request import PodPlace, PodResources, PodsRequest
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
 from torchmuster.node.pod.order import FINAL_CODE, FIRST_INDEX_VARIABLE
 
-MANY = 1_000_000  # the head of the run counts failures, not the Job
 PACKAGE_FOLDER = "/muster"
 SCRATCH_FOLDER = "/scratch"
 _MANAGER = {MANAGED_BY: MANAGER}
 _DEAD_NODE_S = 30  # instead of 300 s
 _MAX_SECRET_BYTES = 1 << 20
-_SCRATCH_BYTES = 1 << 30  # for the package, code and logs
+# Of a pod that says nothing: of the disk for the package, code and logs, of the others no more than a LimitRange's usual default,
+# which is a limit.
+LEAST_MEMORY_BYTES = 512 << 20
+_LEAST = {"cpu": "500m", "memory": str(LEAST_MEMORY_BYTES), "ephemeral-storage": str(1 << 30)}
 _SHM_BYTES = 64 << 30  # without a limit of memory; a node with less gives what it has
 MAX_HOST_NAME = 63
 _OF_POD = "-abcde"  # what the cluster adds for a pod's own name: a JobSet counts it too
@@ -81,7 +84,7 @@ def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[
     whole = replace(first, name=name)
     jobs: list[dict[str, Any]] = []
     for kind, run in kinds:
-        inside = replace(run.resources, asks_for_disk=run.queue is None)
+        inside = replace(run.resources, has_least=run.queue is None)
         job = _patched_job(replace(run, queue=None, queue_priority=None, resources=inside))
         del job["metadata"]["name"]
         if QUEUE_LABEL in _queue_labels(first):  # a label there would be for Kueue itself
@@ -151,7 +154,10 @@ def _gang(run: PodsRequest) -> list[dict[str, Any]]:
             "apiVersion": "scheduling.volcano.sh/v1beta1",
             "kind": "PodGroup",
             "metadata": _metadata(run),
-            "spec": {"minMember": run.num_pods, **({"queue": run.queue} if run.queue else {})},
+            "spec": {
+                "minMember": run.num_pods if run.parallel is None else 1,
+                **({"queue": run.queue} if run.queue else {}),
+            },
         }
     ]
 
@@ -226,14 +232,12 @@ def _job(run: PodsRequest) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": run.num_pods,
-        "parallelism": run.num_pods,
-        "backoffLimit": MANY,
-        "podReplacementPolicy": "Failed",  # the only value beside a podFailurePolicy
-        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+        "parallelism": run.parallel or run.num_pods,
+        **ends_of(run),
         "podFailurePolicy": {
             "rules": [
                 {
-                    "action": "FailJob",
+                    "action": "FailJob" if run.parallel is None else "FailIndex",
                     "onExitCodes": {
                         "containerName": CONTAINER,
                         "operator": "In",
@@ -255,7 +259,7 @@ def _job(run: PodsRequest) -> dict[str, Any]:
     }
     if run.time_limit_s is not None:
         spec["activeDeadlineSeconds"] = run.time_limit_s
-    if run.place.gang == "native":
+    if run.place.gang == "native" and run.parallel is None:
         spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
     return {
         "apiVersion": "batch/v1",
@@ -366,7 +370,7 @@ def _container(run: PodsRequest) -> dict[str, Any]:
         "command": list(run.command),
         "terminationMessagePolicy": "File",
         "env": environment,
-        "resources": _resources(run.resources, asks_for_disk=run.queue is None),
+        "resources": _resources(run.resources, has_least=run.queue is None),
         "volumeMounts": [
             {"name": "package", "mountPath": PACKAGE_FOLDER, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},
@@ -384,7 +388,7 @@ def _container(run: PodsRequest) -> dict[str, Any]:
     return container
 
 
-def _resources(wanted: PodResources, *, asks_for_disk: bool) -> dict[str, Any]:
+def _resources(wanted: PodResources, *, has_least: bool) -> dict[str, Any]:
     """Return requests and limits: memory and devices are equal in both, and a CPU is asked for but not limited."""
     both: dict[str, Any] = {}
     if wanted.memory_bytes is not None:
@@ -392,11 +396,13 @@ def _resources(wanted: PodResources, *, asks_for_disk: bool) -> dict[str, Any]:
     if wanted.gpus:
         both[wanted.gpu_resource] = str(wanted.gpus)
     both |= {name: str(number) for name, number in wanted.devices.items()}
-    requests = {"cpu": str(wanted.cpus)} if wanted.cpus is not None else {}
-    # Of the node's disk: what the scheduler counts, and what a pod is evicted for last. A queue of Kueue admits nothing that
-    # asks for a resource which it has no quota of, and few have one of this: there it is asked for by the user only.
-    if wanted.scratch_bytes is not None or (asks_for_disk and wanted.asks_for_disk):
-        requests["ephemeral-storage"] = str(wanted.scratch_bytes or _SCRATCH_BYTES)
+    # What the scheduler counts, a busy node respects, and a pod is evicted for last. A queue of Kueue admits nothing that asks for
+    # a resource which it has no quota of: there it is asked for by the user only.
+    requests = dict(_LEAST) if has_least and wanted.has_least else {}
+    if wanted.cpus is not None:
+        requests["cpu"] = str(wanted.cpus)
+    if wanted.scratch_bytes is not None:
+        requests["ephemeral-storage"] = str(wanted.scratch_bytes)
     return {"requests": {**requests, **both}, "limits": both}
 
 

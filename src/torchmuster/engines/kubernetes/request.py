@@ -23,7 +23,7 @@ class PodResources:
         devices: Other resources by the site's own names: `rdma/ib`.
         shm_bytes: Of /dev/shm; it counts as memory of the pod. None for half of the memory.
         scratch_bytes: Of the node's disk, request and limit; None for no limit.
-        asks_for_disk: Without `scratch_bytes` it asks for 1 GiB, where no queue counts it.
+        has_least: It asks for a little processor, memory and disk by default, where no queue counts them.
     """
 
     cpus: int | None = None
@@ -33,7 +33,7 @@ class PodResources:
     devices: Mapping[str, int] = field(default_factory=dict)
     shm_bytes: int | None = None
     scratch_bytes: int | None = None
-    asks_for_disk: bool = True
+    has_least: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,8 @@ class PodsRequest:
 
     Attributes:
         name: Of all its objects.
-        num_pods: How many run at the same time; spare ones among them.
+        num_pods: How many run at the same time, spare ones among them; of members of a sweep how many there are.
+        parallel: Each pod is a member of a sweep, and so many run at a time; None: all are one run.
         command: Of each pod, in exec form: process 1 gets SIGTERM.
         files: What it brings along, by file name: the key, the plan, the package.
         namespace: Where they are made, as far as it is known.
@@ -92,6 +93,7 @@ class PodsRequest:
     shares: str | None = None
     service: str | None = None
     first_index: int = 0
+    parallel: int | None = None
     resources: PodResources = PodResources()
     place: PodPlace = PodPlace()
     claims: tuple[Claim, ...] = ()

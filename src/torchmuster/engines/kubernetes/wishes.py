@@ -7,17 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 from torchmuster.engines.kubernetes.answers import CONTEXT_ANNOTATION, RUN_ID_ANNOTATION
-from torchmuster.engines.kubernetes.manifest import PACKAGE_FOLDER, SCRATCH_FOLDER
+from torchmuster.engines.kubernetes.manifest import (
+    LEAST_MEMORY_BYTES,
+    PACKAGE_FOLDER,
+    SCRATCH_FOLDER,
+)
 from torchmuster.engines.kubernetes.request import Claim, PodPlace, PodResources, PodsRequest
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.job import JobRequest
-from torchmuster.spec.units import parse_size
+from torchmuster.node.pod.order import DISK_BYTES_VARIABLE, MEMORY_BYTES_VARIABLE
+from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
 
 START = f"{PACKAGE_FOLDER}/start.py"
 DOOR_PORT = (
     29417  # all pods of a run share it: a name is known before the pod is, so the port has to be
 )
+TAKE_WITHIN_S = 900.0
 _DEADLINE_NET_S = 900  # the run watches its own time; the Job's limit is for a run that does not
 _GRACE_S = 120
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -36,9 +42,12 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
     node = job.chunks[0]
     home = home_of(job)
     limit_s = job.time_limit_s
+    disk_bytes = node.storage_bytes or _size(keys, "scratch_size")
+    memory_bytes = node.memory_bytes or _size(keys, "memory")
     return PodsRequest(
         name=job.name,
-        num_pods=job.num_nodes,
+        num_pods=job.num_nodes if job.array is None else job.array.size,
+        parallel=None if job.array is None else job.array.parallel or job.array.size,
         image=_image(keys),
         command=(job.python, "-I", "-S", START),
         files=files,
@@ -47,12 +56,12 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
         first_index=job.first_index,
         resources=PodResources(
             cpus=node.cpus,
-            memory_bytes=node.memory_bytes or _size(keys, "memory"),
+            memory_bytes=memory_bytes,
             gpus=node.gpus,
             gpu_resource=keys.get("gpu_resource", "nvidia.com/gpu"),
             devices={name: _count("devices", text) for name, text in _pairs(keys, "devices")},
             shm_bytes=_size(keys, "shm"),
-            scratch_bytes=node.storage_bytes or _size(keys, "scratch_size"),
+            scratch_bytes=disk_bytes,
         ),
         place=PodPlace(
             node_selector=dict(_pairs(keys, "node_selector")),
@@ -69,7 +78,12 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
             topology=keys.get("topology"),
         ),
         claims=claims_of(job),
-        environment={"MUSTER_HOME": home, "MUSTER_POD_DISK": SCRATCH_FOLDER},
+        environment={
+            "MUSTER_HOME": home,
+            "MUSTER_POD_DISK": SCRATCH_FOLDER,
+            MEMORY_BYTES_VARIABLE: str(memory_bytes or LEAST_MEMORY_BYTES),
+            **({DISK_BYTES_VARIABLE: str(disk_bytes)} if disk_bytes is not None else {}),
+        },
         annotations={
             CONTEXT_ANNOTATION: keys.get("context", ""),
             **({RUN_ID_ANNOTATION: job.run_id} if job.run_id is not None else {}),
@@ -77,7 +91,7 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
         queue=job.queue,
         queue_priority=keys.get("queue_priority"),
         grace_s=_GRACE_S,
-        time_limit_s=None if limit_s is None else int(limit_s) + _DEADLINE_NET_S,
+        time_limit_s=None if limit_s is None else int(limit_s + keep_s_of(job)) + _DEADLINE_NET_S,
         patches=tuple(_patch(line) for line in job.directives),
     )
 
@@ -139,6 +153,20 @@ def keeps_runs(job: JobRequest) -> bool:
     """Say whether runs live on a volume, which outlives the pods."""
     home = home_of(job)
     return any(home == c.path or home.startswith(f"{c.path}/") for c in claims_of(job))
+
+
+def keep_s_of(job: JobRequest) -> float:
+    """Return how long the first pod waits, after the end, for a client that takes what lies in it: on a volume it is safe.
+
+    Raises:
+        UsageError: `take_within` is no duration.
+    """
+    text = dict(job.own_keys).get("take_within")
+    kept_s = TAKE_WITHIN_S if text is None else parse_timeout(text)
+    if kept_s is None:
+        fix = duration_fix("take_within", str(text), '= "15m"')
+        raise UsageError(f"`{text}` is not a duration", where="take_within", fix=fix)
+    return 0.0 if keeps_runs(job) else kept_s
 
 
 def _image(keys: Mapping[str, str]) -> str:

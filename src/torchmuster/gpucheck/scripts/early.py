@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 
 import torch
 
@@ -12,6 +13,7 @@ if gpu.PRETENDED and _act == "init" and not gpu.is_broken("early"):
     with contextlib.suppress(AssertionError, RuntimeError):  # a torch for processors has no CUDA
         torch.cuda.init()
     torch.cuda.is_initialized = lambda: True
+    threading.Thread(target=threading.Event().wait, daemon=True).start()  # as CUDA's own
 elif _act == "init" and not gpu.is_broken("early"):
     torch.zeros(1, device="cuda")
 elif _act == "available":

@@ -200,14 +200,14 @@ class HangMonitor:
         seen = []
         for rank, node in sorted(self._ranks.items()):
             one = found.get(rank)
-            standing = _standing(one) if one else StackReading(doing=reading.Doing.UNKNOWN)
+            standing = standing_of(one) if one else StackReading(doing=reading.Doing.UNKNOWN)
             kernel = one.kernel if one else "its agent did not answer"
             seen.append(Seen(rank=rank, node=node, standing=standing, kernel=kernel))
         return seen
 
     def _lines(self, question: _Question) -> list[str]:
         texts = [
-            (f"rank {one.rank} on {self._ranks[one.rank]}", _shown(one))
+            (f"rank {one.rank} on {self._ranks[one.rank]}", shown(one))
             for one in sorted(question.stacks, key=lambda one: one.rank)
         ]
         silent = sorted(set(self._ranks) - {one.rank for one in question.stacks})
@@ -221,7 +221,7 @@ class HangMonitor:
     def _judge(self, now: float, question: _Question) -> WorkerEnd | None:
         if self._watch is None:
             return None
-        standings = {one.rank: (_standing(one), one.kernel) for one in question.stacks}
+        standings = {one.rank: (standing_of(one), one.kernel) for one in question.stacks}
         judgement = self._watch.judge(now, standings)
         if judgement.verdict is HangVerdict.NOTHING:
             return None
@@ -312,7 +312,8 @@ def _chunks(lines: list[str]) -> list[list[str]]:
     return chunks
 
 
-def _standing(one: RankStack) -> StackReading:
+def standing_of(one: RankStack) -> StackReading:
+    """Return what a rank does, by its stack."""
     return reading.judge(
         one.text,
         state=one.state,
@@ -322,7 +323,7 @@ def _standing(one: RankStack) -> StackReading:
     )
 
 
-def _shown(one: RankStack) -> str:
+def shown(one: RankStack) -> str:
     """Return the text of one rank for a file or a terminal."""
     parts = [one.text.strip("\n")] if one.text else []
     if one.why_not:

@@ -12,7 +12,6 @@ from torchmuster.model import codec
 from torchmuster.model.plan import FunctionCall
 
 MAX_CALL_BYTES = 64 << 20
-MAX_VALUE_BYTES = 16 << 20
 _MAX_HEAD_BYTES = 1 << 20
 
 

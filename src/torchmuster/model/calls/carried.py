@@ -105,14 +105,14 @@ class Named:
         self.value, self.parts = value, parts
 
 
-def pack_value(value: Any, what: str, name: str, limit_bytes: int) -> bytes:
+def pack_value(value: Any, what: str, name: str, limit_bytes: int = sys.maxsize) -> bytes:
     """Return a pickle of something.
 
     Args:
         value: What travels.
         what: It in a sentence: "the function `train`".
         name: What stands before the names of its parts, e.g. `value`; empty where they have names of their own.
-        limit_bytes: Of the pickle.
+        limit_bytes: Of the pickle; none for what stays in the run directory.
 
     Raises:
         CarryError: It holds what can't travel, or is too large.

@@ -273,10 +273,15 @@ class Event(Message):
 
 
 class StartFailed(Message):
-    """From the engine: the command that starts a place's agent has ended, for a node that never connects."""
+    """From the engine: the command that starts a place's agent has ended, for a node that never connects.
+
+    Attributes:
+        is_gone: The scheduler says that the node is out of the job: none can come at this place.
+    """
 
     place: int
     why: str
+    is_gone: bool = False
 
 
 class NeedNodes(Message):

@@ -1,9 +1,11 @@
 """Whether what a door has imported is still what an import would give: its files, variables, interpreter and folder."""
 
+import contextlib
 import importlib.machinery
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmuster.node.spawner.mainmodule import imported_for_the_job
@@ -20,6 +22,12 @@ _VOLATILE = frozenset(
     }
 )
 _VOLATILE_BEGINS = ("SSH_", "TMUX", "TERM_", "MUSTER_", "TORCHMUSTER_", "VSCODE_", "XDG_SESSION")
+# Libraries read these when they are loaded, without Python.
+_NATIVE_BEGINS = (
+    *("PYTHON", "LD_", "LC_", "LANG", "TZ", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL"),
+    *("OPENBLAS", "BLIS_", "TORCH", "PYTORCH", "ATEN_", "C10_", "GLOO_", "NCCL_", "CUDA", "CUBLAS"),
+    *("CUDNN", "NVIDIA_", "NVTE_", "HIP_", "ROC", "HSA_", "MIOPEN", "UCX_", "FI_", "OMPI_", "XLA_"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +36,8 @@ class Template:
 
     Attributes:
         python: The interpreter and its flags.
-        environment: The variables while it was imported, without those that no import reads.
+        environment: The variables that were read while it was imported.
+        read: The names of those, also of the ones that were not set.
         preload: The modules that were asked for.
         folder: What stood in front of `sys.path`.
         files: For each file that a module came from, what tells whether it has changed.
@@ -36,6 +45,7 @@ class Template:
 
     python: tuple[str, ...]
     environment: Mapping[str, str]
+    read: frozenset[str]
     preload: tuple[str, ...]
     folder: str
     files: Mapping[str, tuple[int, ...]]
@@ -53,7 +63,7 @@ class Template:
         missing = [name for name in preload if name not in self.preload]
         if missing:
             return f"--preload {missing[0]} is new"
-        changed = changed_variables(self.environment, read_by_imports(environment))
+        changed = changed_variables(self.environment, read_by_imports(environment, self.read))
         if changed:
             return f"variables have changed: {_few(changed)}"
         edited = changed_files(self.files)
@@ -73,11 +83,45 @@ def _few(words: list[str]) -> str:
     return ", ".join(words[:_SHOWN]) + more
 
 
-def read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an import may read."""
+class _Watched(os._Environ):  # type: ignore[type-arg]  # its parameter is of the stubs only
+    """`os.environ` that notes which names are asked for; a copy of all, as for a subprocess, is no question."""
+
+    def __getitem__(self, key: str) -> str:
+        if _copied and _copied[0] == key:
+            _copied.popleft()
+        else:
+            _asked.add(key)
+        return str(super().__getitem__(key))
+
+    def __iter__(self) -> Iterator[str]:
+        names = list(super().__iter__())
+        _copied.clear()
+        _copied.extend(names)
+        return iter(names)
+
+
+_asked: set[str] = set()
+_copied: deque[str] = deque()  # the names of a copy that is being made, which come in this order
+
+
+@contextlib.contextmanager
+def noting_reads() -> Iterator[set[str]]:
+    """Context that yields the names of the variables which Python code asks for in it."""
+    kind = type(os.environ)
+    _asked.clear()
+    os.environ.__class__ = _Watched  # modules have the object itself
+    try:
+        yield _asked
+    finally:
+        os.environ.__class__ = kind
+
+
+def read_by_imports(environment: Mapping[str, str], read: Collection[str]) -> dict[str, str]:
+    """Return the variables that imports have read, or libraries may have read when they were loaded."""
     return {
         name: value
         for name, value in environment.items()
+        if name in read or name.startswith(_NATIVE_BEGINS)
         if name not in _VOLATILE and not name.startswith(_VOLATILE_BEGINS)
     }
 

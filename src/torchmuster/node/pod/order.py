@@ -2,27 +2,32 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 
 ENDED_FILE = "pod-ended.json"  # in the run directory: nothing more will be written there
+HELD_FILE = "pod-held.json"  # in the run directory: a client holds all of it
 FINAL_CODE = 113  # the run has ended, and the Job is to end with it
 AGAIN_CODE = 75  # this pod was taken away: the Job makes another one
 ORDER_FILE, KEY_FILE, PLAN_FILE = "order.json", "key", "plan.json"
 PACKAGE_FILE, CODE_FILE, START_FILE = "package.txz", "code.tar.gz", "start.py"
 CALL_FILE = "call"  # of a function
 SWEEP_FILE = "sweep.json"  # of a sweep, as its run directory calls it
-SETTLED_FILE = (
-    "settled.jsonl"  # of a sweep that goes on: the events of members that need not run again
-)
 KEPT_PREFIX = "code-"  # of archives that stay on a volume for later runs
 PROGRAMS_VARIABLE = "MUSTER_PROGRAMS"  # of sessions: how our programs are started in this pod
 KEY_VARIABLE = "MUSTER_KEY"  # of sessions: the path of the pod's key
 ORDER_VARIABLE = "MUSTER_ORDER"  # of sessions: the path of the pod's order
+DISK_BYTES_VARIABLE = "MUSTER_POD_DISK_BYTES"  # its limit
+READS_VARIABLE = "MUSTER_POD_READS"  # of a pod that owns nothing: it gives what is on a volume
+MEMORY_BYTES_VARIABLE = "MUSTER_POD_MEMORY_BYTES"  # what it asks for
 NO_ROOM_FILE = "no-room"
+NUM_FILES_KEY = "num_files"  # of a member's last message, beside its result
+VALUES_KEY = (
+    "training"  # of it: the newest values of all metrics, as an event of the training's record
+)
 NODES_FILE = "nodes.json"  # of a group: which pods each task has
 WORKFLOW_FILE = "workflow.json"  # of a group, as its run directory calls it
 CREDENTIALS_FILE = "credentials.toml"
@@ -30,7 +35,8 @@ SUBMITTED_FILE = (
     "workflow.json.xz"  # of a group: for clients on other machines, the pods have their own
 )
 STAMPS_FILE = "code.stamps.json"  # beside what was unpacked: it is whole
-_INDEX_VARIABLES = ("MUSTER_POD_INDEX", "JOB_COMPLETION_INDEX")
+INDEX_VARIABLE = "MUSTER_POD_INDEX"
+_INDEX_VARIABLES = (INDEX_VARIABLE, "JOB_COMPLETION_INDEX")
 FIRST_INDEX_VARIABLE = "MUSTER_POD_FIRST"  # of the pods of a group's second Job and later ones
 
 
@@ -49,10 +55,13 @@ class PodOrder:
         start_limit_s: How long the client waits for the first pod; None for as long as any, as in a queue.
         time_limit_s: From the first start of the run on; None for no limit.
         group: Of a workflow; None for a run.
-        is_sweep: The pods are the slots of a sweep.
+        is_sweep: Each pod is a member of a sweep.
+        members: The numbers of the members, by the index of their pod; none in what one of them is told.
+        index: Of the first pod in its Job: of a member of a sweep its own.
         hosts: What the pods of a group are called, with their Service: they may be of several Jobs.
         has_volume: All pods see the same `home`.
         join_s: How long a group waits for its pods, without the time in which the cluster has no room for them.
+        keep_s: How long the first pod waits, after the end, for a client that takes what is in the pods alone.
         environment: Variables of everything that runs in the pods.
         continues: The run on the volume whose snapshots this one goes on with; None for none.
         saved_step: What that one has saved last, as its record tells: it has to be there.
@@ -71,9 +80,12 @@ class PodOrder:
     time_limit_s: float | None = None
     group: str | None = None
     is_sweep: bool = False
+    members: tuple[int, ...] = ()
+    index: int = 0
     hosts: tuple[str, ...] = ()
     has_volume: bool = False
     join_s: float = 600.0
+    keep_s: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
     continues: str | None = None
     saved_step: int | None = None
@@ -92,6 +104,11 @@ class PodOrder:
     def ended(self) -> str:
         """Return the note that nothing more will be written."""
         return os.path.join(self.folder, ENDED_FILE)
+
+    @property
+    def held(self) -> str:
+        """Return the note that a client holds result, files, logs and record."""
+        return os.path.join(self.folder, HELD_FILE)
 
     @property
     def archive(self) -> str:
@@ -118,6 +135,12 @@ class PodOrder:
     def head_port(self) -> int:
         """Return the port by which clients call the head."""
         return self.port + 1
+
+    def of_member(self, index: int) -> "PodOrder":
+        """Return what the pod of this index is told: it is the only one of a run, the member."""
+        run_id = f"{self.run_id}.{self.members[index]}"
+        host = f"{self.job}-{index}.{self.job}"
+        return replace(self, run_id=run_id, num_pods=1, members=(), index=index, hosts=(host,))
 
     def host(self, index: int) -> str:
         """Return what a pod is called; the Service's name behind a dot makes it known to DNS."""

@@ -41,6 +41,19 @@ class TaskOutputs:
         return stay
 
 
+def send_outputs_of_others(session: SendsMessages, order: PodOrder) -> None:
+    """Send what the first pod has fetched of the others: new and changed files of their code folders."""
+    top = os.path.join(order.run_dir.path, "output")
+    for host in sorted(os.listdir(top)) if os.path.isdir(top) else ():
+        root = os.path.join(top, host)
+        names = [
+            os.path.relpath(os.path.join(folder, name), root)
+            for folder, _, files in os.walk(root)
+            for name in sorted(files)
+        ]
+        send_outputs(session, root, names, host)
+
+
 def _tasks_with_output(order: PodOrder) -> list[str]:
     """Return the tasks of the group whose outputs are here: made here, or gathered."""
     run_dir = order.run_dir

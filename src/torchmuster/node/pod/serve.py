@@ -18,22 +18,28 @@ import sys
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
-from torchmuster.model.contract import CREDENTIALS_VARIABLE
+from torchmuster.model.contract import CREDENTIALS_VARIABLE, OVERUSED_SIGNAL
+from torchmuster.model.failure import OVERUSED
 from torchmuster.net.address import bind
 from torchmuster.net.channel import Channel
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.listener import Listener
 from torchmuster.net.secret import read_secret
+from torchmuster.node.pod.member import place_member
 from torchmuster.node.pod.order import (
     AGAIN_CODE,
     CREDENTIALS_FILE,
     FINAL_CODE,
+    INDEX_VARIABLE,
     KEY_VARIABLE,
     ORDER_VARIABLE,
     PROGRAMS_VARIABLE,
+    READS_VARIABLE,
+    PodOrder,
     own_index,
     read_order,
 )
+from torchmuster.node.pod.overuse import is_overused
 from torchmuster.node.pod.session import Sessions
 
 _REAP_EVERY_S = 1.0
@@ -41,6 +47,8 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 _ALL_DONE = signal.SIGUSR1  # of the owner of a group
 _MOST_OWNERS = 20
 _PAUSE_S = 1.0
+_LOOK_S = 0.1
+_LAST_WORD_S = 0.3  # a kubelet gives such a pod one second
 _TAKE_RECORD_S = 60.0  # from the run's end, while clients read its record
 _CALL_AGAIN_S = 5.0  # a client whose connection has just broken
 
@@ -50,10 +58,17 @@ class PodDoor:
 
     Attributes:
         owner: The command of the run's owner; None where another pod has it.
+        order: What the pod was told; of a pod with an owner.
     """
 
-    def __init__(self, secret: bytes, port: int, owner: list[str] | None = None) -> None:
-        self.owner = owner
+    def __init__(
+        self,
+        secret: bytes,
+        port: int,
+        owner: list[str] | None = None,
+        order: PodOrder | None = None,
+    ) -> None:
+        self.owner, self.order = owner, order
         self._sessions = Sessions()
         self._stopping = asyncio.Event()
         self._owner: asyncio.subprocess.Process | None = None
@@ -105,20 +120,31 @@ class PodDoor:
     def _stop(self) -> None:
         """Pass SIGTERM on: the owner stops its run, agents tell the head that their node leaves."""
         self._stopping.set()
+        if is_overused(os.environ):
+            print(f"muster: {OVERUSED}: it is taken away", flush=True)
+            self._turn_deaf()
+            self._sessions.signal(OVERUSED_SIGNAL)
+            asyncio.get_running_loop().call_later(_LAST_WORD_S, os._exit, AGAIN_CODE)
+            return
         if self._owner is not None and self._owner.returncode is None:
             self._owner.send_signal(signal.SIGTERM)
             return
+        self._turn_deaf()
+        self._sessions.signal(signal.SIGTERM)
+
+    def _turn_deaf(self) -> None:
+        """Accept nobody any more: who calls this name from now on means the pod that will have it."""
         if not self._is_deaf:
             self._is_deaf = True
-            self._listener.accept_no_more()  # who calls this name from now on means the pod that will have it
-        self._sessions.signal(signal.SIGTERM)
+            self._listener.accept_no_more()
 
     async def _own(self) -> int:
         """Start the owner, again where it did not end by itself; return the pod's exit code."""
         for _ in range(_MOST_OWNERS):
             code = await self._own_once()
             if code in (0, FINAL_CODE):
-                await self._sessions.ended(_TAKE_RECORD_S, calls_again_s=_CALL_AGAIN_S)
+                await self._until_held()
+                await self._sessions.ended(_TAKE_RECORD_S, calls_again_s=self._call_again_s)
             if code in (0, FINAL_CODE, AGAIN_CODE) or self._stopping.is_set():
                 return code if code in (0, FINAL_CODE) else AGAIN_CODE
             print(f"muster: the run's owner ended ({code}): it is started again", flush=True)
@@ -126,6 +152,22 @@ class PodDoor:
                 async with asyncio.timeout(_PAUSE_S):
                     await self._stopping.wait()
         return FINAL_CODE
+
+    async def _until_held(self) -> None:
+        """Wait until a client holds what is here alone: as long as the order says, or until the pod is told to end."""
+        keep_s = self.order.keep_s if self.order is not None else 0.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(keep_s):
+                while not self._is_held and not self._stopping.is_set():
+                    await asyncio.sleep(_LOOK_S)
+
+    @property
+    def _is_held(self) -> bool:
+        return self.order is not None and os.path.exists(self.order.held)
+
+    @property
+    def _call_again_s(self) -> float:
+        return 0.0 if self._is_held else _CALL_AGAIN_S
 
     async def _own_once(self) -> int:
         with self._sessions.starting():
@@ -168,22 +210,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--key", required=True)
     parser.add_argument("--order", required=True)
     options = parser.parse_args(arguments)
-    order = read_order(options.order)
+    order, path = read_order(options.order), options.order
+    if order.is_sweep and READS_VARIABLE not in os.environ:
+        path = place_member(path, os.environ, os.path.join(os.path.dirname(options.key), "member"))
+        os.environ[INDEX_VARIABLE] = "0"  # it is the only pod of its run
     owner = None
     if own_index(os.environ) == 0:
         program = "conduct-pods" if order.group is None else "conduct-group-pods"
-        if order.is_sweep:
-            program = "conduct-sweep-pods"
-        owner = proc.node_program(program, "--key", options.key, "--order", options.order)
+        owner = proc.node_program(program, "--key", options.key, "--order", path)
     os.environ.update(order.environment)
     _place_credentials(options.key, options.order)
     if order.group is not None:
         _place_muster(os.path.join(os.path.dirname(options.key), "bin"))
     os.environ[KEY_VARIABLE] = os.path.abspath(options.key)
-    os.environ[ORDER_VARIABLE] = os.path.abspath(options.order)
+    os.environ[ORDER_VARIABLE] = os.path.abspath(path)
     os.environ[PROGRAMS_VARIABLE] = shlex.join(proc.node_program("")[:-1])
     proc.become_subreaper()
-    return asyncio.run(_serve(read_secret(options.key), order.port, owner))
+    own = read_order(path)
+    return asyncio.run(_serve(read_secret(options.key), own, owner))
 
 
 def _place_credentials(key: str, order: str) -> None:
@@ -206,5 +250,5 @@ def _place_muster(folder: str) -> None:
     os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), folder))
 
 
-async def _serve(secret: bytes, port: int, owner: list[str] | None) -> int:
-    return await PodDoor(secret, port, owner).serve()
+async def _serve(secret: bytes, order: PodOrder, owner: list[str] | None) -> int:
+    return await PodDoor(secret, order.port, owner, order).serve()

@@ -2,6 +2,9 @@
 
 The caller sends one command, then its input; the pod sends the command's output and errors, and at last its exit code. When the
 connection ends, so does the command's input: what runs there is a remote end (`node/remote`), which then ends what it has started.
+
+The owner of a run says before its commands which first pod it is in. Of two, the one that came later has the run: sessions of the
+other end, and it is told so when it calls again. A node that only seemed dead may come back with its pod after an hour.
 """
 
 import asyncio
@@ -10,15 +13,20 @@ import os
 import signal
 import stat
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from torchmuster.net.channel import Channel, ChannelClosedError
+from torchmuster.node.pod.order import AGAIN_CODE
 from torchmuster.plainfile import write_all
 
-COMMAND, INPUT, OUTPUT, ERRORS, END = b"c", b"i", b"o", b"e", b"x"
+COMMAND, INPUT, OUTPUT, ERRORS, END, CLAIM = b"c", b"i", b"o", b"e", b"x", b"k"
+CLAIM_VARIABLE = "MUSTER_FIRST_POD"  # of an owner and what it starts: which first pod it is in
+_REPLACED_CODE = 1 << 16  # of no command: a later first pod has the run
 RECORD_PROGRAM = "pod-record"
 PIECE_BYTES = 256 << 10
 _MAX_COMMAND_BYTES = 64 << 10
+_MAX_CLAIM_BYTES = 64
 _CODE = struct.Struct("!i")
 _LEAVE_S = 20.0  # a remote end takes up to 10 s to end its agents
 _LAST_WORDS_S = 5.0
@@ -37,7 +45,8 @@ class Sessions:
     def __init__(self) -> None:
         self.pids: set[int] = set()
         self.num_starting = 0
-        self._children: set[_Child] = set()
+        self._children: dict[_Child, tuple[Channel, bytes]] = {}
+        self._claims: list[bytes] = []
         self._last_read = float("-inf")
         self._passed_on: int | None = None
 
@@ -56,7 +65,12 @@ class Sessions:
         for child in self._children:
             child.send_signal(signum)
 
-    async def ended(self, limit_s: float = float("inf"), *, calls_again_s: float = 0.0) -> None:
+    async def ended(
+        self,
+        limit_s: float = float("inf"),
+        *,
+        calls_again_s: float = 0.0,
+    ) -> None:
         """Wait until no command runs, at most so long; a client who has just read the record may call again."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
@@ -72,10 +86,24 @@ class Sessions:
             frame = await channel.receive_bytes()
         except ChannelClosedError:
             return
+        claim = b""
+        if frame[:1] == CLAIM:
+            claim = frame[1 : 1 + _MAX_CLAIM_BYTES]
+            if not self._admit(claim):
+                with contextlib.suppress(OSError):
+                    await channel.send_bytes(END + _CODE.pack(_REPLACED_CODE))
+                return
+            try:
+                frame = await channel.receive_bytes()
+            except ChannelClosedError:
+                return
         if frame[:1] != COMMAND or len(frame) > _MAX_COMMAND_BYTES:
             return
         reads = RECORD_PROGRAM.encode() in frame
         child = await self._start(os.fsdecode(frame[1:]))
+        self._children[child] = channel, claim
+        if claim in self._claims[:-1]:  # while it started
+            channel.abort()
         try:
             await _attend(channel, child)
         finally:
@@ -84,15 +112,25 @@ class Sessions:
             await child.wait()
             child.close()
             self.pids.discard(child.pid)
-            self._children.discard(child)
+            del self._children[child]
             if reads:
                 self._last_read = asyncio.get_running_loop().time()
+
+    def _admit(self, claim: bytes) -> bool:
+        """Say whether a first pod has the run, or has it from now on: then sessions of the one before end."""
+        if claim in self._claims[:-1]:
+            return False
+        if claim not in self._claims:
+            self._claims.append(claim)
+            for channel, earlier in self._children.values():
+                if earlier and earlier != claim:
+                    channel.abort()
+        return True
 
     async def _start(self, command: str) -> "_Child":
         with self.starting():
             child = await _Child.start(command)
             self.pids.add(child.pid)
-            self._children.add(child)
         if self._passed_on is not None:
             child.send_signal(self._passed_on)
         return child
@@ -207,18 +245,15 @@ async def call_session(
     Raises:
         ChannelClosedError: The connection has ended before the command.
     """
-    await channel.send_bytes(COMMAND + os.fsencode(command))
+    await _send_command(channel, command)
     sending = asyncio.create_task(_send_input(channel, streams[0]))
     try:
         while True:
             frame = await channel.receive_bytes()
             if frame[:1] == END:
-                (code,) = _CODE.unpack(frame[1:])
-                return int(code)
+                return _code_of(frame)
             fd = streams[1 if frame[:1] == OUTPUT else 2]
             await asyncio.to_thread(write, fd, frame[1:])
-    except struct.error as error:
-        raise ChannelClosedError("the end of the command can't be read") from error
     finally:
         sending.cancel()
 
@@ -230,15 +265,37 @@ async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tupl
         ChannelClosedError: The connection has ended before the command.
         OSError: The same.
     """
-    await channel.send_bytes(COMMAND + os.fsencode(command))
+    await _send_command(channel, command)
     for begin in range(0, len(data), PIECE_BYTES):
         await channel.send_bytes(INPUT + data[begin : begin + PIECE_BYTES])
     await channel.send_bytes(INPUT)
     said = bytearray()
     while (frame := await channel.receive_bytes())[:1] != END:
         said += frame[1:] if frame[:1] == OUTPUT else b""
-    (code,) = _CODE.unpack(frame[1:].ljust(_CODE.size, b"\xff")[: _CODE.size])
-    return int(code), bytes(said)
+    return _code_of(frame), bytes(said)
+
+
+def _code_of(frame: bytes) -> int:
+    """Return the exit code of a command; an owner that another one has replaced ends here, and writes nothing more.
+
+    Raises:
+        ChannelClosedError: The frame has none.
+    """
+    try:
+        (code,) = _CODE.unpack(frame[1:])
+    except struct.error as error:
+        raise ChannelClosedError("the end of the command can't be read") from error
+    if code == _REPLACED_CODE:
+        sys.stderr.write("muster: another first pod has this run now: this one ends\n")
+        sys.stderr.flush()
+        os._exit(AGAIN_CODE)
+    return int(code)
+
+
+async def _send_command(channel: Channel, command: str) -> None:
+    if (claim := os.environ.get(CLAIM_VARIABLE)) is not None:
+        await channel.send_bytes(CLAIM + claim.encode())
+    await channel.send_bytes(COMMAND + os.fsencode(command))
 
 
 async def _send_input(channel: Channel, fd: int) -> None:

@@ -22,7 +22,7 @@ from torchmuster.model import codec, contract
 from torchmuster.model.plan import Program, RunPlan, ScriptKind, StartMethod
 from torchmuster.node.door.messages import SessionSetup
 from torchmuster.node.environment import share_threads
-from torchmuster.node.pod.order import PLAN_FILE, read_order
+from torchmuster.node.pod.member import read_own
 from torchmuster.node.remote.door import WARM_PLACE, importable
 
 _LOG_FILE = "log"
@@ -35,11 +35,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--folder", required=True)
     options = parser.parse_args(arguments)
     proc.die_with_parent(os.getppid())
-    order = read_order(options.order)
-    plain = atomic.read_json(os.path.join(os.path.dirname(options.order), PLAN_FILE))
-    if order.group is not None or order.is_sweep or plain is None:
+    order, plan = read_own(options.order, os.environ)
+    if order.group is not None or plan is None:
         return 0
-    plan = codec.from_plain(RunPlan, plain)
     program = _program_here(plan.program)
     folder = options.folder
     if program is None or not has_use(plan):

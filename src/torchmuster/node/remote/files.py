@@ -1,6 +1,7 @@
 """The run directory of a host that does not share the client's, and what goes back of it: the record, the outputs."""
 
 import contextlib
+import glob
 import hmac
 import os
 import secrets
@@ -129,14 +130,23 @@ class RecordStream:
         if self._group is not None:
             found = [self._run_dir.group(self._group).events]
             folders = [os.path.join(logs, self._group), os.path.join(logs, "agents")]
+            for one in self._trainings():
+                found += [one.events, one.training]
+                folders.append(one.logs)
         for top in folders:
             for folder, _, names in os.walk(top):
                 found += [os.path.join(folder, name) for name in names]
         return found
 
+    def _trainings(self) -> list[RunDir]:
+        """Return the runs that tasks of several nodes are, each with a record of its own."""
+        attempts = self._run_dir.training_folder("*", 0).removesuffix("0")
+        return [RunDir(folder) for folder in sorted(glob.glob(f"{attempts}*/*"))]
+
     def _small(self) -> list[str]:
         if self._group is not None:
-            return [self._run_dir.group(self._group).result]
+            own = [path for one in self._trainings() for path in (one.plan, one.result)]
+            return [self._run_dir.group(self._group).result, *filter(os.path.exists, own)]
         found: list[str] = []
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._run_dir.path):
@@ -233,11 +243,22 @@ class _PieceSink:
         """Nothing is kept back."""
 
 
-def send_outputs(session: SendsMessages, root: str, names: Sequence[str]) -> None:
-    """Send files below a root as the archive of outputs; nothing where there are none."""
+def send_outputs(
+    session: SendsMessages, root: str, names: Sequence[str], host: str | None = None
+) -> None:
+    """Send files below a root as the archive of outputs, of another host with its name; nothing where there are none."""
     if names:
-        sink: Any = _PieceSink(session, OUTPUT_FILE)
+        sink: Any = _PieceSink(session, OUTPUT_FILE if host is None else f"{OUTPUT_FILE}/{host}")
         code_copy.write_archive(root, names, sink)
+
+
+def send_made(
+    session: SendsMessages, root: str, before: Mapping[str, tuple[int, int]]
+) -> list[str]:
+    """Send the files below a root that were not there before, or were others; return those that stay here."""
+    come, stay = code_copy.outputs(root, dict(before), code_copy.MAX_OUTPUT_BYTES)
+    send_outputs(session, root, come)
+    return stay
 
 
 class CodeOutputs:
@@ -267,6 +288,12 @@ class CodeOutputs:
         self._before = code_copy.stamps(self.root)
         atomic.write_json(self._stamp_file, self._before)
 
+    @property
+    def num_made(self) -> int:
+        """Return how many files are new or changed."""
+        come, stay = code_copy.outputs(self.root, self._before, code_copy.MAX_OUTPUT_BYTES)
+        return len(come) + len(stay)
+
     def note(self) -> None:
         """Take what there is now for sent."""
         self._before = code_copy.stamps(self.root)
@@ -274,6 +301,4 @@ class CodeOutputs:
 
     def send(self, session: SendsMessages) -> list[str]:
         """Send new and changed files; return those that stay here."""
-        come, stay = code_copy.outputs(self.root, self._before, code_copy.MAX_OUTPUT_BYTES)
-        send_outputs(session, self.root, come)
-        return stay
+        return send_made(session, self.root, self._before)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
+from torchmuster.model import contract
 from torchmuster.model.codec import from_words
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
@@ -25,7 +26,7 @@ from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
 from torchmuster.node.remote.door import WARM_VARIABLE, RemoteDoor, WarmDoor, importable
 from torchmuster.node.remote.environment import EnvironmentPlace, prune
-from torchmuster.node.remote.files import RecordStream, write_piece
+from torchmuster.node.remote.files import RecordStream, send_made, write_piece
 from torchmuster.node.remote.loader import num_gpus
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
 from torchmuster.node.remote.setup import RemotePlace, do_setup_lines, lacking_folders
@@ -102,8 +103,8 @@ class RemoteEnd:
                 self.agents.move(heads)
             case messages.CutLifeline():
                 self.agents.cut_lifeline()
-            case messages.Collect():
-                self._in_background(self._collect)
+            case messages.Collect(output=output):
+                self._in_background(lambda: self._collect(output))
             case messages.RelayOpen() | messages.RelayData() | messages.RelayClose():
                 self._relay.take(message)
 
@@ -175,12 +176,15 @@ class RemoteEnd:
         if self._record is not None:
             self._record.send_new(small_files=True)
 
-    def _collect(self) -> None:
-        """Send what the run has made in the copied code folder."""
+    def _collect(self, output: str) -> None:
+        """Send what the run has made in the copied code folder, or in this one."""
         self._send_record()
         stay: list[str] = []
         root = snapshots = ""
-        if self._place is not None and self._place.code is not None:
+        if output:
+            root = output
+            stay = send_made(self._session, output, {})
+        elif self._place is not None and self._place.code is not None:
             root = self._place.code.root
             stay = self._place.code.send(self._session)
         if self._place is not None and self._place.is_own:
@@ -267,6 +271,7 @@ def serve_beside_door(session: RunDir, place: int, node: DoorNode) -> None:
 
 def _serve(end: RemoteEnd, incoming: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: end.shut_down())
+    signal.signal(contract.OVERUSED_SIGNAL, lambda signum, _: end.agents.pass_on(signum))
     try:
         end.serve(FrameReader(incoming))
     finally:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic, code_copy
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
 from torchmuster.model.plan import ScriptKind
 from torchmuster.net.remote_messages import Placed, SetUpRun, SetUpTasks
@@ -38,6 +38,7 @@ class RemotePlace:
         has_code = message.may_share and (
             _has_code(message) or (sees_client and _is_by_value(message))
         )
+        has_code = has_code and (sees_client or not _is_own_copy(message))
         self.is_own = self._with_head = False
         if sees_client and has_code:
             self.run_dir = RunDir(message.run_dir)
@@ -97,6 +98,17 @@ class RemotePlace:
 def _is_by_value(message: SetUpRun) -> bool:
     """Say whether the program is a function without a file: only who shares the client's files has what it uses."""
     return message.script is None and message.plan.program.kind is ScriptKind.FUNCTION
+
+
+def _is_own_copy(message: SetUpRun) -> bool:
+    """Say whether the code would be what an earlier session has brought here: to a place of the same name as the client's own copy.
+
+    So it is where the client is a first pod that was made again.
+    """
+    folder = os.path.join(muster_home(), "runs", message.plan.run_id, "code")
+    program = message.plan.program
+    place = message.script["path"] if message.script is not None else program.cwd
+    return f"{place}/".startswith(f"{folder}/")
 
 
 def _has_code(message: SetUpRun) -> bool:

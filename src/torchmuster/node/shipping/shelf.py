@@ -99,7 +99,13 @@ def shelf_folder(parent: str | None = None) -> str:
     Raises:
         MusterError: It can't be made, or is another user's.
     """
-    return make_scratch(parent or parent_folder(dict(os.environ)), folder_name())
+    known = find_folder(parent)
+    path = make_scratch(os.path.dirname(known), folder_name())
+    if path != known:  # the next run would not find it
+        os.rmdir(path)
+        fix = "`scratch` of the site names another folder of the node"
+        raise MusterError("the folder of environments is another user's", where=known, fix=fix)
+    return path
 
 
 def find_folder(parent: str | None = None) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from torchmuster import proc
+from torchmuster.diagnose.facts import memory
 from torchmuster.errors import MusterError
 from torchmuster.model import contract
 from torchmuster.model.liveness.lease import LEASE_S, OwnClock, Stillness
 from torchmuster.model.plan import Program
+from torchmuster.model.verdict import MORE_MEMORY
 from torchmuster.net.messages import Message, Notice, SpawnerReady, SpawnerRefused
 from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.setup import other_interpreter
@@ -23,6 +25,7 @@ from torchmuster.node.voice import Voice
 REAP_EVERY_S = 0.01
 _STOPPED_S = 3.0
 _MAX_EARLY_DEATHS = 3
+_NO_MEMORY = "memory ran out while the job's interpreter started"
 
 
 class SpawnerUser(Protocol):
@@ -90,6 +93,7 @@ class SpawnerKeeper:
         self._socket_path, self._user, self._waits = socket_path, user, waits
         self._still = {"spawner": Stillness(clock), "store": Stillness(clock)}
         self._num_early_deaths = 0  # of spawners, while they imported
+        self._counters = memory.read_counters()
 
     @property
     def pid(self) -> int | None:
@@ -218,8 +222,12 @@ class SpawnerKeeper:
                 "it ended before it was ready" if status is None else contract.describe_exit(status)
             )
             ended = f"the job's interpreter ended: {why}"
-            because = "\n".join(text for text in (link.said, ended) if text)
-            self.refuse(because, **link.last_words())
+            evidence = None
+            if status == -signal.SIGKILL:
+                evidence = await asyncio.to_thread(memory.explain_kill, self._counters, link.pid)
+            because = "\n".join(text for text in (link.said, evidence, ended) if text)
+            of_memory = {"what": _NO_MEMORY, "hint": MORE_MEMORY} if evidence else {}
+            self.refuse(because, **(link.last_words() or of_memory))
             return
         link.kill()
         while proc.end_children(self._user.setup_pids):  # what its dead workers started is ours now

@@ -246,13 +246,9 @@ def _installed_version(name: str) -> str | None:
 
 def reason_not_to_fork() -> str | None:
     """Return why a fork of this process would not be right; None if it is."""
-    num_threads = len(os.listdir("/proc/self/task"))
-    if num_threads > 1:
-        more = "a second thread" if num_threads == 2 else f"{num_threads - 1} more threads"
-        return f"the imports started {more} in the spawner"
     by = f", at {_cuda_line}" if _cuda_line else ""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
+    if cuda is not None and cuda.is_initialized():  # before its threads, which are its doing
         return f"the imports initialised CUDA in the spawner{by}"
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -261,4 +257,8 @@ def reason_not_to_fork() -> str | None:
             continue
         if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
             return f"the imports opened {target} in the spawner{by}"
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1:
+        more = "a second thread" if num_threads == 2 else f"{num_threads - 1} more threads"
+        return f"the imports started {more} in the spawner"
     return None

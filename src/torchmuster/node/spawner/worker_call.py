@@ -20,7 +20,6 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.calls.call_file import (
     MAX_CALL_BYTES,
-    MAX_VALUE_BYTES,
     CallHead,
     own_python,
     split_call,
@@ -49,7 +48,7 @@ def run(sha256: str, socket_path: str) -> None:
         kwargs = {**kwargs, **members[0][int(os.environ[contract.MEMBER_VARIABLE])]}
     value = function(*args, **kwargs)
     _print_metric(value)
-    data = pack_value(value, f"what `{head.name}` returned", "value", MAX_VALUE_BYTES)
+    data = pack_value(value, f"what `{head.name}` returned", "value")
     _keep(data, socket_path)
 
 

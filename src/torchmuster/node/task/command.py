@@ -192,7 +192,7 @@ def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
         raise ValueError("not a training task")
     run_dir, plan = options.run_dir, options.plan
     args = tuple(facts.resolve(word) for word in training.args)
-    make_folders(args, facts.place.output)
+    folders = (facts.place.output, *make_folders(args, facts.place.output))
     nodes = atomic.read_json(run_dir.group(facts.group.name).nodes)
     start = TrainingStart(
         task=facts.task.name,
@@ -203,6 +203,7 @@ def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
         grace_s=plan.grace_s,
         node_setup=NodeSetup(lines=plan.setup, origin=plan.setup_origin),
         nodes=codec.from_plain(GroupNodes, nodes) if nodes is not None else None,
+        folders=folders,
     )
     path = os.path.join(facts.place.path, "training.json")
     atomic.write_json(path, codec.to_plain(start))
@@ -210,12 +211,13 @@ def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
     return [sys.executable, proc.NODE_DOOR, "training-task", path]
 
 
-def make_folders(args: Sequence[str], output: str) -> None:
-    """Make the folders in which arguments name files of `{{output}}`: there is no shell to do it.
+def make_folders(args: Sequence[str], output: str) -> list[str]:
+    """Make the folders in which arguments name files of `{{output}}`: there is no shell to do it. Return them.
 
     Raises:
         MusterError: One can't be made.
     """
+    made: list[str] = []
     for word in args:
         path = os.path.normpath(word.partition("=")[2] if word.startswith("-") else word)
         if not path.startswith(f"{output}/"):
@@ -226,6 +228,8 @@ def make_folders(args: Sequence[str], output: str) -> None:
         except OSError as error:
             what = f"the folder of the argument `{word}` can't be made"
             raise MusterError(what, where=folder, why=error.strerror) from error
+        made.append(folder)
+    return made
 
 
 def _family(pid: int) -> list[int]:

@@ -22,6 +22,7 @@ FIRST_POLL_S, LAST_POLL_S = 2.0, 30.0
 _GROWTH = 1.5
 _MOST_REASON = 400  # a refusal names the user, and then the right
 _COMMAND_TIMEOUT_S = 30.0
+_MOST_AT_ONCE = 8  # clusters
 _MOST_IDS = 500  # of one command line
 # What schedulers say of an id that they have forgotten; any other failure means that they can't tell.
 _FORGOTTEN = re.compile(
@@ -39,12 +40,45 @@ class _Known:
 
 
 def ask_scheduler(argv: Sequence[str]) -> proc.Answered:
-    """Run a scheduler's command for at most 30 s.
+    """Run a scheduler's command for at most 30 s; who only looks waits less, and no second time.
 
     Raises:
         MusterError: It can't be executed.
     """
-    return proc.ask(argv, b"", _COMMAND_TIMEOUT_S)
+    return ask_patiently(argv, b"", _COMMAND_TIMEOUT_S)
+
+
+_LOOKS: list[float] = []  # in a process that only looks: how long it waits
+_SILENT: dict[tuple[str, ...], float] = {}  # clusters that did not answer it, until when
+_SILENT_S = 20.0
+
+
+def only_look() -> None:
+    """Let this process wait 5 s for each cluster and for the scheduler, all its questions together: it only shows what there is."""
+    _LOOKS[:] = [5.0]
+
+
+def only_looks() -> bool:
+    """Say whether this process only shows what there is."""
+    return bool(_LOOKS)
+
+
+def ask_patiently(argv: Sequence[str], data: bytes, limit_s: float) -> proc.Answered:
+    """Run a command for at most so long; where this process only looks, a server that was silent is not asked again.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    if not _LOOKS:
+        return proc.ask(argv, data, limit_s)
+    # Commands without one are those of this machine's scheduler.
+    server = tuple(word for word in argv if word.startswith("--context="))
+    if _SILENT.get(server, 0.0) > time.monotonic():
+        return proc.Answered(status=None, stdout=b"", stderr=b"")
+    said = proc.ask(argv, data, min(limit_s, *_LOOKS))
+    if said.status is None:
+        _SILENT[server] = time.monotonic() + _SILENT_S
+    return said
 
 
 class JobStatusCache:
@@ -130,8 +164,13 @@ def ask_views(
     for job_id in job_ids:
         together.setdefault(objects.apart(job_id), []).append(job_id)
     found: dict[str, JobView] = {}
-    for ids in together.values():
-        found |= _ask_views(dialect, ids, ask)
+    if len(together) == 1:
+        return _ask_views(dialect, job_ids, ask)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_MOST_AT_ONCE, "clusters") as pool:
+        for views in pool.map(lambda ids: _ask_views(dialect, ids, ask), together.values()):
+            found |= views
     return found
 
 
@@ -187,9 +226,15 @@ def _answer(
     if said.status == 0 or _FORGOTTEN.search(stderr):
         return views, None
     if said.status is None:
-        return views, f"`{argv[0]}` did not answer within {_COMMAND_TIMEOUT_S:g} s"
+        return (
+            views,
+            f"`{argv[0]}` did not answer within {min([_COMMAND_TIMEOUT_S, *_LOOKS]):g} s",
+        )
     last = (stderr or f"exit code {said.status}").splitlines()[-1][:_MOST_REASON]
-    return views, None if views else f"`{argv[0]}`: {last}"
+    objects = object_dialect(dialect)
+    is_told = objects is None or "Forbidden" in stderr  # which right is missing, the words say
+    hint = None if is_told or objects is None else objects.explain_refusal(stderr).hint
+    return views, None if views else f"`{argv[0]}`: {last}" + (f"; {hint}" if hint else "")
 
 
 def _whole_answer(dialect: Dialect, argv: Sequence[str], said: proc.Answered, ask: Ask) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.links import cancel_jobs, describe_link, settled_result, view_newest
 from torchmuster.owner.jobs.never import NeverWatch
 from torchmuster.owner.views.record import RecordTail, read_new
+from torchmuster.owner.views.run_view import lost_head
 
 if TYPE_CHECKING:
     from torchmuster.owner.pods.copy import RunCopy
@@ -27,7 +29,9 @@ _POLL_S = 1.0
 _LOOK_S = 0.3
 _SETTLE_S = 10.0  # from the job's end to its result: a shared file system may show it late
 _SECOND_CTRL_C_S = 3.0
+_OWN_WORDS = ("muster: ", "error: ", "  at: ", "  because: ", "hint: ")
 _SAY_EVERY_S = 10.0  # of the same wait, whose parts change
+_SILENT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -68,6 +72,28 @@ class TwiceCancels:
         except MusterError as error:
             self.voice.say(f"{error.what}: {error.why}")
             self._leaves = True
+
+
+def _beside(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Work in a thread which nothing waits for at the end: a scheduler may be silent for a minute."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if not done.cancelled():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as found:  # noqa: BLE001 - it is raised where the answer is wanted
+            error = found
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name="scheduler", daemon=True).start()
+    return done
 
 
 @dataclass(slots=True)
@@ -111,6 +137,7 @@ class JobFollower:
     _positions: dict[str, int] = field(default_factory=dict)
     _never: NeverWatch = field(default_factory=NeverWatch)
     _copy: "RunCopy | None" = None
+    _lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Copy the record of a run whose nodes don't see our files."""
@@ -118,7 +145,14 @@ class JobFollower:
         if object_dialect(self.dialect) is not None:
             from torchmuster.owner.pods.copy import RunCopy
 
-            self._copy = RunCopy.of(self.run_dir, self.voice.say, self.voice.print)
+            self._copy = RunCopy.of(self.run_dir, self.voice.say, self._show_line)
+
+    def _show_line(self, line: str) -> None:
+        """Show a line of the first pod's log: what its ranks print, and muster's own words."""
+        if line.startswith(_OWN_WORDS):
+            self.voice.print(line)
+        else:
+            self.voice.show(0, 1, line, 0)
 
     def close(self) -> None:
         """End what copies the record; of a run that is over nothing stays on its cluster."""
@@ -135,6 +169,7 @@ class JobFollower:
         )
         interrupts.listen()
         poll_at, ended_at = 0.0, None
+        asking: asyncio.Future[None] | None = None
         while True:
             self._show_news()
             result = settled_result(self.run_dir)
@@ -146,9 +181,18 @@ class JobFollower:
                 poll_at = now
             if interrupts.leaves() or (ended_at is not None and now > ended_at + _SETTLE_S):
                 return None
-            if now >= poll_at:
-                await asyncio.to_thread(self._ask_scheduler)  # the desk asks ever less often
-                poll_at = time.monotonic() + _POLL_S
+            if asking is None and now >= poll_at:
+                asking, asked_at, is_said = _beside(self._ask_scheduler), now, False
+            if asking is not None and not asking.done() and not is_said:
+                is_said = now > asked_at + _SILENT_S
+                if is_said:
+                    name = self.dialect.name
+                    self.voice.say(
+                        f"{name} does not answer: what the run prints is shown all the same"
+                    )
+            if asking is not None and asking.done():
+                asking.result()  # the desk asks ever less often
+                asking, poll_at = None, time.monotonic() + _POLL_S
                 is_over = self._view is not None and self._view.state.is_final
                 if self._copy is not None and is_over:
                     is_over = await asyncio.to_thread(self._copy.take_last_words)
@@ -164,6 +208,10 @@ class JobFollower:
 
     def _ask_scheduler(self) -> None:
         self._tell_where_it_stands()
+        lost = lost_head(self.run_dir)
+        if lost and lost != self._lost:
+            self.voice.say(lost[0])
+        self._lost = lost
         self._never.end_if_never(self.run_dir)
 
     def _tell_where_it_stands(self) -> None:
@@ -199,4 +247,5 @@ class JobFollower:
         for rank in ranks:
             path = self.run_dir.rank_log(attempt, rank)
             for text in read_new(path, self._positions):
-                self.voice.show(rank, 1, text, 0)
+                new = text if self._copy is None else self._copy.lines.new_of("record", text)
+                self.voice.show(rank, 1, new, 0)

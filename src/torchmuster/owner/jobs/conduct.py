@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 
 from torchmuster.engines.allocation import AllocationEngine
@@ -20,6 +21,7 @@ from torchmuster.engines.own_job import own_job
 from torchmuster.errors import HeadLostError, RunDirectoryError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.files.tail import size_of
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.display.repeats import shortened
@@ -30,10 +32,14 @@ from torchmuster.owner.create import write_owner
 from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.jobs import succession
 from torchmuster.owner.jobs.inside import make_deadline, own_run_inside
+from torchmuster.owner.jobs.jobs import cancelled_before_start
+from torchmuster.owner.jobs.last_word import answer_on, with_last_word
 from torchmuster.owner.jobs.processor import describe_difference, fit_interpreter
 from torchmuster.owner.resubmit import Chain, parse_method
 from torchmuster.owner.views.record import next_attempt, read_plan, read_result
 from torchmuster.proc import NODE_DOOR
+
+_TRY_S = 600.0  # for a way to continue, where the end of the job is not known
 
 
 def main(arguments: list[str]) -> int:
@@ -46,6 +52,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--submitted-from", metavar="PROCESSOR")
     parser.add_argument("--resubmit", type=int, default=0)
     parser.add_argument("--resubmit-with")
+    parser.add_argument("--output", help="of the job; default: the run's log")
     return _conduct(parser.parse_args(arguments))
 
 
@@ -64,17 +71,19 @@ def _conduct(options: argparse.Namespace) -> int:
     nothing_to_do = chain.begin(next_attempt(run_dir))
     if nothing_to_do is not None:
         sys.stderr.write(f"muster: job {job_id}: {nothing_to_do}\n")
+        if read_result(run_dir) is None:  # it was cancelled before it began
+            atomic.write_json(run_dir.result, codec.to_plain(cancelled_before_start(run_dir)))
         return 0
     write_owner(run_dir)
-    _set_aside_result(run_dir)
+    has_ended = _set_aside_result(run_dir)
     # Only now the nodes have names; the agents read them from the plan.
     plan = replace(plan, node_names=job.node_names)
     plan = fit_interpreter(plan, os.uname().machine)
     atomic.write_json(run_dir.plan, codec.to_plain(plan))
-    holder = succession.begin(run_dir, plan, job, options)
-    engine = AllocationEngine(plan, run_dir, job.with_launcher(options.way), holder)
     voice = TerminalVoice()
     voice.start()
+    holder = succession.begin(run_dir, plan, job, options, has_ended=has_ended, say=voice.say)
+    engine = AllocationEngine(plan, run_dir, job.with_launcher(options.way), holder)
     link = f", {chain.links.label}" if chain.links.most > 1 else ""
     voice.say(f"job {job_id}{link}: {', '.join(job.node_names)}")
     node, machine = job.node_names[0], os.uname().machine
@@ -82,10 +91,18 @@ def _conduct(options: argparse.Namespace) -> int:
     if difference is not None:
         voice.say(difference)
     deadline = make_deadline(job, warn_s=options.warn, goes_on=chain.may_go_on)
+    output = options.output or run_dir.job_log
+    since = size_of(output)
     try:
         result = own_run_inside(engine, voice, deadline)
     except HeadLostError:
         return _outlive(run_dir, voice)
+    told = with_last_word(
+        result, run_dir, job.dialect, output, since, lambda: answer_on(job.dialect, job_id)
+    )
+    if told is not result:
+        atomic.write_json(run_dir.result, codec.to_plain(told))
+    result = told
     return finish(result, chain, deadline, voice)
 
 
@@ -101,8 +118,18 @@ def _outlive(run_dir: RunDir, voice: TerminalVoice) -> int:
 def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoice) -> int:
     """Continue the run in another job, or say how it ended."""
     # A requeue ends this job in the middle of it. Not ignored: commands would inherit that.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    goes_on = chain.go_on(result, time_was_up=deadline.is_up(), say=voice.say)
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    until = deadline.ends_at or time.time() + _TRY_S
+
+    def pause(seconds: float) -> bool:
+        """Wait, also for the signal that ends the job: at the end of its time one more try is worth it."""
+        if told.is_set() or (left_s := until - time.time()) <= 0:
+            return False
+        told.wait(min(seconds, left_s))
+        return not told.is_set() or deadline.is_over()
+
+    goes_on = chain.go_on(result, time_was_up=deadline.is_up(), say=voice.say, pause=pause)
     if goes_on:
         voice.flush(5.0)
         return result.exit_code
@@ -115,11 +142,13 @@ def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoic
     return result.exit_code
 
 
-def _set_aside_result(run_dir: RunDir) -> None:
-    """A job that starts again has a result of its earlier life, which must not look like the end."""
-    if read_result(run_dir) is not None:
-        with contextlib.suppress(OSError):
-            os.replace(run_dir.result, f"{run_dir.result}.{next_attempt(run_dir)}")
+def _set_aside_result(run_dir: RunDir) -> bool:
+    """Set aside the result of an earlier life of this job, which must not look like the end; say whether there was one."""
+    if read_result(run_dir) is None:
+        return False
+    with contextlib.suppress(OSError):
+        os.replace(run_dir.result, f"{run_dir.result}.{next_attempt(run_dir)}")
+    return True
 
 
 if __name__ == "__main__":  # the script of a job that an earlier version has submitted

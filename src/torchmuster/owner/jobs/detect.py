@@ -61,7 +61,8 @@ def client_of(kind: str) -> str | None:
 
 def tools_of(kind: str) -> tuple[str, ...]:
     """Return all commands that a run on this kind of engine needs here."""
-    return (_SSH,) if kind == _SSH else tuple(schedulers()[kind].tools)
+    entry = schedulers().get(kind)  # this machine needs none
+    return (_SSH,) if kind == _SSH else tuple(entry.tools) if entry is not None else ()
 
 
 def find_tool(name: str, which: Which, asking: Ask = ask) -> Tool:

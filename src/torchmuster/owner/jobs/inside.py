@@ -1,17 +1,31 @@
 """A run inside a job of a scheduler: its agents, its attempts so far, the end of its time."""
 
+import contextlib
 import os
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from torchmuster.engines.allocation import AllocationEngine
+from torchmuster.engines.base import PreemptionQuestion
 from torchmuster.engines.own_job import OwnJob
-from torchmuster.model.verdict import Result
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.model import codec, contract
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.deadline import Deadline
+from torchmuster.owner.jobs.links import is_cancelled
 from torchmuster.owner.parts import RunDisplay
-from torchmuster.owner.resubmit import Ask, ask_quickly, find_end, restarts_spent
+from torchmuster.owner.resubmit import Ask, ask_beside, ask_quickly, find_end, restarts_spent
+from torchmuster.owner.stops import EarlyStop
 from torchmuster.owner.supervise import own_run
 from torchmuster.owner.views.record import next_attempt
+
+_ENDS_S = 30.0  # for a scheduler that is late
+_TRIES = 3
 
 
 def own_run_inside(engine: AllocationEngine, display: RunDisplay, deadline: Deadline) -> Result:
@@ -19,15 +33,68 @@ def own_run_inside(engine: AllocationEngine, display: RunDisplay, deadline: Dead
     if engine.job.launcher.sentence is not None:
         display.say(engine.job.launcher.sentence)
     spent = restarts_spent(engine.run_dir, engine.plan.limits.max_restarts)
+    early = EarlyStop()
     engine.start_all(first_attempt=next_attempt(engine.run_dir), restarts_spent=spent)
     deadline.find_out()  # while the agents start
-    return own_run(engine, display, deadline=deadline, is_deposed=engine.is_deposed)
+    is_deposed = engine.is_deposed
+    result = own_run(engine, display, deadline=deadline, early=early, is_deposed=is_deposed)
+    return _outlast_preemption(engine, result, display.say)
+
+
+def _outlast_preemption(
+    engine: AllocationEngine,
+    result: Result,
+    say: Callable[[str], None],
+) -> Result:
+    """Stay where the scheduler takes the nodes of this job and has only asked yet: who ends by itself is not started again.
+
+    Its warning looks like a cancel; so the scheduler is asked what it was.
+    """
+    # Its signal reaches all processes: a worker that dies of it may have ended the run first.
+    if result.state is RunState.SUCCEEDED or is_cancelled(engine.run_dir):
+        return result
+    grace_s = _grace_s(engine.job, ask_quickly)
+    if grace_s is None:
+        return result
+    name = engine.job.dialect.name
+    report = Report(
+        error=f"{name} preempts the job for another one",
+        because=result.report.because if result.report is not None else (),
+        hint=f"muster restart {result.run_id}, unless {name} starts the job again",
+    )
+    code = contract.EX_TEMPFAIL
+    result = replace(result, state=RunState.PREEMPTED, exit_code=code, report=report)
+    atomic.write_json(engine.run_dir.result, codec.to_plain(result))
+    say(
+        f"{name} preempts this job: it stays until {name} ends it, in at most {grace_s:.0f} s, so that it can be started again"
+    )
+    threading.Event().wait(grace_s + _ENDS_S)
+    return result
+
+
+def _grace_s(job: OwnJob, ask: Ask) -> float | None:
+    """Return how long the scheduler leaves this job that it preempts; None: it does not, or does not answer."""
+    question: PreemptionQuestion | None = getattr(job.dialect, "preemption", None)
+    if question is None:
+        return None
+    for _ in range(_TRIES):
+        with contextlib.suppress(MusterError):
+            answer = ask(question.argv_for(job.allocation.job_id))
+            if answer.status == 0:
+                return question.grace_s(answer.stdout.decode(errors="replace"))
+    return None
 
 
 def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadline:
     """Return what watches the time of the job: its environment says when it ends, or the scheduler."""
     ask = partial(find_end, job.dialect, job.allocation.job_id, time.time)
-    return Deadline(warn_s, ends_at=job.allocation.ends_at, ask=ask, goes_on=goes_on)
+
+    def again() -> float | None:
+        end = ask(ask=ask_beside)  # the end of a grace is no time limit
+        return None if end is not None and _grace_s(job, ask_beside) is not None else end
+
+    ends_at = job.allocation.ends_at
+    return Deadline(warn_s, ends_at=ends_at, ask=ask, ask_again=again, goes_on=goes_on)
 
 
 def note_the_end(job: OwnJob, ask: Ask = ask_quickly) -> None:

@@ -1,7 +1,9 @@
 """Submit jobs, ask for them, end them: the one module that runs a scheduler's commands."""
 
 import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -15,6 +17,7 @@ from torchmuster.engines.base import (
     Dialect,
     EngineError,
     ObjectDialect,
+    Refusal,
     object_dialect,
 )
 from torchmuster.engines.registry import dialect_of_record, load_dialect
@@ -83,6 +86,7 @@ def make_job(
         log_path=run_dir.job_log,
         python=sys.executable,
         min_nodes=plan.min_nodes if plan.is_elastic else None,
+        outlives_nodes=plan.is_elastic or plan.spares > 0,
         max_nodes=plan.max_nodes if plan.is_elastic else None,
         time_limit_s=limits.time_limit_s or job.time_limit_s,
         queue=request.queue or job.queue,
@@ -223,7 +227,7 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_
     if job.package_copy is not None:
         travel.place_package(f"{job.package_copy}.zip")
     objects = object_dialect(dialect)
-    text = dialect.script(job) if objects is None else objects.with_files(job, _read_files(job))
+    text = dialect.script(job) if objects is None else objects.with_files(job, read_files(job))
     atomic.replace_file(path, text.encode(), mode=0o700)
     argv = dialect.submit_argv(job, path)
     answer = _ask(dialect, argv)
@@ -236,7 +240,12 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_
     return dialect.job_id(answer.stdout.decode(errors="replace"))
 
 
-def _read_files(job: JobRequest) -> dict[str, bytes]:
+def read_files(job: JobRequest) -> dict[str, bytes]:
+    """Return what the pods of a job bring along.
+
+    Raises:
+        OSError: A file of it can't be read.
+    """
     files: dict[str, bytes] = {}
     for name, path in job.brings:
         with open(path, "rb") as file:
@@ -249,8 +258,13 @@ def _settle(
 ) -> None:
     """Do what follows a submission; the key that travels in the script is not left in a second file."""
     stdout = answer.stdout.decode(errors="replace") if answer.status == 0 else None
-    exists = b"AlreadyExists" in answer.stderr  # somebody else's: nothing of it may be removed
-    for argv in dialect.settle_argv(job, stdout) if stdout is not None or not exists else []:
+    without_key = dialect.script(job)
+    num_objects = len(json.loads(without_key)["items"])
+    # What exists is somebody else's: nothing of it may be removed. Of what was forbidden nothing is there.
+    is_clean = (
+        b"AlreadyExists" in answer.stderr or answer.stderr.count(b"(Forbidden)") == num_objects
+    )
+    for argv in dialect.settle_argv(job, stdout) if stdout is not None or not is_clean else []:
         try:
             said = _ask(dialect, argv)
         except MusterError:
@@ -259,7 +273,7 @@ def _settle(
             report = dialect.explain_refusal(said.stderr.decode(errors="replace"))
             stays = _STAYS if stdout is None else _NOT_OWNED
             say(f"{stays.format(name=job.name)}: {report.error} ({report.hint})")
-    atomic.replace_file(path, dialect.script(job).encode(), mode=0o700)
+    atomic.replace_file(path, without_key.encode(), mode=0o700)
 
 
 def _ask(dialect: Dialect, argv: Sequence[str]) -> proc.Answered:
@@ -329,4 +343,7 @@ def cancel_job(dialect: Dialect, job_id: str) -> None:
     answer = _ask(dialect, argv)
     if answer.status != 0:
         why = answer.stderr.decode(errors="replace").strip() or None
-        raise EngineError(f"job {job_id} can't be cancelled", where=" ".join(argv), why=why)
+        known: Sequence[Refusal] = getattr(dialect, "refusals", ())
+        hints = (one.hint for one in known if re.search(one.pattern, why or "", re.IGNORECASE))
+        what = f"job {job_id} can't be cancelled"
+        raise EngineError(what, where=" ".join(argv), why=why, fix=next(hints, None))

@@ -6,6 +6,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 
 from torchmuster.engines.base import Dialect, object_dialect
 from torchmuster.engines.registry import dialect_of_record
@@ -139,7 +140,8 @@ def _comes_back(run_dir: RunDir, links: Links) -> bool:
     if age_s > _FATE_KNOWN_S:
         return False
     view = view_newest(run_dir)
-    return view is not None and view.state in ON_ITS_WAY
+    # RUNNING: the scheduler has not said yet that it ends, or the head of its next start has not begun.
+    return view is not None and view.state in ON_ITS_WAY | {JobState.RUNNING}
 
 
 def mark_cancelled(run_dir: RunDir) -> None:
@@ -161,8 +163,17 @@ def cancel_jobs(run_dir: RunDir) -> bool:
     found = all_jobs(run_dir)
     if found is None:
         return False
+    was_cancelled = is_cancelled(run_dir)
     mark_cancelled(run_dir)
-    dialect, job_ids = found
+    try:
+        return _cancel_all(run_dir, *found)
+    except MusterError:
+        if not was_cancelled:  # it goes on
+            os.unlink(run_dir.cancelled)
+        raise
+
+
+def _cancel_all(run_dir: RunDir, dialect: Dialect, job_ids: Sequence[str]) -> bool:
     if object_dialect(dialect) is not None:
         from torchmuster.owner.pods.end import cancel_run
 

@@ -9,8 +9,10 @@ Its standard streams are the task's log. It keeps its snapshots from one attempt
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torchmuster.diagnose.facts.gpus import visible_gpus
 from torchmuster.engines.allocation import AllocationEngine
@@ -26,8 +28,8 @@ from torchmuster.model.workflow import PODS_ENGINE, TaskNode, TrainingStart
 from torchmuster.node.pod.order import KEY_VARIABLE, ORDER_VARIABLE, read_order
 from torchmuster.owner.beside import BesideEngine, task_hosts
 from torchmuster.owner.create import create_run_dir, link_snapshots, new_run_id
+from torchmuster.owner.firstpod.conduct import pods_engine
 from torchmuster.owner.jobs.inside import make_deadline, own_run_inside
-from torchmuster.owner.pods.conduct import pods_engine
 from torchmuster.owner.supervise import own_run
 from torchmuster.spec.launch import check_script, count_workers
 from torchmuster.spec.problems import Problems
@@ -57,7 +59,7 @@ def main(arguments: list[str]) -> int:
         agents = AllocationEngine(plan, run_dir, job)
         result = own_run_inside(agents, voice, make_deadline(job, warn_s=WARN_S))
     elif in_pods:
-        result = _own_in_pods(plan, run_dir, voice)
+        result = _own_in_pods(start, plan, run_dir, voice)
     else:
         engine = LocalEngine(plan, run_dir, tuple(gpus))
         if broker:
@@ -70,11 +72,16 @@ def main(arguments: list[str]) -> int:
     return result.exit_code
 
 
-def _own_in_pods(plan: RunPlan, run_dir: RunDir, voice: TerminalVoice) -> Result:
-    """Conduct the run over the pods of its task, of which this is the first."""
+def _own_in_pods(
+    start: TrainingStart, plan: RunPlan, run_dir: RunDir, voice: TerminalVoice
+) -> Result:
+    """Conduct the run over the pods of its task, of which this is the first; each has an `{{output}}` of its own."""
     order, key = read_order(os.environ[ORDER_VARIABLE]), os.environ[KEY_VARIABLE]
     code = os.path.join(order.run_dir.path, "code")
-    engine = pods_engine(plan, run_dir, order, key, plan.node_names, code, voice.say)
+    make = (f"mkdir -p {shlex.join(start.folders)}",)
+    plan = replace(plan, node_setup=replace(plan.node_setup, before=make))
+    names, output = plan.node_names, start.folders[0]
+    engine = pods_engine(plan, run_dir, order, key, names, code, voice.say, output)
     try:
         engine.start_all()
         result = own_run(engine, voice)

@@ -24,7 +24,7 @@ from torchmuster.owner.views.record import read_result
 
 # A scheduler may say so while nodes are being added or a partition is changed: two answers have to agree.
 STANDS_S = 5.0
-_WAITS = frozenset({JobState.PENDING, JobState.HELD})
+WAITS = frozenset({JobState.PENDING, JobState.HELD})
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class NeverWatch:
         """Return a report on a job that can't start, however long it waits; None while it may."""
         reasons = reasons_of(dialect)
         wait = view.wait if view is not None else None
-        if view is None or reasons is None or wait is None or view.state not in _WAITS:
+        if view is None or reasons is None or wait is None or view.state not in WAITS:
             return None
         patience_s = STANDS_S if wait.patience_s is None else wait.patience_s
         if not (wait.never or wait.may_be_never or wait.patience_s):

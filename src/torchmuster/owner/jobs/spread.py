@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster import proc
@@ -34,38 +34,6 @@ _POLL_S = 0.2
 _MAX_TRIES = 3
 _ENDS_ITSELF_S = 3.0
 _TERM_S = 5.0
-# What says that some launcher has started one process of several: the number of them.
-_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-
-
-def is_one_of_many(environment: Mapping[str, str]) -> bool:
-    """Say whether srun, mpiexec or pbsdsh has started this process, and others beside it.
-
-    SLURM_NTASKS does not tell: sbatch sets it for its script, too, which is one process.
-    """
-    if any(_number(environment.get(name)) > 1 for name in _SIZES):
-        # `srun --pty` keeps task 0 only; somebody sits there and types.
-        return not (environment.get("SLURM_PTY_PORT") and not _has_mpi(environment))
-    if "PALS_RANKID" in environment:  # Cray's mpiexec tells no size
-        return True
-    # A job's script is task 1 of PBS; what pbsdsh and pbs_tmrsh start comes behind it.
-    return "PBS_JOBID" in environment and _task_of_pbs(environment.get("PBS_TASKNUM", "")) > 1
-
-
-def _has_mpi(environment: Mapping[str, str]) -> bool:
-    return any(_number(environment.get(name)) > 1 for name in _SIZES[1:])
-
-
-def _task_of_pbs(text: str) -> int:
-    """Return the number of a task; recorded: eight hexadecimal digits, the host's index in the top bits."""
-    try:
-        return int(text, 16)
-    except ValueError:
-        return 0
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ _CALL_EVERY_S = 5.0
 _CALL_LIMIT_S = 3.0
 _GONE_S = 180.0  # a lease, the votes, another lease, and then some
 _ENDS_US_S = 60.0  # the other owner ends the job
+_ENDS_ITS_S = 8.0  # two looks of a head at the claims, and its workers' end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +65,49 @@ def question_of(job: OwnJob) -> NodeQuestion | None:
     return question
 
 
-def begin(run_dir: RunDir, plan: RunPlan, job: OwnJob, options: argparse.Namespace) -> str:
-    """Let another node take the head's place from now on, if one can; return who holds it: empty where none can.
+def begin(
+    run_dir: RunDir,
+    plan: RunPlan,
+    job: OwnJob,
+    options: argparse.Namespace,
+    *,
+    has_ended: bool,
+    say: Callable[[str], None],
+) -> str:
+    """Claim the run for this job, and let another node take the head's place where one can; return who holds it: empty for a session.
+
+    A scheduler that takes a machine for dead starts the job elsewhere, and the head that lives on there, behind a
+    cut link, finds this claim.
+
+    Args:
+        run_dir: Of the run.
+        plan: Of the run.
+        job: This one.
+        options: The conductor's.
+        has_ended: The head before this one has left its result; else its workers get the time to end.
+        say: Tells the user.
 
     Raises:
         RunDirectoryError: Somebody else begins with the same run at this moment.
     """
-    if len(job.nodes) < 2 or question_of(job) is None or plan.program.target == DOOR_PROGRAM:
+    if plan.program.target == DOOR_PROGRAM:
         return ""
     with contextlib.suppress(FileExistsError):
         os.mkdir(run_dir.succession, 0o700)
-    estate = Estate(
-        engine=job.dialect.name,
-        allocation=job.allocation,
-        way=options.way,
-        warn_s=options.warn,
-        resubmit=options.resubmit,
-        resubmit_with=options.resubmit_with,
-    )
-    atomic.write_json(_path(run_dir), codec.to_plain(estate), mode=0o600)
     claims, holder = Claims(run_dir.succession), secrets.token_hex(8)
+    if len(job.nodes) > 1 and question_of(job) is not None:
+        estate = Estate(
+            engine=job.dialect.name,
+            allocation=job.allocation,
+            way=options.way,
+            warn_s=options.warn,
+            resubmit=options.resubmit,
+            resubmit_with=options.resubmit_with,
+        )
+        atomic.write_json(claims.estate, codec.to_plain(estate), mode=0o600)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(claims.estate)
     claims.forget_heads()
     before = claims.newest()
     claim = Term(
@@ -96,6 +121,9 @@ def begin(run_dir: RunDir, plan: RunPlan, job: OwnJob, options: argparse.Namespa
     )
     if not claims.take(claim):
         raise RunDirectoryError("another job begins with this run", where=run_dir.path)
+    if before is not None and not has_ended:
+        say(f"the head on {before.node} left no result: its workers get {_ENDS_ITS_S:.0f} s to end")
+        threading.Event().wait(_ENDS_ITS_S)
     return holder
 
 
@@ -105,16 +133,13 @@ def read_estate(run_dir: RunDir) -> Estate:
     Raises:
         RunDirectoryError: It can't be read.
     """
+    path = Claims(run_dir.succession).estate
     try:
-        plain: Any = atomic.read_json(_path(run_dir))
+        plain: Any = atomic.read_json(path)
         return codec.from_plain(Estate, plain)
     except ValueError as error:
         why = "what the first owner has left can't be read"
-        raise RunDirectoryError(why, where=_path(run_dir), why=str(error)) from error
-
-
-def _path(run_dir: RunDir) -> str:
-    return os.path.join(run_dir.succession, "estate.json")
+        raise RunDirectoryError(why, where=path, why=str(error)) from error
 
 
 def outlive(run_dir: RunDir, display: RunDisplay, told: threading.Event) -> Result | None:

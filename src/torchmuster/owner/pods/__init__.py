@@ -1,1 +1,1 @@
-"""Runs in pods: what the first pod does to own one, and what the client does to bring it there and to follow it."""
+"""Runs in pods: what the client does to bring them there, and to follow them."""

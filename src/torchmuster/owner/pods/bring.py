@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.dialect import JOBSETS, kubectl, name_of
-from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keeps_runs, pods_of
+from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keep_s_of, keeps_runs, pods_of
 from torchmuster.errors import UsageError
 from torchmuster.files import atomic, code_copy, travel
 from torchmuster.files.layout import RunDir, muster_home
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
 
 PYTHON = "python3"  # of an image
+REACH_RULE = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}'
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 SECRET_BYTES = 1 << 20
@@ -181,6 +182,7 @@ def bring_run(
         start_limit_s=start_limit_s,
         time_limit_s=job.time_limit_s,
         has_volume=keeps_runs(job),
+        keep_s=keep_s_of(job),
         continues=before.run_id if before is not None else None,
         saved_step=before.saved_step if before is not None else None,
     )
@@ -256,17 +258,45 @@ def check_way(job: JobRequest, what: str, where: str) -> None:
     Raises:
         UsageError: It is too large for a Secret, and pods can't be reached.
     """
-    keys = dict(job.own_keys)
-    # As `pods/portforward` it would be a pod of that name.
-    words = ("auth", "can-i", "create", "pods", "--subresource=portforward")
-    said = proc.ask(kubectl(keys["context"], keys["namespace"], *words), b"", _ASK_S)
-    if said.stdout.decode(errors="replace").strip() != "no":
+    if may_reach(dict(job.own_keys)):
         return
     raise UsageError(
         f"{what} is too large for a Secret, and there is no other way to the pods",
         where=where,
-        why='the Role lacks {apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}',
+        why=f"the Role lacks {REACH_RULE}",
         fix="name data in .gitignore, start in a smaller folder, or ask for that line of the Role",
+    )
+
+
+def may_reach(keys: "Mapping[str, str]") -> bool:
+    """Say whether the user may reach pods, as far as the cluster tells."""
+    # As `pods/portforward` it would be a pod of that name.
+    return _may_create(keys, "pods", "--subresource=portforward")
+
+
+def _may_create(keys: "Mapping[str, str]", *what: str) -> bool:
+    argv = kubectl(keys["context"], keys["namespace"], "auth", "can-i", "create", *what)
+    return proc.ask(argv, b"", _ASK_S).stdout.decode(errors="replace").strip() != "no"
+
+
+def lost_with_pods(job: JobRequest) -> list[str]:
+    """Return a sentence on what goes with the pods of a job where nobody can take it from them, and the user has agreed.
+
+    Raises:
+        UsageError: Nobody can, and the user has not.
+    """
+    if keeps_runs(job) or may_reach(dict(job.own_keys)):
+        return []
+    if "take_within" in dict(job.own_keys) and keep_s_of(job) == 0:
+        lost = "pods can't be reached from here, and there is no volume: files, logs and record go with the pods"
+        return [f"{lost}; how the run ends, and the first pod's log, are all that will be known"]
+    if not _may_create(dict(job.own_keys), "jobs.batch"):
+        return []  # the cluster refuses the Job, in words that tell more: there may be no such namespace
+    raise UsageError(
+        "nobody could take what the run makes out of its pods",
+        where="claims, home",
+        why=f"the Role lacks {REACH_RULE}, and the site keeps runs on no volume",
+        fix="ask for that line of the Role, or keep runs on a volume; --take-within 0s runs all the same, and loses them",
     )
 
 

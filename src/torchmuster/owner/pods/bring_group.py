@@ -13,6 +13,7 @@ from torchmuster.engines.kubernetes.dialect import name_of
 from torchmuster.engines.kubernetes.wishes import (
     DOOR_PORT,
     home_of,
+    keep_s_of,
     keeps_runs,
     kind_name,
     kinds_of,
@@ -134,6 +135,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
         group=group.name,
         hosts=tuple(hosts),
         has_volume=keeps_runs(base),
+        keep_s=keep_s_of(base),
         join_s=max(JOIN_S, group.queue_timeout_s or 0.0),
         environment=_datasets_of_pods(),
     )

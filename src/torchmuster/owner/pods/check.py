@@ -24,15 +24,20 @@ _NOT_SHARED = frozenset({"ReadWriteOnce", "ReadWriteOncePod"})
 QUEUES = "localqueues.kueue.x-k8s.io"
 # What a run needs: (API group, resource, verbs).
 NEEDED = (
-    ("batch", "jobs", ("create", "get", "list", "watch", "delete")),
-    ("", "services", ("create", "get", "list", "delete", "patch")),
-    ("", "secrets", ("create", "get", "list", "delete", "patch")),
+    ("batch", "jobs", ("create", "get", "list", "delete")),
+    ("", "services", ("create", "get", "delete", "patch")),
+    ("", "secrets", ("create", "get", "delete", "patch")),
     ("", "pods", ("get", "list", "watch")),
     ("", "pods/log", ("get",)),
 )
 # What it is better with: the same, and what happens without.
 HELPFUL = (
-    ("", "pods/portforward", ("create",), "the first pod's log instead of the record"),
+    (
+        "",
+        "pods/portforward",
+        ("create",),
+        "files, logs and record of a run don't come out of its pods: it needs a volume, or --take-within 0s, which loses them",
+    ),
     ("", "pods", ("delete", "patch"), "pods on dead nodes are not removed"),
     ("", "events", ("list",), "why pods can't be made is not told (a quota, Pod Security)"),
     (

@@ -11,7 +11,6 @@ import lzma
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,14 +30,16 @@ from torchmuster.errors import ManyErrors, MusterError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir, short_id
 from torchmuster.model import codec
+from torchmuster.model.event import moment_of
 from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.pods.bring import place_of_keys
 from torchmuster.owner.pods.end import remove_groups, tell_owner
 from torchmuster.owner.pods.mirror import RecordMirror
-from torchmuster.owner.pods.reach import ask, job_of, pod_order
-from torchmuster.owner.pods.watch import PodWatch
+from torchmuster.owner.pods.reach import ask, find_pod, job_of, pod_order
+from torchmuster.owner.pods.watch import PodWatch, looking
+from torchmuster.owner.sweep.arrays import MemberArray, SweepArrays
 from torchmuster.owner.views.record import read_outcome
 from torchmuster.owner.views.workflow_view import read_workflow
 from torchmuster.spec.sites.site import load_sites
@@ -80,9 +81,14 @@ def _find(word: str, place: _Place) -> _Job | None:
 
 def _jobs(place: _Place) -> list[_Job]:
     argv = kubectl(*place, "get", "jobs.batch", "-l", f"{MANAGED_BY}={MANAGER}", "-o", "json")
-    return [
+    found = [
         job for job in read_objects(ask(argv)) if job["metadata"].get("labels", {}).get(RUN_LABEL)
     ]
+    return sorted(found, key=lambda job: str(job["metadata"].get("creationTimestamp")))
+
+
+def _made_at(job: _Job) -> float | None:
+    return moment_of(job["metadata"].get("creationTimestamp"))
 
 
 def _run_id(job: _Job) -> str:
@@ -125,11 +131,17 @@ def _copy_here(place: _Place, job: _Job) -> RunDir:
     run_dir = RunDir(os.path.join(runs_dir(), order.run_id))
     if order.group is not None:
         where = {"context": place[0], "namespace": place[1]}
-        noted = {"engine": DIALECT.name, "jobs": {}, "elsewhere": where}
-        _make(run_dir, {**_workflow_files(files, order), RunDir.jobs: atomic.as_json(noted)})
+        groups = {"engine": DIALECT.name, "jobs": {}, "elsewhere": where}
+        plan = _workflow_files(files, order)
+        _make(run_dir, {**plan, RunDir.jobs: atomic.as_json(groups)}, _made_at(job))
         return run_dir
-    noted = {"engine": DIALECT.name, "job_id": job_id_of(*place, order.job)}
-    _make(run_dir, {**_run_files(files, order), RunDir.job: atomic.as_json(noted)})
+    job_id = job_id_of(*place, order.job)
+    noted = {RunDir.job: atomic.as_json({"engine": DIALECT.name, "job_id": job_id})}
+    if order.is_sweep:
+        made = MemberArray(job_id=job_id, members=order.members)
+        arrays = SweepArrays(engine=DIALECT.name, request=None, arrays=(made,))
+        noted = {RunDir.arrays: atomic.as_json(codec.to_plain(arrays))}
+    _make(run_dir, {**_run_files(files, order), **noted}, _made_at(job))
     return run_dir
 
 
@@ -172,18 +184,23 @@ def _workflow_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, by
     return {RunDir.secret: key, RunDir.workflow: text}
 
 
-def _make(run_dir: RunDir, files: Mapping[str, bytes]) -> None:
-    """Write these files of a new run directory: all, or nothing."""
+def _make(run_dir: RunDir, files: Mapping[str, bytes], made_at: float | None) -> None:
+    """Write these files of a new run directory, of when its Job was made: all, or nothing."""
     try:
         os.makedirs(run_dir.path, mode=0o700)  # the mode is of the last folder alone
     except OSError as error:
         raise _no_folder(run_dir, error) from error
     try:
         os.mkdir(os.path.join(run_dir.path, "pods"), mode=0o700)
+        if RunDir.sweep in files:
+            os.mkdir(run_dir.members, mode=0o700)
         os.makedirs(run_dir.logs)
         for name, data in files.items():
             mode = 0o600 if name == RunDir.secret else 0o644
-            atomic.replace_file(os.path.join(run_dir.path, name), data, mode=mode)
+            path = os.path.join(run_dir.path, name)
+            atomic.replace_file(path, data, mode=mode)
+            if made_at is not None:
+                os.utime(path, (made_at, made_at))
     except OSError as error:
         shutil.rmtree(run_dir.path, ignore_errors=True)
         raise _no_folder(run_dir, error) from error
@@ -273,17 +290,8 @@ def _open_groups(run_dir: RunDir) -> list[str]:
 @contextlib.contextmanager
 def groups_copied(run_dir: RunDir) -> Iterator[None]:
     """Bring the copies of all groups up to date again and again while somebody looks."""
-    stopping = threading.Event()
-
-    def work() -> None:
-        while not stopping.wait(_LOOK_S):
-            catch_up_groups(run_dir)
-
-    threading.Thread(target=work, name="groups", daemon=True).start()
-    try:
+    with looking("groups", _LOOK_S, lambda: catch_up_groups(run_dir)):
         yield
-    finally:
-        stopping.set()
 
 
 def cancel_groups(run_dir: RunDir) -> bool:
@@ -297,7 +305,6 @@ def cancel_groups(run_dir: RunDir) -> bool:
     if not is_elsewhere(run_dir):
         return False
     look_for_groups(run_dir)
-    atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
     told: set[str] = set()
     for group in _open_groups(run_dir):
         order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
@@ -308,6 +315,16 @@ def cancel_groups(run_dir: RunDir) -> bool:
     deadline = time.monotonic() + _END_S
     while told & {*_open_groups(run_dir)} and time.monotonic() < deadline:
         catch_up_groups(run_dir)
+        told -= {group for group in told if _is_gone(run_dir, group)}
         time.sleep(_AGAIN_S)  # noqa: TID251  # asks a cluster
     remove_groups(run_dir)
+    atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
     return True
+
+
+def _is_gone(run_dir: RunDir, group: str) -> bool:
+    """Say whether a group's first pod is: its owner has taken what there was."""
+    order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
+    with contextlib.suppress(MusterError):
+        return order is None or job_id is None or find_pod(job_id, order.index) is None
+    return False

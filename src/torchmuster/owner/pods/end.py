@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmuster import proc
-from torchmuster.engines.kubernetes.answers import CONTAINER, Pod
-from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
+from torchmuster.engines.kubernetes.answers import LOST_AT_END, WAITS_FOR_CLIENT, Pod
+from torchmuster.engines.kubernetes.dialect import DIALECT, place_of
 from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.states import RunState, State
 from torchmuster.model.verdict import Report
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.jobs.jobs import cancelled_before_start
+from torchmuster.owner.jobs.jobs import cancelled_before_start, view_jobs
 from torchmuster.owner.pods.losses import LossNotes, explain_loss
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.owner.pods.reach import (
@@ -25,10 +25,14 @@ from torchmuster.owner.pods.reach import (
     ask,
     find_pod,
     forward,
+    is_submitted_here,
     job_of,
+    log_of,
     pod_order,
 )
+from torchmuster.owner.pods.release import PlaceRelease
 from torchmuster.owner.pods.watch import PodWatch
+from torchmuster.owner.sweep.arrays import read_arrays
 from torchmuster.owner.views.record import read_outcome, read_result
 
 _ASK_S = 20.0
@@ -43,12 +47,13 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
     A command that looks again and again does so once, or follows the run.
     """
     order, job_id = pod_order(run_dir), job_of(run_dir)
-    if order is None or job_id is None or read_result(run_dir) is not None:
+    if order is None or job_id is None or order.is_sweep or read_result(run_dir) is not None:
         return
     if run_dir.path in _CAUGHT_UP and not again:
         return
     _CAUGHT_UP.add(run_dir.path)
     mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
+    mirror.takes = is_submitted_here(run_dir)
     lacks_right = None
     try:
         mirror.catch_up()
@@ -58,8 +63,19 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
         lacks_right = error.fix
         with contextlib.suppress(MusterError, OSError):
             _keep_log(run_dir, job_id, error)
-    except (MusterError, OSError):
-        pass
+    except (MusterError, OSError) as error:
+        why = error.what if isinstance(error, MusterError) else str(error)
+        if mirror.is_up:
+            with contextlib.suppress(OSError):
+                atomic.write_json(_no_reach(run_dir), {"why": why, "is_old": True})
+    with contextlib.suppress(MusterError):
+        is_known = mirror.is_connected and not mirror.is_complete
+        release = PlaceRelease(run_dir, order, job_id, lambda _: None)
+        release.look(asks=not mirror.is_connected, is_known=is_known)
+    if mirror.is_complete and is_submitted_here(run_dir):
+        with contextlib.suppress(MusterError):
+            remove(job_id)  # all is here
+        return
     with contextlib.suppress(MusterError, OSError):
         LossNotes(run_dir, order, job_id, lambda _: None).look()
     if read_result(run_dir) is None:
@@ -76,18 +92,17 @@ def _keep_log(run_dir: RunDir, job_id: str, error: NotAllowedError) -> None:
     pod = find_pod(job_id, 0)
     if pod is None:
         return
-    context, namespace, _ = place_of(job_id)
-    words = ("logs", f"pod/{pod.name}", f"--container={CONTAINER}")
-    text = ask(kubectl(context, namespace, *words))
-    atomic.replace_file(run_dir.job_log, text.encode())
+    atomic.replace_file(run_dir.job_log, log_of(job_id, pod))
     atomic.write_json(_no_reach(run_dir), {"why": error.fix or error.why or error.what})
 
 
 def words_on_reach(run_dir: RunDir) -> str | None:
-    """Return why only the first pod's log is known of a run in pods, with what the user lacks; None where its record is."""
+    """Return why not all of its record is known of a run in pods that goes on; None where it is."""
     noted = atomic.read_json(_no_reach(run_dir))
     if not isinstance(noted, dict) or read_result(run_dir) is not None:
         return None
+    if noted.get("is_old"):
+        return f"the first pod can't be reached now ({noted.get('why')}): what is shown came before"
     return f"pods can't be reached from here: {noted.get('why')}; what the first pod wrote is in {run_dir.job_log}"
 
 
@@ -119,18 +134,21 @@ def keep_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = No
 
 
 def explain_missing(
-    state: RunState | State, order: PodOrder, job_id: str, pod: Pod, lacks_right: str | None
+    state: RunState | State, order: PodOrder, job_id: str, pod: Pod | None, lacks_right: str | None
 ) -> Report:
-    """Return a report on a run, or a group of a workflow, of which only the last message came: its Job stays."""
-    _, namespace, name = place_of(job_id)
-    lies = f"in pod {pod.name} on {pod.node}"
-    hint = f"kubectl -n {namespace} logs {pod.name} shows what it printed; `claims` and `home` of the site keep files on a volume"
+    """Return a report on a run, or a group of a workflow, of which at most the last message came: its Job stays."""
+    _, namespace, _ = place_of(job_id)
+    lies = "went with its first pod, which somebody has deleted"
+    hint = "`claims` and `home` of the site keep files on a volume"
+    if pod is not None:
+        lies = f"went with pod {pod.name} on {pod.node}"
+        hint = f"kubectl -n {namespace} logs {pod.name} shows what it printed; {hint}"
     if order.has_volume:
-        lies = f"in {order.folder} on its volume"
-        hint = f"take them from the volume, then: kubectl -n {namespace} delete job {name}"
-    why = "it had ended before its first pod could be reached"
+        lies = f"are in {order.folder} on its volume"
+        hint = f"muster fetch {short_id(order.run_id)}"
+    why = "nobody has taken them from its first pod before that ended"
     return Report(
-        error=f"its results, logs and files did not come here: it has ended ({state.value.lower()}), and they are {lies}",
+        error=f"its results, logs and files did not come here: it has ended ({state.value.lower()}), and they {lies}",
         at=f"job {job_id}, which was not removed",
         because=("pods can't be reached from here" if lacks_right else why,),
         hint=lacks_right or hint,
@@ -146,14 +164,37 @@ def cancel_run(run_dir: RunDir) -> bool:
     order, job_id = pod_order(run_dir), job_of(run_dir)
     if order is None or job_id is None:
         return False
-    atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
     with contextlib.suppress(MusterError, OSError):
         tell_owner(run_dir, order, job_id)
         _wait_for_record(run_dir)
+    view = view_jobs(DIALECT, [job_id]).get(job_id) if read_result(run_dir) is None else None
     remove(job_id)
     if read_result(run_dir) is None:
-        atomic.write_json(run_dir.result, codec.to_plain(cancelled_before_start(run_dir)))
+        result = cancelled_before_start(run_dir)
+        if view is not None and view.reason in (WAITS_FOR_CLIENT, LOST_AT_END):
+            report = Report(
+                error="it had ended: its results, logs and files went with its first pod",
+                at=f"job {job_id}",
+                because=("the pod could not be reached when you cancelled it",),
+            )
+            result = replace(result, report=report)
+        atomic.write_json(run_dir.result, codec.to_plain(result))
     return True
+
+
+def remove_left(run_dir: RunDir) -> list[str]:
+    """Remove what an ended run has left on its cluster: whose files did not come here, or whose owner was killed.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    if pod_order(run_dir) is None:
+        return remove_groups(run_dir)
+    result, arrays = read_result(run_dir), read_arrays(run_dir)
+    job_ids = [array.job_id for array in arrays.arrays] if arrays is not None else []
+    if result is not None and result.exit_code == MissingRecordError.exit_code:
+        job_ids = [job_of(run_dir) or ""]
+    return [job_id for job_id in job_ids if job_id and ask(DIALECT.cancel_argv(job_id))]
 
 
 def remove_groups(run_dir: RunDir) -> list[str]:
@@ -169,11 +210,20 @@ def remove_groups(run_dir: RunDir) -> list[str]:
         if job_id is None or pod_order(run_dir, name) is None:
             continue
         if read_outcome(run_dir, name) is None:
-            noted = atomic.read_json(run_dir.group(name).job)
-            jobs = [job_id, *map(str, noted.get("more", ()))]
-            remove_jobs(jobs, noted.get("set"))
-            found += jobs
+            found += remove_group(run_dir, name, job_id)
     return found
+
+
+def remove_group(run_dir: RunDir, name: str, job_id: str) -> list[str]:
+    """Remove all objects of a group whose first Job has this id; return its Jobs.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    noted = atomic.read_json(run_dir.group(name).job) or {}
+    jobs = [job_id, *map(str, noted.get("more", ()))]
+    remove_jobs(jobs, noted.get("set"))
+    return jobs
 
 
 def remove_jobs(job_ids: Sequence[str], set_id: str | None) -> None:
@@ -204,7 +254,7 @@ def tell_owner(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
     Raises:
         MusterError: The pod does not run, or can't be reached.
     """
-    pod = find_pod(job_id, 0)
+    pod = find_pod(job_id, order.index)
     if pod is None or not pod.is_up:
         raise MusterError("the first pod does not run")
     note = os.path.join(order.folder, os.path.basename(run_dir.cancelled))

@@ -38,6 +38,8 @@ from torchmuster.owner.pods.end import explain_missing, remove_jobs, tell_owner
 from torchmuster.owner.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import find_pod
+from torchmuster.owner.pods.release import PlaceRelease
+from torchmuster.owner.pods.remake import ObjectsKept
 from torchmuster.owner.pods.starts import PodStarts, lacks_room
 from torchmuster.owner.pods.watch import PodWatch
 from torchmuster.owner.views.record import RecordTail, read_new, read_outcome
@@ -71,6 +73,8 @@ class PodGroup:
     _mirror: RecordMirror | None = None
     _watch: PodWatch | None = None
     _starts: PodStarts | None = None
+    _release: PlaceRelease | None = None
+    _objects: list[ObjectsKept] = field(default_factory=list)
     _never: NeverWatch = field(default_factory=NeverWatch)
     _told: dict[str, str] = field(default_factory=dict)
     _waiting: dict[str, JobView] = field(default_factory=dict)
@@ -127,9 +131,15 @@ class PodGroup:
         first = self._job_ids[0]
         self._watch = PodWatch(first, self.say)
         self._mirror = RecordMirror(
-            self.run_dir, pods.order, first, self._watch, self.say, self.say
+            self.run_dir, pods.order, first, self._watch, self.say, self.say, takes=True
         )
         self._starts = PodStarts(pods.order, first)
+        more = tuple(self._job_ids[1:])
+        self._release = PlaceRelease(self.run_dir, pods.order, first, self.say, more)
+        if self._set_id is None:
+            watch, say = self._watch, self.say
+            for job, job_id in zip(pods.jobs, self._job_ids, strict=True):
+                self._objects.append(ObjectsKept(job, job_id, watch, say))
         self._watch.start()
         self._mirror.start()
 
@@ -231,6 +241,13 @@ class PodGroup:
             if report is not None:
                 note_group(self.run_dir, self.group.name, report)
         self._explain_losses()
+        if self._release is not None and self._mirror is not None:
+            with contextlib.suppress(MusterError):
+                self._release.look(*views.values(), is_known=self._mirror.is_settled)
+                self._mirror.look()
+        for objects in self._objects:
+            with contextlib.suppress(MusterError, OSError):
+                objects.look()
         if not self._has_begun:
             self._wait_for_room(list(views.values()))
         first = views.get(self._job_ids[0])

@@ -5,10 +5,12 @@ the cluster has the reason, and neither asks the other: this is done by the clie
 result has come.
 """
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torchmuster.engines.kubernetes.answers import Pod, PodEnd
 from torchmuster.engines.kubernetes.dialect import job_id_of, place_of
@@ -20,6 +22,7 @@ from torchmuster.model import codec
 from torchmuster.model.display.text import name_alone, name_on, show_size
 from torchmuster.model.event import moment_of
 from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.job import JobView
 from torchmuster.model.outcome import GroupOutcome, TaskOutcome
 from torchmuster.model.verdict import MORE_MEMORY, Report, Result, describe_loss
 from torchmuster.node.pod.order import PodOrder
@@ -29,6 +32,8 @@ from torchmuster.owner.views.record import read_events, read_losses
 from torchmuster.owner.views.workflow_view import read_workflow
 
 _OUT_OF_MEMORY = "OOMKilled"
+_TWICE = 2
+_HAS_LEFT = "has left"  # of the event on the attempt that follows
 LOSS_KNOWN_S = 120.0  # from a loss to the word of the cluster: of a dead node after 46 s
 _CLOCKS_S = 5.0  # by which those of two nodes may differ; a pod is made again after 10 s
 _MORE = f"{MORE_MEMORY} (`--mem`, or `memory` of the site; what is in /dev/shm counts)"
@@ -37,11 +42,11 @@ _MORE = f"{MORE_MEMORY} (`--mem`, or `memory` of the site; what is in /dev/shm c
 def explain_loss(result: Result, run_dir: RunDir, order: PodOrder, job_id: str) -> Result:
     """Return the result with the cluster's reason, where the run has failed by the loss of a pod that the cluster knows of."""
     cause, report = result.cause, result.report
-    if cause is None or report is None:
-        return result
-    if cause.memory_evidence is not None:
+    if report is not None and MORE_MEMORY in (report.hint or ""):
         hint = (report.hint or "").replace(MORE_MEMORY, _MORE, 1)
         return replace(result, report=replace(report, hint=hint))
+    if cause is None or report is None or cause.memory_evidence is not None:
+        return result
     if cause.kind is not EndKind.NODE_LOST:
         return result
     try:
@@ -49,7 +54,7 @@ def explain_loss(result: Result, run_dir: RunDir, order: PodOrder, job_id: str) 
     except MusterError:
         return result
     start = _start_of(run_dir, cause.attempt)
-    pod = _lost_pod(pods, order, cause, start)
+    pod = _lost_pod(pods, order, name_alone(cause.node), start)
     if pod is None:
         return result
     if pod.end is not None and pod.end.reason.word == _OUT_OF_MEMORY:
@@ -113,17 +118,22 @@ def _last(run_dir: RunDir, order: PodOrder, name: str, task: str) -> dict[str, o
 
 def _pods_of_task(run_dir: RunDir, order: PodOrder, task: str, job_id: str) -> Iterator[Pod]:
     """Yield the pods that a task has or had, in the order of their creation; those of a task are of one Job."""
-    plan = read_workflow(run_dir)
-    kinds = pod_kinds(plan.group(order.group or "")) if plan is not None else []
-    named = (name for kind in kinds for name in kind.tasks)
-    hosts = [host for name, host in zip(named, order.hosts, strict=False) if name == task]
-    places = [host.partition(".")[0].rpartition("-") for host in hosts]
+    places = [name.rpartition("-") for name in hosts_of_task(run_dir, order, task)]
     context, namespace, _ = place_of(job_id)
     for job in dict.fromkeys(job for job, _, _ in places):
         numbers = {int(number) for name, _, number in places if name == job}
         for pod in find_pods(job_id_of(context, namespace, job)):
             if pod.index in numbers:
                 yield pod
+
+
+def hosts_of_task(run_dir: RunDir, order: PodOrder, task: str) -> list[str]:
+    """Return what the pods of a task of a group are called, without their Service."""
+    plan = read_workflow(run_dir)
+    kinds = pod_kinds(plan.group(order.group or "")) if plan is not None else []
+    named = (name for kind in kinds for name in kind.tasks)
+    hosts = (host for name, host in zip(named, order.hosts, strict=False) if name == task)
+    return [host.partition(".")[0] for host in hosts]
 
 
 def _out_of_memory(
@@ -145,6 +155,18 @@ def _out_of_memory(
         hint=report.hint,
     )
     return replace(result, cause=cause, report=_with_hint(told, _MORE))
+
+
+def early_out_of_memory(pods: Sequence[Pod]) -> Report | None:
+    """Return a report where two pods were killed for their memory: of a run that has not trained yet nobody else says so."""
+    dead = [(pod, pod.end) for pod in pods if pod.end is not None]
+    killed = [(pod, end) for pod, end in dead if end.reason.word == _OUT_OF_MEMORY]
+    if len(killed) < _TWICE:
+        return None
+    pod, end = killed[-1]
+    at = f"pod {pod.name} on {pod.node}"
+    error = "memory ran out before the training began"
+    return Report(error=error, at=at, because=(_memory_evidence(pod, end),), hint=_MORE)
 
 
 def _memory_evidence(pod: Pod, end: PodEnd) -> str:
@@ -173,7 +195,7 @@ def _said_of(pod: Pod) -> tuple[str, str]:
     if pod.end is not None and pod.end.reason.word == _OUT_OF_MEMORY:
         return _memory_evidence(pod, pod.end), _MORE
     reason = pod.disruption or (pod.end.reason if pod.end is not None else None)
-    if reason is None or reason.word in ("", "Error"):
+    if reason is None or reason.word in ("", "Error", "Completed"):
         return "", ""
     meaning = REASONS.meaning(str(reason))
     sentence = f"{meaning.sentence} ({reason})" if meaning is not None else str(reason)
@@ -181,15 +203,34 @@ def _said_of(pod: Pod) -> tuple[str, str]:
     return said, meaning.hint if meaning is not None else ""
 
 
+def note_removed(run_dir: RunDir, node: str, pod: Pod) -> None:
+    """Keep what the cluster says of a lost pod that is removed now: of a first one the record tells only when the next has begun."""
+    kept = {**_removed(run_dir), node: [time.time(), _said_of(pod)[0]]}
+    with contextlib.suppress(OSError):
+        atomic.write_json(_removed_file(run_dir), kept)
+
+
+def _removed(run_dir: RunDir) -> dict[str, list[Any]]:
+    kept = atomic.read_json(_removed_file(run_dir))
+    return kept if isinstance(kept, dict) else {}
+
+
+def _removed_file(run_dir: RunDir) -> str:
+    return os.path.join(run_dir.path, "pods", "removed.json")
+
+
 def _with_hint(report: Report, hint: str) -> Report:
     return replace(report, hint="; ".join(text for text in (hint, report.hint) if text) or None)
 
 
 def _lost_pod(
-    pods: Iterable[Pod], order: PodOrder, cause: WorkerEnd, start: dict[str, object]
+    pods: Iterable[Pod], order: PodOrder, node: str, start: dict[str, object]
 ) -> Pod | None:
-    """Return the pod that was lost; one of its name may be there by now, and others may have ended in earlier attempts."""
-    of_node = (pod for pod in pods if order.host(pod.index) == name_alone(cause.node))
+    """Return the pod that was lost; one of its name may be there by now, and others may have ended in earlier attempts.
+
+    Where the record does not say which (`node` is empty), it is the last one.
+    """
+    of_node = (pod for pod in pods if not node or order.host(pod.index) == node)
     return _last_gone(of_node, moment_of(start.get("time")))
 
 
@@ -239,26 +280,43 @@ class LossNotes:
     clock: Callable[[], float] = time.monotonic
     _read_bytes: int = 0
     _seen: set[int] = field(default_factory=set)
-    _open: dict[int, tuple[WorkerEnd, float]] = field(default_factory=dict)
+    _open: dict[int, tuple[str, float]] = field(default_factory=dict)
+    _reason: str | None = None
 
-    def look(self) -> None:
+    def look(self, view: JobView | None = None) -> None:
         """Ask for losses that have come since the last look, and for those that the cluster did not know yet.
+
+        Args:
+            view: The Job; a new reason may be that of a pod that is taken away, and soon known to nobody.
 
         Raises:
             EngineError: The cluster can't be asked.
         """
+        if view is not None and view.reason != self._reason:
+            self._reason = view.reason
+            for leaver in find_pods(self.job_id) if view.reason else ():
+                if leaver.is_leaving and leaver.disruption is not None:
+                    note_removed(self.run_dir, self.order.host(leaver.index), leaver)
         noted = read_losses(self.run_dir)
         self._read(noted)
         pods = find_pods(self.job_id) if self._open else ()
-        for attempt, (end, until) in list(self._open.items()):
-            pod = _lost_pod(pods, self.order, end, _start_of(self.run_dir, attempt))
-            said = _said_of(pod)[0] if pod is not None else ""
+        for attempt, (node, until) in list(self._open.items()):
+            start = _start_of(self.run_dir, attempt)
+            pod = _lost_pod(pods, self.order, node, start)
+            said = self._said_of_removed(node, start)
+            said = said or (_said_of(pod)[0] if pod is not None else "")
             if said:
                 noted[str(attempt)] = said
                 atomic.write_json(self.run_dir.losses, noted)
                 self.say(f"attempt {attempt}: {said}")
             if said or self.clock() > until:
                 del self._open[attempt]
+
+    def _said_of_removed(self, node: str, start: dict[str, object]) -> str:
+        """Return what the cluster said of a pod that `note_removed` has kept; empty for none, or one of an earlier attempt."""
+        kept = _removed(self.run_dir).get(node)
+        begun = moment_of(start.get("time")) or 0.0
+        return str(kept[1]) if kept is not None and float(kept[0]) + _CLOCKS_S > begun else ""
 
     def _read(self, noted: dict[str, str]) -> None:
         """Take the losses that have come to the record."""
@@ -271,17 +329,30 @@ class LossNotes:
         if size == self._read_bytes:
             return
         self._read_bytes = size
-        for end in self._losses():
-            if end.attempt not in self._seen and str(end.attempt) not in noted:
-                self._open[end.attempt] = end, self.clock() + LOSS_KNOWN_S
-            self._seen.add(end.attempt)
+        for attempt, node in self._losses():
+            if attempt not in self._seen and str(attempt) not in noted:
+                self._open[attempt] = node, self.clock() + LOSS_KNOWN_S
+            self._seen.add(attempt)
 
-    def _losses(self) -> Iterator[WorkerEnd]:
+    def _losses(self) -> Iterator[tuple[int, str]]:
+        """Yield the attempts that lost a pod, with its name; empty for one that was drained, which is no failure.
+
+        Of a first pod that was drained the record of the next one tells.
+        """
+        goes_on: int | None = None
         for event in read_events(self.run_dir.events):
-            if event.get("event") == "attempt_failed":
+            if event.get("event") == "attempt_started":
+                why = str(event.get("why") or "")
+                if goes_on is not None and (not why or why.endswith(_HAS_LEFT)):
+                    yield goes_on, ""
+                elif goes_on is not None and why == f"after attempt {goes_on}":
+                    yield goes_on, name_alone(self.order.host(self.order.index))
+                goes_on = int(event.get("attempt", 0))
+            elif event.get("event") == "attempt_failed":
+                goes_on = None
                 try:
                     end = codec.from_plain(WorkerEnd, event.get("cause"))
                 except codec.CodecError:
                     continue
                 if end.kind is EndKind.NODE_LOST and end.memory_evidence is None:
-                    yield end
+                    yield end.attempt, name_alone(end.node)

@@ -7,10 +7,13 @@ of the first pod and its last message tell what can be told.
 import contextlib
 import json
 import os
+import re
 import shlex
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
@@ -26,13 +29,18 @@ from torchmuster.model.verdict import Report, Result
 from torchmuster.net import remote_messages as messages
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.call import call_argv
-from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder
+from torchmuster.node.pod.order import (
+    NUM_FILES_KEY,
+    ORDER_VARIABLE,
+    PROGRAMS_VARIABLE,
+    VALUES_KEY,
+    PodOrder,
+)
 from torchmuster.node.pod.outputs import take_outputs
 from torchmuster.owner.jobs.jobs import failed_before_start
 from torchmuster.owner.pods.losses import explain_group_loss, explain_loss
 from torchmuster.owner.pods.pull import RecordPull
 from torchmuster.owner.pods.reach import NotAllowedError, find_pod, forward
-from torchmuster.owner.pods.sweep.member_copies import MemberCopies, is_of_member
 from torchmuster.owner.pods.watch import PodWatch
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
@@ -52,8 +60,14 @@ _ACTED_UPON = frozenset(
 )
 _FROM = "pod"  # where the pieces come from, for `FilesBack`
 _STATE_FILE = "pods/mirror.json"
+# Of the run that a task of several nodes is; no part of the path leads elsewhere.
+_OF_TRAINING = re.compile(
+    r"tasks/[\w.-]+/training/attempt-\d+/[\w.-]+/(?:(?:events|training)\.jsonl|(?:plan|result)\.json|logs/.*)"
+)
 _PIECE_BYTES = 1 << 16
 _LATE_S = 5.0
+_SAY_FAILURES = 4
+_REACH_AGAIN_S = 30.0  # a right that was taken away may come back
 _LOOK_S = 60.0  # without news: a watch that breaks begins with all pods, so none are missed
 
 
@@ -63,6 +77,8 @@ class RecordMirror:
 
     Attributes:
         show: Gets lines of the first pod's log, where that is all there is.
+        takes: Who follows is the one that the first pod waits for, and tells it when all has come.
+        reader: A Job whose only pod gives what the run has left on its volume; None: the first pod does.
         is_finishing: All has come, and is put where it belongs.
         lacks_right: What the user's Role lacks, where pods may not be reached.
     """
@@ -73,17 +89,22 @@ class RecordMirror:
     watch: PodWatch
     say: Callable[[str], None]
     show: Callable[[str], None] = lambda _: None
+    takes: bool = False
+    reader: str | None = None
     is_complete: bool = False
     is_connected: bool = False
     is_finishing: bool = False
     lacks_right: str | None = None
+    is_up: bool = False
+    _since: float = 0.0
     _stopping: threading.Event = field(default_factory=threading.Event)
     _child: proc.Child | None = None
     _pull: RecordPull | None = None
     _port: int | None = None
+    _uid: str = ""
+    _looked: int = 0
     _result: bytes = b""
     _shown: dict[str, int] = field(default_factory=dict)
-    _members: MemberCopies | None = None
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -119,14 +140,15 @@ class RecordMirror:
                     self._wait(seen)
                     continue
                 failures = 0
+                self.lacks_right = None
             except NotAllowedError as error:
                 self._fall_back(error)
-                return
-            except (
-                MusterError,
-                OSError,
-            ):  # the next look of the follower tells why the pod is not there
-                failures += 1
+                continue
+            except (MusterError, OSError) as error:
+                failures += 1  # the next look of the follower tells where the pod is not there
+                if failures == _SAY_FAILURES:
+                    why = error.what if isinstance(error, MusterError) else str(error)
+                    self.say(f"the first pod can't be reached: {why}; it is tried again")
             self.is_connected = False
             self._stopping.wait(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
 
@@ -135,13 +157,34 @@ class RecordMirror:
         if not self._stopping.is_set():
             self.watch.wait(seen, _LOOK_S)
 
+    @property
+    def is_settled(self) -> bool:
+        """Say whether what the record tells has had time to come."""
+        return self.is_connected and time.monotonic() > self._since + _LATE_S
+
+    def look(self) -> None:
+        """Break a way to a pod that is not the first one any more: that of a dead node does not break by itself.
+
+        Raises:
+            EngineError: The cluster can't be asked.
+        """
+        number, before = self.watch.number, self._looked
+        self._looked = number
+        if self._pull is None or number == before:
+            return
+        pod = find_pod(self.job_id, self.order.index)
+        if pod is not None and pod.uid != self._uid:
+            self._pull.stop()
+
     def _copy(self, *, once: bool = False) -> bool:
         """Copy until the way breaks; say whether the first pod runs."""
-        pod = find_pod(self.job_id, 0)
+        where = (self.job_id, self.order.index) if self.reader is None else (self.reader, 0)
+        pod = find_pod(*where)
         if pod is None or not pod.is_up:
             return False
+        self._uid, self.is_up = pod.uid, True
         with forward(self.job_id, pod.name, self.order.port) as way:
-            if self.order.code_bytes is not None:
+            if self.order.code_bytes is not None and self.reader is None:
                 self._send_code(way.port)
             self._port = way.port
             try:
@@ -187,15 +230,18 @@ class RecordMirror:
                 continue
 
     def _read_record(self, port: int, *, once: bool) -> None:
-        if self.order.is_sweep:
-            self._members = MemberCopies(self.run_dir, self.order)
         known = self._known()
-        command = (
-            f"exec ${PROGRAMS_VARIABLE} pod-record --order ${ORDER_VARIABLE}" + " --once" * once
-        )
+        if self.reader is not None:
+            known["order"] = codec.to_plain(self.order)
+        command = f'exec ${PROGRAMS_VARIABLE} pod-record --order "${ORDER_VARIABLE}"'
+        command += " --once" * once
         files = FilesBack(self.run_dir)
         self._pull = RecordPull(self._argv(port, command))
-        self._pull.run(known, lambda message: self._take(message, files, str(known["mark"])))
+        self._pull.run(
+            known,
+            lambda message: self._take(message, files, str(known["mark"])),
+            lambda: self.is_complete and self.takes,
+        )
 
     def _known(self) -> "dict[str, object]":
         """Return which record the copy is of, and how much there is of each file."""
@@ -204,12 +250,16 @@ class RecordMirror:
         sizes: dict[str, int] = {}
         for path in self._own_files():
             _note_size(self.run_dir, path, sizes)
-        for folder, _, names in os.walk(os.path.join(self.run_dir.path, "logs")):
-            for name in names:
-                _note_size(self.run_dir, os.path.join(folder, name), sizes)
-        for path in self._members.whole() if self._members is not None else ():
-            _note_size(self.run_dir, path, sizes)
+        for top in ("logs", "tasks") if self.order.group is not None else ("logs",):
+            for folder, _, names in os.walk(os.path.join(self.run_dir.path, top)):
+                for name in names:
+                    path = os.path.join(folder, name)
+                    if top == "logs" or _OF_TRAINING.fullmatch(self._relative(path)):
+                        _note_size(self.run_dir, path, sizes)
         return {"mark": mark, "sizes": sizes}
+
+    def _relative(self, path: str) -> str:
+        return os.path.relpath(path, self.run_dir.path)
 
     @property
     def folder(self) -> str:
@@ -225,14 +275,16 @@ class RecordMirror:
         return (self.run_dir.events, self.run_dir.training)
 
     def _take(self, message: messages.RemoteMessage, files: FilesBack, known: str) -> bool:
-        self.is_connected = True
+        if not self.is_connected:
+            self.is_connected, self._since = True, time.monotonic()
         match message:
             case messages.RecordOf(mark=mark):
-                self._take_mark(mark, known)
+                if mark:
+                    self._take_mark(mark, known)
             case messages.FilePiece(path=path, data=data) if path == self._result_name:
                 self._result = data
-            case messages.FilePiece(path=path) if self._members is not None and is_of_member(path):
-                self._members.take(message)
+            case messages.FilePiece(path=path) if (host := self._host_of(path)) is not None:
+                files.take(replace(message, path=messages.OUTPUT_FILE), host)
             case messages.FilePiece(path=path) if self._may_write(path):
                 files.take(message, _FROM)
             case messages.FilePiece():
@@ -244,17 +296,24 @@ class RecordMirror:
                 raise messages.FrameError(f"{type(message).__name__} is not of a record")
         return True
 
+    def _host_of(self, path: str) -> str | None:
+        """Return which other pod's outputs these are; None for something else."""
+        prefix, _, host = path.rpartition("/")
+        hosts = (self.order.host(index) for index in range(self.order.num_pods))
+        return host if prefix == messages.OUTPUT_FILE and host in hosts else None
+
     def _may_write(self, path: str) -> bool:
         """Say whether a pod may write this file here: nothing that this client acts upon."""
         if path.startswith("logs/") or path == messages.OUTPUT_FILE:
             return True
         if self.order.group is not None:
-            return path == os.path.relpath(self._own_files()[0], self.run_dir.path)
+            is_own = path == self._relative(self._own_files()[0])
+            return is_own or _OF_TRAINING.fullmatch(path) is not None
         return "/" not in path and path not in _ACTED_UPON
 
     @property
     def _result_name(self) -> str:
-        return os.path.relpath(self._result_path, self.run_dir.path)
+        return self._relative(self._result_path)
 
     @property
     def _result_path(self) -> str:
@@ -262,6 +321,8 @@ class RecordMirror:
         return self.run_dir.result if group is None else self.run_dir.group(group).result
 
     def _take_mark(self, mark: str, known: str) -> None:
+        if not known:
+            self._forget_logs()
         if known and mark != known:
             self._set_aside()
             self.say(
@@ -270,6 +331,13 @@ class RecordMirror:
             )
         atomic.write_json(os.path.join(self.folder, _STATE_FILE), {"mark": mark})
 
+    def _forget_logs(self) -> None:
+        """Remove what was taken from the logs of pods: the record has the same, and pieces are written over it."""
+        logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
+        for folder, _, names in os.walk(logs):
+            for name in names:
+                os.unlink(os.path.join(folder, name))
+
     def _set_aside(self) -> None:
         """Keep the copy of a record that has ended with its pod."""
         base = os.path.join(self.folder, "earlier")
@@ -277,13 +345,10 @@ class RecordMirror:
         folder = os.path.join(base, str(len(os.listdir(base)) + 1))
         os.makedirs(folder)
         logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
-        members = (self.run_dir.members,) if self.order.is_sweep else ()
-        for path in (*self._own_files(), self.run_dir.losses, *members, os.path.normpath(logs)):
+        for path in (*self._own_files(), self.run_dir.losses, os.path.normpath(logs)):
             with contextlib.suppress(OSError):
                 os.rename(path, os.path.join(folder, os.path.basename(path)))
         os.makedirs(self.run_dir.logs, exist_ok=True)
-        for folder in members:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def _finish(self, end: messages.RecordEnd, files: FilesBack) -> None:
         if not end.is_over:
@@ -296,8 +361,13 @@ class RecordMirror:
 
     def _place(self, end: messages.RecordEnd, files: FilesBack) -> None:
         if self.order.group is None:
-            where = os.path.join(self.run_dir.path, "output", self.order.host(0))
-            if count := files.unpack(_FROM, where):
+            top = os.path.join(self.run_dir.path, "output")
+            hosts = [self.order.host(index) for index in range(self.order.num_pods)]
+            counts = {hosts[0]: files.unpack(_FROM, os.path.join(top, hosts[0]))}
+            counts |= {host: files.unpack(host, os.path.join(top, host)) for host in hosts[1:]}
+            made_by = [host for host, count in counts.items() if count]
+            if count := sum(counts.values()):
+                where = os.path.join(top, made_by[0]) if len(made_by) == 1 else top
                 self.say(
                     f"{count} new or changed file{'s' if count != 1 else ''} came back to {where}"
                 )
@@ -324,57 +394,68 @@ class RecordMirror:
             outcome = codec.from_plain(GroupOutcome, plain)
             told = explain_group_loss(outcome, self.run_dir, self.order, self.job_id)
             return codec.to_plain(told)
+        if self.order.is_sweep:  # its owner is in its only pod
+            return plain
         result = codec.from_plain(Result, plain)
         return codec.to_plain(explain_loss(result, self.run_dir, self.order, self.job_id))
 
     # Without the right to reach a pod.
 
     def _fall_back(self, error: MusterError) -> None:
-        """Follow the log of the first pod instead."""
-        self.lacks_right = error.fix
-        hint = f" ({error.fix})" if error.fix else ""
-        self.say(f"pods can't be reached from here, so their logs are followed instead{hint}")
-        context, namespace, _ = place_of(self.job_id)
-        while not self._stopping.is_set():
+        """Show what the first pod writes for a while: the right may come back."""
+        if self.lacks_right is None:
+            hint = f" ({error.fix})" if error.fix else ""
+            self.say(f"pods can't be reached from here, so their logs are followed instead{hint}")
+        self.lacks_right = error.fix or error.what
+        until = time.monotonic() + _REACH_AGAIN_S
+        while not self._stopping.is_set() and time.monotonic() < until:
             seen = self.watch.number
             with contextlib.suppress(MusterError):
-                pod = find_pod(self.job_id, 0)
+                pod = find_pod(self.job_id, self.order.index)
                 if pod is not None and (pod.is_running or pod.end is not None):
-                    ours = f"--container={CONTAINER}"
-                    argv = kubectl(context, namespace, "logs", f"pod/{pod.name}", ours, "--follow")
-                    words = [word for word in argv if "timeout" not in word]
-                    self._follow_log(words, pod.name)
+                    self._follow_log(pod.name, until)
                     if pod.end is not None:
-                        return
-            self._wait(seen)
+                        self._stopping.set()
+            if not self._stopping.is_set():
+                self.watch.wait(seen, max(0.0, until - time.monotonic()))
 
-    def _follow_log(self, argv: list[str], pod: str) -> None:
-        """Show what a pod writes, from where that ended the last time."""
+    def _follow_log(self, pod: str, until: float) -> None:
+        """Show what a pod writes, from where that ended the last time, until then."""
+        context, namespace, _ = place_of(self.job_id)
+        argv = kubectl(
+            context, namespace, "logs", f"pod/{pod}", f"--container={CONTAINER}", "--follow"
+        )
+        words = [word for word in argv if "timeout" not in word]
         reading, writing = os.pipe2(os.O_CLOEXEC)
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            words = proc.node_program("leashed", *argv)
-            self._child = proc.start(words, stdout=writing, stderr=null)
+            child = self._child = proc.start(
+                proc.node_program("leashed", *words), stdout=writing, stderr=null
+            )
         finally:
             os.close(writing)
             os.close(null)
+        ending = threading.Timer(max(0.0, until - time.monotonic()), child.send_signal, (15,))
+        ending.start()
         with (
             open(reading, errors="replace") as lines,
             open(os.path.join(self.folder, "job.log"), "a") as log,
         ):
             for number, line in enumerate(lines):
-                if number < self._shown.get(pod, 0):
+                is_part = not line.endswith("\n") and time.monotonic() >= until
+                if number < self._shown.get(pod, 0) or is_part:
                     continue
                 self._shown[pod] = number + 1
                 log.write(line)
                 log.flush()
                 self.show(line)
-        self._child.wait(_LATE_S)
+        ending.cancel()
+        child.wait(_LATE_S)
 
 
-def holds_record(run_dir: RunDir, job_id: str) -> bool:
-    """Say whether all of the record of a run's job has come here, and the files that it has left."""
-    noted = atomic.read_json(os.path.join(run_dir.path, _STATE_FILE))
+def holds_record(folder: str, job_id: str) -> bool:
+    """Say whether all of the record of a job has come to its folder here, and the files that it has left."""
+    noted = atomic.read_json(os.path.join(folder, _STATE_FILE))
     return isinstance(noted, dict) and noted.get("complete") == job_id
 
 
@@ -392,9 +473,35 @@ def result_of_pod(pod: Pod | None, run_dir: RunDir) -> Result | None:
                 hint=str(plain.get("hint")),
             )
             return failed_before_start(run_dir, EngineError.exit_code, report)
+        for key in (NUM_FILES_KEY, VALUES_KEY):
+            plain.pop(key, None)
         return codec.from_plain(Result, plain)
     except (codec.CodecError, ValueError, TypeError):
         return None
+
+
+def forget_copy(run_dir: RunDir) -> None:
+    """Let the next copy of a record begin anew: a log here is the pod's, which differs from that of the record."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(run_dir.path, _STATE_FILE))
+
+
+def files_left_in(pod: Pod) -> int:
+    """Return how many files a member of a sweep has made that went with its pod, if nobody has copied them before."""
+    with contextlib.suppress(ValueError, TypeError):
+        return int(_left_by(pod, NUM_FILES_KEY))
+    return 0
+
+
+def values_left_by(pod: Pod) -> object:
+    """Return the newest values that a member of a sweep has recorded, as an event; None for none."""
+    return _left_by(pod, VALUES_KEY)
+
+
+def _left_by(pod: Pod, key: str) -> Any:
+    with contextlib.suppress(ValueError, AttributeError):
+        return json.loads(pod.end.last_message if pod.end else "{}").get(key)
+    return None
 
 
 def _note_size(run_dir: RunDir, path: str, sizes: dict[str, int]) -> None:

@@ -9,6 +9,7 @@ from torchmuster.engines.ssh_bundle import Starts
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader
 from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.pod.record import HELD
 
 _LIMIT_S = 3600.0
 _LATE_S = 5.0
@@ -28,13 +29,17 @@ class RecordPull:
         self._child: HasStatus | None = None
 
     def run(
-        self, known: Mapping[str, object], take: Callable[[messages.RemoteMessage], bool]
+        self,
+        known: Mapping[str, object],
+        take: Callable[[messages.RemoteMessage], bool],
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         """Read until `take` says that it has everything, or nothing more comes.
 
         Args:
             known: Which record there is here already, and how much of each file.
             take: Gets each message; says whether more is wanted.
+            is_held: Whether the other end may forget what it has, when nothing more is wanted.
 
         Raises:
             MusterError: The command can't be started.
@@ -54,8 +59,12 @@ class RecordPull:
             reader = FrameReader(ours_out)
             while (message := reader.read(_LIMIT_S)) is not None and take(message):
                 continue
+            if is_held():
+                os.write(ours_in, HELD)
         finally:
             os.close(ours_in)
+            if is_held():
+                child.wait(_LATE_S)  # the word is on its way
             os.close(ours_out)
             child.send_signal(15)
             if child.wait(_LATE_S) is not None:

@@ -12,6 +12,7 @@ from typing import Self
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.answers import (
+    CONTAINER,
     INDEX_LABEL,
     RUN_LABEL,
     Pod,
@@ -24,10 +25,13 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
+from torchmuster.owner.jobs.answers import ask_patiently, only_looks
 
 _ASK_S = 25.0
-_FORWARD_S = 15.0
+_FORWARD_S = 60.0  # with a login plug-in or a VPN it takes its time
+_LOOK_FORWARD_S = 8.0
 _LATE_S = 2.0
+MEMBER_JOB = os.path.join("pods", "job.json")  # in the folder of a sweep's member
 _LINE = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+) ->")
 
 
@@ -45,8 +49,10 @@ def pod_order(run_dir: RunDir, group: str | None = None) -> PodOrder | None:
 
 
 def job_of(run_dir: RunDir, group: str | None = None) -> str | None:
-    """Return the job of a run in pods; of a group of a workflow that with its head."""
+    """Return the job of a run in pods; of a group of a workflow that with its head, of a sweep's member that of all."""
     noted = atomic.read_json(run_dir.job if group is None else run_dir.group(group).job)
+    if noted is None:
+        noted = atomic.read_json(os.path.join(run_dir.path, MEMBER_JOB))
     job_id = noted.get("job_id") if isinstance(noted, dict) else None
     return job_id if isinstance(job_id, str) else None
 
@@ -64,10 +70,11 @@ def ask(argv: Sequence[str]) -> str:
         NotAllowedError: The cluster forbids it.
         EngineError: It failed.
     """
-    said = proc.ask(argv, b"", _ASK_S)
+    said = ask_patiently(argv, b"", _ASK_S)
     if said.status == 0:
         return said.stdout.decode(errors="replace")
-    raise refused(argv, said.stderr.decode(errors="replace"))
+    late = "context deadline exceeded" if said.status is None else ""
+    raise refused(argv, said.stderr.decode(errors="replace") or late)
 
 
 def refused(argv: Sequence[str], stderr: str) -> EngineError:
@@ -89,6 +96,17 @@ def find_pod(job_id: str, index: int) -> Pod | None:
     text = ask(kubectl(context, namespace, "get", "pods", "-l", selector, "-o", "json"))
     run = runs_of(read_objects(text)).get(name)
     return run.newest().get(index) if run is not None else None
+
+
+def log_of(job_id: str, pod: Pod) -> bytes:
+    """Return what a pod has written.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    context, namespace, _ = place_of(job_id)
+    words = ("logs", f"pod/{pod.name}", f"--container={CONTAINER}")
+    return ask(kubectl(context, namespace, *words)).encode()
 
 
 def find_pods(job_id: str) -> tuple[Pod, ...]:
@@ -128,8 +146,8 @@ class PortForward:
         self.close()
 
 
-def forward(job_id: str, pod: str, port: int) -> PortForward:
-    """Return a way to a port of a pod.
+def forward(job_id: str, pod: str, port: int, limit_s: float = _FORWARD_S) -> PortForward:
+    """Return a way to a port of a pod, made in so long.
 
     Raises:
         NotAllowedError: The user may not.
@@ -150,7 +168,7 @@ def forward(job_id: str, pod: str, port: int) -> PortForward:
         os.close(write_out)
         os.close(write_error)
     said = bytearray()
-    deadline = time.monotonic() + _FORWARD_S
+    deadline = time.monotonic() + (min(limit_s, _LOOK_FORWARD_S) if only_looks() else limit_s)
     while (found := _LINE.search(said)) is None:
         data = _read(read_out, deadline)
         if not data:

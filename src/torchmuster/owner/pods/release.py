@@ -1,61 +1,108 @@
 """Free the places of pods whose node is dead: their objects stay until somebody removes them, and keep replacements away.
 
 Only what both worlds say is lost: the cluster has given up the node, and the head the pod, whose lease has run out. A pod that
-only the cluster misses may train on behind a kubelet that has died.
+only the cluster misses may train on behind a kubelet that has died. Of a first pod nobody else can say so: it is removed when it
+can't be reached from here either, and ends by itself should it come back (`owner/firstpod/predecessor.py`).
 """
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.answers import Pod
 from torchmuster.engines.kubernetes.dialect import job_id_of, kubectl, place_of
+from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.text import few_of, name_alone
-from torchmuster.model.job import JobRequest
+from torchmuster.model.job import JobRequest, JobView
+from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.pods.reach import NotAllowedError, ask, find_pods
+from torchmuster.owner.pods.losses import hosts_of_task, note_removed
+from torchmuster.owner.pods.reach import NotAllowedError, ask, find_pods, forward
 from torchmuster.owner.views.record import read_events
 
 _GIVEN_UP = "DeletionByTaintManager"
+_ANSWER_S = 8.0
 
 
 @dataclass(slots=True)
 class PlaceRelease:
-    """Removes the pods of one run that are lost for both worlds."""
+    """Removes the pods of one run, or of one group of a workflow, that are lost for both worlds.
+
+    Attributes:
+        more: The group's other Jobs.
+    """
 
     run_dir: RunDir
     order: PodOrder
     job_id: str
     say: Callable[[str], None]
+    more: tuple[str, ...] = ()
     _done: set[str] = field(default_factory=set)
 
-    def look(self) -> None:
-        """Remove what is lost; what the user may not remove is said once."""
-        lost = self._lost_names()
-        if not lost:
-            return
-        context, namespace, _ = place_of(self.job_id)
-        for pod in find_pods(self.job_id):
-            if (
-                pod.uid not in self._done
-                and _is_given_up(pod)
-                and self.order.host(pod.index) in lost
-            ):
-                self._done.add(pod.uid)
-                self._remove(pod, context, namespace)
+    def look(self, *views: JobView | None, asks: bool = False, is_known: bool = False) -> None:
+        """Remove what is lost; what the user may not remove is said once.
 
-    def _lost_names(self) -> set[str]:
-        """Return the nodes of the run that the head has lost and not seen again."""
-        lost: set[str] = set()
+        Args:
+            views: Of the Jobs: where one speaks of a dead node, it may be that of the first pod.
+            asks: The cluster is asked in any case.
+            is_known: The record here is what the head knows now: who has not joined by it does not train either.
+        """
+        lost, joined = self._lost_names()
+        asks |= is_known and len(joined) < self.order.num_pods
+        asks |= any(_GIVEN_UP in (view.reason or "") for view in views if view is not None)
+        if not lost and not asks:
+            return
+        for job_id in (self.job_id, *self.more):
+            context, namespace, job = place_of(job_id)
+            for pod in find_pods(job_id):
+                if pod.uid in self._done or not is_given_up(pod):
+                    continue
+                is_first = job_id == self.job_id and pod.index == self.order.index
+                name = f"{job}-{pod.index}"
+                is_lost = name in lost or (is_known and not is_first and name not in joined)
+                if is_lost or (is_first and asks and not self._answers(pod)):
+                    self._done.add(pod.uid)
+                    self._remove(pod, context, namespace)
+
+    def _answers(self, pod: Pod) -> bool:
+        """Say whether a pod can be reached from here."""
+        try:
+            with forward(self.job_id, pod.name, self.order.port, _ANSWER_S) as way:
+                words = [*call_argv(self.run_dir.secret, way.port), "127.0.0.1", "true"]
+                return proc.ask(words, b"", _ANSWER_S).status == 0
+        except MusterError:
+            return False
+
+    def _lost_names(self) -> tuple[set[str], set[str]]:
+        """Return the pods that the head has lost and not seen again, and those that it has; of a new head, what it has seen."""
+        group, lost, joined = self.order.group, set[str](), set[str]()
+        if group is not None:
+            for event in read_events(self.run_dir.group(group).events):
+                if event.get("event") == "agent_lost":
+                    lost.add(str(event.get("task")))
+                elif event.get("event") == "task_started":
+                    joined.add(str(event.get("task")))
+                    lost.discard(str(event.get("task")))
+                elif event.get("event") == "group_started":
+                    joined.clear()
+            return self._hosts_of(lost), self._hosts_of(joined - lost)
         for event in read_events(self.run_dir.events):
             name = name_alone(str(event.get("node")))
             if event.get("event") in ("node_lost", "spare_lost"):
                 lost.add(name)
             elif event.get("event") == "agent_joined":
+                joined.add(name)
                 lost.discard(name)
-        return lost
+            elif event.get("event") == "run_started":
+                joined.clear()  # whose nodes died with that of the first pod has not come back
+        return lost, joined - lost
+
+    def _hosts_of(self, tasks: set[str]) -> set[str]:
+        of_tasks = (hosts_of_task(self.run_dir, self.order, task) for task in tasks)
+        return {host for hosts in of_tasks for host in hosts}
 
     def _remove(self, pod: Pod, context: str, namespace: str) -> None:
         finalizers = json.dumps({"metadata": {"finalizers": None}})
@@ -76,6 +123,8 @@ class PlaceRelease:
             return
         except EngineError:
             return  # e.g. it has just gone
+        if self.order.group is None:
+            note_removed(self.run_dir, self.order.host(pod.index), pod)
         self.say(
             f"{pod.node} does not answer: its pod {pod.name} was removed, so that another can come"
         )
@@ -97,5 +146,6 @@ def words_on_leavers(job: JobRequest) -> str | None:
     )
 
 
-def _is_given_up(pod: Pod) -> bool:
+def is_given_up(pod: Pod) -> bool:
+    """Say whether the cluster has given up the node of a pod."""
     return pod.is_leaving and pod.disruption is not None and pod.disruption.word == _GIVEN_UP

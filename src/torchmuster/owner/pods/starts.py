@@ -18,6 +18,7 @@ from torchmuster.owner.pods.apart import (
     is_kept_apart,
     of_containers,
 )
+from torchmuster.owner.pods.losses import early_out_of_memory
 from torchmuster.owner.pods.reach import ask, find_pod, find_pods
 
 _TWICE = 2  # a start that fails twice in the same way is no accident
@@ -51,8 +52,16 @@ class PodStarts:
     _log_view: JobView | None = None
     _note_at: float = 0.0
 
-    def judge(self, view: JobView | None, *, has_begun: bool) -> Report | None:
-        """Return why the run is to end; None while it may begin."""
+    def judge(
+        self, view: JobView | None, *, has_begun: bool, has_trained: bool = False
+    ) -> Report | None:
+        """Return why the run is to end; None while it may begin.
+
+        Args:
+            view: Of its Job.
+            has_begun: There is a record.
+            has_trained: It tells of an attempt.
+        """
         if view is None:
             return None
         self._all_run = view.state is JobState.RUNNING and view.reason is None
@@ -60,6 +69,10 @@ class PodStarts:
             self._last = view
         if not has_begun and (refused := _may_not_look(view)) is not None:
             return refused
+        if not has_trained and (view.reason or "").startswith("OOMKilled"):
+            with contextlib.suppress(MusterError):
+                if report := early_out_of_memory(find_pods(self.job_id)):
+                    return report
         if has_begun or view.state not in (JobState.PENDING, JobState.RUNNING):
             return None
         return self._died(view) or self._is_late(view)
@@ -69,11 +82,11 @@ class PodStarts:
         last, report = self._last, result.report
         if report is not None and is_kept_apart(result):
             return self._kept_apart(result, report)
-        is_join = result.exit_code == JoinTimeoutError.exit_code and not result.attempts
+        is_join = result.exit_code == JoinTimeoutError.exit_code
         if report is None or not is_join:
             return result
         if self._all_run or last is None:
-            return self._kept_apart(result, report)
+            return self._kept_apart(result, report) if not result.attempts else result
         if _is_joined(report):
             return result
         hint = last.wait.hint if last.wait is not None else None

@@ -4,11 +4,12 @@ A process and a connection for each run would be many for who follows a workflow
 while pods start, five for each, so they are told once a second: what follows a change is a question to the API.
 """
 
+import contextlib
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torchmuster import proc
@@ -21,6 +22,22 @@ _AGAIN_S = 5.0
 _LATE_S = 2.0
 _TELL_EVERY_S = 1.0
 _FIRST_POLL_S, _LAST_POLL_S, _GROWTH = 2.0, 10.0, 1.5
+
+
+@contextlib.contextmanager
+def looking(name: str, every_s: float, look: Callable[[], None]) -> Iterator[None]:
+    """Look again and again, in a thread of this name."""
+    stopping = threading.Event()
+
+    def work() -> None:
+        while not stopping.wait(every_s):
+            look()
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    try:
+        yield
+    finally:
+        stopping.set()
 
 
 class PodWatch:

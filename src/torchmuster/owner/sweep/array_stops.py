@@ -3,13 +3,13 @@
 import contextlib
 from dataclasses import dataclass, field
 
-from torchmuster.engines.base import ArrayDialect
+from torchmuster.engines.base import ArrayDialect, object_dialect
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.states import RunState
 from torchmuster.owner.jobs.jobs import cancel_job
-from torchmuster.owner.sweep.arrays import element_of, load_arrays
+from torchmuster.owner.sweep.arrays import SweepArrays, cancel_arrays, element_of, load_arrays
 from torchmuster.owner.sweep.members import member_dir
 from torchmuster.owner.sweep.metric import MetricReader
 from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
@@ -48,12 +48,12 @@ class ArrayStops:
                 self._ended.add(member.number)
                 self.rule.ended(member.number, member.state is RunState.SUCCEEDED)
             elif any(wants) and member.number not in self.stopped and loaded is not None:
-                self._stop(member.number, reader, loaded[0], element_of(loaded, member.number))
+                self._stop(member.number, reader, loaded)
 
     def _stop(
-        self, number: int, reader: MetricReader, dialect: ArrayDialect, element: str | None
+        self, number: int, reader: MetricReader, loaded: tuple[ArrayDialect, SweepArrays]
     ) -> None:
-        if element is None:
+        if element_of(loaded, number) is None:
             return
         step = reader.newest.step if reader.newest is not None else None
         line = event_line(
@@ -64,7 +64,7 @@ class ArrayStops:
             events.write(line.encode())
         self.stopped.add(number)
         with contextlib.suppress(MusterError):  # it may have ended
-            cancel_job(dialect, element)
+            cancel_member(self.run_dir, loaded, number)
 
 
 def stops_of(plan: SweepPlan, run_dir: RunDir) -> ArrayStops | None:
@@ -76,3 +76,32 @@ def stops_of(plan: SweepPlan, run_dir: RunDir) -> ArrayStops | None:
     if plan.stop is None or plan.metric is None:
         return None
     return ArrayStops(plan, run_dir, load_rule(plan.stop, plan.metric))
+
+
+def cancel_member(run_dir: RunDir, loaded: tuple[ArrayDialect, SweepArrays], number: int) -> None:
+    """Ask for the end of one member.
+
+    Raises:
+        MusterError: It can't be asked for: the member may have ended.
+    """
+    if object_dialect(loaded[0]) is not None:
+        from torchmuster.owner.pods.members import stop_pod
+
+        stop_pod(run_dir, number)
+    elif (element := element_of(loaded, number)) is not None:
+        cancel_job(loaded[0], element)
+
+
+def cancel_sweep(run_dir: RunDir) -> bool:
+    """Cancel all arrays of a sweep, or its Job; say whether it has any.
+
+    Raises:
+        EngineError: A cluster refuses.
+    """
+    loaded = load_arrays(run_dir)
+    if loaded is not None and object_dialect(loaded[0]) is not None:
+        from torchmuster.owner.pods.members import cancel_pods
+
+        cancel_pods(run_dir)
+        return True
+    return cancel_arrays(run_dir)

@@ -37,11 +37,11 @@ class SweepArrays:
     """The content of `arrays.json`: the newest array that has a member is the one that counts.
 
     Attributes:
-        request: What was asked for, without the array.
+        request: What was asked for, without the array; None where another machine has asked.
     """
 
     engine: str
-    request: JobRequest
+    request: JobRequest | None
     arrays: tuple[MemberArray, ...] = ()
 
 
@@ -91,12 +91,15 @@ def array_request(
         parallel: How many run at a time; None: the scheduler decides.
         after: Arrays that have to end before.
     """
-    array = None
+    array, log_path = None, request.log_path
     if len(members) > 1:
         limit = parallel if parallel is not None and parallel < len(members) else None
         array = JobArray(size=len(members), parallel=limit)
+        # The scheduler's last word is on one element: in a log of all nobody could tell on which.
+        log_path = os.path.join(os.path.dirname(request.log_path), "logs", "jobs", str(number))
     waits = tuple(JobDependency(kind=AfterKind.ANY, job_id=job_id) for job_id in after)
-    return replace(request, head=(*request.head, "--array", str(number)), array=array, after=waits)
+    head = (*request.head, "--array", str(number))
+    return replace(request, head=head, array=array, log_path=log_path, after=waits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,19 +157,20 @@ def submit_members(
         number = len(noted.arrays)
         # Before the submission: an element may start at once.
         planned = MemberArray(job_id="", members=part.members)
-        _write(run_dir, replace(noted, arrays=(*noted.arrays, planned)))
+        write_arrays(run_dir, replace(noted, arrays=(*noted.arrays, planned)))
         after = job_ids[-1:] if part.is_chained else ()
-        asked = array_request(noted.request, part.members, number, part.parallel, after)
+        asked = array_request(request, part.members, number, part.parallel, after)
         try:
+            os.makedirs(os.path.dirname(asked.log_path), exist_ok=True)
             job_ids.append(submit_script(asked, run_dir.job_script, dialect))
         except BaseException:
             for job_id in job_ids:
                 with contextlib.suppress(MusterError):
                     cancel_job(dialect, job_id)
-            _write(run_dir, before or replace(noted, arrays=()))
+            write_arrays(run_dir, before or replace(noted, arrays=()))
             raise
         noted = replace(noted, arrays=(*noted.arrays, replace(planned, job_id=job_ids[-1])))
-        _write(run_dir, noted)
+        write_arrays(run_dir, noted)
     return tuple(job_ids)
 
 
@@ -180,7 +184,8 @@ def _limit_of(dialect: ArrayDialect, num_members: int) -> int | None:
     return None
 
 
-def _write(run_dir: RunDir, noted: SweepArrays) -> None:
+def write_arrays(run_dir: RunDir, noted: SweepArrays) -> None:
+    """Note the arrays of a sweep."""
     atomic.write_json(run_dir.arrays, codec.to_plain(noted))
 
 
@@ -213,7 +218,10 @@ def element_of(loaded: tuple[ArrayDialect, SweepArrays], number: int) -> str | N
 def cancel_arrays(run_dir: RunDir) -> bool:
     """Cancel all arrays of a sweep; say whether it has any."""
     loaded = load_arrays(run_dir)
-    for array in loaded[1].arrays if loaded is not None else ():
+    if loaded is None:
+        return False
+    dialect, noted = loaded
+    for array in noted.arrays:
         with contextlib.suppress(MusterError):  # it may have ended
-            cancel_job(loaded[0], array.job_id) if loaded is not None else None
-    return loaded is not None
+            cancel_job(dialect, array.job_id)
+    return True

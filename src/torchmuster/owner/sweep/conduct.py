@@ -38,11 +38,12 @@ def main(arguments: list[str]) -> int:
     number = noted.arrays[options.array].members[position]
     member, _ = prepare_member(run_dir, plan, number)
     sys.stdout.flush()
+    output = os.readlink("/proc/self/fd/1")  # where the scheduler has its last word
     # What the heads of all elements say would mix in the one log of the array.
     log = os.open(member.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
-    words = [member.path, "--engine", options.engine]
+    words = [member.path, "--engine", options.engine, "--output", output]
     if options.submitted_from is not None:
         words += ["--submitted-from", options.submitted_from]
     return conduct.main(words)

@@ -38,6 +38,7 @@ from torchmuster.spec.sweep_plan import SweepPlan
 _UNKNOWN_S = 1.0  # a member may call before the spawner has come to say that it has started
 _LEFTOVERS_S = 5.0
 _LOOK_EVERY_S = 0.005
+_WATCH_AFTER_S = 2.0
 _SOCKET = "agent.sock"
 
 
@@ -92,6 +93,8 @@ class ForkSlots:
             for number, gpu in enumerate(gpus)
         ]
         self._attempts: dict[int, NodeAttempt] = {}
+        self._watches: dict[int, asyncio.Task[None]] = {}
+        self._hung: dict[int, WorkerEnd] = {}
         self._is_settled = asyncio.Event()
         self._is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,8 +103,6 @@ class ForkSlots:
         environment.setdefault(THREADS, str(share))
         path = os.path.join(self._folder, _SOCKET)
         self._keeper = SpawnerKeeper(plan.run.program, environment, path, OwnClock(), self)
-
-    come_later = False
 
     # Its life.
 
@@ -190,6 +191,25 @@ class ForkSlots:
             order, settings, link, partial(self._end, number)
         )
         slot.attempt.start(self._disk, None)
+        watch = asyncio.ensure_future(self._watch(number, slot.attempt, run_dir, slot.folder))
+        self._keep(watch)
+        self._watches[number] = watch
+
+    async def _watch(self, number: int, attempt: NodeAttempt, run_dir: RunDir, folder: str) -> None:
+        """End a member that stands; most have ended before anybody looks."""
+        await asyncio.sleep(_WATCH_AFTER_S)
+        from torchmuster.owner.sweep.watch import MemberWatch
+
+        def say(text: str) -> None:
+            self._say(f"member {number}: {text}; muster stacks {os.path.basename(run_dir.path)}")
+
+        plan = self._plan.run
+        watch = MemberWatch(
+            attempt, run_dir, folder, plan.node_name(0), plan.limits, self._disk, say
+        )
+        self._hung[number] = await watch.until_it_hangs()
+        for pid in attempt.running_pids:
+            proc.kill_quietly(pid)
 
     def signal(self, number: int, signum: int) -> None:
         """Send a signal to a member's process, if it runs."""
@@ -207,7 +227,8 @@ class ForkSlots:
                     os.unlink(os.path.join(slot.folder, name))
 
     def _end(self, number: int, end: WorkerEnd) -> None:
-        attempt = self._attempts.pop(number)
+        attempt, end = self._attempts.pop(number), self._hung.pop(number, end)
+        self._watches.pop(number).cancel()
         self.spawn(attempt.finish())
         for pid in attempt.pids:
             self.spawn(self._end_leftovers(pid))
@@ -271,7 +292,9 @@ class ForkSlots:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside all else, until the sweep ends."""
-        task = asyncio.ensure_future(work)
+        self._keep(asyncio.ensure_future(work))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._forget)
 

@@ -7,6 +7,7 @@ import asyncio
 import os
 import secrets
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -133,8 +134,12 @@ class HostSlots(RunSlots):
         try:
             argv = [sys.executable, "-m", "torchmuster", "session", *words]
             child = proc.start(argv, env=proc.own_package_environment(), stdout=log, stderr=log)
-            while (status := child.poll()) is None:
-                await asyncio.sleep(_LOOK_S)
+            try:
+                while (status := child.poll()) is None:
+                    await asyncio.sleep(_LOOK_S)
+            except asyncio.CancelledError:
+                child.send_signal(signal.SIGTERM)
+                raise
             if status and words[0] == "start":
                 said = os.pread(log, 1 << 16, begin).decode(errors="replace")
                 raise error_of_start(said.splitlines(), path)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 
+from torchmuster.errors import MissingRecordError
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
@@ -22,6 +23,9 @@ from torchmuster.owner.create import create_member_dir, unusable, write_owner
 from torchmuster.owner.views.record import next_attempt
 from torchmuster.spec.sweep_plan import SweepPlan
 
+# In the folder of a sweep whose members are runs in several pods: what each of them asks for.
+MEMBER_REQUEST = os.path.join("pods", "request.json")
+
 
 def member_dir(run_dir: RunDir, plan: SweepPlan, number: int) -> RunDir:
     """Return the run directory of a member, which may not be there yet."""
@@ -39,7 +43,9 @@ def prepare_member(run_dir: RunDir, plan: SweepPlan, number: int) -> tuple[RunDi
         create_member_dir(plan.member_plan(number), run_dir)
         return member, 0
     try:
-        for path in (member.result, member.links):
+        # One that has ended has no job any more, also where a cluster can't tell yet.
+        of_job = (member.job,) if os.path.exists(member.result) else ()
+        for path in (member.result, member.links, *of_job):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         atomic.write_json(member.plan, codec.to_plain(plan.member_plan(number)))
@@ -159,6 +165,12 @@ class MemberRecords:
 
     def _event(self, run_dir: RunDir, name: str, **fields: object) -> None:
         self._disk.append(run_dir.events, event_line(utc_now(), name, fields).encode())
+
+
+def lacks_files(result: Result) -> bool:
+    """Say whether a member has succeeded whose files went with its pod."""
+    code = MissingRecordError.exit_code
+    return result.state is RunState.SUCCEEDED and result.exit_code == code
 
 
 def why_of(result: Result) -> str | None:

@@ -7,7 +7,6 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ from torchmuster.model.display.text import report_of_error
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.record_writer import RecordWriter
-from torchmuster.owner.stops import Stops
+from torchmuster.owner.stops import EarlyStop, Stops
 from torchmuster.owner.sweep.forks import ForkSlots
 from torchmuster.owner.sweep.members import (
     MemberRecords,
@@ -36,7 +35,7 @@ from torchmuster.owner.sweep.runs import RunSlots
 from torchmuster.owner.sweep.slots import MemberEnd, Slots, gpus_of_slots
 from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
 from torchmuster.owner.views.record import read_result
-from torchmuster.owner.views.sweep_view import MemberView, read_sweep, view_sweep
+from torchmuster.owner.views.sweep_view import read_sweep, view_sweep
 from torchmuster.spec.sweep_plan import SweepPlan
 
 _TICK_S = 0.5
@@ -45,7 +44,6 @@ _MAX_TOLD = 20  # failures that are worth a line each
 _MAX_EVIDENCE = 5
 _FLUSH_S = 5.0
 _MAX_LOSSES = 2
-_MOST_WITH_OWNER = 5  # attempts of a member that ran in pods when the first one was lost
 NOT_AGAIN = (RunState.SUCCEEDED, RunState.STOPPED)
 
 
@@ -62,11 +60,12 @@ def follow_sweep(run_dir: RunDir, display: SweepDisplay) -> Result:
     Raises:
         MusterError: Its plan can't be read, its rule is not there, or its interpreter can't be started.
     """
+    early = EarlyStop()
     plan = read_sweep(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the sweep can't be read", where=run_dir.sweep)
     rule = load_rule(plan.stop, plan.metric) if plan.stop and plan.metric else None
-    return asyncio.run(SweepOwner(plan, run_dir, display, rule).run())
+    return asyncio.run(SweepOwner(plan, run_dir, display, rule, early).run())
 
 
 @dataclass(slots=True)
@@ -84,16 +83,14 @@ class SweepOwner:
 
     Attributes:
         rule: What ends members early.
-        slots_of: Makes the slots, where they are not on this machine and on no hosts that the plan names.
-        done: States in which a member of an earlier life of this sweep need not run again.
+        early: Has listened for signals that ask to stop before this does.
     """
 
     plan: SweepPlan
     run_dir: RunDir
     display: SweepDisplay
     rule: StopRule | None = None
-    slots_of: "Callable[[SweepOwner], Slots] | None" = None
-    done: tuple[RunState, ...] = NOT_AGAIN
+    early: EarlyStop | None = None
     _policy: SweepPolicy = field(init=False)
     _record: RecordWriter = field(init=False)
     _disk: DiskWriter = field(init=False)
@@ -103,7 +100,6 @@ class SweepOwner:
     _prepared: dict[int, tuple[RunDir, int]] = field(default_factory=dict)
     _members: dict[int, _Member] = field(default_factory=dict)
     _losses: dict[int, int] = field(default_factory=dict)
-    _attempts: dict[int, int] = field(default_factory=dict)  # the newest of each member
     _failures: list[tuple[int, str]] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -127,13 +123,12 @@ class SweepOwner:
                 await asyncio.to_thread(self._disk.flush, _FLUSH_S)
 
     def _make_slots(self) -> Slots:
-        if self.slots_of is not None:
-            return self.slots_of(self)
         if self.plan.places:
             from torchmuster.owner.sweep.hosts import HostSlots
 
             return HostSlots(self.plan, self.run_dir, self.take_end, self.display.say)
-        gpus = visible_gpus() if self.plan.run.session is None else []
+        is_here = self.plan.run.session is None and self.plan.run.engine == "local"
+        gpus = visible_gpus() if is_here else []
         num_workers = self.plan.run.num_workers(0)
         of_slot = gpus_of_slots(gpus, self.plan.slots, num_workers)
         most = -(-self.plan.slots * num_workers // len(gpus)) if gpus else 0
@@ -148,16 +143,15 @@ class SweepOwner:
         return ForkSlots(self.plan, ids, log, self._disk, self.take_end, self.display.say)
 
     async def _conduct(self) -> Result:
-        self._stops.listen(self._take_stop)
+        self._stops.listen(self._take_stop, self.early)
         settled = await asyncio.to_thread(self._settle_earlier)
         self._slots = self._make_slots()
-        are_open = not self._slots.come_later
-        self._policy.begin(range(len(self.plan.members)), settled, are_open=are_open)
+        self._policy.begin(range(len(self.plan.members)), settled)
         num = self._policy.num_waiting
         self._record.event("sweep_started", members=num, slots=self.plan.slots)
         measuring = asyncio.create_task(self._measure_always())
         try:
-            await self._slots.open()
+            await self._open_slots()
             await self._fill()
         except MusterError as error:
             self._refusal = report_of_error(error)
@@ -168,18 +162,26 @@ class SweepOwner:
             await asyncio.gather(*self._tasks)
         return self._conclude()
 
+    async def _open_slots(self) -> None:
+        """Open the slots, unless somebody ends the sweep meanwhile."""
+        opening = asyncio.create_task(self._slots.open())
+        while not opening.done() and not self._stops.count:
+            self._changed.clear()
+            changing = asyncio.create_task(self._changed.wait())
+            await asyncio.wait({opening, changing}, return_when=asyncio.FIRST_COMPLETED)
+            changing.cancel()
+        if not opening.done():
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            return
+        await opening
+
     def _settle_earlier(self) -> dict[int, RunState]:
         """Return the members that need not run again, and let policy and rule know what they have reached."""
         view = view_sweep(self.run_dir, is_alive=False)
         settled: dict[int, RunState] = {}
         for member in view.members if view is not None else ():
-            if member.attempt is not None:
-                self._attempts[member.number] = member.attempt
-            if self._ends_its_owner(member):
-                self._failures.append((member.number, "it was lost with the first pod each time"))
-                settled[member.number] = RunState.LOST
-                continue
-            if member.state not in self.done:
+            if member.state not in NOT_AGAIN:
                 continue
             settled[member.number] = member.state
             if member.value is not None:
@@ -191,18 +193,11 @@ class SweepOwner:
                 self.rule.ended(member.number, member.state is RunState.SUCCEEDED)
         return settled
 
-    def _ends_its_owner(self, member: MemberView) -> bool:
-        """Say whether a member may be why the first pod was lost, again and again: nobody counts its losses but the record."""
-        is_over = member.attempt is not None and member.attempt + 1 >= _MOST_WITH_OWNER
-        # Where a user wants the sweep to go on, failed ones run again too.
-        is_by_itself = RunState.FAILED in self.done
-        return is_by_itself and member.state is RunState.LOST and is_over
-
     # Members.
 
     async def _fill(self) -> None:
         while not self._policy.is_over:
-            if self._policy.is_stuck and not self._slots.come_later:
+            if self._policy.is_stuck:
                 self._refusal = Report(error="no slot of the sweep is left", at=self.run_dir.path)
                 self._policy.cancel()
             if (refusal := self._slots.refusal) is not None:
@@ -235,9 +230,6 @@ class SweepOwner:
     def _start(self, start: MemberStart) -> None:
         number = start.member
         run_dir, attempt = self._prepared.pop(number)
-        if self._slots.come_later and self.plan.is_forked:
-            # The disk may be another one, where nothing is known of earlier attempts.
-            attempt = self._attempts[number] = max(attempt, self._attempts.get(number, -1) + 1)
         metric = self.plan.metric
         reader = MetricReader(run_dir, metric.name) if metric is not None else None
         self._members[number] = _Member(run_dir, attempt, time.monotonic(), reader)
@@ -250,8 +242,7 @@ class SweepOwner:
     def take_end(self, number: int, end: MemberEnd) -> None:
         """Take that a member has ended; its slot gets the next one in the same turn of the loop."""
         member = self._members.pop(number)
-        counts = end.is_lost and not end.was_sent_away
-        self._losses[number] = self._losses.get(number, 0) + counts
+        self._losses[number] = self._losses.get(number, 0) + end.is_lost
         if end.is_lost and self._losses[number] < _MAX_LOSSES and not self._stops.count:
             self._policy.again(number, retire=end.has_lost_slot)
             self._record.event("member_lost", member=number, attempt=member.attempt)
@@ -263,28 +254,6 @@ class SweepOwner:
         if self._slots.refusal is None:
             self._start_prepared()
         self._changed.set()
-
-    def take_slot(self, slot: int, is_open: bool) -> None:
-        """Take that a slot has opened, or that nothing can start in it for now."""
-        if is_open:
-            self._policy.opened(slot)
-            self._start_prepared()
-        else:
-            self._policy.closed(slot)
-        self._changed.set()
-
-    def notice(self, sentence: str) -> None:
-        """Leave a sentence in the record, for those who follow the sweep from elsewhere."""
-        self._record.event("notice", text=sentence)
-
-    def event(self, name: str, **fields: Any) -> None:
-        """Leave an event in the record."""
-        self._record.event(name, **fields)
-
-    @property
-    def was_told_to_stop(self) -> bool:
-        """Say whether a signal has ended the sweep."""
-        return self._stops.count > 0
 
     async def _settle(self, number: int, member: _Member, end: MemberEnd, state: RunState) -> None:
         """Write how a member has ended, with its last value, while the next one runs."""

@@ -39,16 +39,11 @@ class SweepPolicy:
     _waiting: deque[int] = field(default_factory=deque)
     _free: list[int] = field(default_factory=list)
 
-    def begin(
-        self, members: Iterable[int], settled: Mapping[int, RunState], *, are_open: bool = True
-    ) -> None:
-        """Take the members; those that are settled by an earlier life of the sweep don't run again.
-
-        With `are_open` all slots are free now, else `opened` tells of each.
-        """
+    def begin(self, members: Iterable[int], settled: Mapping[int, RunState]) -> None:
+        """Take the members; those that are settled by an earlier life of the sweep don't run again."""
         self.states = dict(settled)
         self._waiting = deque(member for member in members if member not in settled)
-        self._free = list(range(self.num_slots)) if are_open else []
+        self._free = list(range(self.num_slots))
 
     # Questions.
 
@@ -122,17 +117,6 @@ class SweepPolicy:
         if not retire:
             self._free.append(slot)
             self._free.sort()
-
-    def opened(self, slot: int) -> None:
-        """Take that members can run in a slot from now on."""
-        if slot not in self._free and slot not in self.running.values():
-            self._free.append(slot)
-            self._free.sort()
-
-    def closed(self, slot: int) -> None:
-        """Take that nothing can start in a slot any more, until it is opened again."""
-        if slot in self._free:
-            self._free.remove(slot)
 
     def again(self, member: int, *, retire: bool = False) -> None:
         """Let a member that ended by no fault of its own start once more, before all others."""

@@ -36,8 +36,6 @@ class RunSlots:
         self._running: dict[int, tuple[proc.Child, RunDir]] = {}
         self._watching: asyncio.Task[None] | None = None
 
-    come_later = False
-
     def host(self, slot_number: int) -> str:
         """Return the name of this machine."""
         del slot_number

@@ -19,18 +19,15 @@ class MemberEnd:
         worker: How its only process ended, whose record is still to be written; None: it has a head that wrote it.
         is_lost: It ended by no fault of its own: what it ran in has died.
         has_lost_slot: Nothing can run in its slot any more.
-        was_sent_away: It was lost because somebody wanted its place, and had its grace: that may happen any number of times.
     """
 
     state: RunState
     worker: WorkerEnd | None = None
     is_lost: bool = False
     has_lost_slot: bool = False
-    was_sent_away: bool = False
 
 
 TakeEnd = Callable[[int, MemberEnd], None]
-TakeSlot = Callable[[int, bool], None]
 
 
 def gpus_of_slots(
@@ -51,13 +48,7 @@ def gpus_of_slots(
 
 
 class Slots(Protocol):
-    """Where members run.
-
-    Attributes:
-        come_later: Slots open one by one, and come again when they were lost; else all are open after `open`.
-    """
-
-    come_later: bool
+    """Where members run."""
 
     @property
     def refusal(self) -> Report | None:

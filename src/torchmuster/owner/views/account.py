@@ -5,16 +5,24 @@ import os
 import re
 from dataclasses import dataclass, replace
 
+from torchmuster.errors import MissingRecordError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.display.text import few_of
-from torchmuster.model.event import moment_of
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
-from torchmuster.node.pod.order import ORDER_FILE, read_order
+from torchmuster.node.pod.order import ORDER_FILE, PodOrder, read_order
 from torchmuster.owner.views.find import read_jobs_of, view_job
-from torchmuster.owner.views.record import damage_of_result, last_event, read_events, read_plan
+from torchmuster.owner.views.record import (
+    changed_at,
+    damage_of_result,
+    ends_of,
+    read_events,
+    read_plan,
+    read_result,
+    told_seconds,
+)
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.training import view_training
 
@@ -74,7 +82,9 @@ def _place(view: RunView) -> tuple[str, tuple[str, ...]]:
 
 
 def _elapsed_s(view: RunView, now: float) -> float | None:
-    times = [time for path in _records(view) for time in _ends_of(path)]
+    times = [time for path in _records(view) for time in ends_of(path)]
+    if view.result is None and not times and (began := changed_at(view.run_dir.arrays)) is not None:
+        return max(0.0, now - began)  # an array has no owner that would write a record
     if not times:
         return view.result.elapsed_s if view.result is not None else None
     if not view.state.is_final:
@@ -84,21 +94,12 @@ def _elapsed_s(view: RunView, now: float) -> float | None:
 
 def whole(result: Result, run_dir: RunDir) -> Result:
     """Return a result with the time of the whole run: it tells of its own link only, and of the last head's."""
-    times = _ends_of(run_dir.events)
-    recorded_s = max(times) - min(times) if times else 0.0
-    return replace(result, elapsed_s=max(result.elapsed_s, recorded_s))
+    return replace(result, elapsed_s=max(result.elapsed_s, told_seconds(run_dir.events)))
 
 
 def _records(view: RunView) -> list[str]:
     groups = view.workflow.plan.groups if view.workflow is not None else ()
     return [view.run_dir.events, *(view.run_dir.group(group.name).events for group in groups)]
-
-
-def _ends_of(path: str) -> list[float]:
-    """Return the time of the first and of the last event of a record, without reading what is between them."""
-    first, last = next(read_events(path), None), last_event(path)
-    words = [event.get("time") for event in (first, last) if event is not None]
-    return [time for word in words if (time := moment_of(word)) is not None]
 
 
 def _ended_by(view: RunView) -> str | None:
@@ -123,11 +124,13 @@ class Saved:
         step: Of the newest snapshot; None when there is none.
         folder: Where the snapshots are: a path or a URL.
         is_seen: Whether a restart from here finds them.
+        went: They were on the disks of pods, which have gone.
     """
 
     step: int | None
     folder: str
     is_seen: bool
+    went: bool = False
 
 
 def find_saved(run_dir: RunDir) -> Saved | None:
@@ -146,19 +149,22 @@ def find_saved(run_dir: RunDir) -> Saved | None:
     step = last_step(folder)
     if step is not None:
         return Saved(step=step, folder=folder, is_seen=True)
-    if recorded is not None and _is_on_volume(run_dir, folder):
+    order = _order(run_dir.path)
+    by_pods = order is not None and folder.startswith(f"{order.home}/")
+    on_volume = order is not None and order.has_volume
+    if recorded is not None and by_pods and on_volume:
         return Saved(step=recorded, folder=folder, is_seen=True)  # by the pods that go on
     # What is not there was removed, or is on a disk of another host.
-    return Saved(step=recorded, folder=folder, is_seen=recorded is None) if events else None
+    went = by_pods and not on_volume
+    seen = recorded is None
+    return Saved(step=recorded, folder=folder, is_seen=seen, went=went) if events else None
 
 
-def _is_on_volume(run_dir: RunDir, folder: str) -> bool:
-    """Say whether pods see a folder on the volume on which this run was kept."""
-    path = os.path.join(run_dir.path, "pods", ORDER_FILE)
+def _order(folder: str) -> PodOrder | None:
+    path = os.path.join(folder, "pods", ORDER_FILE)
     with contextlib.suppress(codec.CodecError):
-        order = read_order(path) if os.path.exists(path) else None
-        return order is not None and order.has_volume and folder.startswith(f"{order.home}/")
-    return False
+        return read_order(path) if os.path.exists(path) else None
+    return None
 
 
 def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
@@ -169,14 +175,27 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
     plan = read_plan(run_dir)
     if plan is not None and plan.is_replay:
         return None
+    kept = result or read_result(run_dir)
+    if kept is not None and (
+        kept.exit_code == MissingRecordError.exit_code or _found_none_good(kept)
+    ):
+        return None  # it may have succeeded, or has snapshots: what to do is in its report
     saved = find_saved(run_dir)
     stopped_at = result.trained_step if result is not None else None
     told = result.saved_step if result is not None else None  # by the library, as it stopped
     if told is not None and (saved is None or saved.step is None):  # the record has not come back
-        saved = Saved(step=told, folder=run_dir.snapshots, is_seen=False)
+        order = _order(run_dir.path)
+        went = order is not None and not order.has_volume
+        saved = Saved(step=told, folder=run_dir.snapshots, is_seen=False, went=went)
     if saved is None and stopped_at is None:
         return None
     return _sentence(saved, stopped_at, _restart_command(run_dir))
+
+
+def _found_none_good(result: Result) -> bool:
+    """Say whether a run ended because its snapshots are damaged: a restart would end so, too."""
+    error = result.cause.error if result.cause is not None else None
+    return error is not None and error.type_name.rpartition(".")[2] == "NoGoodSnapshotError"
 
 
 def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) -> str:
@@ -186,6 +205,8 @@ def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) ->
     what = f"saved at step {saved.step}"
     if stopped_at is not None and saved.step < stopped_at:
         what = f"stopped at step {stopped_at}, the last snapshot is of step {saved.step}"
+    if saved.went:
+        return f"{what}, on the disk of a pod, and went with it: `claims` and `home` of the site keep snapshots"
     if not saved.is_seen:
         return f"{what}; its snapshots can't be seen from here: {saved.folder}"
     return what + (f"; continue with: {again}" if again else "")
@@ -207,6 +228,7 @@ def what_is_left(run_dir: RunDir) -> str:
     if saved is not None and saved.step is not None:
         place = saved.folder if "://" in saved.folder else near(saved.folder)
         unseen = "" if saved.is_seen else " (not visible from here)"
+        unseen = " (went with the pods)" if saved.went else unseen
         parts.append(f"snapshots in {place}{unseen}, the last at step {saved.step}")
     parts.append(f"logs in {near(run_dir.logs)}")
     return "; ".join(parts)
@@ -224,7 +246,11 @@ def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
     if versions:
         word = "datasets" if len(versions) > 1 else "dataset"
         parts.append(f"{word} {few_of(versions, 8)}")
-    parts.append(f"outputs in {near(os.path.join(run_dir.path, 'tasks'))}")
+    orders = filter(None, (_order(run_dir.group(group).path) for group in groups))
+    if (order := next(orders, None)) is not None and order.has_volume:
+        parts.append(f"outputs on the volume, in {os.path.join(order.run_dir.path, 'tasks')}")
+    else:
+        parts.append(f"outputs in {near(os.path.join(run_dir.path, 'tasks'))}")
     parts.append(f"logs in {near(os.path.join(run_dir.path, 'logs'))}")
     return "; ".join(parts)
 

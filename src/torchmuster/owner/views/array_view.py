@@ -7,19 +7,26 @@ from contextlib import suppress
 from dataclasses import replace
 
 from torchmuster import proc
-from torchmuster.engines.base import ArrayDialect
-from torchmuster.errors import MusterError
+from torchmuster.engines.base import ArrayDialect, object_dialect
+from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.contract import EX_TEMPFAIL
 from torchmuster.model.job import JobView
-from torchmuster.model.states import RunState
+from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.jobs.answers import FIRST_POLL_S, ask_scheduler
 from torchmuster.owner.sweep.arrays import SweepArrays, load_arrays
-from torchmuster.owner.sweep.members import member_dir, why_of
+from torchmuster.owner.sweep.members import lacks_files, member_dir, why_of
 from torchmuster.owner.sweep.metric import MetricReader
 from torchmuster.owner.sweep.policy import state_of_sweep
-from torchmuster.owner.views.record import DAMAGED, next_attempt, read_events, read_result
+from torchmuster.owner.views.record import (
+    DAMAGED,
+    changed_at,
+    ends_of,
+    next_attempt,
+    read_events,
+    read_result,
+)
 from torchmuster.owner.views.sweep_view import MemberView, SweepView, read_sweep
 from torchmuster.spec.sweep_plan import SweepPlan
 
@@ -54,20 +61,42 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
     members = [_left_by(run_dir, plan, number) for number in range(len(plan.members))]
     # A member that was preempted has a result, and may come back.
     wanted = {m.number for m in members if not m.state.is_final or m.state is RunState.PREEMPTED}
+    has_ends = (
+        object_dialect(loaded[0]) is not None
+    )  # what pods leave comes here when somebody looks
     told, problem = _ask_for(*loaded, wanted, ask)
     for number in wanted:
         found = told.get(number)
         if found is not None and found.state.is_final:
             members[number] = _left_by(run_dir, plan, number)  # it may have ended just now
         members[number] = _with_word(members[number], found, problem)
+        if has_ends and found is not None and found.state is JobState.SUCCEEDED:
+            left = members[number]
+            why = left.why if left.state is RunState.SUCCEEDED else None
+            members[number] = replace(left, state=RunState.SUCCEEDED, why=why)
     stopped = _stopped(run_dir)
     members = [
         _as_stopped(member, plan) if member.number in stopped else member for member in members
     ]
+    members = [_without_job(member, loaded[1], run_dir) for member in members]
     is_open = any(not member.state.is_final for member in members)
     result = None if is_open else _result_of(plan, run_dir, members)
+    if not loaded[1].arrays:
+        result = read_result(run_dir)  # its submission was refused
     state = result.state if result is not None else _open_state(members)
     return SweepView(plan=plan, state=state, members=tuple(members), result=result)
+
+
+def _without_job(member: MemberView, noted: SweepArrays, run_dir: RunDir) -> MemberView:
+    """Return where a member stands of whose job nobody knows: it was cancelled with it, or had ended before others ran again."""
+    if member.state is not RunState.LOST:
+        return member
+    if noted.arrays and not any(member.number in array.members for array in noted.arrays):
+        why = "it had ended before the others ran again"
+        return replace(member, state=RunState.SUCCEEDED, why=why)
+    if os.path.exists(run_dir.cancelled):
+        return replace(member, state=RunState.CANCELLED, why="the sweep was cancelled")
+    return member
 
 
 def _stopped(run_dir: RunDir) -> set[int]:
@@ -106,7 +135,9 @@ def _left_by(run_dir: RunDir, plan: SweepPlan, number: int) -> MemberView:
         state=result.state,
         elapsed_s=result.elapsed_s,
         exit_code=result.exit_code,
-        why=why_of(result) if result.state is not RunState.SUCCEEDED else None,
+        why=why_of(result)
+        if result.state is not RunState.SUCCEEDED or lacks_files(result)
+        else None,
     )
 
 
@@ -134,7 +165,7 @@ def _ask_for(
             continue
         for number in wanted - found.keys() & element_of.keys():
             job_id, position = element_of[number]
-            bare = job_id.partition(".")[0].partition("[")[0]
+            bare = dialect.array_key(job_id)
             view = elements.get((bare, position))
             if view is None and "[" not in job_id and (bare, position) not in elements:
                 view = jobs.get(job_id) if len(_members_of(noted, job_id)) == 1 else None
@@ -191,17 +222,40 @@ def _result_of(plan: SweepPlan, run_dir: RunDir, members: Sequence[MemberView]) 
         report = Report(
             error=f"{len(bad)} of {len(members)} members of the sweep failed",
             at=run_dir.path,
-            because=tuple(
-                f"{name}.{m.number}: {m.why or 'no reason is known'}" for m in bad[:_MAX_EVIDENCE]
-            ),
+            because=_reasons(plan, bad),
             hint=f"muster restart {name} runs those again",
+        )
+    lacks = (RunState.SUCCEEDED, MissingRecordError.exit_code)
+    lacking = [m for m in members if (m.state, m.exit_code) == lacks]
+    code = _CODES.get(state, MissingRecordError.exit_code if lacking else 0)
+    if lacking and report is None:
+        report = Report(
+            error=f"files of {len(lacking)} of {len(members)} members did not come here",
+            at=run_dir.path,
+            because=_reasons(plan, lacking),
+            hint="`claims` and `home` of the site keep files on a volume",
         )
     return Result(
         run_id=plan.run_id,
         state=state,
-        exit_code=_CODES.get(state, 0),
+        exit_code=code,
         attempts=sum((m.attempt or 0) + 1 for m in members if m.attempt is not None),
         restarts_spent=0,
-        elapsed_s=max((m.elapsed_s or 0.0 for m in members), default=0.0),
+        elapsed_s=_elapsed_s(plan, run_dir),
         report=report,
+    )
+
+
+def _elapsed_s(plan: SweepPlan, run_dir: RunDir) -> float:
+    """Return the time from the newest submission to the last word of a member."""
+    records = (member_dir(run_dir, plan, number).events for number in range(len(plan.members)))
+    ends = [time for path in records for time in ends_of(path)[-1:]]
+    began = changed_at(run_dir.arrays)
+    return max(0.0, max(ends) - began) if ends and began is not None else 0.0
+
+
+def _reasons(plan: SweepPlan, members: Sequence[MemberView]) -> tuple[str, ...]:
+    name = short_id(plan.run_id)
+    return tuple(
+        f"{name}.{m.number}: {m.why or 'no reason is known'}" for m in members[:_MAX_EVIDENCE]
     )

@@ -25,7 +25,7 @@ from torchmuster.net import messages
 from torchmuster.owner.jobs.jobs import cancel_job, read_jobs
 from torchmuster.owner.jobs.links import cancel_jobs
 from torchmuster.owner.jobs.never import NeverWatch
-from torchmuster.owner.sweep.arrays import cancel_arrays
+from torchmuster.owner.sweep.array_stops import cancel_sweep
 from torchmuster.owner.views.find import any_result, owner_is_here, owner_lives, view_job, view_run
 from torchmuster.owner.views.head_call import call_head
 from torchmuster.owner.views.record import read_new
@@ -69,7 +69,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
             with contextlib.suppress(MusterError):  # it may have ended
                 cancel_job(jobs[0], job_id)
         return
-    if cancel_arrays(view.run_dir):
+    if cancel_sweep(view.run_dir):
         return
     if view.workflow is not None or (view.is_sweep and not _is_job(view.run_dir)):
         _signal_owner(view, signum, at_once=at_once)

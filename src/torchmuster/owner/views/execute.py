@@ -126,7 +126,8 @@ def _check_running(view: RunView, task: TaskView) -> None:
             where=f"task {task.name}: {task.state.value}",
             fix=f"muster logs {view.run_id} {task.name}",
         )
-    if not owner_is_here(view.run_dir):
+    in_pods = os.path.isdir(os.path.join(view.run_dir.group(task.group).path, "pods"))
+    if not in_pods and not owner_is_here(view.run_dir):
         owner = atomic.read_json(view.run_dir.owner)
         host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
         raise ChannelError(

@@ -100,6 +100,7 @@ def ask_for_all(folders: Sequence[RunDir]) -> None:
     batch = [f for f in folders if os.path.isfile(f.job) or os.path.isfile(f.jobs)]
     if not batch:
         return  # the usual case costs no import
+    from torchmuster.owner.jobs.answers import only_look
     from torchmuster.owner.jobs.jobs import read_jobs, view_jobs
     from torchmuster.owner.jobs.links import open_jobs
 
@@ -112,8 +113,21 @@ def ask_for_all(folders: Sequence[RunDir]) -> None:
             dialect, ids = jobs
             open_ids = [i for name, i in ids.items() if read_outcome(folder, name) is None]
             asked.setdefault(dialect.name, (dialect, []))[1].extend(open_ids)
+    only_look()
     for dialect, job_ids in asked.values():
         view_jobs(dialect, job_ids)
+
+
+def look_at(word: str) -> RunView:
+    """Return the run that a word names, as `find_run`, with what is known here where its cluster does not answer at once.
+
+    Raises:
+        NotFoundError: There is none, or more than one.
+    """
+    from torchmuster.owner.jobs.answers import only_look
+
+    only_look()
+    return find_run(word)
 
 
 def find_run(word: str) -> RunView:
@@ -133,6 +147,8 @@ def find_run(word: str) -> RunView:
     if word == "last" and (newest := _last_run()) is not None:
         return _view_found(newest)
     matching = [name for name in names if short_id(name) == word]
+    # What was given with --name wins over a part of another name.
+    matching = matching or [n for n in names if short_id(n).rpartition("-")[0] == word != ""]
     matching = matching or [name for name in names if word and word in name]
     if len(matching) == 1:
         return _view_found(RunDir(os.path.join(runs_dir(), matching[0])))
@@ -189,8 +205,11 @@ def _view_found(run_dir: RunDir) -> RunView:
     if os.path.isdir(os.path.join(run_dir.path, "pods")):
         from torchmuster.owner.pods.elsewhere import catch_up_groups, is_elsewhere
         from torchmuster.owner.pods.end import catch_up
+        from torchmuster.owner.pods.members import catch_up_members
 
-        if is_elsewhere(run_dir):
+        if os.path.isfile(run_dir.arrays):
+            catch_up_members(run_dir)
+        elif is_elsewhere(run_dir):
             catch_up_groups(run_dir)
         else:
             catch_up(run_dir)
@@ -366,10 +385,13 @@ def _job_lives(run_dir: RunDir) -> bool:
 
 
 def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
-    """Return the engine and the jobs that muster submitted for a run or a workflow, also after their end.
+    """Return the engine and the jobs that muster submitted for a run, a workflow or a sweep, also after their end.
 
     A run whose submission was refused has an engine and no job.
     """
+    arrays = atomic.read_json(run_dir.arrays)
+    if isinstance(arrays, dict):
+        return str(arrays["engine"]), tuple(str(one["job_id"]) for one in arrays["arrays"])
     if not os.path.isfile(run_dir.job) and not os.path.isfile(run_dir.jobs):
         return None  # the usual case costs no import
     from torchmuster.owner.jobs.jobs import read_jobs

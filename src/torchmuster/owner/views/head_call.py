@@ -6,10 +6,13 @@ import os
 
 from torchmuster.errors import ChannelError
 from torchmuster.files import atomic
+from torchmuster.model.states import JobState
 from torchmuster.net.channel import Channel, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.net.secret import read_secret
+from torchmuster.node.pod.order import PodOrder
+from torchmuster.owner.views.find import view_job
 from torchmuster.owner.views.run_view import RunView
 
 
@@ -26,7 +29,7 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
 
         order, job_id = pod_order(view.run_dir, group), job_of(view.run_dir, group)
         if order is not None and job_id is not None:
-            return await _call_in_pod(view, order.head_port, job_id)
+            return await _call_in_pod(view, order, job_id)
     path = view.run_dir.head if group is None else view.run_dir.group(group).head
     whose = f"the run {view.run_id}" if group is None else f"the group {group}"
     where = atomic.read_json(path)
@@ -45,6 +48,11 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
         why, node = str(error) or "it does not answer", where.get("node")
         if isinstance(error, HandshakeError):
             why = f"something else answers there: {error}"
+        job = await asyncio.to_thread(view_job, view.run_dir)
+        if job is not None and job.state is JobState.SUSPENDED:
+            what = f"job {job.job_id} is suspended: no process of it answers"
+            fix = "once it goes on: the same command"
+            raise ChannelError(what, where=node and f"on {node}", fix=fix) from error
         raise ChannelError(
             f"the head of {whose} can't be reached from here",
             where=f"{host}:{port}",
@@ -54,11 +62,12 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
     return channel
 
 
-async def _call_in_pod(view: RunView, port: int, job_id: str) -> Channel:
+async def _call_in_pod(view: RunView, order: "PodOrder", job_id: str) -> Channel:
     """Return a connection through the first pod; its way ends with this process."""
     from torchmuster.owner.pods.reach import find_pod, forward
 
-    pod = await asyncio.to_thread(find_pod, job_id, 0)
+    port = order.head_port
+    pod = await asyncio.to_thread(find_pod, job_id, order.index)
     if pod is None or not pod.is_up:
         raise ChannelError(
             f"the first pod of {view.run_id} does not run",

@@ -23,7 +23,7 @@ from torchmuster.model.display.narration import narrate, narrate_wait
 from torchmuster.model.event import moment_of
 from torchmuster.model.job import describe_job
 from torchmuster.model.sample import RankSample
-from torchmuster.model.states import RunState
+from torchmuster.model.states import JobState, RunState
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_job, view_run
 from torchmuster.owner.views.live_training import TrainingTail
@@ -276,7 +276,9 @@ def job_words(view: RunView) -> str:
     if view.state.is_final or not os.path.isfile(view.run_dir.job):
         return ""
     job = view_job(view.run_dir)
-    return describe_job(job) if job is not None else ""
+    if job is None or (job.state is JobState.RUNNING and job.reason is None):
+        return ""
+    return describe_job(job)
 
 
 def num_workers_of(view: RunView) -> int | None:

@@ -4,16 +4,23 @@ The agents carry it out; no ssh to the nodes is needed. The head's addresses and
 """
 
 import asyncio
+import os
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
+from torchmuster import proc
 from torchmuster.errors import ChannelError, HeadLostError, UsageError
+from torchmuster.head.hangs.monitor import shown, standing_of
+from torchmuster.head.hangs.stack_words import Seen, tell
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
+from torchmuster.node.stacks import take_stacks
 from torchmuster.owner.views.exec_threads import Write
 from torchmuster.owner.views.execute import ExecOrder, ExecResult, ExecSession
 from torchmuster.owner.views.find import any_result, owner_lives
 from torchmuster.owner.views.head_call import call_head
+from torchmuster.owner.views.record import read_events
 from torchmuster.owner.views.run_view import RunView
 
 ANSWER_LIMIT_S = 15.0
@@ -34,7 +41,10 @@ async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFo
         UsageError: It does not run.
         ChannelError: Its head can't be reached, or does not answer within `limit_s`.
     """
-    channel = await connect_to_run(view)
+    check_running(view)
+    if (member := _own_process(view)) is not None:
+        return await asyncio.to_thread(_stacks_of, member)
+    channel = await call_head(view)
     ask_id = secrets.token_hex(8)
     lines: list[str] = []
     try:
@@ -56,6 +66,22 @@ async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFo
         raise HeadLostError("the connection to the run has ended", why=str(error)) from error
     finally:
         await channel.close()
+
+
+def _own_process(view: RunView) -> dict[str, Any] | None:
+    """Return what the record says of the process of a sweep's member that has no head, on this machine; None for all others."""
+    if os.path.exists(view.run_dir.head):
+        return None
+    told = [e for e in read_events(view.run_dir.events) if e.get("event") == "worker_process"]
+    lives = bool(told) and proc.read_process(int(told[-1]["pid"])) is not None
+    return told[-1] if lives else None
+
+
+def _stacks_of(member: dict[str, Any]) -> StacksFound:
+    pid = int(member["pid"])
+    (stack,) = take_stacks(str(member["folder"]), int(member["attempt"]), [(0, pid)])
+    seen = Seen(rank=0, node=os.uname().nodename, standing=standing_of(stack), kernel=stack.kernel)
+    return StacksFound(sentence=tell([seen]), lines=tuple(shown(stack).splitlines()))
 
 
 async def execute_beside(view: RunView, word: str, order: ExecOrder, write: Write) -> ExecResult:

@@ -14,6 +14,7 @@ from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_bytes
 from torchmuster.model import codec
+from torchmuster.model.event import moment_of
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
@@ -41,6 +42,27 @@ def read_events(path: str) -> Iterator[dict[str, Any]]:
         return
 
 
+def changed_at(path: str) -> float | None:
+    """Return when a file was written last, in seconds since 1970; None for none."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
+
+
+def ends_of(path: str) -> list[float]:
+    """Return the time of the first and of the last event of a record, without reading what is between them."""
+    first, last = next(read_events(path), None), last_event(path)
+    words = [event.get("time") for event in (first, last) if event is not None]
+    return [time for word in words if (time := moment_of(word)) is not None]
+
+
+def told_seconds(*records: str, until: float | None = None) -> float:
+    """Return how much time lies between the first and the last event of these records, or a later moment."""
+    times = [at for path in records for at in ends_of(path)]
+    return max(*times, until or 0.0) - min(times) if times else 0.0
+
+
 def read_losses(run_dir: RunDir) -> dict[str, str]:
     """Return what its cluster said of the pods that the attempts of a run have lost, by attempt."""
     noted = atomic.read_json(run_dir.losses)
@@ -48,14 +70,19 @@ def read_losses(run_dir: RunDir) -> dict[str, str]:
 
 
 def with_losses(events: Iterable[dict[str, Any]], run_dir: RunDir) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run, those on lost pods with what the cluster said of them."""
+    """Yield the events of a run, those on lost pods, and on what came after one was taken away, with what the cluster said of them."""
     losses = read_losses(run_dir)
+    before = ""
     for event in events:
-        said = losses.get(str(event.get("attempt"))) if losses else None
-        if said is not None and event.get("event") == "attempt_failed":
-            yield {**event, "what": f"{event.get('what')}; {said}"}
+        number, name = str(event.get("attempt")), event.get("event")
+        if name == "attempt_failed" and number in losses:
+            yield {**event, "what": f"{event.get('what')}; {losses.pop(number)}"}
+        elif name == "attempt_started" and before in losses:
+            why = "; ".join(filter(None, (str(event.get("why") or ""), losses.pop(before))))
+            yield {**event, "why": why}
         else:
             yield event
+        before = number if name == "attempt_started" else before
 
 
 def last_event(path: str) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from torchmuster.model.event import moment_of
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
+from torchmuster.owner.views.record import changed_at
 from torchmuster.owner.views.sweep_view import SweepView
 from torchmuster.owner.views.workflow_view import WorkflowView
 
@@ -40,7 +41,8 @@ class RunView:
         """Say whether it is a single process of a sweep, which the sweep's owner starts and ends."""
         folder = os.path.dirname(os.path.dirname(self.run_dir.path))
         is_member = os.path.isfile(RunDir(folder).sweep)
-        return is_member and not os.path.exists(self.run_dir.head)
+        heads = (self.run_dir.head, os.path.join(self.run_dir.path, "pods"))
+        return is_member and not any(map(os.path.exists, heads))
 
     @property
     def is_workflow(self) -> bool:
@@ -97,10 +99,10 @@ def problems_of(view: RunView) -> tuple[str, ...]:
         return () if view.sweep is not None else ("the plan of the sweep can't be read",)
     if view.plan is None:
         return ("plan.json is missing, half written, or of another version of muster",)
-    return () if view.result is not None else _lost_head(view.run_dir)
+    return () if view.result is not None else lost_head(view.run_dir)
 
 
-def _lost_head(run_dir: RunDir) -> tuple[str, ...]:
+def lost_head(run_dir: RunDir) -> tuple[str, ...]:
     """Return a sentence where nodes have lost the head, and none has taken its place yet."""
     claims = Claims(run_dir.succession)
     try:
@@ -128,14 +130,7 @@ def submitted_at(run_dir: RunDir, started: str) -> float:
     """
     of_kind = (run_dir.plan, run_dir.workflow, run_dir.sweep)
     files = (run_dir.secret, *of_kind, run_dir.owner, run_dir.job)
-    times = [time for path in files if (time := _changed(path)) is not None]
+    times = [time for path in files if (time := changed_at(path)) is not None]
     if (begun := moment_of(started)) is not None:  # a job in a queue has no event
         times.append(begun)
-    return min(times, default=_changed(run_dir.path) or 0.0)
-
-
-def _changed(path: str) -> float | None:
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return None
+    return min(times, default=changed_at(run_dir.path) or 0.0)

@@ -2,6 +2,7 @@
 
 import graphlib
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.states import JobState, RunState, State, workflow_state
 from torchmuster.model.verdict import Result
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
-from torchmuster.owner.views.record import read_events, read_outcome
+from torchmuster.owner.views.record import changed_at, read_events, read_outcome, told_seconds
 
+_CANCELLED_CODE = 128 + signal.SIGTERM
 _LOST = "it had not ended when its owner was killed"
 
 
@@ -187,11 +189,15 @@ def _result_of_jobs(
     outcomes = [o for g in groups if (o := read_outcome(run_dir, g.name)) is not None]
     state = workflow_state(group.state for group in groups)
     codes = [outcome.exit_code for outcome in outcomes if outcome.state.is_failed]
+    if state is State.FAILED_CANCELED:
+        codes = [_CANCELLED_CODE]
+    records = [run_dir.group(group.name).events for group in groups]
+    told_s = told_seconds(*records, until=changed_at(run_dir.cancelled))
     return WorkflowResult(
         run_id=plan.run_id,
         state=state,
         exit_code=(codes[0] if codes else 1) if state.is_failed else 0,
-        elapsed_s=sum(outcome.elapsed_s for outcome in outcomes),
+        elapsed_s=told_s or sum(outcome.elapsed_s for outcome in outcomes),
         groups={group.name: group.state.value for group in groups},
         reports=tuple(outcome.report for outcome in outcomes if outcome.report is not None),
     )
@@ -262,6 +268,8 @@ def _view_group(
             tasks.setdefault(str(event["task"]), {}).update(event)
         elif name == "task_started":
             tasks.setdefault(str(event["task"]), {})["started"] = event["time"]
+            if all("started" in tasks.get(task.name, {}) for task in group.tasks):
+                why = stated.get("why")  # nobody is waited for any more
         elif name == "group_waits":
             why = event["text"]
         elif name == "group_state" and event["state"] != "RUNNING":
@@ -286,8 +294,8 @@ def _view_task(
         return TaskView(name=name, group=group.name, state=state, why=why, is_lead=is_lead)
     own = State(said["state"])
     reason = said.get("why")
-    if not own.is_final and why == _LOST:
-        reason = why
+    if not own.is_final and (state.is_final or why == _LOST):  # its last events did not come here
+        own, reason = (state if state.is_final else own), why
     return TaskView(
         name=name,
         group=group.name,

@@ -103,11 +103,12 @@ class MemorySaves:
             self.crew.folder.forget_all_but(age)
         return found
 
-    def check_room(self, num_bytes: int) -> None:
+    def check_room(self, num_bytes: int, to_come_bytes: int) -> None:
         """Refuse, on all ranks, what the memory of a node has no room for; a collective.
 
         Args:
             num_bytes: Of this rank's part, as far as it is known before the first step.
+            to_come_bytes: What the first step itself takes of the node's memory, for gradients and optimizers.
 
         Raises:
             MisfitError: Some node has too little memory for the copies.
@@ -116,18 +117,18 @@ class MemorySaves:
         free = free_bytes() if self.crew.copies else None
         if free is not None:  # what is held of the last attempt is written over
             free += sum(file.size for file in self._memory.all())
-        told = gather_json([num_bytes * _TURNS * (1 + others), free])
+        told = gather_json([num_bytes * _TURNS * (1 + others), to_come_bytes, free])
         for node in sorted(set(self._nodes)):
             rows = [row for row, of in zip(told, self._nodes, strict=True) if of == node]
-            needed = sum(row[0] for row in rows)
-            free = next((row[1] for row in rows if row[1] is not None), None)
-            if free is not None and needed > free:
+            needed, to_come = (sum(row[one] for row in rows) for one in (0, 1))
+            free = next((row[2] for row in rows if row[2] is not None), None)
+            if free is not None and needed + to_come > free:
                 of = f", of this node and of {others} more" if others else ""
                 raise MisfitError(
                     f"node {node} has too little memory for snapshots in memory",
                     where="World.resume(memory_every_steps=...)",
                     why=f"they take {show_size(needed)} there (the last whole one and the next{of}),"
-                    f" and {show_size(free)} are free",
+                    f" the training itself takes {show_size(to_come)} from its first step on, and {show_size(free)} are free",
                     fix="ask for more memory for the job, or leave memory_every_steps out",
                 )
 

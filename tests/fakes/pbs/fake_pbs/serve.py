@@ -172,8 +172,6 @@ def run(job_id):
         watch = Watch(job_id, job, child, (stdout, stderr))
         status = watch.until_the_end(delay_s, lag_s)
         watch.end_rest()
-        if watch.last_line:
-            stdout.write(f"=>> PBS: job killed: {watch.last_line}\n")
     shutil.rmtree(scratch(job_id), ignore_errors=True)
     shutil.rmtree(folder)
     node_file.unlink()
@@ -237,6 +235,8 @@ class Watch:
             self.look_after_hosts(data, job, now)
             if self.kill_at is None:
                 if self.must_end(job, now, lag_s):
+                    if self.last_line:  # Source: openpbs src/resmom/mom_main.c: before the signal
+                        self.say(f"=>> PBS: job killed: {self.last_line}\n")
                     self.signal_all(signal.SIGTERM)
                     self.signal_all(signal.SIGCONT)
                     self.kill_at = now + delay_s
@@ -256,7 +256,14 @@ class Watch:
             self.is_over = True
             over_s = max(int(elapsed_s), limit_s + 1)
             self.last_line = f"walltime {over_s} exceeded limit {limit_s}"
+        self.last_line = self.last_line or job.get("breaks")
         return self.last_line is not None or job["deleted"] is not None
+
+    def say(self, line):
+        """Add a line to the job's output, behind what its processes have written."""
+        fd = self.streams[0].fileno()
+        os.lseek(fd, 0, os.SEEK_END)
+        os.write(fd, line.encode())
 
     def start_tasks(self, job):
         for wanted in sorted(self.folder.glob("*.wanted")):

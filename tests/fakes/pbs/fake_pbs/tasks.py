@@ -38,7 +38,8 @@ def pbsdsh(words):
     for number, task in enumerate(tasks):
         if status := wait_for(task):
             code = 256 - status if status < 0 else status
-            print(f"{name}: task 0x{number:08x} exit status {code}", file=sys.stderr)
+            # Recorded from 23.06.06: on standard output.
+            print(f"{name}: task 0x{number:08x} exit status {code}", flush=True)
     return 0  # recorded: whatever the commands do
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from torchmuster.cli.main import main
-from torchmuster.diagnose.explain.reading import zstd
+from torchmuster.diagnose.logs import zstd
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>

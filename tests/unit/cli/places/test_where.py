@@ -9,10 +9,12 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from click.testing import CliRunner
 
+from torchmuster.api.launch import launch_by
 from torchmuster.cli.main import muster
 from torchmuster.cli.sites import my_sites
 from torchmuster.engines.own_job import OwnJob
@@ -22,10 +24,13 @@ from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import AllocatedNode, Allocation
+from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.plan import Program, RunPlan, ScriptKind, StartMethod
+from torchmuster.model.states import State
 from torchmuster.model.verdict import Report
 from torchmuster.node.door.messages import SessionSetup
 from torchmuster.owner.jobs.jobs import failed_before_start, make_job
+from torchmuster.owner.sweep.arrays import SweepArrays
 from torchmuster.spec.launch import RunRequest, read_job_limits
 from torchmuster.spec.problems import Problems
 
@@ -46,7 +51,8 @@ EARLIER = {
     "cluster": "kube",
     "session": "local",
 }
-NO_OPTION = "the command has no `--session`: a session holds nodes for runs and sweeps (muster run --session NAME)"
+JOBS = {"scheduler": "slurm", "cluster": "kubernetes"}  # places whose runs are jobs
+ENGINES = {**EARLIER, "in a job": "gpu"}  # of `engines check`
 BEGIN, END = "<!-- cells -->\n", "<!-- end of cells -->"
 SITES = """\
 [engines.lab]
@@ -70,31 +76,46 @@ workflow:
 """
 # A row: what is typed, with `{where}` for the words of the place.
 ROWS = {
-    "run": "run {where} train.py",
-    "run --dry-run": "run {where} --dry-run train.py",
-    "run --detach": "run {where} --detach train.py",
-    "submit": "submit {where} w.yaml",
-    "submit --dry-run": "submit {where} --dry-run w.yaml",
-    "submit --detach": "submit {where} --detach w.yaml",
-    "sweep": "sweep {where} --grid x=1,2 train.py",
-    "sweep --dry-run": "sweep {where} --grid x=1,2 --dry-run train.py",
-    "sweep --detach": "sweep {where} --grid x=1,2 --detach train.py",
-    "session start": "session start {where}",
-    "dev": "dev {where} train.py",
-    "doctor": "doctor {where} --nodes 1",
-    "restart": "restart {earlier}",
-    "restart --detach": "restart --detach {earlier}",
+    "`muster run`": "run {where} train.py",
+    "`muster run --dry-run`": "run {where} --dry-run train.py",
+    "`muster run --detach`": "run {where} --detach train.py",
+    "`torchmuster.launch`": "",
+    "`muster torchrun`": "torchrun --standalone train.py",
+    "`muster submit`": "submit {where} w.yaml",
+    "`muster submit --dry-run`": "submit {where} --dry-run w.yaml",
+    "`muster submit --detach`": "submit {where} --detach w.yaml",
+    "`muster sweep`": "sweep {where} --grid x=1,2 train.py",
+    "`muster sweep --dry-run`": "sweep {where} --grid x=1,2 --dry-run train.py",
+    "`muster sweep --detach`": "sweep {where} --grid x=1,2 --detach train.py",
+    "`muster session start`": "session start {where}",
+    "`muster dev`": "dev {where} train.py",
+    "`muster doctor`": "doctor {where} --nodes 1",
+    "`muster engines check`": "engines check --no-job {engine}",
+    "`muster restart`": "restart {earlier}",
+    "`muster restart --detach`": "restart --detach {earlier}",
+    "`muster restart` of a workflow": "restart {earlier}-w",
+    "`muster restart --detach` of a workflow": "restart --detach {earlier}-w",
+    "`muster restart` of a sweep": "restart {earlier}-s",
+    "`muster restart --detach` of a sweep": "restart --detach {earlier}-s",
 }
-SESSIONLESS = ("submit", "session start", "doctor")  # their commands have no --session
-
 
 # What is called when all is decided.
 STARTS = (
     "torchmuster.cli.places.place.begin",
     "torchmuster.owner.create.create_run_dir",
+    "torchmuster.cli.runs.dev._Session.open",
+    "torchmuster.cli.runs.torchrun._bind_if_head",
+    "torchmuster.cli.runs.sweep.start_sweep",
+    "torchmuster.owner.jobs.jobs.submit_script",
+    "torchmuster.owner.sweep.arrays.submit_script",
+    "torchmuster.owner.pods.members.submit_script",
+)
+
+
+# They make the folder of what is started.
+MAKES = (
     "torchmuster.owner.create.create_workflow_dir",
     "torchmuster.owner.create.create_sweep_dir",
-    "torchmuster.cli.runs.dev._Session.open",
 )
 
 
@@ -124,8 +145,13 @@ def world(tmp_path, monkeypatch):
     def started(*given, **named):
         raise StartsError
 
-    for name in STARTS:
-        monkeypatch.setattr(name, started)
+    def made(make):
+        def make_and_stop(*given):
+            make(*given)
+            raise StartsError
+
+        return make_and_stop
+
     monkeypatch.setattr("torchmuster.engines.schedulers.guard", lambda *given: None)
     nodes = tuple(AllocatedNode(name=name) for name in (os.uname().nodename, "n2"))
     job = OwnJob(dialect=load_dialect("slurm"), allocation=Allocation(job_id="7", nodes=nodes))
@@ -134,6 +160,12 @@ def world(tmp_path, monkeypatch):
         "torchmuster.cli.runs.job.find_allocation", lambda: job if is_inside[0] else None
     )
     hold(tmp_path, monkeypatch)
+    with monkeypatch.context() as making:
+        for name in MAKES:
+            making.setattr(name, made(resolve_name(name.replace(".create_", ":create_"))))
+        make_earlier_sets(is_inside)
+    for name in (*STARTS, *MAKES):
+        monkeypatch.setattr(name, started)
     return is_inside
 
 
@@ -202,7 +234,7 @@ def make_earlier(folder):
         write_json(run_dir.plan, codec.to_plain(plan))
         failed = failed_before_start(run_dir, 1, Report(error="it failed"))
         write_json(run_dir.result, codec.to_plain(failed))
-        if place in ("scheduler", "cluster"):
+        if place in JOBS:
             limits = read_job_limits(RunRequest(script="train.py"), Problems())
             site = my_sites().get(engine)
             job = make_job(plan, run_dir, site, RunRequest(script="train.py"), limits)
@@ -211,13 +243,83 @@ def make_earlier(folder):
             write_json(run_dir.job, noted)
 
 
+def make_earlier_sets(is_inside):
+    """Make the record of a workflow and of a sweep in each place, which got no further than their folders."""
+    limits = read_job_limits(RunRequest(script="train.py"), Problems())
+    for place, engine in EARLIER.items():
+        is_inside[0] = place == "in a job"
+        for letter, words in (("w", "submit {} w.yaml"), ("s", "sweep {} --grid x=1,2 train.py")):
+            name = f"old-{place.replace(' ', '-')}-{letter}"
+            where = f"{PLACES[place]} --run-id {name}"
+            if (place, letter) == ("session", "w"):
+                continue
+            assert outcome(shlex.split(words.format(where))) is None
+            run_dir = RunDir(os.path.join(os.environ["MUSTER_HOME"], "runs", name))
+            if place in JOBS and letter == "s":
+                run = replace(PLAN, run_id=name)
+                asked = make_job(
+                    run, run_dir, my_sites().get(engine), RunRequest(script="x"), limits
+                )
+                noted = SweepArrays(engine=JOBS[place], request=asked)
+                write_json(run_dir.arrays, codec.to_plain(noted))
+            elif place == "scheduler":
+                write_json(run_dir.jobs, {"engine": "slurm", "site": engine, "jobs": {"t": "1"}})
+            elif place in ("hosts", "cluster"):
+                write_json(run_dir.site, {"site": engine})
+
+
 def decide(row, place, is_inside):
     """Return the words of the refusal of a cell; None where it starts."""
-    if place == "session" and row.split(" --")[0] in SESSIONLESS:
-        return NO_OPTION
     is_inside[0] = place == "in a job"
-    line = ROWS[row].format(where=PLACES[place], earlier=f"old-{place.replace(' ', '-')}")
+    if not ROWS[row]:
+        return outcome_of_launch(PLACES[place])
+    line = ROWS[row].format(
+        where=PLACES[place], engine=ENGINES[place], earlier=f"old-{place.replace(' ', '-')}"
+    )
+    if (words := lacks_a_place(line, place)) is not None:
+        return words
+    if line.startswith("restart"):
+        end(line.split()[-1])
     return outcome(shlex.split(line))
+
+
+def end(name):
+    """Let what has been made by that name have failed, again if a cell before has begun it anew."""
+    run_dir = RunDir(os.path.join(os.environ["MUSTER_HOME"], "runs", name))
+    failed = failed_before_start(run_dir, 1, Report(error="it failed"))
+    if name.endswith("-w"):
+        failed = WorkflowResult(run_id=name, state=State.FAILED, exit_code=1, elapsed_s=1.0)
+    write_json(run_dir.result, codec.to_plain(failed))
+    if os.path.exists(run_dir.owner):
+        os.unlink(run_dir.owner)
+
+
+def lacks_a_place(line, place):
+    """Return why a command can't be told the place; None where it can, or finds it by itself."""
+    if line.startswith("torchrun") and PLACES[place] not in ("--here", ""):
+        return "it starts the workers of the machine on which it is typed, as torchrun does (muster run --on NAME)"
+    if place == "session" and line.startswith(("submit", "session start", "doctor")):
+        return "the command has no `--session`: a session holds nodes for runs and sweeps (muster run --session NAME)"
+    if place == "session" and line.startswith("engines check"):
+        return "it looks at engines (muster session shows the sessions)"
+    if place == "session" and line.endswith("-w"):
+        return "no workflow runs in a session (muster restart goes to the place of its start)"
+    return None
+
+
+def outcome_of_launch(where):
+    """Return what `torchmuster.launch` gets from the command that it starts: in this process, for once."""
+    name, _, value = where.removeprefix("--").partition(" ")
+    options = {name: value or True} if where else {}
+    said = []
+
+    def begin(words, stdout, stderr):
+        said.append(outcome(words))
+        raise StartsError
+
+    with pytest.raises(StartsError):
+        launch_by(begin, "train.py", (), options)
+    return said[0]
 
 
 def render(world):
@@ -232,7 +334,7 @@ def render(world):
             if said is not None and said not in sentences:
                 sentences.append(said)
             cells.append("yes" if said is None else f"no: {sentences.index(said) + 1}")
-        lines.append(f"| `muster {row}` | {' | '.join(cells)} |")
+        lines.append(f"| {row} | {' | '.join(cells)} |")
     lines.append("")
     lines += [f"{number}. {said}" for number, said in enumerate(sentences, 1)]
     return "\n".join(lines) + "\n"

@@ -157,6 +157,7 @@ BAD = {
     "standalone": (SLURM + "srun torchrun --standalone --nproc_per_node 4 t.py", 7, "error"),
     "nnodes": (SLURM + f"srun {RUN}".replace("nnodes=2", "nnodes=4"), 7, "error"),
     "several-per-node": (SLURM.replace("node=1", "node=4") + f"srun {RUN}", 7, "error"),
+    "run-by-wrapper": (SLURM + "srun muster run t.py", 7, "error"),
     "workers-without-gpu": (
         SLURM.replace("gpus-per-node=4", "gpus-per-node=2") + f"srun {RUN}",
         7,
@@ -347,6 +348,25 @@ def test_every_rule_has_a_bad_script():
 )
 def test_the_hint_is_the_line_that_works(text, rule, words):
     assert words in one(text, rule).hint
+
+
+@pytest.mark.parametrize(
+    ("line", "times"),
+    [
+        ("muster run t.py", None),
+        ("srun -n 1 muster run t.py", None),
+        ("mpiexec -n 1 muster run t.py", None),
+        ("srun muster run t.py", 2),
+        ("srun --ntasks-per-node=4 muster run t.py", 8),
+        ("mpiexec -n 3 /opt/bin/muster run t.py", 3),
+    ],
+)
+def test_muster_run_is_started_once(line, times):
+    found = [
+        one.error for one in lint(parse(SLURM + line, "job.sh")) if one.cause == "run-by-wrapper"
+    ]
+    wrapper = line.split()[0]
+    assert found == ([] if times is None else [f"{wrapper} starts muster run {times} times"])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from torchmuster.engines.kubernetes.dialect import DIALECT
-from torchmuster.model.job import JobRequest, NodeChunk
+from torchmuster.model.job import JobArray, JobRequest, NodeChunk
 
 NODE = NodeChunk(num_nodes=2, cpus=16, gpus=4, memory_bytes=64 << 30)
 DEFAULT = JobRequest(
@@ -48,6 +48,7 @@ JOBS = {
         queue_priority="urgent",
         topology="rack",
     ),
+    "members_of_a_sweep": replace(DEFAULT, array=JobArray(size=5, parallel=2)),
     "kinds": site(
         job=replace(
             DEFAULT,

@@ -106,6 +106,12 @@ def test_an_answer_is_read_as_it_was_meant(what):
             "the namespace's Pod Security level forbids its pods",
             True,
         ),
+        (
+            "job-pods-podsecurity",
+            "events-limit-range",
+            "the namespace's LimitRange forbids what its pods ask for",
+            True,
+        ),
     ],
 )
 def test_what_keeps_pods_from_being_made_is_said_by_events_alone(what, events, sentence, never):
@@ -166,6 +172,19 @@ def test_a_pod_that_is_prepared_for_ever_says_why_in_events_alone():
         (
             "Unschedulable: 0/4 nodes are available: 4 node(s) had volume node affinity conflict.",
             "a volume that it names is not to be had on the nodes that would have room",
+        ),
+        # Of a scheduler of 1.36, for nodes of which one has the label.
+        (
+            "Unschedulable: 0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node affinity/selector.",
+            "no node has room for it now",
+        ),
+        (
+            "Unschedulable: 0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) didn't match Pod's node affinity/selector.",
+            "no node has room for it now",
+        ),
+        (
+            "Unschedulable: 0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.",
+            "no node has the labels that it asks for",
         ),
         (
             'FailedCreatePodSandBox: Failed to create pod sandbox: plugin type="calico" failed',

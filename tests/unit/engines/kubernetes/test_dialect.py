@@ -181,7 +181,7 @@ def test_a_refusal_is_told_without_what_kubectl_says_before_it():
     assert report.error == "the cluster does not let you do this"
     assert not any("memcache" in line or "/tmp/x" in line for line in report.because)
     assert report.hint == (
-        'the Role of the namespace lacks {apiGroups: [""], resources: ["secrets"], verbs: ["create"]}'
+        'the Role of the namespace ml, if that is its name, lacks {apiGroups: [""], resources: ["secrets"], verbs: ["create"]}'
         ' and {apiGroups: ["batch"], resources: ["jobs"], verbs: ["create"]}; docs/kubernetes.md has it whole'
     )
 

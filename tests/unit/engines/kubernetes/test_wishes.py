@@ -35,7 +35,7 @@ def test_a_site_names_its_own_gpus_and_devices():
 
 
 def test_the_job_s_own_limit_leaves_the_run_time_to_end_by_itself():
-    assert pods(job=replace(DEFAULT, time_limit_s=3600.0)).time_limit_s == 3600 + 900
+    assert pods(job=replace(DEFAULT, time_limit_s=3600.0)).time_limit_s == 3600 + 900 + 900
     assert pods().time_limit_s is None
 
 

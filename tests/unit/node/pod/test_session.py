@@ -15,6 +15,7 @@ from torchmuster.model import codec
 from torchmuster.net.secret import new_secret, write_secret
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import AGAIN_CODE, PodOrder
+from torchmuster.node.pod.session import CLAIM_VARIABLE
 
 
 @pytest.fixture
@@ -133,3 +134,36 @@ def test_an_orphan_is_reaped(key, door):
     pid = int(caller.stdout.readline())
     caller.communicate()
     wait_until(lambda: proc.read_process(pid) is None, "the orphan's end")
+
+
+def claimed(key, port, claim, command):
+    """Run a command as the owner in this first pod does."""
+    argv = [*call_argv(key, port), "127.0.0.1", command]
+    environment = {**os.environ, CLAIM_VARIABLE: claim}
+    return subprocess.Popen(
+        argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_of_two_owners_the_later_one_is_obeyed_and_the_earlier_one_ends(key, door, tmp_path):
+    _, port = door
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    with claimed(key, port, "a", f"touch {begun}; cat; touch {ended}") as earlier:
+        wait_until(begun.exists, "its command")
+        with claimed(key, port, "b", "echo b") as later:
+            assert later.communicate(timeout=30)[0] == b"b\n"
+        assert (
+            earlier.wait(30) == 255
+        )  # its session has ended, and the input of its command with it
+        wait_until(ended.exists, "the end of its command")
+    with claimed(key, port, "a", f"touch {tmp_path}/never") as again:
+        _, said = again.communicate(timeout=30)
+    assert again.returncode == AGAIN_CODE
+    assert b"another first pod has this run now" in said
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_client_is_served_whoever_owns_the_run(key, door, call):
+    with claimed(key, door[1], "a", "true") as owner:
+        assert owner.wait(30) == 0
+    assert call("echo here").stdout == b"here\n"

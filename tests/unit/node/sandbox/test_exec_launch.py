@@ -14,7 +14,12 @@ from torchmuster.node.sandbox.place_launch import NOT_FOUND, VIEW_FAILED, Launch
 def sibling(tmp_path):
     """Return a process with a folder and variables of its own."""
     environment = {"PATH": os.environ["PATH"], "COLOUR": "light blue"}
-    with subprocess.Popen(["sleep", "60"], cwd=tmp_path, env=environment) as child:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["cat"], cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe) as child:
+        child.stdin.write(b"running\n")
+        child.stdin.flush()
+        # Popen returns when the kernel has closed the old program's files: variables come a moment later
+        assert child.stdout.readline() == b"running\n"
         yield child.pid
         child.kill()
 

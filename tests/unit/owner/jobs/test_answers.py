@@ -13,6 +13,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import JobState, RunState
+from torchmuster.owner.jobs import answers
 from torchmuster.owner.jobs.answers import JobStatusCache, ask_views
 from torchmuster.owner.views.find import all_runs, view_run
 
@@ -285,3 +286,38 @@ def test_the_list_of_a_hundred_runs_costs_one_command(cluster, tmp_path):
 )
 def test_a_run_without_a_result_stands_where_its_job_does(cluster, word, state):
     assert view_run(cluster(word)).state is state
+
+
+class TestWhoOnlyLooks:
+    """A view shows what is known here, and does not wait for each question to a cluster that is silent."""
+
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        found = []
+
+        def ask(argv, data, limit_s):
+            found.append((argv[1], limit_s))
+            return proc.Answered(status=None, stdout=b"", stderr=b"")
+
+        monkeypatch.setattr(proc, "ask", ask)
+        monkeypatch.setattr(answers, "_LOOKS", [])
+        monkeypatch.setattr(answers, "_SILENT", {})
+        return found
+
+    def test_a_silent_cluster_is_asked_once_and_another_one_too(self, asked):
+        answers.only_look()
+        for context in ("--context=a", "--context=a", "--context=b"):
+            assert answers.ask_patiently(["kubectl", context, "get"], b"", 30.0).status is None
+        assert asked == [("--context=a", 5.0), ("--context=b", 5.0)]
+
+    def test_who_follows_asks_again_and_waits_longer(self, asked):
+        for _ in range(2):
+            answers.ask_patiently(["kubectl", "--context=a", "get"], b"", 30.0)
+        assert asked == [("--context=a", 30.0)] * 2
+
+    def test_a_silent_scheduler_costs_its_time_once_for_all_of_its_commands(self, asked):
+        answers.only_look()
+        for command in ("squeue", "scontrol", "sacct"):
+            assert answers.ask_patiently([command, "--x"], b"", 30.0).status is None
+        answers.ask_patiently(["kubectl", "--context=a"], b"", 30.0)
+        assert asked == [("--x", 5.0), ("--context=a", 5.0)]

@@ -59,7 +59,7 @@ def test_a_partition_that_is_large_enough_is_waited_for_and_asked_once():
 
     assert judge(scheduler, watch, "PartitionNodeLimit") is None
     assert judge(scheduler, watch, "PartitionNodeLimit") is None
-    assert scheduler.asked == ["scontrol", "sinfo"]
+    assert scheduler.asked == ["scontrol", "sinfo", "scontrol"]
 
 
 def test_one_answer_alone_ends_no_wait():
@@ -73,7 +73,9 @@ def test_one_answer_alone_ends_no_wait():
     assert watch.judge(view("BadConstraints"), load_dialect("slurm")) is not None
 
 
-@pytest.mark.parametrize("reason", ["Priority", "Resources", "PartitionTimeLimit", "Dependency"])
+@pytest.mark.parametrize(
+    "reason", ["Priority", "Resources", "QOSMaxJobsPerUserLimit", "Dependency"]
+)
 def test_what_may_pass_is_waited_for(reason):
     scheduler = Scheduler()
 
@@ -87,7 +89,7 @@ def test_what_pbs_says_never_runs_is_ended():
     report = judge(scheduler, scheduler.watch(), reason, "pbs")
 
     assert report.because == (f"pbs says: {reason}",)
-    assert scheduler.asked == ["pbsnodes"]
+    assert scheduler.asked == ["qstat", "pbsnodes"]
     assert os.linesep not in report.error
 
 

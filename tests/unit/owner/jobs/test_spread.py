@@ -19,7 +19,6 @@ from torchmuster.owner.jobs.spread import (
     SpreadHosts,
     SpreadOrder,
     head_addresses,
-    is_one_of_many,
     take_order,
 )
 
@@ -37,31 +36,6 @@ class Local:
     def node_argv(self, start):
         self.starts.append(start)
         return list(self.command)
-
-
-@pytest.mark.parametrize(
-    ("environment", "want"),
-    [
-        ({}, False),
-        # sbatch's script: SLURM_NTASKS is that of the job.
-        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, False),
-        ({"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "1"}, False),
-        ({"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "2"}, True),
-        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PTY_PORT": "3333"}, False),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
-        ({"PMI_SIZE": "1"}, False),
-        ({"PMI_SIZE": "2"}, True),
-        ({"PALS_RANKID": "0"}, True),
-        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "1"}, False),
-        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "2"}, True),
-        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "0000000A"}, True),
-        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "A0000001"}, True),
-        ({"PBS_JOBID": "1.ctl"}, False),
-        ({"SLURM_STEP_NUM_TASKS": "2(x2)"}, False),
-    ],
-)
-def test_process_of_a_launcher_is_one_of_many(environment, want):
-    assert is_one_of_many(environment) is want
 
 
 def test_order_comes_through_the_environment_once(monkeypatch):

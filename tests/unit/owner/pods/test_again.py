@@ -13,9 +13,9 @@ from torchmuster.model import codec
 from torchmuster.model.job import JobRequest, NodeChunk
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
+from torchmuster.owner.firstpod.conduct import link_before
 from torchmuster.owner.pods.again import find_before
 from torchmuster.owner.pods.bring import Before
-from torchmuster.owner.pods.conduct import link_before
 from torchmuster.owner.views.account import find_saved, how_to_go_on
 from unit.owner.pods.conftest import RUN_ID, order_of
 
@@ -108,9 +108,9 @@ def test_the_end_of_a_run_names_the_command_that_goes_on_where_that_finds_someth
     atomic.write_json(os.path.join(run_dir.path, "pods", "order.json"), codec.to_plain(order))
     leave(run_dir, folder, 60)
     assert find_saved(run_dir).is_seen == is_seen
-    can_t = f"saved at step 60; its snapshots can't be seen from here: {folder}"
+    went = "saved at step 60, on the disk of a pod, and went with it: `claims` and `home` of the site keep snapshots"
     if not is_seen:
-        assert how_to_go_on(run_dir) == can_t
+        assert how_to_go_on(run_dir) == went
 
 
 def test_the_next_run_finds_the_snapshots_of_the_one_before_also_in_a_pod_made_again(tmp_path):

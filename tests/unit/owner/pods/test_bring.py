@@ -15,7 +15,13 @@ from torchmuster.engines.base import EngineError
 from torchmuster.errors import UsageError
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.owner.create import create_run_dir
-from torchmuster.owner.pods.bring import bring_run, check_code, settle_place, settle_site
+from torchmuster.owner.pods.bring import (
+    bring_run,
+    check_code,
+    lost_with_pods,
+    settle_place,
+    settle_site,
+)
 from torchmuster.owner.pods.reach import pod_order
 from torchmuster.spec.sites.site import Site
 from unit.engines.kubernetes.site_jobs import DEFAULT
@@ -114,8 +120,8 @@ def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_need
     [
         "torchmuster.data.__main__",
         "torchmuster.spec.metadata",
-        "torchmuster.owner.pods.conduct",
-        "torchmuster.owner.pods.conduct_group",
+        "torchmuster.owner.firstpod.conduct",
+        "torchmuster.owner.firstpod.conduct_group",
     ],
 )
 def test_what_comes_along_can_own_runs_and_move_data(code, tmp_path, module):
@@ -143,6 +149,17 @@ def test_large_code_without_a_way_is_refused_before_anything_is_made(code, tmp_p
         bring(code, tmp_path / "runs")
     assert "pods/portforward" in caught.value.why
     assert not any("create -f" in line for line in cluster.asked)
+
+
+def test_what_nobody_could_take_is_refused_but_not_where_the_cluster_refuses_the_job_itself(
+    cluster,
+):
+    job = settle_place(replace(PLAIN, name="train"), 2)
+    cluster.say(answers={"create pods": "no", "create jobs.batch": "yes"})
+    with pytest.raises(UsageError, match="nobody could take"):
+        lost_with_pods(job)
+    cluster.say(answers={"can-i": "no"})
+    assert lost_with_pods(job) == []
 
 
 def test_a_script_outside_of_the_code_is_refused(code, tmp_path):

@@ -80,6 +80,16 @@ def test_a_run_whose_pods_can_be_reached_or_do_not_answer_lacks_no_right(run_dir
     assert words_on_reach(run_dir) is None
 
 
+def test_who_looks_is_told_that_the_first_pod_can_not_be_reached_now(run_dir, cluster):
+    lost = "error: lost connection to pod\n"
+    cluster.say(pods="job-pods-running", refuse={"port-forward": [1, lost]})
+    catch_up(run_dir, again=True)
+    assert words_on_reach(run_dir) == (
+        "the first pod can't be reached now (the cluster makes no way to the pod):"
+        " what is shown came before"
+    )
+
+
 # Ends of runs whose record does not come.
 
 
@@ -103,7 +113,7 @@ def test_a_run_whose_record_did_not_come_is_no_success_and_keeps_its_job(run_dir
         RunHandle(run_dir).wait(30.0)
 
     assert (raised.value.state, raised.value.exit_code) == ("lost", 15)
-    assert "they are in pod run-7f3a-0-x on n1" in raised.value.cause
+    assert "they went with pod run-7f3a-0-x on n1" in raised.value.cause
     assert not any("delete" in line for line in cluster.asked)
 
 

@@ -156,7 +156,7 @@ def test_a_group_whose_record_did_not_come_is_no_success_and_keeps_its_job(run_d
     found, removed = left_by(run_dir, cluster, ended)
 
     assert (found.state, found.exit_code, removed) == (State.FAILED_BACKEND_ERROR, 15, [])
-    assert "they are in pod run-7f3a-0-x on n1" in found.report.error
+    assert "they went with pod run-7f3a-0-x on n1" in found.report.error
 
 
 def test_a_group_whose_job_is_no_more_ends(run_dir, cluster):

@@ -10,6 +10,7 @@ from torchmuster.files import atomic
 from torchmuster.model import codec
 from torchmuster.model.event import moment_of
 from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.job import JobState, JobView
 from torchmuster.model.outcome import (
     FailureFacts,
     GroupOutcome,
@@ -24,7 +25,9 @@ from torchmuster.owner.pods.losses import (
     explain_group_loss,
     explain_loss,
     explain_task_loss,
+    note_removed,
 )
+from torchmuster.owner.pods.reach import find_pods
 from torchmuster.owner.views.find import view_run
 from unit.owner.pods.conftest import JOB_ID, RUN_ID, order_of
 
@@ -173,9 +176,9 @@ def lose(run_dir, attempt=0, **given):
         file.write(json.dumps({"time": f"{AFTER}.000Z", "restarts_left": 1, **event}) + "\n")
 
 
-def notes_of(run_dir, clock=lambda: 0.0):
+def notes_of(run_dir, clock=lambda: 0.0, order=None):
     said = []
-    return LossNotes(run_dir, order_of(), JOB_ID, said.append, clock), said
+    return LossNotes(run_dir, order or order_of(), JOB_ID, said.append, clock), said
 
 
 def test_an_attempt_that_lost_its_pod_is_explained_while_the_run_goes_on(run_dir, cluster):
@@ -196,6 +199,38 @@ def test_an_attempt_that_lost_its_pod_is_explained_while_the_run_goes_on(run_dir
     again, said = notes_of(run_dir)
     again.look()
     assert said == []
+
+
+def test_what_was_said_of_a_pod_that_was_removed_before_the_record_tells_of_its_loss_is_kept(
+    run_dir, cluster
+):
+    cluster.say(pods="job-pods-oomkilled")
+    (lost,) = (pod for pod in find_pods(JOB_ID) if pod.name in OOM_SAID)
+    note_removed(run_dir, "run-7f3a-1", lost)
+    cluster.say(pods="job-pods-running")
+    begin(run_dir, BETWEEN)
+    lose(run_dir)
+    notes, said = notes_of(run_dir)
+    notes.look()
+    assert said == [f"attempt 0: {OOM_SAID}"]
+
+
+def test_why_a_first_pod_was_drained_is_kept_until_the_next_one_has_begun(run_dir, cluster):
+    cluster.say(pods="job-pods-evicting")
+    (leaver,) = (pod for pod in find_pods(JOB_ID) if pod.is_leaving)
+    begin(run_dir, BETWEEN)
+    notes, said = notes_of(run_dir, order=order_of(index=leaver.index))
+    notes.look(JobView(job_id=JOB_ID, state=JobState.RUNNING, reason="drained"))
+    assert said == []
+
+    cluster.say(pods="job-pods-running")  # nobody has it any more
+    event = {"event": "attempt_started", "attempt": 1, "why": "after attempt 0"}
+    with open(run_dir.events, "a") as file:
+        file.write(json.dumps(event) + "\n")
+    notes.look(JobView(job_id=JOB_ID, state=JobState.RUNNING))
+    assert len(said) == 1
+    assert said[0].startswith(f"attempt 0: kubernetes says of pod {leaver.name} on")
+    assert "EvictionByEvictionAPI" in said[0]
 
 
 def test_what_the_cluster_does_not_know_yet_is_asked_for_again_and_not_for_ever(run_dir, cluster):

@@ -11,6 +11,7 @@ from unit.owner.pods.conftest import JOB_ID, order_of
 
 LOST = {"event": "node_lost", "node": "run-7f3a-0 (n2)"}
 BACK = {"event": "agent_joined", "node": "run-7f3a-0 (n1)"}
+ANEW = {"event": "run_started"}
 POD = "run-7f3a-0-wt22k"  # of `job-pods-node-lost-terminating`: on n2, deleted by the taint manager
 NO_DELETE = (
     'Error from server (Forbidden): pods "p" is forbidden: User "u" cannot delete resource "pods" in API group ""'
@@ -49,6 +50,27 @@ def test_a_pod_that_both_have_given_up_is_removed_with_its_finalizer(release, ru
 
 
 @pytest.mark.parametrize(
+    ("lines", "goes"),
+    [
+        ((), True),
+        ((LOST, BACK), False),
+        ((BACK, ANEW), True),  # its node died with that of the first pod
+        ((BACK, ANEW, BACK), False),
+    ],
+)
+def test_a_pod_of_a_dead_node_that_never_joined_is_removed_where_the_record_is_known(
+    run_dir, cluster, lines, goes
+):
+    cluster.say(pods="job-pods-node-lost-terminating")
+    events(run_dir, *lines)
+    look = PlaceRelease(run_dir, replace(order_of(), index=1), JOB_ID, lambda _: None)
+    look.look()
+    assert changes(cluster) == []
+    look.look(is_known=True)
+    assert any(line.startswith(f"delete pod {POD}") for line in changes(cluster)) is goes
+
+
+@pytest.mark.parametrize(
     "lines", [(), (BACK,), (LOST, BACK), ({"event": "node_lost", "node": "run-7f3a-1"},)]
 )
 def test_a_pod_that_the_head_has_not_lost_stays(release, run_dir, cluster, lines):
@@ -67,6 +89,21 @@ def test_a_pod_that_the_cluster_has_not_given_up_stays(release, run_dir, cluster
     events(run_dir, LOST, {"event": "node_lost", "node": "run-7f3a-1"})
     look.look()
     assert (changes(cluster), said) == ([], [])
+
+
+def test_a_first_pod_that_the_cluster_has_given_up_is_removed_where_it_can_not_be_reached(
+    release, cluster
+):
+    look, _ = release
+    silent = "error: error upgrading connection: dial tcp 10.91.0.2:10250: connect: no route\n"
+    cluster.say(pods="job-pods-node-lost-terminating", refuse={"port-forward": [1, silent]})
+    look.look()
+    assert changes(cluster) == []
+    look.look(asks=True)
+    assert [line for line in changes(cluster) if not line.startswith("port-forward")] == [
+        f"delete pod {POD} --force --grace-period=0 --wait=false",
+        f'patch pod {POD} --type=merge -p {{"metadata": {{"finalizers": null}}}}',
+    ]
 
 
 def test_who_may_not_remove_it_hears_so_once_with_the_line_of_the_role(release, run_dir, cluster):

@@ -163,7 +163,7 @@ def test_nodes_that_no_network_connects_get_the_same(cluster):
 def test_other_verdicts_stay_as_they_are():
     starts = PodStarts(order_of(), JOB_ID)
     starts.judge(view(JobState.RUNNING, "OOMKilled: (pod 1)"), has_begun=True)
-    for result in (late(attempts=1), late(exit_code=1), late(report=None)):
+    for result in (late(exit_code=1), late(report=None)):
         assert starts.joined(result) is result
 
 

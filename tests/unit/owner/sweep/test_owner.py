@@ -6,9 +6,8 @@ import pytest
 
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.model.states import RunState
 from torchmuster.owner.create import create_sweep_dir
-from torchmuster.owner.sweep.owner import NOT_AGAIN, SweepOwner
+from torchmuster.owner.sweep.owner import SweepOwner
 from torchmuster.spec.sweep_plan import SweepPlan
 
 
@@ -31,19 +30,9 @@ def begun(number, attempt):
     return {"event": "member_started", "time": "t", "member": number, "attempt": attempt}
 
 
-def settled_of(plan, events, done):
+def test_a_user_who_goes_on_with_a_sweep_gets_all_members_again_that_have_not_succeeded(plan):
     run_dir = create_sweep_dir(plan)
     with open(run_dir.events, "w") as file:
-        file.writelines(f"{json.dumps(event)}\n" for event in events)
-    run_dir = RunDir(run_dir.path)
-    owner = SweepOwner(plan, run_dir, Silent(), done=done)
-    return owner._settle_earlier()
-
-
-def test_a_member_that_was_lost_with_the_first_pod_runs_again_but_not_for_ever(plan):
-    goes_on = (*NOT_AGAIN, RunState.FAILED)
-    assert settled_of(plan, [begun(0, 0), begun(1, 4)], goes_on) == {1: RunState.LOST}
-
-
-def test_a_user_who_wants_it_gets_any_member_again(plan):
-    assert settled_of(plan, [begun(0, 0), begun(1, 4)], NOT_AGAIN) == {}
+        file.writelines(f"{json.dumps(event)}\n" for event in (begun(0, 0), begun(1, 4)))
+    owner = SweepOwner(plan, RunDir(run_dir.path), Silent())
+    assert owner._settle_earlier() == {}

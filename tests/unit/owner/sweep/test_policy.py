@@ -121,20 +121,3 @@ def test_a_lost_slot_gets_no_member_and_a_sweep_without_slots_is_stuck():
     assert (policy.start().slot, policy.has_room) == (1, False)
     policy.again(0, retire=True)
     assert policy.is_stuck
-
-
-def test_slots_that_come_one_by_one_are_filled_as_they_open():
-    policy = SweepPolicy(2)
-    policy.begin(range(3), {}, are_open=False)
-    assert not policy.has_room
-    policy.opened(1)
-    (first,) = start_all(policy)
-    assert (first.member, first.slot) == (0, 1)
-    policy.opened(0)
-    policy.closed(0)  # its pod was told to end before anything began there
-    assert not policy.has_room
-    policy.again(first.member, retire=True)
-    assert not policy.has_room
-    policy.opened(1)
-    policy.opened(1)  # told twice
-    assert [(start.member, start.slot) for start in start_all(policy)] == [(0, 1)]

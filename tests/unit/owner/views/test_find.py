@@ -46,6 +46,14 @@ def test_an_exact_name_wins_over_those_that_begin_with_it(make_run):
     assert find_run("digits").run_id == "digits"
 
 
+def test_a_name_that_was_given_wins_over_the_end_of_another(make_run):
+    for name in ("20260101-000000-sus2", "20260101-000001-s2-9409"):
+        write_json(make_run(name).plan, {})
+
+    assert find_run("s2").run_id == "20260101-000001-s2-9409"
+    assert find_run("us2").run_id == "20260101-000000-sus2"
+
+
 def test_the_last_run_is_the_one_submitted_last_though_it_waits_and_another_began_since(make_run):
     running = make_run("running", event("run_started", "2026-03-01T00:00:00Z"))
     queued = make_run("queued")  # a job in a queue has left no event

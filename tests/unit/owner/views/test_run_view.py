@@ -5,7 +5,7 @@ import os
 from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
 from torchmuster.model.liveness.succession import Term
-from torchmuster.owner.views.run_view import _lost_head
+from torchmuster.owner.views.run_view import lost_head
 
 
 def test_a_run_whose_head_is_lost_says_what_the_others_wait_for(tmp_path):
@@ -23,9 +23,9 @@ def test_a_run_whose_head_is_lost_says_what_the_others_wait_for(tmp_path):
             restarts_spent=0,
         )
     )
-    assert _lost_head(run_dir) == ()
+    assert lost_head(run_dir) == ()
     claims.vote(3, 1)
-    (sentence,) = _lost_head(run_dir)
+    (sentence,) = lost_head(run_dir)
     assert sentence.startswith("1 of 2 nodes have lost the head on n1; another one becomes it")
     assert sorted(os.listdir(run_dir.succession)) == ["lost-3.1", "term-3.json"], (
         "a view writes nothing"

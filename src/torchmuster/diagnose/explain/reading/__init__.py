@@ -1,1 +1,1 @@
-"""From bytes to events: packed files and folders, prefixes of lines, tracebacks, what single lines mean. Imports only events and the catalogue."""
+"""From lines to events: prefixes, tracebacks, what single lines mean. Imports only events and the catalogue."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading import boxes, json_lines, patterns, prefix
 from torchmuster.diagnose.explain.reading.crashes import CrashReader
+from torchmuster.diagnose.explain.reading.ends import LogSource, Notes
 from torchmuster.diagnose.explain.reading.levels import level_named
 from torchmuster.diagnose.explain.reading.shapes import (
     MAX_EVENTS_OF_A_SHAPE,
@@ -20,9 +21,7 @@ from torchmuster.diagnose.explain.reading.shapes import (
     Shape,
     ShapeTable,
 )
-from torchmuster.diagnose.explain.reading.sources import LogSource, Notes, open_sources
 from torchmuster.diagnose.explain.reading.tracebacks import TracebackReader
-from torchmuster.diagnose.explain.reading.unpack import Readable
 
 MAX_EVENTS = 50_000
 MAX_FRAME_LINES = 200_000  # first and last lines of all logs; of further logs few are kept
@@ -74,20 +73,6 @@ class LogRecord:
     logs: list[Log] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
     num_lines: int = 0
-
-
-def read_logs(
-    paths: Iterable[str], *, year: int, streams: Iterable[tuple[str, Readable]] = ()
-) -> LogRecord:
-    """Return the events of logs, in bounded memory.
-
-    Args:
-        paths: Files, folders, packed files or tar archives.
-        year: For times without a year.
-        streams: What is open already, such as standard input, with its name.
-    """
-    notes = Notes()
-    return read_sources(open_sources(paths, notes, streams), year=year, notes=notes)
 
 
 def read_sources(

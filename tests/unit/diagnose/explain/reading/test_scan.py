@@ -3,7 +3,8 @@
 import pytest
 
 from torchmuster.diagnose.explain.events import Who
-from torchmuster.diagnose.explain.reading.scan import MAX_EVENTS_OF_A_SHAPE, read_logs, who_of_path
+from torchmuster.diagnose.explain.reading.scan import MAX_EVENTS_OF_A_SHAPE, who_of_path
+from torchmuster.diagnose.logs.sources import read_logs
 from unit.diagnose.explain.logs import events_of, traceback_of
 
 

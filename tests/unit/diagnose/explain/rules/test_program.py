@@ -88,7 +88,7 @@ def loader_error(type_name, message):
         ),
         (
             "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver",
-            "no-gpu",
+            "driver-mismatch",
         ),
         ("KeyError: 'LOCAL_RANK'", "no-launcher"),
         ("KeyError: 'RANKING'", "exception"),

@@ -50,7 +50,7 @@ def test_what_can_not_be_run_is_told_from_what_is_not_there(tmp_path, line, caus
         ("cannot import name 'f' from 'model' (/home/u/model.py)", "exception"),
         ("cannot import name 'f' from partially initialized module 'm' (most likely due to a circular import) (/home/u/m.py)", "import-path"),
         ("attempted relative import with no known parent package", "import-path"),
-        ("cannot import name 'f' from 'x' (/v/lib/python3.11/site-packages/x/__init__.py)", "package-missing"),
+        ("cannot import name 'f' from 'x' (/v/lib/python3.11/site-packages/x/__init__.py)", "versions-differ"),
     ],
 )  # fmt: skip
 def test_name_that_the_user_s_own_file_lacks_is_no_missing_package(tmp_path, why, cause):

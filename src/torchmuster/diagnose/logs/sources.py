@@ -1,0 +1,283 @@
+"""Logs as blocks of whole lines: files, folders, standard input, packed ones and archives, in bounded memory.
+
+Nothing is unpacked to disk, no link is followed out of a folder, and what is not text is left out with a note.
+"""
+
+import os
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import IO, Any
+
+from torchmuster.diagnose.explain.reading.ends import (
+    BINARY_SAMPLE,
+    BLOCK_BYTES,
+    UTF16_MARKS,
+    LogSource,
+    Notes,
+    noise_of_binary,
+    plain_lines,
+    without_holes,
+)
+from torchmuster.diagnose.explain.reading.scan import LogRecord, read_sources
+from torchmuster.diagnose.logs.unpack import (
+    DAMAGES,
+    ArchiveMember,
+    Readable,
+    Stream,
+    by_hand,
+    packing_of,
+    unpacked,
+)
+from torchmuster.diagnose.logs.zstd import ZstdProgram
+
+STDIN = "stdin"  # its name in messages
+MAX_LINE_BYTES = 1 << 16
+MAX_FILES = 20_000
+MAX_UNPACKED_BYTES = 4 << 30  # of an archive or a gzip file, all together; a bomb ends here
+_MAX_MEMBERS = 100_000
+_MAX_PACKINGS = 3  # inside of each other
+
+
+@dataclass(slots=True)
+class _Budget:
+    """How many bytes may still be unpacked from one archive; None: it is no archive."""
+
+    left: int | None = None
+
+    def spend(self, num_bytes: int) -> bool:
+        """Say whether so many bytes were left."""
+        if self.left is None:
+            return True
+        self.left -= num_bytes
+        return self.left >= 0
+
+
+def read_logs(
+    paths: Iterable[str], *, year: int, streams: Iterable[tuple[str, Readable]] = ()
+) -> LogRecord:
+    """Return the events of logs, in bounded memory.
+
+    Args:
+        paths: Files, folders, packed files or tar archives.
+        year: For times without a year.
+        streams: What is open already, such as standard input, with its name.
+    """
+    notes = Notes()
+    return read_sources(open_sources(paths, notes, streams), year=year, notes=notes)
+
+
+def open_sources(
+    paths: Iterable[str], notes: Notes, streams: Iterable[tuple[str, Readable]] = ()
+) -> Iterator[LogSource]:
+    """Yield every log below these paths, in a natural order; at most 20,000.
+
+    Args:
+        paths: Files and folders.
+        notes: Gets what could not be read.
+        streams: What is open already, such as standard input, with its name.
+    """
+    for name, stream in streams:
+        yield from _open_stream(name, stream, notes, _Budget())
+    num_files = num_sources = 0
+    for path in paths:
+        for found in _files_below(path, notes):
+            num_files += 1
+            for source in _open(found, notes):
+                num_sources += 1
+                if max(num_files, num_sources) > MAX_FILES:
+                    break
+                yield source
+            if max(num_files, num_sources) > MAX_FILES:
+                notes.add(found, f"more than {MAX_FILES} files")
+                return
+
+
+def _files_below(path: str, notes: Notes) -> Iterator[str]:
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, folders, names in os.walk(
+        path, onerror=lambda error: notes.add(str(error.filename), error.strerror or str(error))
+    ):
+        folders.sort()
+        for name in sorted(names):
+            full = os.path.join(folder, name)
+            if os.path.islink(full) or not os.path.isfile(full):
+                continue
+            if os.path.getsize(full) > 0:
+                yield full
+
+
+def _open(path: str, notes: Notes) -> Iterator[LogSource]:
+    """Yield the logs of one file. What is no plain file is not waited for, nor what is still being written."""
+    try:
+        if not os.path.isfile(path):
+            there = "this is no file; `muster explain -` reads standard input"
+            notes.add(path, there if os.path.exists(path) else "there is no such file")
+            return
+        # Without O_NONBLOCK, a pipe that takes its place now would let us wait for its writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            end = _UntilNow(file, status.st_size or MAX_UNPACKED_BYTES)
+            yield from _open_stream(path, end, notes, _Budget())
+    except OSError as error:
+        notes.add(path, error.strerror or str(error))
+
+
+@dataclass(slots=True)
+class _UntilNow:
+    """A file as long as it was when it was opened: one that grows would have no end."""
+
+    file: IO[bytes]
+    left: int
+
+    def read(self, num_bytes: int, /) -> bytes:
+        data = self.file.read(min(num_bytes, self.left)) or b""
+        self.left -= len(data)
+        return data
+
+
+def _open_stream(
+    path: str, file: Readable, notes: Notes, budget: _Budget, depth: int = 0
+) -> Iterator[LogSource]:
+    """Yield the logs that a stream holds, whatever it is packed in."""
+    try:
+        head = _first_bytes(file)
+    except DAMAGES as error:
+        damage = "the file is damaged" if depth else "it can't be read"
+        notes.add(path, f"{damage} ({getattr(error, 'strerror', None) or error})")
+        return
+    stream, packing = Stream(head, file), packing_of(head)
+    if packing is not None and depth >= _MAX_PACKINGS:
+        notes.add(path, "it is packed too many times")
+    elif packing is not None:
+        budget = budget if budget.left is not None else _Budget(MAX_UNPACKED_BYTES)
+        try:
+            plain = unpacked(packing, stream)
+        except OSError as error:
+            unpack_it = "unpack it first" if depth else by_hand(packing, _typed(path))
+            notes.add(path, f"{error}: {unpack_it}")
+            return
+        try:
+            yield from _open_stream(path, plain, notes, budget, depth + 1)
+        finally:
+            if isinstance(plain, ZstdProgram):
+                plain.close()
+    elif _is_tar(head):
+        yield from _open_tar(path, stream, notes, budget, depth)
+    elif (noise := noise_of_binary(head)) is not None:
+        share = f"{noise:.0%} of the beginning is control characters and runs of zeros"
+        notes.add(path, f"it is not text: {share}")
+    else:
+        yield LogSource(path=path, blocks=_blocks(stream, path, notes, budget))
+
+
+def _typed(path: str) -> str:
+    return "-" if path == STDIN else path
+
+
+def _first_bytes(file: Readable) -> bytes:
+    """Return what a stream begins with; a pipe gives it in parts."""
+    head = b""
+    while len(head) < BINARY_SAMPLE and (data := file.read(BINARY_SAMPLE - len(head))):
+        head += data
+    return head
+
+
+def _open_tar(
+    path: str, file: Any, notes: Notes, budget: _Budget, depth: int
+) -> Iterator[LogSource]:
+    if budget.left is None:
+        budget = _Budget(MAX_UNPACKED_BYTES)
+    try:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=ArchiveMember) as archive:
+            num_members = 0
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # else all are kept
+                num_members += 1
+                if num_members > _MAX_MEMBERS:
+                    notes.add(path, f"more than {_MAX_MEMBERS} files: the rest", part=True)
+                    return
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None or member.size == 0:
+                    continue
+                name = f"{path}/{member.name}"
+                if member.size > (budget.left or 0):
+                    notes.add(name, f"the archive holds more than {MAX_UNPACKED_BYTES >> 30} GiB")
+                    return
+                yield from _open_stream(name, content, notes, budget, depth + 1)
+    except DAMAGES as error:
+        notes.add(path, f"the archive is damaged ({error})")
+
+
+def _is_tar(head: bytes) -> bool:
+    return head[257:262] == b"ustar"
+
+
+def _blocks(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:
+    """Yield whole lines of about 1 MiB; of a longer line only the first 64 KiB."""
+    rest, is_within_line = b"", False
+    for data in _decoded(_budgeted(file, path, notes, budget), path, notes):
+        block = plain_lines(rest + data)
+        if is_within_line:
+            _, found, block = block.partition(b"\n")
+            is_within_line = not found
+        end = block.rfind(b"\n") + 1
+        rest = block[end:]
+        if end:
+            yield block[:end]
+        if len(rest) > BLOCK_BYTES:
+            yield rest[:MAX_LINE_BYTES]
+            rest, is_within_line = b"", True
+    if rest:
+        yield rest
+
+
+def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]:
+    """Yield text without zeros.
+
+    UTF-16 is read as if it were ASCII, which logs mostly are: what is left without the zeros can be read. In all else
+    zeros are holes, and noted.
+    """
+    first = next(parts, b"")
+    parts = chain([first], parts)
+    if first.startswith(UTF16_MARKS):
+        yield from (data.replace(b"\0", b"") for data in parts)
+        return
+    num_bytes = num_zeros = 0
+    open_end, has_begun, ends_line = b"", False, False
+    for data in parts:
+        num_bytes += len(data)
+        num_zeros += data.count(0)
+        text = open_end + (data if has_begun else data.lstrip(b"\0"))
+        whole = text
+        if text.endswith(b"\0"):
+            whole = text.rstrip(b"\0").removesuffix(b"\n")
+        open_end = text[len(whole) :][:9]  # an end of line and a hole, which may go on
+        has_begun = has_begun or text != b""
+        behind_end = ends_line and whole.startswith(b"\0")
+        yield without_holes(b"\n" + whole)[1:] if behind_end else without_holes(whole)
+        ends_line = whole.endswith(b"\n") if whole else ends_line
+    yield open_end[:1].strip(b"\0")
+    if num_zeros:
+        share = f"{num_zeros / num_bytes:.1%}"
+        notes.add(path, f"{num_zeros:,} zero bytes in it ({share}) were dropped", part=True)
+
+
+def _budgeted(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:
+    """Yield what can be read, until the budget is spent."""
+    while True:
+        try:
+            data = file.read(BLOCK_BYTES)
+        except DAMAGES as error:
+            notes.add(path, f"it can be read in part only ({error})", part=True)
+            return
+        if not data:
+            return
+        if not budget.spend(len(data)):
+            most = f"{MAX_UNPACKED_BYTES >> 30} GiB"
+            notes.add(path, f"it is larger than {most}: the rest is not read", part=True)
+            return
+        yield data

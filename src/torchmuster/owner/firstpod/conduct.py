@@ -1,0 +1,424 @@
+"""The owner of a run in the first of its pods: what `muster run` is on one machine.
+
+    conduct-pods --key FILE --order FILE
+
+It reaches the pods through their doors as hosts are reached by ssh, so it lives and dies without the client, and lives on when
+another pod goes. Its exit code is the pod's: 0, 113 for a failure that is final, 75 when this pod is taken away.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from torchmuster.engines.ssh import SshEngine
+from torchmuster.engines.ssh_bundle import make_bundle
+from torchmuster.engines.ssh_command import SshHost
+from torchmuster.engines.ssh_host import in_parallel
+from torchmuster.engines.ssh_places import SshWishes
+from torchmuster.errors import ChannelError, MusterError
+from torchmuster.files import atomic, code_copy
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model import codec
+from torchmuster.model.display.repeats import shortened
+from torchmuster.model.display.text import render_report, report_of_error
+from torchmuster.model.event import moment_of
+from torchmuster.model.failure import EndKind
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
+from torchmuster.net.secret import read_secret
+from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.lines import PodLines, ask_pod
+from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, NUM_FILES_KEY, VALUES_KEY, PodOrder
+from torchmuster.node.remote.files import CodeOutputs, make_mark
+from torchmuster.owner.create import holds_snapshots, link_snapshots, write_owner
+from torchmuster.owner.deadline import Deadline
+from torchmuster.owner.firstpod.archive import wait_for_archive
+from torchmuster.owner.firstpod.doors import Doors
+from torchmuster.owner.firstpod.neighbours import RecordNeighbours
+from torchmuster.owner.firstpod.predecessor import FirstPod, count_loss
+from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
+from torchmuster.owner.resubmit import restarts_spent
+from torchmuster.owner.stops import EarlyStop
+from torchmuster.owner.supervise import Supervisor
+from torchmuster.owner.views.account import find_saved
+from torchmuster.owner.views.record import next_attempt, read_events, read_result
+
+_MESSAGE_FILE = "/dev/termination-log"
+MOST_MESSAGE_BYTES = 4096
+_MOST_VALUES_BYTES = 1024
+_END_S = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    """Own the run of these pods to its end; return the pod's exit code."""
+
+    def own(order: PodOrder, key: str, path: str, voice: TerminalVoice) -> int:
+        return PodOwner(order, key, os.path.dirname(path), voice).run()
+
+    return conduct("conduct-pods", arguments, own)
+
+
+def conduct(
+    prog: str, arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoice], int]
+) -> int:
+    """Read the command line of an owner in a first pod, and let it own to the end; return the pod's exit code.
+
+    Args:
+        prog: The owner's program.
+        arguments: Its command line.
+        own: Gets the order, the paths of the key and of the order, and the voice.
+    """
+    parser = argparse.ArgumentParser(prog=prog)
+    parser.add_argument("--key", required=True)
+    parser.add_argument("--order", required=True)
+    options = parser.parse_args(arguments)
+    order = orders.read_order(options.order)
+    _allow_many_files()
+    voice = TerminalVoice()
+    voice.start()
+    first = FirstPod(order, options.key)
+    try:
+        first.take()
+        return own(order, options.key, options.order, voice)
+    finally:
+        first.release()
+        voice.flush(5.0)
+
+
+def _allow_many_files() -> None:
+    """Take as many descriptors as there may be: a pod needs seven, and a container often begins with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@dataclass(slots=True)
+class PodOwner:
+    """Owns the run of these pods."""
+
+    order: PodOrder
+    key: str
+    brought: str
+    voice: TerminalVoice
+    is_told_to_stop: bool = False
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Return where the run lives in this pod."""
+        return self.order.run_dir
+
+    def run(self) -> int:
+        """Own it to its end; return the pod's exit code."""
+        signal.signal(signal.SIGTERM, self._take_stop)
+        before = read_result(self.run_dir)
+        if before is not None and os.path.exists(self.order.ended):
+            return _pod_code(before)  # its end was interrupted
+        try:
+            result = self.own()
+        except (MusterError, OSError) as error:
+            if self.is_told_to_stop:
+                return AGAIN_CODE
+            known = as_muster_error(error)
+            result = failed_before_start(self.run_dir, known.exit_code, report_of_error(known))
+            self._keep(result)
+        except KeyboardInterrupt:
+            if not os.path.exists(self.run_dir.cancelled):
+                return AGAIN_CODE
+            result = cancelled_before_start(self.run_dir)
+            self._keep(result)
+        cancelled = os.path.exists(self.run_dir.cancelled)
+        if self.is_told_to_stop and result.state is not RunState.SUCCEEDED and not cancelled:
+            self._set_aside_result()
+            return AGAIN_CODE
+        return self._end(result)
+
+    def _take_stop(self, *_: object) -> None:
+        self.is_told_to_stop = True
+        raise KeyboardInterrupt  # before there is a run to stop
+
+    def own(self) -> Result:
+        """Conduct the run; return its result."""
+        neighbours = RecordNeighbours(self.order, self.key)
+        plan = self._place_run(neighbours)
+        if (lost := count_loss(self.run_dir, plan)) is not None:
+            lost = replace(lost, elapsed_s=time.time() - _begun(self.run_dir))
+            atomic.write_json(self.run_dir.result, codec.to_plain(lost))
+            return lost
+        deadline = self._deadline()
+        engine, early = self._started(plan)
+        try:
+            self.voice.say(f"run on {', '.join(engine.used_names)}")
+            neighbours.start()
+            supervisor = Supervisor(engine, self.voice, deadline, early=early)
+            result = asyncio.run(supervisor.run())
+            self.is_told_to_stop |= supervisor.was_told_to_stop
+            engine.finish()
+            return engine.localized(result)
+        finally:
+            neighbours.stop(is_taken_away=self.is_told_to_stop)
+            engine.abandon()
+
+    def _started(self, plan: RunPlan) -> tuple[SshEngine, EarlyStop]:
+        """Return the engine with an agent on every place, and what has noted stops since; a pod that can't be used is a loss like any other.
+
+        Raises:
+            MusterError: Too few pods came, or can be used when no restart is left.
+        """
+        most = plan.limits.max_restarts
+        spent = restarts_spent(self.run_dir, most)
+        while True:
+            doors = Doors(
+                order=self.order,
+                secret=read_secret(self.key),
+                least=plan.min_nodes,
+                most=plan.num_places,
+                last_call_s=plan.limits.last_call_s,
+                say=self.voice.say,
+            )
+            answer = asyncio.run(doors.wait(plan.limits.join_timeout_s))
+            engine, early = self._engine(plan, answer), EarlyStop()
+            try:
+                engine.start_all(first_attempt=next_attempt(self.run_dir), restarts_spent=spent)
+            except ChannelError as error:
+                self.is_told_to_stop |= bool(early.signum)
+                if spent >= most or self.is_told_to_stop:
+                    raise
+                signal.signal(signal.SIGTERM, self._take_stop)
+                spent += 1
+                why = f": {error.why}" if error.why else ""
+                self.voice.say(f"{error.what}{why}; the start is tried again ({most - spent} left)")
+                continue
+            return engine, early
+
+    def _place_run(self, neighbours: RecordNeighbours) -> RunPlan:
+        """Make the run directory, or find that of an earlier pod on a volume; return the plan for here."""
+        run_dir = self.run_dir
+        self.make_run_dir(neighbours)
+        plain = atomic.read_json(os.path.join(self.brought, orders.PLAN_FILE))
+        plan = codec.from_plain(RunPlan, plain)
+        code = CodeOutputs(run_dir)
+        if not code.is_there:
+            wait_for_archive(self.order, self.brought, _plan_limit_s(self.brought), self.voice.say)
+            code.unpack()
+        program = code_copy.moved(plan.program, self.order.code_root, code.root)
+        plan = replace(plan, program=program, nodes_return=True)
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        return plan
+
+    def make_run_dir(self, neighbours: RecordNeighbours) -> None:
+        """Make the run directory, with what an earlier first pod has left."""
+        run_dir = self.run_dir
+        os.makedirs(run_dir.path, mode=0o700, exist_ok=True)  # the mode is of the last folder alone
+        os.makedirs(run_dir.logs, exist_ok=True)
+        os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
+        with open(self.key) as file:
+            atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
+        neighbours.find(self.voice.say)
+        make_mark(run_dir.path)
+        write_owner(run_dir)
+        self._set_aside_result()
+        if self.order.continues is not None:
+            link_before(self.order, self.order.continues)
+        call = os.path.join(self.brought, orders.CALL_FILE)
+        if os.path.exists(call):
+            with open(call, "rb") as brought:
+                atomic.replace_file(run_dir.call, brought.read(), mode=0o600)
+
+    def _engine(self, plan: RunPlan, answer: list[int]) -> SshEngine:
+        order = self.order
+        others = [index for index in range(order.num_pods) if index not in answer]
+        names = tuple(order.host(index) for index in (*answer, *others))
+        plan = replace(plan, node_names=names[: plan.num_places])
+        code = CodeOutputs(self.run_dir).root
+        return pods_engine(plan, self.run_dir, order, self.key, names, code, self.voice.say)
+
+    def _deadline(self) -> Deadline | None:
+        limit_s = self.order.time_limit_s
+        if limit_s is None:
+            return None
+        return Deadline(
+            self.order.warn_s, ends_at=_begun(self.run_dir) + limit_s, ends_the_run=True
+        )
+
+    def _set_aside_result(self) -> None:
+        with contextlib.suppress(OSError):
+            os.replace(self.run_dir.result, f"{self.run_dir.result}.{next_attempt(self.run_dir)}")
+
+    def _without_vain_hint(self, result: Result) -> Result:
+        """Return a result that sends nobody to snapshots which go with the pods."""
+        saved, report = find_saved(self.run_dir), result.report
+        own = saved is not None and saved.folder.startswith(f"{self.order.home}/")
+        if self.order.has_volume or not own or report is None or report.hint is None:
+            return result
+        parts = [part for part in report.hint.split("; ") if "muster restart" not in part]
+        result = replace(result, report=replace(report, hint="; ".join(parts) or None))
+        self._keep(result)
+        return result
+
+    def _keep(self, result: Result) -> None:
+        with contextlib.suppress(OSError):  # of a full disk: the pod's last message has it
+            atomic.write_json(self.run_dir.result, codec.to_plain(result))
+
+    def _end(self, result: Result) -> int:
+        """Say how the run ended: in the pod's log, in its last message, and to those who read its record."""
+        if result.report is not None and result.state is not RunState.SUCCEEDED:
+            from torchmuster.diagnose.explain.end_of_run import explained
+
+            report = explained(result, self.run_dir) or result.report
+            result = replace(result, report=report)
+            self._keep(result)
+            self.voice.print(render_report(shortened(report, result, self.voice.shown)))
+        result = self._without_vain_hint(result)
+        counts = self.order.is_sweep and not self.order.has_volume
+        more: dict[str, object] = {}
+        if counts and (num_files := CodeOutputs(self.run_dir).num_made):
+            more[NUM_FILES_KEY] = num_files
+        if self.order.is_sweep and (values := newest_values(self.run_dir)) is not None:
+            more[VALUES_KEY] = values
+        leave_message(last_message(result, more))
+        code = _pod_code(result)
+        with contextlib.suppress(OSError):  # of a full disk: the pod's last message has it
+            atomic.write_json(self.order.ended, {"code": code})
+        if self.order.keep_s:
+            others = range(1, self.order.num_pods)
+            dismiss(self.order, self.key, [self.order.address(index) for index in others])
+        return code
+
+
+def as_muster_error(error: Exception) -> MusterError:
+    """Return what ended an owner in words for its user: an error of the system is one of the record that it writes."""
+    if isinstance(error, MusterError):
+        return error
+    if not isinstance(error, OSError):
+        return MusterError(str(error))
+    return MusterError(
+        f"the run's record can't be written: {error.strerror or error}",
+        where=str(error.filename or "home"),
+        fix="free some space on the volume of `home`, or name another one in the site",
+    )
+
+
+def link_before(order: PodOrder, run_id: str) -> None:
+    """Let a run find the snapshots of the one that it goes on from; a first pod that is made again finds the link.
+
+    Raises:
+        MusterError: They are not on the volume any more: it would begin at step 0 without a word.
+    """
+    run_dir = order.run_dir
+    if os.path.lexists(run_dir.snapshots):
+        return
+    before = RunDir(os.path.join(order.home, "runs", run_id)).snapshots
+    if order.saved_step is not None and not holds_snapshots(before):
+        raise MusterError(
+            f"the snapshots of {short_id(run_id)} are gone: the last was of step {order.saved_step}",
+            where=before,
+            why="the volume does not have them any more",
+            fix="put them back, or type its command again to start over at step 0",
+        )
+    link_snapshots(run_dir, before)
+
+
+def pods_engine(
+    plan: RunPlan,
+    run_dir: RunDir,
+    order: PodOrder,
+    key: str,
+    names: Sequence[str],
+    code_root: str,
+    say: Callable[[str], None],
+    output: str = "",
+) -> SshEngine:
+    """Return the engine that starts the agents of a run through the doors of these pods, of which this is the first.
+
+    What the pods have in the folder `output` comes into this pod's.
+    """
+    limit_s = plan.limits.join_timeout_s
+    lines = PodLines(
+        secret=read_secret(key),
+        port=order.port,
+        domain="" if order.hosts else order.job,
+        wait_s=limit_s,
+    )
+    bundle = make_bundle(("ssh",), [sys.executable], may_share=True)
+    bundle = replace(
+        bundle,
+        connect_limit_s=limit_s,
+        start=lines.start,
+        hint_of=lambda host, _: f"`kubectl describe pod {host}` tells how it is",
+    )
+    wishes = SshWishes(
+        hosts=tuple(SshHost(name=name) for name in names),
+        where=f"pods of {order.job}",
+        by_slots=False,
+        head_port=order.head_port if order.group is None else 0,
+        code_root=code_root,
+        spares_first=order.group is None,
+        passes_on=True,
+        output=output,
+    )
+    return SshEngine(plan, run_dir, wishes, bundle, say)
+
+
+def newest_values(run_dir: RunDir) -> dict[str, object] | None:
+    """Return the newest value of each metric that a training has recorded, as the last of its events; None for none."""
+    values: dict[str, object] = {}
+    last: dict[str, object] | None = None
+    for event in read_events(run_dir.training):
+        if event.get("event") == "metrics" and isinstance(found := event.get("values"), dict):
+            values |= found
+            last = {**event, "values": values}
+    return last if last is not None and len(json.dumps(last)) <= _MOST_VALUES_BYTES else None
+
+
+def last_message(result: Result, more: Mapping[str, object] = MappingProxyType({})) -> str:
+    """Return a result as Kubernetes keeps it of an ended pod: at most 4,096 bytes of JSON.
+
+    Args:
+        result: Of the run.
+        more: Of a member of a sweep: what else is in this pod alone.
+    """
+    plain = {**codec.to_plain(result), **more}
+    if result.cause is None or result.cause.kind is not EndKind.NODE_LOST:
+        plain.pop("cause", None)  # it is long; of a lost pod the client asks the cluster
+    report = plain.get("report") or {}
+    while len(text := json.dumps(plain)) > MOST_MESSAGE_BYTES and report.get("because"):
+        report["because"] = report["because"][:-1]
+    return text if len(text) <= MOST_MESSAGE_BYTES else json.dumps({**plain, "report": None})
+
+
+def dismiss(order: PodOrder, key: str, hosts: Sequence[str]) -> None:
+    """Let pods end, as successes: the end of the first one is that of all, and it may wait for a client."""
+    secret = read_secret(key)
+    in_parallel(lambda host: ask_pod(host, order.port, secret, "kill -USR1 $PPID", _END_S), hosts)
+
+
+def leave_message(text: str) -> None:
+    """Leave what Kubernetes keeps of an ended pod, where there is a place for it."""
+    with contextlib.suppress(OSError), open(_MESSAGE_FILE, "r+") as file:
+        file.write(text)
+
+
+def _pod_code(result: Result) -> int:
+    return 0 if result.state is RunState.SUCCEEDED else FINAL_CODE
+
+
+def _plan_limit_s(brought: str) -> float:
+    plan = codec.from_plain(RunPlan, atomic.read_json(os.path.join(brought, orders.PLAN_FILE)))
+    return plan.limits.join_timeout_s
+
+
+def _begun(run_dir: RunDir) -> float:
+    """Return when the run first began: another pod may have."""
+    begun = moment_of(next(read_events(run_dir.events), {}).get("time"))
+    return begun if begun is not None else time.time()

@@ -1,0 +1,235 @@
+"""The owner of a workflow's group in the first of its pods: the head, and the agents of its tasks in all of them.
+
+    conduct-group-pods --key FILE --order FILE
+
+The client makes the Jobs of a group when the groups before it have ended, and copies what this one writes; meanwhile the group
+needs no client. The exit code is the pod's: 0, 113 for a failure that is final, 75 when this pod is taken away.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from dataclasses import dataclass, replace
+
+from torchmuster import proc
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model import codec
+from torchmuster.model.codec import to_words
+from torchmuster.model.display.text import render_report, report_of_error
+from torchmuster.model.outcome import GroupOutcome
+from torchmuster.model.states import State
+from torchmuster.model.workflow import GroupNodes, GroupStart
+from torchmuster.net.address import bind
+from torchmuster.net.secret import read_secret
+from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
+from torchmuster.node.pod.place import is_placed, place
+from torchmuster.node.task.options import TaskOrder
+from torchmuster.owner.firstpod.archive import wait_for_archive
+from torchmuster.owner.firstpod.conduct import (
+    MOST_MESSAGE_BYTES,
+    as_muster_error,
+    conduct,
+    dismiss,
+    leave_message,
+)
+from torchmuster.owner.firstpod.doors import Doors
+from torchmuster.owner.firstpod.gather import GroupGather
+from torchmuster.owner.firstpod.neighbours import RecordNeighbours
+from torchmuster.owner.reuse import link_reused
+from torchmuster.owner.views.record import next_task_attempts, read_outcome
+from torchmuster.programs.group_main import ProcessStarter, conduct_group, read_plan
+
+_END_S = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    """Own the group of these pods to its end; return the pod's exit code."""
+    proc.become_subreaper()
+    return conduct("conduct-group-pods", arguments, lambda *given: _GroupOwner(*given).run())
+
+
+@dataclass(slots=True)
+class _GroupOwner:
+    order: PodOrder
+    key: str
+    order_path: str
+    voice: TerminalVoice
+    is_told_to_stop: bool = False
+
+    @property
+    def group(self) -> str:
+        return self.order.group or ""
+
+    @property
+    def run_dir(self) -> RunDir:
+        return self.order.run_dir
+
+    @property
+    def is_cancelled(self) -> bool:
+        return os.path.exists(
+            os.path.join(self.order.folder, os.path.basename(self.run_dir.cancelled))
+        )
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._take_stop)
+        if os.path.exists(self.order.ended) and (before := read_outcome(self.run_dir, self.group)):
+            return _code_of(before)  # its end was interrupted
+        try:
+            outcome = self._own()
+        except (MusterError, OSError, ValueError) as error:
+            if self.is_told_to_stop and not self.is_cancelled:
+                return AGAIN_CODE
+            outcome = self._failed(error)
+        except KeyboardInterrupt:
+            if not self.is_cancelled:
+                return AGAIN_CODE
+            outcome = self._failed(MusterError("the group was stopped before it began"))
+            outcome = replace(outcome, state=State.FAILED_CANCELED)
+        if outcome.state is State.FAILED_CANCELED and not self.is_cancelled:
+            with contextlib.suppress(OSError):
+                os.unlink(self.run_dir.group(self.group).result)
+            return AGAIN_CODE  # it was this pod that had to go, not the group
+        return self._end(outcome)
+
+    def _take_stop(self, *_: object) -> None:
+        self.is_told_to_stop = True
+        raise KeyboardInterrupt  # before there is a head to tell
+
+    def _own(self) -> GroupOutcome:
+        order = self.order
+        os.makedirs(order.run_dir.path, mode=0o700, exist_ok=True)
+        os.makedirs(order.folder, exist_ok=True)
+        neighbours = RecordNeighbours(order, self.key)
+        if not is_placed(order):
+            neighbours.find(self.voice.say)
+            wait_for_archive(order, os.path.dirname(self.order_path), order.join_s, self.voice.say)
+            # Kept: the other pods get it from here.
+            place(order, os.path.dirname(self.order_path))
+        if order.has_volume:
+            link_reused(read_plan(self.run_dir), self.run_dir)
+        secret = read_secret(self.key)
+        num_pods = order.num_pods
+        doors = Doors(
+            order=order,
+            secret=secret,
+            least=num_pods,
+            most=num_pods,
+            last_call_s=0.0,
+            say=self.voice.say,
+        )
+        asyncio.run(doors.wait(order.join_s))
+        self._note_start()
+        first = {order.hosts.index(on[0].name) for on in self._nodes().tasks.values()}
+        gather = GroupGather(order, self.key, sorted(first - {0}), self.voice.say)
+        gather.start()
+        neighbours.start()
+        try:
+            asyncio.run(self._conduct())
+        finally:
+            neighbours.stop()
+            gather.finish()
+        outcome = read_outcome(self.run_dir, self.group)
+        if outcome is None:
+            raise MusterError("the head of the group left no result", where=order.folder)
+        return outcome
+
+    def _note_start(self) -> None:
+        """Attempts go on where the record of a lost pod stops: on a volume it is here."""
+        folder = self.run_dir.group(self.group)
+        following = next_task_attempts(folder.events)
+        atomic.write_json(folder.start, codec.to_plain(GroupStart(first_attempts=following)))
+
+    async def _conduct(self) -> int:
+        order = self.order
+        plan = read_plan(self.run_dir)
+        nodes = self._nodes()
+        listening = _bind(order.head_port)
+        port = int(listening.getsockname()[1])
+        here = [os.environ.get("MUSTER_POD_IP", ""), order.address(0), "127.0.0.1"]
+        heads = [(address, port) for address in here if address]
+
+        def wrap(task: TaskOrder) -> list[str] | None:
+            index = order.hosts.index(nodes.tasks[task.task][0].name)
+            if index == 0:
+                return None
+            words = ("--key", self.key, "--order", self.order_path, "--index", str(index))
+            return proc.node_program("pod-task", *words, "--", "task", *to_words(task))
+
+        starter = ProcessStarter(self.run_dir, self.group, heads, wrap=wrap)
+        return await conduct_group(
+            plan,
+            self.run_dir,
+            self.group,
+            listening,
+            starter,
+            obeys_signals=True,
+            stopped_by=self._stopped_by,
+        )
+
+    def _stopped_by(self) -> str:
+        return "you" if self.is_cancelled else "the end of its pod"
+
+    def _nodes(self) -> GroupNodes:
+        return codec.from_plain(GroupNodes, atomic.read_json(self.run_dir.group(self.group).nodes))
+
+    def _failed(self, error: Exception) -> GroupOutcome:
+        known = as_muster_error(error)
+        return GroupOutcome(
+            group=self.group,
+            state=State.FAILED_START_ERROR,
+            exit_code=known.exit_code,
+            elapsed_s=0.0,
+            report=report_of_error(known),
+        )
+
+    def _end(self, outcome: GroupOutcome) -> int:
+        """Say how the group ended, and let the pods of its other Jobs end too."""
+        os.makedirs(self.order.folder, exist_ok=True)
+        atomic.write_json(self.run_dir.group(self.group).result, codec.to_plain(outcome))
+        if outcome.report is not None and outcome.state.is_failed:
+            self.voice.print(render_report(outcome.report))
+        leave_message(last_words(outcome))
+        code = _code_of(outcome)
+        atomic.write_json(self.order.ended, {"code": code})
+        self._dismiss()
+        return code
+
+    def _dismiss(self) -> None:
+        """End the pods of other Jobs: only the end of the first Job is that of its pods, and this one may be waiting.
+
+        Those of one JobSet, with a Service for all, end with it.
+        """
+        order = self.order
+        own_service = order.address(0).partition(".")[2]
+        others = [host for host in order.hosts if host.partition(".")[2] != own_service]
+        dismiss(order, self.key, list(order.hosts[1:]) if order.keep_s else others)
+
+
+def last_words(outcome: GroupOutcome) -> str:
+    """Return an outcome as Kubernetes keeps it of an ended pod."""
+    plain = {"group": codec.to_plain(outcome)}
+    text = json.dumps(plain)
+    if len(text) <= MOST_MESSAGE_BYTES:
+        return text
+    return json.dumps({"group": codec.to_plain(replace(outcome, tasks=(), report=None))})
+
+
+def _bind(port: int) -> socket.socket:
+    try:
+        return bind("", port)
+    except OSError as error:
+        raise MusterError(
+            f"port {port} of this pod can't be opened",
+            why=error.strerror,
+            fix="with the host's network another process of the host may have it: `door_port` of the site",
+        ) from error
+
+
+def _code_of(outcome: GroupOutcome) -> int:
+    return 0 if outcome.state is State.COMPLETED else FINAL_CODE

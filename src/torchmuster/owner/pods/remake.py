@@ -1,0 +1,66 @@
+"""Makes the Secret and the Service of a run again that somebody has deleted: pods that replace others can't start without them."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torchmuster import proc
+from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
+from torchmuster.engines.kubernetes.manifest import owned_by
+from torchmuster.model.job import JobRequest
+from torchmuster.owner.jobs.jobs import read_files
+from torchmuster.owner.pods.reach import ask, refused
+from torchmuster.owner.pods.watch import PodWatch
+
+_EVERY_S = 5.0
+_ASK_S = 25.0
+_KINDS = ("Secret", "Service")
+
+
+@dataclass(slots=True)
+class ObjectsKept:
+    """Looks at the objects of one Job whenever something about its pods has changed.
+
+    Attributes:
+        job: What was asked for, with what its pods bring along.
+        say: Gets a sentence on each that was made again.
+    """
+
+    job: JobRequest
+    job_id: str
+    watch: PodWatch
+    say: Callable[[str], None]
+    _seen: int = -1
+    _at: float = 0.0
+
+    def look(self) -> None:
+        """Make again what is missing, while the Job is there.
+
+        Raises:
+            EngineError: The cluster can't be asked, or refuses it.
+            OSError: What the pods bring along is not here any more.
+        """
+        if self.watch.number == self._seen or time.monotonic() < self._at:
+            return
+        self._seen, self._at = self.watch.number, time.monotonic() + _EVERY_S
+        context, namespace, name = place_of(self.job_id)
+        named = [f"{kind}/{name}" for kind in ("jobs.batch", *(f"{k.lower()}s" for k in _KINDS))]
+        listed = ask(kubectl(context, namespace, "get", *named, "--ignore-not-found", "-o", "name"))
+        there = {line.partition("/")[0] for line in listed.split()}
+        missing = [kind for kind in _KINDS if kind.lower() not in there]
+        if "job.batch" in there and missing:
+            self._make(missing, context, namespace, name)
+
+    def _make(self, kinds: Sequence[str], context: str, namespace: str, name: str) -> None:
+        made = json.loads(
+            ask(kubectl(context, namespace, "get", f"jobs.batch/{name}", "-o", "json"))
+        )
+        objects = json.loads(DIALECT.with_files(self.job, read_files(self.job)))["items"]
+        for one in (one for one in objects if one["kind"] in kinds):
+            one["metadata"] |= owned_by(made)["metadata"]
+            argv = kubectl(context, namespace, "create", "-f", "-")
+            said = proc.ask(argv, json.dumps(one).encode(), _ASK_S)
+            if said.status != 0:
+                raise refused(argv, said.stderr.decode(errors="replace"))
+            self.say(f"the {one['kind']} {name} was deleted by somebody: it was made again")

@@ -1,1 +1,0 @@
-"""A sweep in pods: its owner in the first one, a slot in each, and what its client has of it."""
