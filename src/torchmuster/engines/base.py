@@ -110,7 +110,7 @@ class PreemptionQuestion:
 
     Attributes:
         argv_for: Returns the command for a job.
-        grace_s: Returns from its answer how long the job may still run; None: it is not preempted.
+        grace_s: Returns from its answer how long the job may still run, inf: it does not say; None: it is not preempted.
     """
 
     argv_for: Callable[[str], list[str]]

@@ -3,6 +3,7 @@
 Source: https://slurm.schedmd.com/job_reason_codes.html, and the section JOB REASON CODES of `man squeue`.
 """
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -152,13 +153,20 @@ LOST_NODE = NodeQuestion(argv_for=argv_of_node, is_lost=node_is_lost)
 
 
 def _grace_s(stdout: str) -> float | None:
-    """Return the grace of a job that is preempted. Recorded from 22.05: PreemptTime is its begin, and EndTime then its end."""
+    """Return the grace of a job that is preempted. Recorded from 22.05: PreemptTime is its begin, and EndTime then its end.
+
+    That of a job without a time limit is `Unknown` as long as it is in the future (`slurm_sprint_job_info`).
+    """
     found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|EndTime)=(\S+)", stdout))
+    if found.get("JobState") != "RUNNING":
+        return None
     try:
-        begin, end = (datetime.fromisoformat(found[name]) for name in ("PreemptTime", "EndTime"))
+        begin = datetime.fromisoformat(found["PreemptTime"])
+        if found["EndTime"] == "Unknown":
+            return math.inf
+        return max(0.0, (datetime.fromisoformat(found["EndTime"]) - begin).total_seconds())
     except (KeyError, ValueError):  # e.g. `None`
         return None
-    return max(0.0, (end - begin).total_seconds()) if found.get("JobState") == "RUNNING" else None
 
 
 PREEMPTION = PreemptionQuestion(

@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -153,8 +154,20 @@ GRACE = "JobId=1 JobState=RUNNING Reason=None StartTime=2026-11-27T23:53:01 EndT
 BEHIND = "JobId=1 JobState=COMPLETING Reason=None Requeue=1 Restarts=1 StartTime=2026-11-27T23:53:24 EndTime=Unknown SuspendTime=None"
 
 
+UNLIMITED = "JobId=5 JobState=RUNNING Reason=None TimeLimit=UNLIMITED StartTime=2026-11-28T13:16:56 EndTime=Unknown PreemptEligibleTime=2026-11-28T13:16:56 PreemptTime=2026-11-28T13:16:58"
+UNLIMITED_RUNS = UNLIMITED.replace("PreemptTime=2026-11-28T13:16:58", "PreemptTime=None")
+
+
 @pytest.mark.parametrize(
-    ("said", "grace_s"), [(RUNS, None), (GRACE, 20.0), (BEHIND, None), ("", None)]
+    ("said", "grace_s"),
+    [
+        (RUNS, None),
+        (GRACE, 20.0),
+        (BEHIND, None),
+        (UNLIMITED, math.inf),
+        (UNLIMITED_RUNS, None),
+        ("", None),
+    ],
 )
 def test_the_grace_of_a_job_that_slurm_preempts(said, grace_s):
     assert slurm_reasons.PREEMPTION.grace_s(said) == grace_s

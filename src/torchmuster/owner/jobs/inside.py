@@ -25,6 +25,7 @@ from torchmuster.owner.supervise import own_run
 from torchmuster.owner.views.record import next_attempt
 
 _ENDS_S = 30.0  # for a scheduler that is late
+_LONGEST_GRACE_S = 3600.0
 _TRIES = 3
 
 
@@ -65,10 +66,11 @@ def _outlast_preemption(
     code = contract.EX_TEMPFAIL
     result = replace(result, state=RunState.PREEMPTED, exit_code=code, report=report)
     atomic.write_json(engine.run_dir.result, codec.to_plain(result))
+    within = f", in at most {grace_s:.0f} s" if grace_s < _LONGEST_GRACE_S else ""
     say(
-        f"{name} preempts this job: it stays until {name} ends it, in at most {grace_s:.0f} s, so that it can be started again"
+        f"{name} preempts this job: it stays until {name} ends it{within}, so that it can be started again"
     )
-    threading.Event().wait(grace_s + _ENDS_S)
+    threading.Event().wait(min(grace_s, _LONGEST_GRACE_S) + _ENDS_S)
     return result
 
 
