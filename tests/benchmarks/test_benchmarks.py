@@ -67,7 +67,10 @@ def run(name, words, environment, tmp_path):
 
 
 @pytest.mark.timeout(400)  # seconds on an idle machine, minutes on a busy one
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.lab) if name == "sessions" else name for name in QUICK],
+)
 def test_the_quick_form_measures_and_loses_nothing(name, login_node, tmp_path):
     if NEEDS_LAB.get(name):
         pytest.skip(f"no network can be made here: {NEEDS_LAB[name]}")
