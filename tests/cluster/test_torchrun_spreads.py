@@ -126,8 +126,9 @@ def test_the_scripts_of_the_tutorial_train_on_two_hosts(site, number):
 
 
 @pytest.mark.lab
-def test_an_endpoint_of_loopback_is_not_what_the_others_call(site):
-    _, text = site(line(site, endpoint="localhost"))
+@pytest.mark.parametrize("endpoint", ["localhost", ""])
+def test_an_endpoint_of_loopback_is_not_what_the_others_call(site, endpoint):
+    _, text = site(line(site, endpoint=endpoint))
 
     assert text.count("sum 2") == 2, text
 

@@ -437,10 +437,15 @@ def _component(
         where = f"SLURM_JOB_NODELIST{suffix}={listed}"
         what = "Slurm's list of nodes can't be read"
         raise EngineError(what, where=where, why=str(error)) from error
+    # `2`, or with a type `a100:2`; also `a100:1,h100:1`.
+    gpus = re.findall(
+        r"(?:^|[:,])(\d+)(?=,|$)", environment.get(f"SLURM_GPUS_PER_NODE{suffix}", "")
+    )
     return tuple(
         AllocatedNode(
             name=name,
             cpus=cpus[min(index, len(cpus) - 1)] or None,
+            gpus=sum(map(int, gpus)) if gpus else None,
             slot=first + index,
             het_group=het_group,
         )

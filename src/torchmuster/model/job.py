@@ -194,10 +194,12 @@ class AllocatedNode:
     Attributes:
         slot: Its first line in PBS's node file, from 0: what `pbsdsh -n` takes.
         het_group: Its component of a heterogeneous Slurm job.
+        gpus: None where the scheduler does not tell.
     """
 
     name: str
     cpus: int | None = None
+    gpus: int | None = None
     slot: int = 0
     het_group: int | None = None
 

@@ -50,8 +50,13 @@ class Meeting:
     rdzv_id: str
 
 
-def find_meeting(given: argparse.Namespace, max_nodes: int, problems: Problems) -> Meeting | None:
-    """Return the rendezvous; None if it is invalid, with the reasons in `problems`."""
+def find_meeting(
+    given: argparse.Namespace, max_nodes: int, problems: Problems, *, knows_head: bool = False
+) -> Meeting | None:
+    """Return the rendezvous; None if it is invalid, with the reasons in `problems`.
+
+    Who `knows_head` without it needs no host in an endpoint.
+    """
     fresh_id = str(uuid.uuid4())
     if given.standalone or _is_plain(given, max_nodes):
         return Meeting(host="localhost", port=0, alone=True, static=False, rdzv_id=fresh_id)
@@ -59,7 +64,7 @@ def find_meeting(given: argparse.Namespace, max_nodes: int, problems: Problems) 
     if not static and not given.rdzv_endpoint.strip() and max_nodes == 1:
         # torchrun takes localhost:29400 here, where two jobs of one machine would meet.
         return Meeting(host="localhost", port=0, alone=True, static=False, rdzv_id=given.rdzv_id)
-    found = _parse_endpoint(given, static, problems)
+    found = _parse_endpoint(given, static, problems, knows_head=knows_head)
     if found is None:
         return None
     return Meeting(host=found[0], port=found[1], alone=False, static=static, rdzv_id=given.rdzv_id)
@@ -72,9 +77,11 @@ def _is_plain(given: argparse.Namespace, max_nodes: int) -> bool:
 
 
 def _parse_endpoint(
-    given: argparse.Namespace, static: bool, problems: Problems
+    given: argparse.Namespace, static: bool, problems: Problems, *, knows_head: bool
 ) -> tuple[str, int] | None:
     text, option = given.rdzv_endpoint.strip(), "--rdzv-endpoint"
+    if text.startswith(":") and text[1:].isdecimal() and knows_head:
+        text = f"localhost{text}"
     if static and not text:
         host = given.master_addr.strip("[]")
         host = f"[{host}]" if ":" in host else host

@@ -228,10 +228,13 @@ def parse_torchrun(
     gpus: Sequence[str],
     problems: Problems,
     hosts: str = "",
+    *,
+    knows_head: bool = False,
 ) -> TorchrunLine | None:
     """Return the request of the line; None if it is invalid, with the reasons in `problems`.
 
-    `hosts` is the text of /etc/hosts, where this is a pod: it has the pod's full name.
+    `hosts` is the text of /etc/hosts, where this is a pod: it has the pod's full name. This command `knows_head`
+    where it is the only one of a job, or was started by the head.
 
     Raises:
         UsageError: It is not a command line of torchrun.
@@ -245,7 +248,8 @@ def parse_torchrun(
     given, of_world = settle_world(given, told, find_pod_world(environment, hosts), problems)
     nodes = parse_nodes(given.nnodes, "--nnodes", problems)
     workers = _parse_nproc(given.nproc_per_node, gpus, problems)
-    meeting = find_meeting(given, nodes[1] if nodes is not None else 1, problems)
+    max_nodes = nodes[1] if nodes is not None else 1
+    meeting = find_meeting(given, max_nodes, problems, knows_head=knows_head)
     limits = _parse_limits(given, conf, environment, problems)
     signals = _parse_signals(given.signals_to_handle, problems)
     for dest, (form, what, right) in _FORMS.items():

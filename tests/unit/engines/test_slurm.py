@@ -49,6 +49,7 @@ HET = {
     "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "1(x2)",
     "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
     "SLURM_TASKS_PER_NODE_HET_GROUP_1": "1(x2)",
+    "SLURM_GPUS_PER_NODE_HET_GROUP_1": "a100:1,h100:3",
 }
 
 
@@ -239,10 +240,10 @@ def test_allocation_as_recorded():
 def test_allocation_of_a_heterogeneous_job():
     found = DIALECT.allocation(HET, open)
     assert found.job_id == "7"
-    assert [(node.name, node.cpus, node.het_group, node.slot) for node in found.nodes] == [
-        ("n2", 2, 0, 0),
-        ("n1", 1, 1, 1),
-        ("n3", 1, 1, 2),
+    assert [(n.name, n.cpus, n.gpus, n.het_group, n.slot) for n in found.nodes] == [
+        ("n2", 2, None, 0, 0),
+        ("n1", 1, 4, 1, 1),
+        ("n3", 1, 4, 1, 2),
     ]
 
 

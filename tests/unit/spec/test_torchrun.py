@@ -406,6 +406,15 @@ def test_a_mistake_is_one_problem(line, what):
     assert [problem.what for problem in problems_of(line)] == [what]
 
 
+def test_an_endpoint_without_a_host_is_this_one_where_the_head_is_known():
+    words = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint :29500 train.py"
+    problems = Problems()
+    found = parse_torchrun(words.split(), {}, (), problems, knows_head=True)
+
+    assert (found.meeting.host, found.meeting.port) == ("localhost", 29500)
+    assert [one.what for one in problems_of(words)] == ["`:29500` is not a valid HOST:PORT"]
+
+
 def test_all_problems_are_found_at_once():
     found = problems_of("--nnodes 3:2 --max-restarts x --tee 9 --numa-binding node trian.py")
 

@@ -177,6 +177,7 @@ class InJob(ThisMachine):
         self.most_nodes = len(job.nodes)
         self._warn_s = WARN_S
         self._ship_env: str | None = None
+        self._one_for_each_gpu = False
 
     def fill(self, request: "RunRequest") -> "RunRequest":
         nodes = request.nodes or str(max(len(self.job.nodes) - request.spares, 1))
@@ -198,6 +199,7 @@ class InJob(ThisMachine):
 
         self._warn_s = WARN_S if limits.warn_s is None else limits.warn_s
         self._ship_env = request.ship_env
+        self._one_for_each_gpu = request.nproc_per_node in (None, "gpu")
         # The GPUs are those of one node; the others have their own.
         return plan_elsewhere(request, run_id, len(visible_gpus()), problems)
 
@@ -219,6 +221,9 @@ class InJob(ThisMachine):
             )
         job = job.with_nodes(job.nodes[: plan.num_places]).with_launcher()
         plan = replace(plan, node_names=job.node_names, engine=self.name, job_id=self.job_id)
+        gpus = [node.gpus or 0 for node in job.nodes]
+        if self._one_for_each_gpu and len(set(gpus)) > 1:  # only those of this node were seen
+            plan = replace(plan, workers_per_node=tuple(max(number, 1) for number in gpus))
         return plan, job
 
     def instead(self) -> int | None:

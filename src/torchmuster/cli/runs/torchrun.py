@@ -58,12 +58,18 @@ class _TorchrunCommand(click.Command):
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
     from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.engines.schedulers import may_be_in_job
+    from torchmuster.node.launcher_ranks import is_one_of_many
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.torchrun import parse_torchrun
 
     problems = Problems()
     gpus, hosts = visible_gpus(), _hosts_of_pod()
-    line = problems.checked(parse_torchrun(arguments, os.environ, gpus, problems, hosts))
+    is_told = "MUSTER_TORCHRUN_ORDER" in os.environ  # by a head on another host
+    knows = is_told or (may_be_in_job(os.environ) and not is_one_of_many(os.environ))
+    line = problems.checked(
+        parse_torchrun(arguments, os.environ, gpus, problems, hosts, knows_head=knows)
+    )
     _warn_of_option_behind(line)
     if line.max_nodes > 1:
         _leave_to_first(line.max_nodes)

@@ -9,6 +9,7 @@ from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import UsageError
 from torchmuster.model.job import AllocatedNode, Allocation
+from torchmuster.spec.launch import JobLimits, RunRequest
 from torchmuster.spec.problems import Problems
 
 
@@ -47,3 +48,24 @@ def test_a_workflow_does_not_run_beside_the_job():
         in_job("n1").check_workflow(None, detach=False)
     assert told.value.fix == "start it on n1, or here with --here"
     assert in_job(os.uname().nodename).check_workflow(None, detach=False) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "workers"),
+    [(None, (1, 2), (1, 2)), (None, (None, 2), (1, 2)), (None, (2, 2), (1,)), ("1", (1, 2), (1,))],
+)
+def test_each_gpu_of_a_job_of_unequal_nodes_gets_a_worker(
+    tmp_path, monkeypatch, asked, gpus, workers
+):
+    monkeypatch.setattr(OwnJob, "with_launcher", lambda job: job)  # this machine has no srun
+    (tmp_path / "train.py").write_text("")
+    nodes = tuple(
+        AllocatedNode(name=f"n{place}", gpus=number) for place, number in enumerate(gpus, 1)
+    )
+    allocation = Allocation(job_id="7", nodes=nodes)
+    place = InJob(OwnJob(dialect=load_dialect("slurm"), allocation=allocation))
+    request = RunRequest(script=str(tmp_path / "train.py"), nodes="2", nproc_per_node=asked)
+    plan = place.plan(request, "r", JobLimits(), Problems())
+    plan, _ = place._on_nodes(plan, place.job)
+
+    assert plan.workers_per_node == workers
