@@ -1,11 +1,14 @@
-"""Random kills, one after another, in one run; MUSTER_CHAOS=100 is the long form (`make chaos`)."""
+"""Random kills, one after another and two at a time, in one run; MUSTER_CHAOS=100 is the long form (`make chaos`)."""
 
+import contextlib
 import os
 import random
 import signal
+import threading
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -13,11 +16,14 @@ pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 VICTIMS = ("worker", "worker", "worker", "agent", "spawner", "store", "head")
 
 
-def test_chaos_never_ends_a_run(job):
-    num_kills = int(os.environ.get("MUSTER_CHAOS", "4"))
+def throw():
     seed = int(os.environ.get("MUSTER_CHAOS_SEED", random.SystemRandom().randrange(1 << 30)))
-    dice = random.Random(seed)
     print(f"MUSTER_CHAOS_SEED={seed}")
+    return random.Random(seed)
+
+
+def test_chaos_never_ends_a_run(job):
+    num_kills, dice = int(os.environ.get("MUSTER_CHAOS", "4")), throw()
     run = job("--nodes", "2", "--nproc-per-node", "2", "--max-restarts", "1000").start()
     attempt = 0
     for _ in range(num_kills):
@@ -34,6 +40,60 @@ def test_chaos_never_ends_a_run(job):
     assert run.finish() == 0
     assert run.result()["state"] == "succeeded"
     assert [e["attempt"] for e in run.events("attempt_started")] == list(range(attempt + 1))
+
+
+def test_chaos_of_two_faults_within_three_seconds_never_ends_a_run(job):
+    num_schedules, dice = int(os.environ.get("MUSTER_CHAOS", "2")), throw()
+    run = job("--nodes", "2", "--nproc-per-node", "2", "--max-restarts", "1000").start()
+    attempt = settle(run, 0)
+    for number in range(num_schedules):
+        before, killed = attempt, False
+        for pause_s in (0.0, dice.uniform(0.0, 3.0)):
+            threading.Event().wait(pause_s)
+            killed |= hurt(run, attempt, number, dice)
+        attempt = settle(run, before + killed)
+    assert run.finish() == 0
+    assert run.result()["state"] == "succeeded"
+    assert [e["attempt"] for e in run.events("attempt_started")] == list(range(attempt + 1))
+
+
+def hurt(run, attempt, number, dice):
+    """Kill or stop a process of the run, if it is there at this moment; say whether one was killed."""
+    victim, stop_s = dice.choice(VICTIMS), dice.choice((None, None, None, dice.uniform(0.2, 3.0)))
+    rest = dice.random()
+    try:
+        pid = find(run, victim, run.up(attempt), random.Random(rest))
+    except (IndexError, ValueError, OSError):
+        return False  # the first fault has taken it away
+    print(
+        f"{number}: attempt {attempt}: {f'SIGSTOP {stop_s:.1f} s' if stop_s else 'SIGKILL'} to {victim} {pid}"
+    )
+    if stop_s is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
+        return False
+    proc.kill_quietly(pid, signal.SIGSTOP)
+    threading.Timer(stop_s, proc.kill_quietly, (pid, signal.SIGCONT)).start()
+    return False
+
+
+def settle(run, least):
+    """Return the newest attempt, at least `least`, once its ranks have reduced and are the only ones that live."""
+
+    def newest():
+        assert run.process.poll() is None, f"it ended: {run.process.returncode}\n{run.stderr}"
+        started = [event["attempt"] for event in run.events("attempt_started")]
+        if not started or started[-1] < least:
+            return None
+        is_known = any(e["attempt"] == started[-1] for e in run.events("workers_started"))
+        alive = [pid for pid, _ in run.up(started[-1]).values() if proc.is_running(pid)]
+        return (started[-1],) if is_known and len(alive) == 4 else None
+
+    (attempt,) = wait_until(newest, f"an attempt from {least}\n{run.tell()}", 120.0)
+    old = (pid for before in range(attempt) for pid, _ in run.up(before).values())
+    assert not any(proc.is_running(pid) for pid in old)
+    return attempt
 
 
 def find(run, victim, ranks, dice):

@@ -32,7 +32,7 @@ from torchmuster.owner.head_watch import HeadWatch
 from torchmuster.owner.parts import Engine, RunDisplay, StandardInput
 from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.stops import EarlyStop, Stops
-from torchmuster.owner.views.record import next_attempt, read_result
+from torchmuster.owner.views.record import next_attempt, read_result, told_seconds
 
 _POLL_S = 0.01
 _WATCH_S = 0.2
@@ -336,7 +336,7 @@ class Supervisor:
             exit_code=code,
             attempts=self._progress.next_attempt,
             restarts_spent=self._progress.restarts_spent,
-            elapsed_s=0.0,
+            elapsed_s=round(told_seconds(self.engine.run_dir.events, until=time.time()), 3),
             report=report,
         )
         self._record.replace(self.engine.run_dir.result, codec.to_plain(result))

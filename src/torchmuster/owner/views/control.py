@@ -28,7 +28,7 @@ from torchmuster.owner.jobs.never import NeverWatch
 from torchmuster.owner.sweep.array_stops import cancel_sweep
 from torchmuster.owner.views.find import any_result, owner_is_here, owner_lives, view_job, view_run
 from torchmuster.owner.views.head_call import call_head
-from torchmuster.owner.views.record import read_new
+from torchmuster.owner.views.record import read_new, told_seconds
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.workflow_view import task_logs
 
@@ -260,7 +260,7 @@ def _cancelled(view: RunView) -> Result:
         exit_code=128 + signal.SIGTERM,
         attempts=len(view.attempts),
         restarts_spent=0,
-        elapsed_s=0.0,
+        elapsed_s=told_seconds(view.run_dir.events, until=time.time()),
         report=report,
     )
     atomic.write_json(view.run_dir.result, codec.to_plain(result))
