@@ -57,6 +57,22 @@ def test_chaos_of_two_faults_within_three_seconds_never_ends_a_run(job):
     assert [e["attempt"] for e in run.events("attempt_started")] == list(range(attempt + 1))
 
 
+def test_chaos_of_two_faults_in_the_first_seconds_never_ends_a_run(job):
+    dice = throw()
+    for number in range(int(os.environ.get("MUSTER_CHAOS", "1"))):
+        run = job("--nodes", "3", "--nproc-per-node", "1", "--max-restarts", "1000").start()
+        killed = []
+        for pause_s in (dice.uniform(0.2, 2.0), dice.uniform(0.0, 3.0)):
+            threading.Event().wait(pause_s)
+            if pids := run.all_pids():  # whatever they are
+                killed.append(dice.choice(sorted(pids)))
+                proc.kill_quietly(killed[-1], dice.choice((signal.SIGKILL, signal.SIGSEGV)))
+        print(f"{number}: {killed}, {[proc.is_running(pid) for pid in killed]}")
+        settle(run, 0, num=3)
+        assert run.finish() == 0
+        assert run.result()["state"] == "succeeded"
+
+
 def hurt(run, attempt, number, dice):
     """Kill or stop a process of the run, if it is there at this moment; say whether one was killed."""
     victim, stop_s = dice.choice(VICTIMS), dice.choice((None, None, None, dice.uniform(0.2, 3.0)))
@@ -78,7 +94,7 @@ def hurt(run, attempt, number, dice):
     return False
 
 
-def settle(run, least):
+def settle(run, least, num=4):
     """Return the newest attempt, at least `least`, once its ranks have reduced and are the only ones that live."""
 
     def newest():
@@ -88,7 +104,7 @@ def settle(run, least):
             return None
         is_known = any(e["attempt"] == started[-1] for e in run.events("workers_started"))
         alive = [pid for pid, _ in run.up(started[-1]).values() if proc.is_running(pid)]
-        return (started[-1],) if is_known and len(alive) == 4 else None
+        return (started[-1],) if is_known and len(alive) == num else None
 
     (attempt,) = wait_until(newest, f"an attempt from {least}\n{run.tell()}", 120.0)
     old = (pid for before in range(attempt) for pid, _ in run.up(before).values())
