@@ -163,10 +163,12 @@ def print_status(run: str, *, as_json: bool) -> int:
         echo(f"problem  {in_one_line(problem)}")
     if job is not None:
         from torchmuster.model.job import describe_job
-        from torchmuster.owner.jobs.links import describe_link
+        from torchmuster.owner.jobs.links import describe_link, words_on_head
 
         link = describe_link(view.run_dir)
         echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
+        if (words := words_on_head(view.run_dir, job)) is not None:
+            echo(f"problem  {in_one_line(words)}")
     print_account(account, has_job_line=job is not None)
     _print_attempts(view)
     if not view.state.is_final and view.plan is not None and view.plan.spares:

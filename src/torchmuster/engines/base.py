@@ -93,15 +93,17 @@ class AccountQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeQuestion:
-    """How it is asked whether the machine of a job's node is lost; only of schedulers whose jobs outlive their first node.
+    """How it is asked whether the machine of a job's node is lost.
 
     Attributes:
         argv_for: Returns the commands, for a job and a node.
         is_lost: Returns the scheduler's words from the answer to one of them and the node; None: it does not say so.
+        outlives: A job lives on without its first node.
     """
 
     argv_for: Callable[[str, str], list[list[str]]]
     is_lost: Callable[[str, str], str | None]
+    outlives: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart, Refusal
-from torchmuster.engines.pbs_reasons import REASONS
+from torchmuster.engines.pbs_reasons import LOST_NODE, REASONS
 from torchmuster.engines.qstat import QUEUES_OF_PBS, read_jobs
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
@@ -112,6 +112,7 @@ class PbsDialect:
 
     name = "pbs"
     wait_reasons = REASONS
+    lost_node = LOST_NODE
     queues = QUEUES_OF_PBS
     # qrerun needs an operator's rights at most sites.
     resubmit_methods: tuple[ResubmitMethod, ...] = (ResubmitMethod.SUBMIT, ResubmitMethod.REQUEUE)

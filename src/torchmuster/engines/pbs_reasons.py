@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from torchmuster.engines.base import NodeQuestion
 from torchmuster.engines.wait_reasons import WaitReasons, read_words
 
 _WORDS = read_words(os.path.join(os.path.dirname(__file__), "pbs.txt"), "(?i){}")
@@ -51,4 +52,17 @@ REASONS = WaitReasons(
     shortage=shortage,
     last_words=_WORDS.ends,
     gone=_WORDS.gone,
+)
+
+
+def _is_lost(stdout: str, node: str) -> str | None:
+    """Source: `man pbsnodes`, states; recorded from 23.06."""
+    name, _, attributes = stdout.partition("\n")
+    states = re.search(r"^\s+state = (\S+)", attributes, re.MULTILINE)
+    is_down = name.strip() == node and states is not None and "down" in states[1].split(",")
+    return f"its state is {states[1]}" if is_down and states is not None else None
+
+
+LOST_NODE = NodeQuestion(
+    argv_for=lambda _, node: [["pbsnodes", node]], is_lost=_is_lost, outlives=False
 )

@@ -140,7 +140,8 @@ class AttemptKeeper:
             self.kill(ended_well=order.ended_well)
 
     def kill(self, *, ended_well: bool = False) -> None:
-        """Kill the workers that live."""
+        """Kill the workers that live; an attempt that waits is that of a head that is gone, or of one that takes it back."""
+        self._order = None
         attempt = self.living()
         if attempt is not None:
             attempt.killed = True

@@ -208,6 +208,22 @@ def test_a_kill_ends_what_runs_and_takes_back_what_waits(world):
     world(story)
 
 
+def test_an_attempt_that_waits_is_forgotten_with_the_head_that_wanted_it(world):
+    """The next head does not know of it, and would wait for its own for ever."""
+
+    async def story(attempts, agent, spawners):
+        spawners.ready = None
+        attempts.take_order(order_of(0))
+        attempts.kill()  # at the welcome of the next head
+        spawners.ready = READY
+        attempts.start_if_ready()
+        assert spawners.ordered == []
+        attempts.take_order(order_of(1))
+        assert attempts.living().attempt == 1
+
+    world(story)
+
+
 @pytest.mark.parametrize("runs", [True, False])
 def test_of_an_attempt_that_is_not_here_nothing_is_left(world, runs):
     async def story(attempts, agent, spawners):

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from torchmuster.engines.base import Dialect, object_dialect
+from torchmuster.engines.base import Dialect, NodeQuestion, object_dialect
 from torchmuster.engines.registry import dialect_of_record
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
@@ -18,6 +18,7 @@ from torchmuster.model.job import JobView
 from torchmuster.model.links import Links
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Result
+from torchmuster.owner.jobs.answers import ask_scheduler
 from torchmuster.owner.jobs.jobs import cancel_job, read_job, view_jobs
 from torchmuster.owner.views.record import read_result
 
@@ -79,6 +80,25 @@ def view_newest(run_dir: RunDir) -> JobView | None:
             return JobView(job_id=job_ids[0], state=JobState.CANCELLED, reason="it was deleted")
         return JobView(job_id=job_ids[0], state=JobState.PENDING)
     return view
+
+
+def words_on_head(run_dir: RunDir, job: JobView) -> str | None:
+    """Return in what words the scheduler says that the machine of a running job's head is lost; None when it does not.
+
+    Where a job lives on without that machine, the next head says so.
+    """
+    found = open_jobs(run_dir)
+    question: NodeQuestion | None = getattr(found[0], "lost_node", None) if found else None
+    is_asked = question is not None and not question.outlives and job.state is JobState.RUNNING
+    if found is None or question is None or not is_asked or not job.nodes:
+        return None
+    node = job.nodes[0]
+    for argv in question.argv_for(job.job_id, node):
+        with contextlib.suppress(MusterError):
+            told = ask_scheduler(argv).stdout.decode(errors="replace")
+            if (words := question.is_lost(told, node)) is not None:
+                return f"{found[0].name} says that {node} is lost, where the head of the run is: {words}"
+    return None
 
 
 def _must_be_visible(run_dir: RunDir) -> bool:

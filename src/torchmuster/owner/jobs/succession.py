@@ -62,7 +62,7 @@ class Estate:
 def question_of(job: OwnJob) -> NodeQuestion | None:
     """Return how this scheduler is asked for a lost node; None where a job ends with its first node."""
     question: NodeQuestion | None = getattr(job.dialect, "lost_node", None)
-    return question
+    return question if question is not None and question.outlives else None
 
 
 def begin(

@@ -1,5 +1,7 @@
 """Whether a run whose link was preempted is over."""
 
+from dataclasses import replace
+
 import pytest
 
 from torchmuster.files import atomic
@@ -10,7 +12,13 @@ from torchmuster.model.links import Links
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs import links
-from torchmuster.owner.jobs.links import mark_cancelled, settled_result, write_links
+from torchmuster.owner.jobs.links import (
+    mark_cancelled,
+    settled_result,
+    words_on_head,
+    write_links,
+)
+from torchmuster.proc import Answered
 
 PREEMPTED = Result(
     run_id="r",
@@ -55,3 +63,42 @@ def test_a_cancelled_one_is_over_whatever_the_scheduler_says(run_dir, says):
     says(JobState.RUNNING)
     mark_cancelled(run_dir)
     assert settled_result(run_dir) == PREEMPTED
+
+
+# Recorded from OpenPBS 23.06 (`state = free`); the states are those of `man pbsnodes`.
+HOST = "n3\n     Mom = n3\n     ntype = PBS\n     state = {}\n     pcpus = 8\n"
+LOST = "pbs says that n3 is lost, where the head of the run is: its state is {}"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("down", LOST.format("down")),
+        ("offline,down", LOST.format("offline,down")),
+        ("free", None),
+        ("state-unknown", None),
+    ],
+)
+def test_what_pbs_says_of_the_host_of_the_head_is_told(tmp_path, monkeypatch, said, words):
+    made = RunDir(str(tmp_path))
+    atomic.write_json(made.job, {"engine": "pbs", "job_id": "5.ctl"})
+    asked = []
+
+    def ask(argv):
+        asked.append(argv)
+        return Answered(status=0, stdout=HOST.format(said).encode(), stderr=b"")
+
+    monkeypatch.setattr(links, "ask_scheduler", ask)
+    job = JobView(job_id="5.ctl", state=JobState.RUNNING, nodes=("n3", "n1"))
+
+    assert words_on_head(made, job) == words
+    assert words_on_head(made, replace(job, nodes=("n1", "n3"))) is None
+    assert words_on_head(made, replace(job, state=JobState.PENDING)) is None
+    assert asked == [["pbsnodes", "n3"], ["pbsnodes", "n1"]]
+
+
+def test_where_a_job_lives_on_without_its_first_node_nothing_is_asked(run_dir, monkeypatch):
+    monkeypatch.setattr(links, "ask_scheduler", pytest.fail)
+    job = JobView(job_id="5", state=JobState.RUNNING, nodes=("n1", "n2"))
+
+    assert words_on_head(run_dir, job) is None
