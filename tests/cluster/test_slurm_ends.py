@@ -134,6 +134,30 @@ def test_a_run_that_is_preempted_with_a_grace_comes_back(login, slurm_lab, nodes
         assert waiting.returncode in (130, 143)
 
 
+@pytest.mark.lab
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("links", [1, 0])
+def test_a_run_whose_preempted_job_slurm_does_not_start_again(login, slurm_lab, nodes, links):
+    """`--resubmit` goes on; without it the run is over, and whoever waits hears so."""
+    change = ["scontrol", "update", "PartitionName=main"]
+    slurm_lab.run([*change, "PreemptMode=CANCEL"])
+    try:
+        words = ("--nodes", nodes, "--nproc-per-node", "1", "--cpus-per-node", "4")
+        begin(login, *words, "--resubmit", links)
+        node = slurm_lab.job(job_of(login))["BatchHost"]
+        slurm_lab.submit("true", "--partition=urgent", "--exclusive", f"--nodelist={node}")
+        second = log_of(login, 0, attempt=1)
+        if links:
+            wait_until(lambda: second.exists() and "began" in second.read_text(), "its end", 120.0)
+            assert login("cancel", "r").returncode == 0
+        else:
+            assert login("wait", "r").returncode == 75
+            assert json.loads(login("status", "r", "--json").stdout)["state"] == "preempted"
+            assert slurm_lab.job(job_of(login))["JobState"] == "PREEMPTED"
+    finally:
+        slurm_lab.run([*change, "PreemptMode=REQUEUE"])
+
+
 def test_a_chain_of_groups_goes_on_when_its_client_is_killed(login, slurm_lab):
     (login.folder / "w.yaml").write_text(CHAIN.replace("{folder}", str(login.folder)))
     words = [*MUSTER, "submit", "w.yaml", "--on", "slurm"]

@@ -113,10 +113,14 @@ class PreemptionQuestion:
     Attributes:
         argv_for: Returns the command for a job.
         grace_s: Returns from its answer how long the job may still run, inf: it does not say; None: it is not preempted.
+        argv_of_rules: What asks by which rules jobs are preempted.
+        is_the_end: Says from both answers whether such a job is not started again.
     """
 
     argv_for: Callable[[str], list[str]]
     grace_s: Callable[[str], float | None]
+    argv_of_rules: tuple[str, ...]
+    is_the_end: Callable[[str, str], bool]
 
 
 class Dialect(Protocol):

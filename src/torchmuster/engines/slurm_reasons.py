@@ -169,6 +169,17 @@ def _grace_s(stdout: str) -> float | None:
         return None
 
 
+def _is_the_end(job: str, partitions: str) -> bool:
+    """Say whether Slurm only cancels this job. Source: slurm.conf.html, PreemptMode; `sbatch --no-requeue`."""
+    found = dict(re.findall(r"(?:^|\s)(Requeue|Partition)=(\S+)", job))
+    lines = partitions.splitlines()
+    own = next((one for one in lines if f"PartitionName={found.get('Partition')} " in one), "")
+    return found.get("Requeue") == "0" or " PreemptMode=CANCEL " in f"{own} "
+
+
 PREEMPTION = PreemptionQuestion(
-    lambda job_id: ["scontrol", "--oneliner", "show", "job", job_id], _grace_s
+    argv_for=lambda job_id: ["scontrol", "--oneliner", "show", "job", job_id],
+    grace_s=_grace_s,
+    argv_of_rules=("scontrol", "--oneliner", "show", "partition"),
+    is_the_end=_is_the_end,
 )

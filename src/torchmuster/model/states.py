@@ -130,8 +130,12 @@ class JobState(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Return whether the job is over; PREEMPTED and REQUEUED ones may come back."""
-        return self not in _WITHOUT_RESULT or self in (JobState.CANCELLED, JobState.TIMED_OUT)
+        """Return whether the job is over; a REQUEUED one comes back.
+
+        A preempted job that comes back is REQUEUED: Slurm notes PREEMPTED for it in its accounting only
+        (`_job_requeue_op`, 22.05).
+        """
+        return self not in _WITHOUT_RESULT or self in _ENDS
 
     @property
     def of_run(self) -> RunState:
@@ -153,10 +157,12 @@ _WITHOUT_RESULT = {
     JobState.UNKNOWN: (RunState.UNKNOWN, State.SCHEDULING),
     JobState.RUNNING: (RunState.RUNNING, State.RUNNING),
     JobState.ENDING: (RunState.RUNNING, State.RUNNING),
-    JobState.PREEMPTED: (RunState.WAITING, State.FAILED_PREEMPTED),
+    JobState.PREEMPTED: (RunState.PREEMPTED, State.FAILED_PREEMPTED),
     JobState.CANCELLED: (RunState.CANCELLED, State.FAILED_CANCELED),
     JobState.TIMED_OUT: (RunState.LOST, State.FAILED_EXEC_TIMEOUT),
 }
+
+_ENDS = (JobState.CANCELLED, JobState.TIMED_OUT, JobState.PREEMPTED)
 
 
 def group_state(tasks: Mapping[str, State], lead: str, *, ignore_nonlead: bool) -> State:

@@ -173,6 +173,24 @@ def test_the_grace_of_a_job_that_slurm_preempts(said, grace_s):
     assert slurm_reasons.PREEMPTION.grace_s(said) == grace_s
 
 
+# Recorded from Slurm 22.05, shortened.
+PARTITIONS = "PartitionName=main AllowGroups=ALL OverSubscribe=NO PreemptMode={} State=UP\nPartitionName=urgent PreemptMode=OFF State=UP"
+
+
+@pytest.mark.parametrize(
+    ("job", "mode", "is_the_end"),
+    [
+        ("JobId=1 Requeue=1 Partition=main", "CANCEL", True),
+        ("JobId=1 Requeue=1 Partition=main", "REQUEUE", False),
+        ("JobId=1 Requeue=1 Partition=urgent", "CANCEL", False),
+        ("JobId=1 Requeue=0 Partition=main", "REQUEUE", True),
+        ("", "CANCEL", False),
+    ],
+)
+def test_whether_slurm_starts_a_preempted_job_again(job, mode, is_the_end):
+    assert slurm_reasons.PREEMPTION.is_the_end(job, PARTITIONS.format(mode)) is is_the_end
+
+
 @pytest.mark.parametrize(
     ("line", "is_gone"),
     [

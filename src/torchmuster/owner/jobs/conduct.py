@@ -31,7 +31,11 @@ from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.jobs import succession
-from torchmuster.owner.jobs.inside import make_deadline, own_run_inside
+from torchmuster.owner.jobs.inside import (
+    is_preempted_for_good,
+    make_deadline,
+    own_run_inside,
+)
 from torchmuster.owner.jobs.jobs import cancelled_before_start
 from torchmuster.owner.jobs.last_word import answer_on, with_last_word
 from torchmuster.owner.jobs.processor import describe_difference, fit_interpreter
@@ -102,6 +106,8 @@ def _conduct(options: argparse.Namespace) -> int:
     )
     if told is not result:
         atomic.write_json(run_dir.result, codec.to_plain(told))
+        if told.state is RunState.PREEMPTED and deadline.goes_on:
+            deadline.was_up = deadline.was_up or is_preempted_for_good(job)
     result = told
     return finish(result, chain, deadline, voice)
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,17 +39,19 @@ def own_run_inside(engine: AllocationEngine, display: RunDisplay, deadline: Dead
     deadline.find_out()  # while the agents start
     is_deposed = engine.is_deposed
     result = own_run(engine, display, deadline=deadline, early=early, is_deposed=is_deposed)
-    return _outlast_preemption(engine, result, display.say)
+    return _outlast_preemption(engine, result, deadline, display.say)
 
 
 def _outlast_preemption(
     engine: AllocationEngine,
     result: Result,
+    deadline: Deadline,
     say: Callable[[str], None],
 ) -> Result:
     """Stay where the scheduler takes the nodes of this job and has only asked yet: who ends by itself is not started again.
 
-    Its warning looks like a cancel; so the scheduler is asked what it was.
+    Its warning looks like a cancel; so the scheduler is asked what it was. A job that it never starts again leaves the
+    rest to `--resubmit`: its time is up.
     """
     # Its signal reaches all processes: a worker that dies of it may have ended the run first.
     if result.state is RunState.SUCCEEDED or is_cancelled(engine.run_dir):
@@ -66,6 +68,10 @@ def _outlast_preemption(
     code = contract.EX_TEMPFAIL
     result = replace(result, state=RunState.PREEMPTED, exit_code=code, report=report)
     atomic.write_json(engine.run_dir.result, codec.to_plain(result))
+    if deadline.goes_on and is_preempted_for_good(engine.job):
+        say(f"{name} preempts this job, and does not start it again")
+        deadline.was_up = True
+        return result
     within = f", in at most {grace_s:.0f} s" if grace_s < _LONGEST_GRACE_S else ""
     say(
         f"{name} preempts this job: it stays until {name} ends it{within}, so that it can be started again"
@@ -74,17 +80,36 @@ def _outlast_preemption(
     return result
 
 
+def _question(job: OwnJob) -> PreemptionQuestion | None:
+    question: PreemptionQuestion | None = getattr(job.dialect, "preemption", None)
+    return question
+
+
 def _grace_s(job: OwnJob, ask: Ask) -> float | None:
     """Return how long the scheduler leaves this job that it preempts; None: it does not, or does not answer."""
-    question: PreemptionQuestion | None = getattr(job.dialect, "preemption", None)
+    question = _question(job)
     if question is None:
         return None
+    return question.grace_s(_answer(question.argv_for(job.allocation.job_id), ask))
+
+
+def is_preempted_for_good(job: OwnJob) -> bool:
+    """Say whether the scheduler does not start this job again, which it preempts."""
+    question = _question(job)
+    if question is None:
+        return False
+    asked = question.argv_for(job.allocation.job_id), question.argv_of_rules
+    return question.is_the_end(*(_answer(argv, ask_quickly) for argv in asked))
+
+
+def _answer(argv: Sequence[str], ask: Ask) -> str:
+    """Return what the scheduler says; empty when it does not."""
     for _ in range(_TRIES):
         with contextlib.suppress(MusterError):
-            answer = ask(question.argv_for(job.allocation.job_id))
+            answer = ask(list(argv))
             if answer.status == 0:
-                return question.grace_s(answer.stdout.decode(errors="replace"))
-    return None
+                return answer.stdout.decode(errors="replace")
+    return ""
 
 
 def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadline:

@@ -281,7 +281,7 @@ def test_the_list_of_a_hundred_runs_costs_one_command(cluster, tmp_path):
         ("CANCELLED", RunState.CANCELLED),
         ("COMPLETED", RunState.LOST),  # without a result it is no success
         ("FAILED", RunState.LOST),
-        ("PREEMPTED", RunState.WAITING),
+        ("PREEMPTED", RunState.PREEMPTED),
     ],
 )
 def test_a_run_without_a_result_stands_where_its_job_does(cluster, word, state):

@@ -34,3 +34,15 @@ def test_the_end_of_an_allocation_is_left_to_the_agents(monkeypatch):
 def test_a_scheduler_that_does_not_say_leaves_nothing():
     inside.note_the_end(job_of("pbs"), said("qstat: cannot connect", 111))
     assert os.environ[ALLOCATION_ENDS_AT] == ""
+
+
+@pytest.mark.parametrize(("mode", "is_the_end"), [("CANCEL", True), ("REQUEUE", False)])
+def test_the_partition_says_whether_a_preempted_job_comes_back(monkeypatch, mode, is_the_end):
+    def ask(argv):
+        job = "JobId=7 Requeue=1 Partition=main"
+        told = job if "job" in argv else f"PartitionName=main PreemptMode={mode} State=UP"
+        return proc.Answered(status=0, stdout=told.encode(), stderr=b"")
+
+    monkeypatch.setattr(inside, "ask_quickly", ask)
+    assert inside.is_preempted_for_good(job_of("slurm")) is is_the_end
+    assert not inside.is_preempted_for_good(job_of("pbs"))  # it is not asked
