@@ -104,7 +104,10 @@ def test_the_two_node_block_runs_with_fewer_workers(blocks, muster, tmp_path):
 
 @pytest.mark.parametrize(
     ("sets", "num_nodes", "world_size"),
-    [(["n_gpus_per_node=2"], 2, 4), (["n_nodes=3", "n_gpus_per_node=1"], 3, 3)],
+    [
+        (["n_gpus_per_node=2"], 2, 4),
+        pytest.param(["n_nodes=3", "n_gpus_per_node=1"], 3, 3, marks=pytest.mark.lab),
+    ],
     ids=["two nodes", "three nodes"],
 )
 def test_the_template_block_runs_and_keeps_the_leads_models(
@@ -136,7 +139,7 @@ def test_the_fragment_is_refused_with_what_it_lacks(blocks, muster, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["muster barrier", "a script"])
+@pytest.mark.parametrize("how", ["muster barrier", pytest.param("a script", marks=pytest.mark.lab)])
 def test_the_fragments_barrier_holds_all_for_one_that_is_late(blocks, muster, tmp_path, how):
     line = re.search(r"python3 /tmp/osmo_barrier.py .*", blocks[2])[0]
     (tmp_path / "osmo_barrier.py").write_text(BARRIER)

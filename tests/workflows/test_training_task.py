@@ -34,8 +34,8 @@ RUN_GOES_ON, TASK_BEGINS_AGAIN = "0\n1\n", "0\n0\n"
     [
         (("\0agent\0", "--place=0"), RUN_GOES_ON, 1),
         (("\0agent\0", "--place=1"), RUN_GOES_ON, 1),
-        (("\0training-task\0",), TASK_BEGINS_AGAIN, 2),
-        (("\0task\0", "--task=t"), TASK_BEGINS_AGAIN, 2),
+        pytest.param(("\0training-task\0",), TASK_BEGINS_AGAIN, 2, marks=pytest.mark.lab),
+        pytest.param(("\0task\0", "--task=t"), TASK_BEGINS_AGAIN, 2, marks=pytest.mark.lab),
         (("\0group\0", "--listen-fd"), TASK_BEGINS_AGAIN, 2),
     ],
     ids=["head of the run", "agent", "owner of the run", "agent of the task", "head of the group"],
