@@ -65,13 +65,13 @@ def _slurm_lab_as_found(request):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Print the daemons' logs under a failed test."""
+    """Print what jobs and daemons have said under a failed test."""
     report = yield
     lab = item.config.stash.get(_LAB, None)
     if report.failed and lab is not None and "slurm_lab" in item.fixturenames:
-        report.sections.append(("daemons of the Slurm lab", lab.logs()))
         if "login" in item.fixturenames:
             report.sections.append(("jobs of the test", _job_logs(item.funcargs["login"].folder)))
+        report.sections.append(("daemons of the Slurm lab", lab.logs(num_lines=20)))
     return report
 
 
