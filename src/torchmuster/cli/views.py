@@ -122,6 +122,7 @@ def print_status(run: str, *, as_json: bool) -> int:
     from torchmuster.cli.ending import last_line
     from torchmuster.model import codec
     from torchmuster.model.display.narration import narrate_wait
+    from torchmuster.model.states import RunState
     from torchmuster.owner.views.account import account_of, how_to_go_on
     from torchmuster.owner.views.find import look_at, view_job
     from torchmuster.owner.views.record import code_that_ran, read_events
@@ -169,6 +170,9 @@ def print_status(run: str, *, as_json: bool) -> int:
         echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
         if (words := words_on_head(view.run_dir, job)) is not None:
             echo(f"problem  {in_one_line(words)}")
+    elif view.state is RunState.UNKNOWN and account.jobs:
+        forgotten = f"{account.engine} does not know job {account.jobs[-1]} any more"
+        echo(f"problem  {forgotten}, and the run has left no result")
     print_account(account, has_job_line=job is not None)
     _print_attempts(view)
     if not view.state.is_final and view.plan is not None and view.plan.spares:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from torchmuster import proc
+from torchmuster.cli.views import print_status
 from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import MusterError
 from torchmuster.files.atomic import write_json
@@ -321,3 +322,10 @@ class TestWhoOnlyLooks:
             assert answers.ask_patiently([command, "--x"], b"", 30.0).status is None
         answers.ask_patiently(["kubectl", "--context=a"], b"", 30.0)
         assert asked == [("--x", 5.0), ("--context=a", 5.0)]
+
+
+def test_a_job_that_its_scheduler_has_forgotten_is_said_to_be(cluster, capsys):
+    cluster("")
+    assert print_status("r001", as_json=False) == 0
+    said = "problem  slurm does not know job 1 any more, and the run has left no result\n"
+    assert said in capsys.readouterr().out
