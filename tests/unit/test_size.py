@@ -71,7 +71,7 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 40_350,
+    "launcher": 40_400,
     "diagnose": 12_700,
     "workflow": 11_150,
     "train": 7_750,
