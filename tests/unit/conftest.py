@@ -1,0 +1,14 @@
+"""What unit tests share: no process of a test looks only because a command of another one did."""
+
+import sys
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _patient_again():
+    yield
+    answers = sys.modules.get("torchmuster.owner.jobs.answers")
+    if answers is not None:
+        answers._LOOKS.clear()
+        answers._SILENT.clear()
