@@ -58,9 +58,10 @@ REASONS = WaitReasons(
 def _is_lost(stdout: str, node: str) -> str | None:
     """Source: `man pbsnodes`, states; recorded from 23.06."""
     name, _, attributes = stdout.partition("\n")
-    states = re.search(r"^\s+state = (\S+)", attributes, re.MULTILINE)
-    is_down = name.strip() == node and states is not None and "down" in states[1].split(",")
-    return f"its state is {states[1]}" if is_down and states is not None else None
+    state = re.search(r"^\s+state = (\S+)", attributes, re.MULTILINE)
+    if state is None or name.strip() != node or "down" not in state[1].split(","):
+        return None
+    return f"its state is {state[1]}"
 
 
 LOST_NODE = NodeQuestion(

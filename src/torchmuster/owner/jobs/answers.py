@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from torchmuster import proc
-from torchmuster.engines.base import Dialect, EngineError, object_dialect
+from torchmuster.engines.base import Dialect, EngineError, NodeQuestion, object_dialect
 from torchmuster.engines.wait_reasons import reasons_of
 from torchmuster.errors import MusterError
 from torchmuster.model.job import JobView
@@ -37,6 +37,17 @@ class _Known:
     view: JobView | None
     asked_at: float
     poll_s: float
+
+
+def words_of_loss(question: NodeQuestion, job_id: str, node: str, ask: Ask) -> str | None:
+    """Return in what words the scheduler says that a node of a job is lost; None when it does not, or does not answer."""
+    for argv in question.argv_for(job_id, node):
+        with contextlib.suppress(MusterError):
+            answer = ask(argv)
+            told = answer.stdout.decode(errors="replace") if answer.status == 0 else ""
+            if (words := question.is_lost(told, node)) is not None:
+                return words
+    return None
 
 
 def ask_scheduler(argv: Sequence[str]) -> proc.Answered:

@@ -18,7 +18,7 @@ from torchmuster.model.job import JobView
 from torchmuster.model.links import Links
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Result
-from torchmuster.owner.jobs.answers import ask_scheduler
+from torchmuster.owner.jobs.answers import ask_scheduler, words_of_loss
 from torchmuster.owner.jobs.jobs import cancel_job, read_job, view_jobs
 from torchmuster.owner.views.record import read_result
 
@@ -88,17 +88,15 @@ def words_on_head(run_dir: RunDir, job: JobView) -> str | None:
     Where a job lives on without that machine, the next head says so.
     """
     found = open_jobs(run_dir)
-    question: NodeQuestion | None = getattr(found[0], "lost_node", None) if found else None
-    is_asked = question is not None and not question.outlives and job.state is JobState.RUNNING
-    if found is None or question is None or not is_asked or not job.nodes:
+    if found is None or job.state is not JobState.RUNNING or not job.nodes:
         return None
-    node = job.nodes[0]
-    for argv in question.argv_for(job.job_id, node):
-        with contextlib.suppress(MusterError):
-            told = ask_scheduler(argv).stdout.decode(errors="replace")
-            if (words := question.is_lost(told, node)) is not None:
-                return f"{found[0].name} says that {node} is lost, where the head of the run is: {words}"
-    return None
+    dialect, node = found[0], job.nodes[0]
+    question: NodeQuestion | None = getattr(dialect, "lost_node", None)
+    if question is None or question.outlives:
+        return None
+    words = words_of_loss(question, job.job_id, node, ask_scheduler)
+    where = f"{dialect.name} says that {node} is lost, where the head of the run is"
+    return f"{where}: {words}" if words is not None else None
 
 
 def _must_be_visible(run_dir: RunDir) -> bool:

@@ -8,8 +8,8 @@ An agent that has lost its head asks so: exit code 0 and a sentence when it is.
 import sys
 
 from torchmuster import proc
-from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
+from torchmuster.owner.jobs.answers import words_of_loss
 from torchmuster.owner.jobs.succession import question_of, read_estate
 
 _LIMIT_S = 3.0
@@ -20,14 +20,11 @@ def main(arguments: list[str]) -> int:
     path, node = arguments
     estate = read_estate(RunDir(path))
     question = question_of(estate.job)
-    for argv in question.argv_for(estate.allocation.job_id, node) if question is not None else ():
-        try:
-            answer = proc.ask(argv, b"", _LIMIT_S)
-        except MusterError:
-            continue
-        text = answer.stdout.decode(errors="replace") if answer.status == 0 else ""
-        words = question.is_lost(text, node) if question is not None else None
-        if words is not None:
-            sys.stdout.write(f"{estate.engine} says that {node} is lost: {words}\n")
-            return 0
-    return 1
+    if question is None:
+        return 1
+    job_id = estate.allocation.job_id
+    words = words_of_loss(question, job_id, node, lambda argv: proc.ask(argv, b"", _LIMIT_S))
+    if words is None:
+        return 1
+    sys.stdout.write(f"{estate.engine} says that {node} is lost: {words}\n")
+    return 0
