@@ -74,6 +74,15 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 Preempt
 """
 
 
+class Child(subprocess.Popen):
+    """A process that a failed `with` kills, instead of waiting for its end until the test's time is up."""
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, error, trace)
+
+
 def why_not(environ=MACHINE, etc=Path("/etc"), proc=Path("/proc")):
     """Return why no lab may start on this machine; None when one may."""
     if found := [name for name in ("SLURM_CONF", "SLURM_JOB_ID") if environ.get(name)]:
@@ -253,7 +262,7 @@ class SlurmLab:
         """
         who = self.uid if uid is None else uid
         place = [str(self.pids[on or LOGIN]), str(who), str(cwd or self.shared)]
-        return subprocess.Popen(
+        return Child(
             [*namespaces.ENTER, *place, *map(str, words)], env=self.env | (env or {}), **options
         )
 
