@@ -367,6 +367,10 @@ class SlurmLab:
         """Set a node's link "up" or "down"; its processes live on."""
         said = self.run(["ip", "link", "set", name, state], cwd="/", uid=0)
         assert said.returncode == 0, said.stderr
+        # What was unreachable is looked for anew. Else the kernel refuses a connection (EHOSTUNREACH, which Slurm does
+        # not try again) when an old search, begun by what a killed process has left to send, comes to its end.
+        for one in (None, *self.nodes) if state == "up" else ():
+            self.run(["ip", "neigh", "flush", "all"], on=one, cwd="/", uid=0)
 
     def logs(self, num_lines=40):
         """Return the last lines of all daemons' logs."""
