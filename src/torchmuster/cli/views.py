@@ -170,7 +170,7 @@ def print_status(run: str, *, as_json: bool) -> int:
         echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
         if (words := words_on_head(view.run_dir, job)) is not None:
             echo(f"problem  {in_one_line(words)}")
-    elif view.state is RunState.UNKNOWN and account.jobs:
+    elif view.state is RunState.UNKNOWN and account.jobs and not view.is_workflow:
         forgotten = f"{account.engine} does not know job {account.jobs[-1]} any more"
         echo(f"problem  {forgotten}, and the run has left no result")
     print_account(account, has_job_line=job is not None)

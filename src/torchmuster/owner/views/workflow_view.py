@@ -97,6 +97,9 @@ def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowV
     groups = tuple(views[group.name] for group in plan.groups)
     result = _result_of_jobs(plan, run_dir, groups)
     state_of_run = _run_state(result, groups, is_lost=False)
+    open_jobs = [jobs[one.name] for one in groups if one.name in jobs and not one.state.is_final]
+    if any(job.state is JobState.UNKNOWN for job in open_jobs) and not state_of_run.is_final:
+        state_of_run = RunState.UNKNOWN
     return WorkflowView(plan=plan, state=state_of_run, groups=groups, result=result)
 
 
@@ -159,7 +162,8 @@ def _state_of_job(
     job: JobView | None, failed: list[str], waits: list[str]
 ) -> tuple[State, str | None]:
     """Return the state of a group that has left no result, and why it waits or ended."""
-    if failed and (job is None or job.state.is_final or job.state is JobState.PENDING):
+    never_began = (JobState.PENDING, JobState.UNKNOWN)
+    if failed and (job is None or job.state.is_final or job.state in never_began):
         return State.FAILED_UPSTREAM, f"it needs the output of {', '.join(failed)}"
     if job is None:
         return (

@@ -102,6 +102,15 @@ def test_a_job_of_which_nobody_can_tell_has_not_ended(run_dir):
     assert not view.groups[0].state.is_final
     assert "is unknown" in view.groups[0].why
     assert view.result is None
+    assert view.state is RunState.UNKNOWN
+
+
+def test_a_failure_that_is_on_the_disk_is_told_while_the_scheduler_is_silent(run_dir):
+    ended(run_dir, "a", State.FAILED, code=5)
+    view = view_job_workflow(run_dir, {"b": job(JobState.UNKNOWN), "c": job(JobState.UNKNOWN)})
+
+    assert states(view)["c"] is State.FAILED_UPSTREAM
+    assert (view.state, view.result.exit_code) == (RunState.FAILED, 5)
 
 
 def test_who_looks_ten_times_a_second_asks_the_scheduler_once():
