@@ -108,6 +108,30 @@ def test_a_script_that_changes_parameters_itself_has_its_snapshots_too(tmp_path)
         assert weights(killed, rank) == weights(quiet, rank)
 
 
+NAN_EARLY = """
+import math, os, signal, torch, torchmuster.train as tm
+model = tm.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = tm.loader(torch.ones(80, 2), global_batch_size=4, shuffle=False)
+run = tm.resume(model=model, optimizer=optimizer, data=data, on_nan="skip", every_steps=1000, memory_every_steps=1)
+for x in data:
+    loss = model(x).mean() * (math.nan if run.steps_done == 1 else 1.0)
+    if run.steps_done == 17 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    run.step(loss=loss)
+"""
+
+
+def test_a_step_without_a_number_ends_no_snapshot_in_memory(tmp_path):
+    (tmp_path / "train.py").write_text(NAN_EARLY)
+    ended = muster(tmp_path / "home", 1, tmp_path / "train.py", restarts=1)
+    goes_on_from_memory(ended, 17)
+    assert "in memory is left out" not in ended.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(int(MANY)) if MANY is not None else (0, 1))
 def test_losses_one_after_the_other_with_spare_nodes_never_go_back_to_the_disk(

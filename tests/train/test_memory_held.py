@@ -11,6 +11,7 @@ from torchmuster.train.memory.folder import HeldFolder
 from torchmuster.train.memory.held import PAGE_BYTES, HeldFile, NodeMemory
 from torchmuster.train.memory.look import look, newest_whole
 from torchmuster.train.memory.neighbours import NodeStand, choose_shifts, risk_in_words
+from torchmuster.train.memory.saves import MemorySaves, MemorySettings
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.staging import Staging, whole_boxes
@@ -169,6 +170,20 @@ def test_memory_that_the_node_does_not_have_is_refused_and_not_a_signal(memory):
     (file,) = memory().open("data-00000.bin.a")
     with pytest.raises(NoRoomError, match="no memory"):
         file.begin(1 << 60)
+
+
+def test_snapshots_that_fail_one_after_the_other_have_stopped_and_that_is_said_once(
+    memory, world, capfd
+):
+    folder = HeldFolder(memory())
+    saves = MemorySaves(MemorySettings(every_steps=1), crew_of(folder, world, 1), memory(), [0])
+    for step in range(5):
+        saves.refuse(saves.next_number(), step, SnapshotError("it can't be copied"))
+    said = capfd.readouterr().err.splitlines()
+
+    assert len(said) == 2, said
+    assert "this snapshot in memory is left out" in said[0]
+    assert "snapshots in memory have stopped: the last 3 have failed" in said[1]
 
 
 def test_a_file_that_was_never_written_holds_nothing(tmp_path):

@@ -21,6 +21,7 @@ from torchmuster.model.display.text import few_of
 from torchmuster.model.series import loss_of
 from torchmuster.train.exchange import gather_json, sum_float64
 from torchmuster.train.finite import replay_command
+from torchmuster.train.snapshot.state import unpack
 from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone
 
 Number = Any  # float, int, or a tensor of one element
@@ -256,7 +257,7 @@ def totals_at(totals: Mapping[str, Any], pieces: Iterable[Mapping[str, Any]]) ->
     """Return the totals that a snapshot has, with what its ranks had not reduced yet: `sums` of their pieces."""
     found: Totals = {name: (total, weight) for name, (total, weight) in totals.items()}
     for piece in pieces:
-        for name, (total, weight) in piece.get("sums", {}).items():
+        for name, (total, weight) in unpack(piece.get("sums", {}), {}).items():
             before = found.get(name, (0.0, 0.0))
             found[name] = (before[0] + total, before[1] + weight)
     return found

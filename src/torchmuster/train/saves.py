@@ -397,7 +397,7 @@ def _rank_state(moment: Moment) -> dict[str, Any]:
     return {
         "generators": pack(generators_to_plain(generators), "generators", {}),
         "ledger": [sums.count, sums.first, sums.second],
-        **({"sums": moment.sums} if moment.sums else {}),
+        **({"sums": pack(moment.sums, "sums", {})} if moment.sums else {}),
     }
 
 

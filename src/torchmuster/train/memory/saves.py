@@ -52,6 +52,9 @@ class MemorySettings:
             )
 
 
+_HAVE_STOPPED = 3  # so many that failed one after the other
+
+
 class MemorySaves:
     """Makes snapshots in memory, one at a time in the background.
 
@@ -81,6 +84,8 @@ class MemorySaves:
         self._saver = writer.Saver(crew)
         self.staging = Staging(crew.folder.room)
         self._num_orders = 0
+        self._num_failed = 0  # one after the other
+        self._is_submitted = False
         self._has_told = False
         self.stepped: Container[str] = ()
 
@@ -134,13 +139,15 @@ class MemorySaves:
 
     def wait(self) -> None:
         """Wait until the last one is written, and complete on all nodes if its parts differ: its place is needed."""
+        was_submitted, self._is_submitted = self._is_submitted, False
         try:
             self._saver.wait()
-        except ChangedError as error:
-            self.stepped = ()  # from now on the loop waits for the copy of all
-            self._tell(error)
         except SnapshotError as error:
+            if isinstance(error, ChangedError):
+                self.stepped = ()  # from now on the loop waits for the copy of all
             self._tell(error)
+        else:
+            self._num_failed = 0 if was_submitted else self._num_failed
 
     def refuse(self, number: int, step: int, error: SnapshotError) -> None:
         """Tell the other ranks that this one has no part of a snapshot, so that none waits for it."""
@@ -148,17 +155,19 @@ class MemorySaves:
         self._tell(error)
 
     def _tell(self, error: SnapshotError) -> None:
-        if not self._has_told:
-            self._has_told = True
-            why = f": {error.why}" if error.why else ""
+        self._num_failed += 1
+        text = f"{error.what}{f': {error.why}' if error.why else ''}"
+        if self._num_failed == _HAVE_STOPPED:
+            text += f"; snapshots in memory have stopped: the last {_HAVE_STOPPED} have failed"
+        elif not self._has_told:
             follows = "what lies on disk does not depend on it"
             if isinstance(error, ChangedError):
                 follows = "from now on the loop waits for the whole copy"
-            print(
-                f"muster: rank {self.crew.rank}: {error.what}{why}; this snapshot in memory is left out, and {follows}",
-                file=sys.stderr,
-                flush=True,
-            )
+            text += f"; this snapshot in memory is left out, and {follows}"
+        else:
+            return
+        self._has_told = True
+        print(f"muster: rank {self.crew.rank}: {text}", file=sys.stderr, flush=True)
 
     def next_number(self) -> int:
         """Return the number of the next one, the same on all ranks."""
@@ -167,7 +176,7 @@ class MemorySaves:
 
     def submit(self, order: writer.WriteOrder) -> None:
         """Start a snapshot whose state is staged."""
-        self.step, self.is_owed = order.step, False
+        self.step, self.is_owed, self._is_submitted = order.step, False, True
         self._saver.submit(order)
 
 
