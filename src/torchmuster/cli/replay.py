@@ -68,7 +68,7 @@ def replay(
     view = find_run(run)
     name = short_id(view.run_id)
     if view.is_workflow:
-        fix = f"muster replay {view.run_dir.training_folder('TASK', 0)} --step N"
+        fix = f"muster replay {name}/TASK --step N"
         raise UsageError(f"{name} is a workflow: its training tasks have steps", fix=fix)
     if view.is_sweep:
         raise UsageError(

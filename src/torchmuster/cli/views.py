@@ -98,7 +98,7 @@ def _size_and_command(view: "RunView") -> tuple[str, str]:
         return size_and_command(view)
     workers = str(view.num_workers or "-")
     if view.plan is not None:
-        return workers, " ".join(view.plan.program.display())
+        return workers, view.command
     return workers, "(plan.json can't be read)" if not view.problem else "-"
 
 
@@ -158,7 +158,7 @@ def print_status(run: str, *, as_json: bool) -> int:
     echo(f"run      {short_id(view.run_id)}")
     echo(f"state    {view.state.value}")
     if view.plan is not None:
-        echo(f"command  {in_one_line(' '.join(view.plan.program.display()))}")
+        echo(f"command  {in_one_line(view.command)}")
     echo(f"folder   {in_one_line(view.run_dir.path)}")
     for problem in problems_of(view):
         echo(f"problem  {in_one_line(problem)}")

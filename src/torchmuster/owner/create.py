@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # a start of a run has no time for them
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.spec.sweep_plan import SweepPlan
 
+_MOST_OF_NAME = 40
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _made: list[RunDir] = []  # by this process
@@ -52,6 +53,12 @@ def new_run_id(target: str, name: str | None = None) -> str:
     stem = os.path.splitext(os.path.basename(target))[0]
     word = name or re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:24] or "run"
     return f"{now:%Y%m%d-%H%M%S}-{word}-{secrets.token_hex(2)}"
+
+
+def name_of(run_id: str) -> str:
+    """Return the name in an id that `new_run_id` made, or of `--run-id`, for the run that goes on with it."""
+    made = re.fullmatch(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}", run_id)
+    return made[1] if made is not None else run_id[:_MOST_OF_NAME]
 
 
 def check_run_id(run_id: str) -> None:

@@ -12,6 +12,7 @@ from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.event import moment_of
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_run
+from torchmuster.owner.views.record import newest_training
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.report.attempts import read_events_of
 from torchmuster.report.loose import (
@@ -190,31 +191,8 @@ def _task(run_dir: RunDir, name: str, row: Mapping[str, Any], group: _Group) -> 
         code=said.code,
         is_lead=row.get("lead") is True,
         output=text(output) if output and os.path.exists(output) else "",
-        training=_training_folder(run_dir, name) if is_plain else "",
+        training=(newest_training(run_dir, name) or "") if is_plain else "",
     )
-
-
-def _training_folder(run_dir: RunDir, name: str) -> str:
-    """Return the directory of the newest run that a task has made; empty where it made none."""
-    attempts = os.path.dirname(run_dir.training_folder(name, 0))
-    runs = []
-    for attempt in _names(attempts):
-        number = attempt.removeprefix("attempt-")
-        folder = os.path.join(attempts, attempt)
-        made = [os.path.join(folder, run) for run in _names(folder)]
-        runs += [
-            (int(number), path)
-            for path in made
-            if number.isdigit() and os.path.isfile(RunDir(path).plan)
-        ]
-    return max(runs)[1] if runs else ""
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _trainings(groups: Iterable[GroupTold], gaps: list[str]) -> tuple[tuple[str, Story], ...]:

@@ -21,8 +21,8 @@ from torchmuster.model.display.text import few_of
 from torchmuster.model.series import loss_of
 from torchmuster.train.exchange import gather_json, sum_float64
 from torchmuster.train.finite import replay_command
-from torchmuster.train.snapshot.state import unpack
 from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone
+from torchmuster.train.snapshot.state import unpack
 
 Number = Any  # float, int, or a tensor of one element
 _FOLD_EVERY = 256

@@ -26,12 +26,16 @@ def restart(run: str, *, detach: bool) -> int:
     from torchmuster.cli.places.place import begin
     from torchmuster.cli.workflow_views import restart_workflow
     from torchmuster.errors import NotFoundError
+    from torchmuster.model.contract import replay_order
     from torchmuster.model.states import RunState
-    from torchmuster.owner.create import new_run_id
-    from torchmuster.owner.views.find import find_run, owner_lives
+    from torchmuster.owner.create import name_of, new_run_id
+    from torchmuster.owner.views.find import find_run, owner_lives, view_run
     from torchmuster.spec.problems import Problems
 
     view = find_run(run)
+    if (whole := view.whole) is not None:
+        part, view = short_id(view.run_id), view_run(whole)
+        click.echo(f"muster: {part} is a part of {short_id(view.run_id)}, which goes on", err=True)
     is_forgotten = view.state is RunState.UNKNOWN and not owner_lives(view.run_dir)
     if not view.state.is_final and not is_forgotten:
         raise UsageError(
@@ -47,6 +51,14 @@ def restart(run: str, *, detach: bool) -> int:
     plan = view.plan
     if plan is None:
         raise NotFoundError("the run has no plan that can be read", where=view.run_dir.plan)
+    name = short_id(view.run_id)
+    if view.is_session:
+        what = f"{name} is a session: it holds nodes for runs, and has no training to go on with"
+        raise UsageError(what, fix="muster session start")
+    if plan.is_replay:
+        order = replay_order(dict(plan.node_setup.environment))
+        what = f"{name} is a replay: it made a step of another run again"
+        raise UsageError(what, fix=f"muster restart {short_id(order.run_id)}" if order else None)
     if plan.rdzv_id is not None:
         raise UsageError(
             f"the run {view.run_id} was started by `muster torchrun`, once on each machine",
@@ -56,6 +68,6 @@ def restart(run: str, *, detach: bool) -> int:
     problems = Problems()
     if detach:
         place.check_detach(f"muster restart {short_id(view.run_id)}", problems)
-    run_id = new_run_id(plan.program.target)
+    run_id = new_run_id(plan.program.target, name_of(view.run_id))
     again = replace(plan, run_id=run_id, job_id=None, session=None, every_line=())
     return begin(place, problems.checked(again), detach=detach, snapshots=snapshots)

@@ -1,5 +1,6 @@
 """Find runs, and whether they still live."""
 
+import glob
 import os
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from torchmuster.model.verdict import Result
 from torchmuster.owner.create import owner_process_lives
 from torchmuster.owner.views.record import (
     DAMAGED,
+    newest_training,
     read_events,
     read_outcome,
     read_plan,
@@ -130,10 +132,15 @@ def look_at(word: str) -> RunView:
     return find_run(word)
 
 
+class AmbiguousWordError(NotFoundError):
+    """A word names several runs."""
+
+
 def find_run(word: str) -> RunView:
     """Return the run that a word names: a run id, a path, an unambiguous part of an id, or `last`.
 
-    `last` is the run that was submitted last, also when it still waits in a queue.
+    `last` is the run that was submitted last, also when it still waits in a queue. `NAME.7` is a member of a sweep,
+    `NAME/TASK` the last training of a workflow's task.
 
     Raises:
         NotFoundError: There is none, or more than one.
@@ -148,15 +155,17 @@ def find_run(word: str) -> RunView:
         return _view_found(newest)
     matching = [name for name in names if short_id(name) == word]
     # What was given with --name wins over a part of another name.
-    matching = matching or [n for n in names if short_id(n).rpartition("-")[0] == word != ""]
+    matching = matching or _last_of_restarts(
+        [name for name in names if short_id(name).rpartition("-")[0] == word != ""]
+    )
     matching = matching or [name for name in names if word and word in name]
     if len(matching) == 1:
         return _view_found(RunDir(os.path.join(runs_dir(), matching[0])))
     if matching:
         fix = f"one of: {few_of(reversed(_as_typed(matching)), _MOST_CANDIDATES)}"
-        raise NotFoundError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
-    if (member := _member_dir(word)) is not None:
-        return _view_found(member)
+        raise AmbiguousWordError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
+    if (part := _member_dir(word) or _training_dir(word)) is not None:
+        return _view_found(part)
     if (found := _on_clusters(word)) is not None:
         return _view_found(found)
     near = did_you_mean(word, names, "`muster ps` lists the runs")
@@ -174,6 +183,8 @@ def _member_dir(word: str) -> RunDir | None:
         return None
     try:
         view = find_run(named[0])
+    except AmbiguousWordError:
+        raise
     except NotFoundError:
         return None
     if view.sweep is None:
@@ -187,6 +198,39 @@ def _member_dir(word: str) -> RunDir | None:
         what = f"member {named[1]} of the sweep {short_id(view.run_id)} has not begun"
         raise NotFoundError(what, where=view.run_dir.path)
     return RunDir(path)
+
+
+def _training_dir(word: str) -> RunDir | None:
+    """Return the folder of a task's training: `NAME/TASK`, or its own id; None where it is no such word.
+
+    Raises:
+        NotFoundError: The workflow has no such training.
+    """
+    name, _, task = word.rpartition("/")
+    if not name:
+        folders = RunDir(os.path.join(glob.escape(runs_dir()), "*")).training_folder("*", 0)
+        within = os.path.join(os.path.dirname(folders), "attempt-*", f"*{glob.escape(word)}")
+        found = glob.glob(within) if short_id(word) == word else []
+        return RunDir(found[0]) if len(found) == 1 and _is_run(RunDir(found[0])) else None
+    try:
+        view = find_run(name)
+    except AmbiguousWordError:
+        raise
+    except NotFoundError:
+        return None
+    if view.workflow is None:
+        return None
+    if (training := newest_training(view.run_dir, task)) is None:
+        tasks = [one.name for group in view.workflow.plan.groups for one in group.tasks]
+        what = f"the workflow {short_id(view.run_id)} has no training of a task `{task}`"
+        raise NotFoundError(what, where=view.run_dir.path, fix=did_you_mean(task, tasks))
+    return RunDir(training)
+
+
+def _last_of_restarts(names: list[str]) -> list[str]:
+    """Return the last alone where it goes on with the others: `muster restart` links the snapshots of all to one place."""
+    homes = {os.path.realpath(RunDir(os.path.join(runs_dir(), name)).snapshots) for name in names}
+    return names[-1:] if len(homes) == 1 else names
 
 
 def _on_clusters(word: str) -> RunDir | None:

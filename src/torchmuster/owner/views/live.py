@@ -27,7 +27,7 @@ from torchmuster.model.states import JobState, RunState
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_job, view_run
 from torchmuster.owner.views.live_training import TrainingTail
-from torchmuster.owner.views.record import DAMAGED, RecordTail, unreadable
+from torchmuster.owner.views.record import DAMAGED, RecordTail, newest_training, unreadable
 from torchmuster.owner.views.run_view import RunView, problems_of
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 
@@ -260,7 +260,7 @@ def _command(view: RunView) -> str:
         return f"workflow {view.workflow.plan.name}"
     if view.sweep is not None:
         return f"sweep of {' '.join(view.sweep.plan.run.program.display())}"
-    return " ".join(view.plan.program.display()) if view.plan is not None else ""
+    return view.command
 
 
 def command_of(view: RunView) -> str:
@@ -302,7 +302,7 @@ def _tasks(view: RunView) -> tuple[LiveTask, ...]:
             state=task.state.value,
             attempt=task.attempt,
             why=task.why or (group.why if not task.state.is_final else None) or "",
-            folder=_folder(view.run_dir.training_folder(task.name, task.attempt)),
+            folder=newest_training(view.run_dir, task.name) or "",
             log=view.run_dir.task_log(group.name, task.name, task.attempt),
         )
         for group in groups
@@ -322,14 +322,9 @@ def _member(view: RunView, sweep: SweepView, member: MemberView) -> LiveTask:
         state=member.state.value,
         attempt=member.attempt or 0,
         why=member.why or value,
-        folder=_folder(run_dir.path),
+        folder=run_dir.path if os.path.isdir(run_dir.path) else "",
         log=run_dir.rank_log(member.attempt or 0, 0),
     )
-
-
-def _folder(path: str) -> str:
-    """Return the folder of a run that is there; empty where it is not."""
-    return path if os.path.isdir(path) else ""
 
 
 def _clock(event: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import glob
 import io
 import json
 import math
@@ -192,6 +193,20 @@ def damage_of_result(run_dir: RunDir) -> str | None:
     if not os.path.lexists(run_dir.result) or read_result(run_dir) is not None:
         return None
     return "result.json is damaged, and events.jsonl does not say how the run ended"
+
+
+def newest_training(workflow: RunDir, task: str) -> str | None:
+    """Return the directory of the last run that a training task has made; None where it has made none."""
+    attempts = os.path.dirname(workflow.training_folder(glob.escape(task), 0))
+    folder = os.path.join(glob.escape(workflow.path), os.path.relpath(attempts, workflow.path))
+    found = glob.glob(os.path.join(folder, "attempt-*", "*", os.path.basename(workflow.plan)))
+    runs = [os.path.dirname(path) for path in found]
+
+    def key(path: str) -> tuple[int, str]:
+        number = os.path.basename(os.path.dirname(path)).removeprefix("attempt-")
+        return (int(number) if number.isdigit() else -1, path)
+
+    return max(runs, key=key, default=None)
 
 
 def _as_result(plain: Any) -> Result | None:

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchmuster.files.claims import Claims
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model.contract import replay_order
 from torchmuster.model.event import moment_of
-from torchmuster.model.plan import RunPlan
+from torchmuster.model.plan import DOOR_PROGRAM, RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.views.record import changed_at
@@ -39,10 +40,37 @@ class RunView:
     @property
     def is_headless_member(self) -> bool:
         """Say whether it is a single process of a sweep, which the sweep's owner starts and ends."""
-        folder = os.path.dirname(os.path.dirname(self.run_dir.path))
-        is_member = os.path.isfile(RunDir(folder).sweep)
+        whole = self.whole
         heads = (self.run_dir.head, os.path.join(self.run_dir.path, "pods"))
-        return is_member and not any(map(os.path.exists, heads))
+        return (
+            whole is not None
+            and os.path.isfile(whole.sweep)
+            and not any(map(os.path.exists, heads))
+        )
+
+    @property
+    def is_session(self) -> bool:
+        """Say whether it is a session, in which runs are started, and no run itself."""
+        return self.plan is not None and self.plan.program.target == DOOR_PROGRAM
+
+    @property
+    def command(self) -> str:
+        """What is run, in words: of a replay the step that it makes again."""
+        if self.plan is None or self.is_session:
+            return "session" if self.is_session else ""
+        if (order := replay_order(dict(self.plan.node_setup.environment))) is not None:
+            return f"replay of {short_id(order.run_id)}, step {order.step}"
+        return " ".join(self.plan.program.display())
+
+    @property
+    def whole(self) -> RunDir | None:
+        """The run that it is a part of: the sweep of a member, the workflow of a task's training; None of any other."""
+        folders = self.run_dir.path.split(os.sep)
+        sweep, workflow = (RunDir(os.sep.join(folders[:-up])) for up in (2, 5))
+        if folders[-2:-1] == ["members"] and os.path.isfile(sweep.sweep):
+            return sweep
+        is_task = folders[-3:-2] == ["training"] and os.path.isfile(workflow.workflow)
+        return workflow if is_task else None
 
     @property
     def is_workflow(self) -> bool:

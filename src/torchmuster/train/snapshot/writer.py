@@ -394,18 +394,25 @@ def _take_piece(crew: Writers[Destination], order: WriteOrder, rank: int) -> dic
 
 
 def _wait(crew: Writers[Destination], key: str, order: WriteOrder) -> None:
-    deadline = time.monotonic() + crew.timeout_s
-    while not crew.store.check([key]):
-        # Short waits: a store that has gone with rank 0 is then noticed at once.
-        try:
-            crew.store.wait([key], timedelta(seconds=1))
-        except RuntimeError as error:
-            if time.monotonic() > deadline or "timeout" not in str(error).lower():
+    deadline, pause_s = time.monotonic() + crew.timeout_s, 0.001
+    why = f"`{key}` did not arrive within {crew.timeout_s:g} s"
+    try:
+        # Not `store.wait`: at the end of each of its waits torch prints two warnings.
+        while not crew.store.check([key]):
+            if time.monotonic() > deadline:
                 raise SnapshotError(
                     f"the snapshot of step {order.step} was given up",
                     where=crew.folder.url,
-                    why=f"`{key}` did not arrive within {crew.timeout_s:g} s: {error}",
-                ) from error
+                    why=why,
+                )
+            threading.Event().wait(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+    except RuntimeError as error:  # the store has gone with rank 0
+        raise SnapshotError(
+            f"the snapshot of step {order.step} was given up",
+            where=crew.folder.url,
+            why=f"{why}: {error}",
+        ) from error
 
 
 def _post(crew: Writers[Destination], order: WriteOrder, piece: dict[str, Any]) -> None:

@@ -98,6 +98,30 @@ def test_a_rank_that_stands_while_others_wait_is_warned_of_and_then_ended():
     )
 
 
+@pytest.mark.parametrize("phase", [RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN])
+def test_a_rank_that_stands_is_seen_while_others_wait_in_what_may_take_long(phase):
+    play = Play()
+    play.train(60)
+    play.phase = dict.fromkeys(play.phase, phase)
+    play.phase[2], play.standing[2] = RankPhase.COMPUTE, READ
+    play.stand(200)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    assert play.told[-1].rank == 2
+    assert 60 <= play.told[-1].silent_s < 70
+
+
+@pytest.mark.parametrize("phase", [RankPhase.SAVE, RankPhase.EVALUATE])
+def test_one_rank_may_take_long_while_the_others_wait_for_it(phase):
+    play = Play()
+    play.train(60)
+    play.phase[2], play.standing[2] = phase, READ
+    play.stand(800)
+    assert play.verdicts == []
+    play.stand(1200)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    assert play.told[-1].rank == 2
+
+
 def test_the_limit_grows_with_the_runs_own_steps_up_to_the_ceiling():
     assert _limit(step_s=0.1) == 60.0
     assert _limit(step_s=20.0) == 200.0

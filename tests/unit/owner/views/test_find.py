@@ -54,6 +54,21 @@ def test_a_name_that_was_given_wins_over_the_end_of_another(make_run):
     assert find_run("us2").run_id == "20260101-000000-sus2"
 
 
+def test_a_name_means_the_last_of_runs_that_go_on_with_each_other(make_run):
+    first, second, other = (
+        make_run(f"20260101-00000{number}-base-000{number}") for number in range(3)
+    )
+    for run_dir in (first, second, other):
+        write_json(run_dir.plan, {})
+    os.mkdir(first.snapshots)
+    os.symlink(first.snapshots, second.snapshots)
+
+    with pytest.raises(NotFoundError, match="`base` names 3 runs"):
+        find_run("base")
+    os.rename(other.path, other.path.replace("base", "else"))
+    assert find_run("base").run_dir.path == second.path
+
+
 def test_the_last_run_is_the_one_submitted_last_though_it_waits_and_another_began_since(make_run):
     running = make_run("running", event("run_started", "2026-03-01T00:00:00Z"))
     queued = make_run("queued")  # a job in a queue has left no event

@@ -1,0 +1,123 @@
+"""What broke where two features meet, by the commands that broke it."""
+
+import re
+
+from pairs.conftest import SCRIPT
+
+
+def test_a_replay_is_not_restarted_and_the_restarted_run_keeps_its_name(user):
+    user(
+        "run",
+        "--name",
+        "base",
+        "--max-restarts",
+        "0",
+        SCRIPT,
+        "--epochs",
+        "2",
+        "--die-at",
+        "7",
+        code=1,
+    )
+    user("replay", "base", "--step", "7", "--no-debugger", code=0)
+    refused = user("restart", "last", code=2)
+    (first,) = user.run_dirs("*-base-*")
+    name = first.name.split("-", 2)[2]
+    assert f"hint: muster restart {name}\n" in refused.stderr
+    assert re.search(rf"^replay-.* replay of {name}, step 7 *$", user("ps").stdout, re.MULTILINE)
+
+    again = user("restart", "base", code=1)
+
+    assert "resuming after step 6" in again.stderr
+    first, second = user.run_dirs("*-base-*")
+    assert user("status", "base").stdout.split()[1] == second.name.split("-", 2)[2]
+
+
+def test_a_session_is_not_restarted(user):
+    user("session", "start", "--name", "S", code=0)
+    user("session", "end", "S", code=0)
+
+    refused = user("restart", "last", code=2)
+
+    assert "is a session" in refused.stderr
+    assert "hint: muster session start\n" in refused.stderr
+    assert len(user.run_dirs()) == 1
+
+
+WORKFLOW = """
+workflow:
+  name: pipe
+  tasks:
+  - name: train
+    image: none
+    script: SCRIPT
+    args: ["--nan-at", "3", "--on-nan", "replay"]
+    max_restarts: 0
+"""
+
+
+def test_the_training_of_a_task_has_names_that_commands_take(user):
+    (user.folder / "w.yaml").write_text(WORKFLOW.replace("SCRIPT", SCRIPT))
+    failed = user("submit", "w.yaml", code=1)
+    hint = re.search(r"`muster (replay \S+ --step 4)`", failed.stderr)[1].split()
+    (pipe,) = user.run_dirs()
+    name = pipe.name.split("-", 2)[2]
+
+    for words in (hint, ["replay", f"{name}/train", "--step", "4"]):
+        replayed = user(*words, "--no-debugger", code=1)
+        assert "the gradients of all ranks are those of the run, bit for bit" in replayed.stderr
+    asked = user("replay", name, "--step", "4", code=2)
+    assert f"hint: muster replay {name}/TASK --step N" in asked.stderr
+    assert "state    failed" in user("status", f"{name}/train", code=0).stdout
+    goes_on = re.search(
+        r"continue with: muster (restart \S+)", user("status", f"{name}/train").stdout
+    )
+    again = user(*goes_on[1].split(), code=1)
+    assert f"is a part of {name}, which goes on" in again.stderr
+    assert "there is no run" not in again.stderr
+    wrong = user("status", f"{name}/trian", code=4)
+    assert "has no training of a task `trian`" in wrong.stderr
+    assert "did you mean `train`?" in wrong.stderr
+
+
+def test_a_word_that_names_two_sweeps_names_no_member_of_one(user):
+    for _ in range(2):
+        user("sweep", SCRIPT, "--grid", "lr=0.1", "--metric", "loss", "--name", "tw", code=0)
+
+    refused = user("logs", "tw.0", code=4)
+
+    assert "`tw` names 2 runs" in refused.stderr
+
+
+def test_a_member_goes_on_as_a_part_of_its_sweep(user):
+    words = ("sweep", SCRIPT, "--grid", "lr=0.1,0.2", "--metric", "loss", "--name", "k")
+    user(*words, "--", "--die-at", "4", code=1)
+
+    again = user("restart", "k.1", code=0)
+
+    (sweep,) = user.run_dirs()
+    assert f"k-{sweep.name[-4:]}.1 is a part of k-{sweep.name[-4:]}, which goes on" in again.stderr
+    assert "2 succeeded" in again.stderr
+
+
+def test_a_hang_is_seen_while_another_rank_waits_in_the_save(user):
+    words = ("run", "--nproc-per-node", "2", "--hang-timeout", "4s", "--max-restarts", "0")
+    script = (
+        "--epochs",
+        "2",
+        "--every",
+        "2",
+        "--die-at",
+        "6",
+        "--die-rank",
+        "1",
+        "--how",
+        "hang",
+        "--behind",
+    )
+
+    ended = user(*words, SCRIPT, *script, limit_s=90)
+
+    assert ended.returncode != 0
+    assert "rank 1 stood still for" in ended.stderr
+    assert "while 1 rank waited in" in ended.stderr, ended.stderr
