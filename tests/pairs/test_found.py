@@ -1,7 +1,14 @@
 """What broke where two features meet, by the commands that broke it."""
 
+import json
+import os
 import re
+import signal
+import subprocess
 
+import pytest
+
+from kit.waiting import wait_until
 from pairs.conftest import SCRIPT
 
 
@@ -121,3 +128,83 @@ def test_a_hang_is_seen_while_another_rank_waits_in_the_save(user):
     assert ended.returncode != 0
     assert "rank 1 stood still for" in ended.stderr
     assert "while 1 rank waited in" in ended.stderr, ended.stderr
+
+
+RULE = """
+class Second:
+    def __init__(self, metric):
+        pass
+
+    def report(self, member, step, value):
+        return member == 1
+
+    def ended(self, member, succeeded):
+        pass
+"""
+HELD = """
+import pathlib, sys, time
+pathlib.Path("held").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def session(user):
+    user("session", "start", "--name", "S", code=0)
+    yield user
+    user("session", "end", "S")
+
+
+def test_members_wait_for_another_run_in_their_session(session):
+    (session.folder / "held.py").write_text(HELD)
+    words = ("--session", "S", SCRIPT, "--grid", "lr=0.1,0.2,0.3", "--metric", "loss")
+    with session.popen("run", "--session", "S", "held.py") as other:
+        wait_until((session.folder / "held").exists, "the other run")
+        with session.popen("sweep", *words, "--name", "sw", stderr=subprocess.PIPE) as sweep:
+            said = next(line for line in sweep.stderr if "is busy" in line)
+            assert "the sweep goes on when that has ended" in said
+            shown = session("status", "sw").stdout
+            assert "failed" not in shown
+            (session.folder / "go").touch()
+            rest = sweep.stderr.read()
+        assert (other.wait(), sweep.returncode) == (0, 0), rest
+    assert "3 succeeded" in rest
+    assert "failed" not in rest
+
+
+def test_the_rest_of_a_sweep_waits_when_its_session_has_ended(session):
+    words = ("--session", "S", SCRIPT, "--grid", "lr=0.1,0.2,0.3", "--metric", "loss")
+    script = ("--", "--sleep", "0.2", "--epochs", "4")
+    with session.popen("sweep", *words, "--name", "sw", *script, stderr=subprocess.PIPE) as sweep:
+        (sweep_dir,) = wait_until(lambda: session.run_dirs("*-sw-*"), "the sweep")
+        wait_until(lambda: [*sweep_dir.glob("members/*/training.jsonl")], "a member that trains")
+        (held,) = session.run_dirs("*-session-S-*")
+        os.kill(json.loads((held / "owner.json").read_text())["pid"], signal.SIGTERM)
+        said = sweep.stderr.read()
+    assert sweep.returncode == 75, said
+    assert "the session S has ended" in said
+    assert "no slot of the sweep is left" in said
+    table = session("status", "sw").stdout
+    assert len(re.findall(r"^[12] +waiting", table, re.MULTILINE)) == 2, table
+
+    refused = session("restart", "sw", code=4)
+    assert "the session S has ended" in refused.stderr
+    session("session", "start", "--name", "S", code=0)
+    again = session("restart", "sw", code=0, limit_s=170)
+    assert "3 succeeded" in again.stderr
+
+
+def test_a_member_of_two_workers_that_a_rule_has_ended_is_stopped(user):
+    (user.folder / "rules.py").write_text(RULE)
+    words = ("--nproc-per-node", "2", "--grid", "lr=0.1,0.2", "--metric", "loss", "--name", "stp")
+    script = ("--", "--epochs", "4", "--sleep", "0.1", "--every", "2")
+
+    ended = user("sweep", *words, "--slots", "1", "--stop", "rules:Second", SCRIPT, *script, code=0)
+
+    assert "1 succeeded, 1 stopped" in ended.stderr
+    shown = user("status", "stp.1", code=0).stdout
+    assert "state    stopped" in shown
+    assert "the sweep stopped this member early" in shown
+    assert "muster restart" not in shown
+    assert "the system asked" not in shown

@@ -228,6 +228,7 @@ def restart_sweep(view: "RunView", *, detach: bool) -> int:
 
     Raises:
         UsageError: All have succeeded.
+        NotFoundError: The session of its members has ended.
     """
     import contextlib
 
@@ -252,6 +253,10 @@ def restart_sweep(view: "RunView", *, detach: bool) -> int:
             why="its pods were slots, which took one member after the other",
             fix="type its command again, with the values of the members that have not succeeded",
         )
+    if (session := sweep_view.plan.run.session) is not None:
+        from torchmuster.owner.views.sessions import find_session
+
+        find_session(session)  # refused here, no member is tried
     with contextlib.suppress(FileNotFoundError):
         os.unlink(view.run_dir.result)
     write_owner(view.run_dir)

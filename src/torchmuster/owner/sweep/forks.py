@@ -86,6 +86,7 @@ class ForkSlots:
     ) -> None:
         self.voice: Voice = LogVoice(log, disk)
         self.refusal: Report | None = None
+        self.is_busy = False  # nobody else's runs are among the forks
         self._plan, self._disk, self._take_end, self._say = plan, disk, take_end, say
         self._folder = make_socket_folder()
         self._slots = [

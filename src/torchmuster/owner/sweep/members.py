@@ -62,6 +62,13 @@ def state_of_end(end: WorkerEnd) -> RunState:
     return RunState.PREEMPTED if end.kind is EndKind.PREEMPTED else RunState.FAILED
 
 
+def stopped_by_rule(plan: SweepPlan) -> Report:
+    """Return the report on a member that the sweep's rule has ended."""
+    metric = plan.metric.name if plan.metric else "metric"
+    why = f"the rule `{plan.stop}` compares the members' {metric}"
+    return Report(error="the sweep stopped this member early", because=(why,))
+
+
 def result_of_end(
     plan: SweepPlan, number: int, end: WorkerEnd, state: RunState, log: str
 ) -> Result:
@@ -81,8 +88,7 @@ def result_of_end(
         report = Report(error="the run was preempted and can be resumed")
     elif state is RunState.STOPPED:
         code = end.shell_code
-        why = f"the rule `{plan.stop}` compares the members' {plan.metric.name if plan.metric else 'metric'}"
-        report = Report(error="the sweep stopped this member early", because=(why,))
+        report = stopped_by_rule(plan)
     elif state is RunState.CANCELLED:
         code = end.shell_code or 128 + 15
         report = Report(error="the run was stopped", because=("its sweep was cancelled",))

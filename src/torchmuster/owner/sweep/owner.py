@@ -7,11 +7,12 @@
 import asyncio
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torchmuster.diagnose.facts.gpus import visible_gpus
 from torchmuster.errors import MusterError, RunDirectoryError
+from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
@@ -27,11 +28,12 @@ from torchmuster.owner.sweep.members import (
     member_dir,
     prepare_member,
     result_of_end,
+    stopped_by_rule,
     why_of,
 )
 from torchmuster.owner.sweep.metric import MetricReader
 from torchmuster.owner.sweep.policy import MemberStart, SweepPolicy
-from torchmuster.owner.sweep.runs import RunSlots
+from torchmuster.owner.sweep.runs import RunSlots, SessionSlots
 from torchmuster.owner.sweep.slots import MemberEnd, Slots, gpus_of_slots
 from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
 from torchmuster.owner.views.record import read_result
@@ -127,8 +129,9 @@ class SweepOwner:
             from torchmuster.owner.sweep.hosts import HostSlots
 
             return HostSlots(self.plan, self.run_dir, self.take_end, self.display.say)
-        is_here = self.plan.run.session is None and self.plan.run.engine == "local"
-        gpus = visible_gpus() if is_here else []
+        if self.plan.run.session is not None:
+            return SessionSlots(self.plan.run.session, self.take_end, self.display.say)
+        gpus = visible_gpus() if self.plan.run.engine == "local" else []
         num_workers = self.plan.run.num_workers(0)
         of_slot = gpus_of_slots(gpus, self.plan.slots, num_workers)
         most = -(-self.plan.slots * num_workers // len(gpus)) if gpus else 0
@@ -198,15 +201,14 @@ class SweepOwner:
     async def _fill(self) -> None:
         while not self._policy.is_over:
             if self._policy.is_stuck:
-                self._refusal = Report(error="no slot of the sweep is left", at=self.run_dir.path)
-                self._policy.cancel()
+                self._policy.give_up()
             if (refusal := self._slots.refusal) is not None:
                 self._refusal = refusal
                 for number in self._policy.cancel():
                     self._slots.signal(number, signal.SIGKILL)
             await self._prepare_ahead()
             self._changed.clear()
-            if self._policy.is_over or self._policy.has_room:
+            if self._policy.is_over or (self._policy.has_room and not self._slots.is_busy):
                 continue
             try:
                 async with asyncio.timeout(_TICK_S):
@@ -224,7 +226,9 @@ class SweepOwner:
 
     def _start_prepared(self) -> None:
         """Start what has its folder, as long as a slot is free: at once, since a sweep must have no idle slot."""
-        while self._policy.has_room and self._policy.next_waiting(1)[0] in self._prepared:
+        while self._policy.has_room and not self._slots.is_busy:
+            if self._policy.next_waiting(1)[0] not in self._prepared:
+                return
             self._start(self._policy.start())
 
     def _start(self, start: MemberStart) -> None:
@@ -243,7 +247,8 @@ class SweepOwner:
         """Take that a member has ended; its slot gets the next one in the same turn of the loop."""
         member = self._members.pop(number)
         self._losses[number] = self._losses.get(number, 0) + end.is_lost
-        if end.is_lost and self._losses[number] < _MAX_LOSSES and not self._stops.count:
+        starts_again = (end.is_lost and self._losses[number] < _MAX_LOSSES) or not end.has_begun
+        if starts_again and not self._stops.count:
             self._policy.again(number, retire=end.has_lost_slot)
             self._record.event("member_lost", member=number, attempt=member.attempt)
         else:
@@ -262,6 +267,10 @@ class SweepOwner:
         if end.worker is not None:
             result = result_of_end(self.plan, number, end.worker, state, log)
             self._records.end(member.run_dir, end.worker, result)
+        elif result is not None and state is RunState.STOPPED:  # its head knows only of a signal
+            result = replace(result, state=state, report=stopped_by_rule(self.plan))
+            plain = codec.to_plain(result)
+            await asyncio.to_thread(atomic.write_json, member.run_dir.result, plain)
         if member.reader is not None:
             await asyncio.to_thread(self._disk.flush, _FLUSH_S)
             await self._measure(number, member, is_last=True)
@@ -361,6 +370,7 @@ class SweepOwner:
                 report = report or self._report_failures()
             case RunState.PREEMPTED:
                 code = EX_TEMPFAIL
+                report = self._report_rest() if self._policy.has_given_up else None
             case RunState.CANCELLED:
                 code = 128 + (self._stops.signum or signal.SIGTERM)
         result = Result(
@@ -376,6 +386,10 @@ class SweepOwner:
         self._record.event("sweep_ended", **plain)
         self._record.replace(self.run_dir.result, plain)
         return result
+
+    def _report_rest(self) -> Report:
+        hint = f"muster restart {short_id(self.plan.run_id)} goes on with the members that are left"
+        return Report(error="no slot of the sweep is left", at=self.run_dir.path, hint=hint)
 
     def _report_failures(self) -> Report:
         because = [

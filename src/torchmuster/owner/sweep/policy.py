@@ -27,6 +27,7 @@ class SweepPolicy:
         running: The slot of each member that runs.
         asked: Members that were asked to end, and why: the state that follows.
         values: The last value of the metric, by member.
+        has_given_up: Members are left that can't be started now.
     """
 
     num_slots: int
@@ -36,6 +37,7 @@ class SweepPolicy:
     asked: dict[int, RunState] = field(default_factory=dict)
     values: dict[int, float] = field(default_factory=dict)
     is_cancelled: bool = False
+    has_given_up: bool = False
     _waiting: deque[int] = field(default_factory=deque)
     _free: list[int] = field(default_factory=list)
 
@@ -86,7 +88,10 @@ class SweepPolicy:
     @property
     def state(self) -> RunState:
         """Return the state of a sweep that is over."""
-        return RunState.CANCELLED if self.is_cancelled else state_of_sweep(self.states.values())
+        if self.is_cancelled:
+            return RunState.CANCELLED
+        left = [RunState.PREEMPTED] * self.has_given_up
+        return state_of_sweep([*self.states.values(), *left])
 
     # What happens.
 
@@ -137,6 +142,11 @@ class SweepPolicy:
             return False
         self.asked[member] = RunState.STOPPED
         return True
+
+    def give_up(self) -> None:
+        """Start nothing more: members that have not begun are left as they are, for another life of the sweep."""
+        self.has_given_up = bool(self._waiting)
+        self._waiting.clear()
 
     def cancel(self) -> list[int]:
         """Start nothing more; return the members that have to end."""

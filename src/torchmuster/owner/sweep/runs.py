@@ -4,19 +4,22 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torchmuster import proc
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import AT_ONCE
 from torchmuster.model.verdict import Report
+from torchmuster.node.door.call import busy
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.sweep.slots import MemberEnd, TakeEnd
 from torchmuster.owner.views.record import read_result
+from torchmuster.owner.views.sessions import find_session, view_session
 
 _POLL_S = 0.02
-_END_LIMIT_S = 15.0
+_LOOK_S = 1.0  # whether a session is free
 
 
 class RunSlots:
@@ -28,10 +31,12 @@ class RunSlots:
 
     Attributes:
         refusal: Nothing: each run says itself why it can't start.
+        is_busy: Whether somebody else's run is where members would start.
     """
 
     def __init__(self, gpus: Sequence[Sequence[str]], take_end: TakeEnd) -> None:
         self.refusal: Report | None = None
+        self.is_busy = False
         self._gpus, self._take_end = gpus, take_end
         self._running: dict[int, tuple[proc.Child, RunDir]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -92,3 +97,58 @@ class RunSlots:
                     del self._running[number]
                     self._take_end(number, self.end_of(number, run_dir))
             await asyncio.sleep(_POLL_S)
+
+
+class SessionSlots(RunSlots):
+    """Runs members one after the other in a session that the user holds, and that others may use between two of them.
+
+    Args:
+        name: Of the session.
+        take_end: Called with a member and how it ended.
+        say: Tells the user a sentence.
+    """
+
+    def __init__(self, name: str, take_end: TakeEnd, say: Callable[[str], None]) -> None:
+        super().__init__([()], take_end)
+        self._name, self._say = name, say
+        self._waiting: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Find the session.
+
+        Raises:
+            NotFoundError: There is none, or it has ended.
+        """
+        self._held = await asyncio.to_thread(find_session, self._name)
+        await super().open()
+
+    async def close(self) -> None:
+        """End what runs."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.gather(self._waiting, return_exceptions=True)
+        await super().close()
+
+    def end_of(self, number: int, run_dir: RunDir) -> MemberEnd:
+        """Return how a member has ended; one that the session has refused is as before."""
+        end, result = super().end_of(number, run_dir), read_result(run_dir)
+        has_begun = result is None or result.attempts > 0
+        if not self._held.lives():
+            self._say(f"the session {self._name} has ended")
+            return replace(end, has_begun=has_begun, has_lost_slot=True)
+        report = result.report if result is not None and not has_begun else None
+        if report is None or report.error != busy(self._name, "").what:
+            return end
+        self.is_busy = True
+        why = "; ".join(report.because)
+        self._say(f"{report.error}: {why}; the sweep goes on when that has ended")
+        self._waiting = asyncio.create_task(self._wait_until_free())
+        return replace(end, has_begun=False)
+
+    async def _wait_until_free(self) -> None:
+        while self._held.lives():
+            view = await asyncio.to_thread(view_session, self._held.run_dir)
+            if view.state is None or not view.state.run_id:
+                break
+            await asyncio.sleep(_LOOK_S)
+        self.is_busy = False

@@ -19,12 +19,14 @@ class MemberEnd:
         worker: How its only process ended, whose record is still to be written; None: it has a head that wrote it.
         is_lost: It ended by no fault of its own: what it ran in has died.
         has_lost_slot: Nothing can run in its slot any more.
+        has_begun: False: it was refused by what is no fault of its own, and waits as before.
     """
 
     state: RunState
     worker: WorkerEnd | None = None
     is_lost: bool = False
     has_lost_slot: bool = False
+    has_begun: bool = True
 
 
 TakeEnd = Callable[[int, MemberEnd], None]
@@ -53,6 +55,10 @@ class Slots(Protocol):
     @property
     def refusal(self) -> Report | None:
         """Return why no member can ever be started; None while that is not so."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether members have to wait for what somebody else does there."""
 
     def host(self, slot_number: int) -> str:
         """Return the name of the machine, or of the pod, that a slot is on."""

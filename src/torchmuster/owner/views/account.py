@@ -189,7 +189,8 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
         saved = Saved(step=told, folder=run_dir.snapshots, is_seen=False, went=went)
     if saved is None and stopped_at is None:
         return None
-    return _sentence(saved, stopped_at, _restart_command(run_dir))
+    is_given_up = kept is not None and kept.state is RunState.STOPPED
+    return _sentence(saved, stopped_at, None if is_given_up else _restart_command(run_dir))
 
 
 def _found_none_good(result: Result) -> bool:
