@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from kit import namespaces
-from kit.command import SOURCE
+from kit.command import SOURCE, Child
 from kit.waiting import wait_until
 from kit.world import MACHINE, MACHINE_PATH
 
@@ -72,15 +72,6 @@ PreemptMode=REQUEUE
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP GraceTime=20
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
-
-
-class Child(subprocess.Popen):
-    """A process that a failed `with` kills, instead of waiting for its end until the test's time is up."""
-
-    def __exit__(self, kind, error, trace):
-        if kind is not None:
-            self.kill()
-        super().__exit__(kind, error, trace)
 
 
 def why_not(environ=MACHINE, etc=Path("/etc"), proc=Path("/proc")):

@@ -33,6 +33,15 @@ def run_muster(*words, env, cwd=None, limit_s=120.0):
     )
 
 
+class Child(subprocess.Popen):
+    """A process that a failed `with` kills, instead of waiting for its end until the test's time is up."""
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, error, trace)
+
+
 def insist(process):
     """Press Ctrl-C again, so late that it counts as another one: the first has been taken."""
     taken_at = time.monotonic()

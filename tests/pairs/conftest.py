@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, muster_env
+from kit.command import MUSTER, Child, muster_env
 
 SCRIPT = str(Path(__file__).with_name("train.py"))
 
@@ -33,7 +33,7 @@ class User:
     def popen(self, *words, **options):
         """Start `muster` and return the process."""
         argv = [*MUSTER, *map(str, words)]
-        return subprocess.Popen(argv, env=self.env, cwd=self.folder, text=True, **options)
+        return Child(argv, env=self.env, cwd=self.folder, text=True, **options)
 
     def run_dirs(self, pattern="*"):
         """Return the run directories, the oldest first."""

@@ -175,7 +175,7 @@ def test_members_wait_for_another_run_in_their_session(session):
 
 def test_the_rest_of_a_sweep_waits_when_its_session_has_ended(session):
     words = ("--session", "S", SCRIPT, "--grid", "lr=0.1,0.2,0.3", "--metric", "loss")
-    script = ("--", "--sleep", "0.2", "--epochs", "4")
+    script = ("--", "--sleep", "0.2", "--epochs", "2")
     with session.popen("sweep", *words, "--name", "sw", *script, stderr=subprocess.PIPE) as sweep:
         (sweep_dir,) = wait_until(lambda: session.run_dirs("*-sw-*"), "the sweep")
         wait_until(lambda: [*sweep_dir.glob("members/*/training.jsonl")], "a member that trains")
@@ -208,3 +208,26 @@ def test_a_member_of_two_workers_that_a_rule_has_ended_is_stopped(user):
     assert "the sweep stopped this member early" in shown
     assert "muster restart" not in shown
     assert "the system asked" not in shown
+
+
+def test_live_commands_reach_what_torchrun_has_started_and_its_hint_works(user):
+    script = (SCRIPT, "--epochs", "30", "--sleep", "0.3")
+    with user.popen("torchrun", "--nproc-per-node", "2", *script, stderr=subprocess.PIPE) as run:
+        (run_dir,) = wait_until(user.run_dirs, "the run")
+        wait_until((run_dir / "training.jsonl").exists, "its training")
+
+        assert "ranks 0-1" in user("stacks", "last", code=0).stdout
+        assert user("exec", "last", "--", "echo", "hi", code=0).stdout == "hi\n"
+        assert re.search(r"^ +1 ", user("top", "last", "--once", code=0).stdout, re.MULTILINE)
+        for name in ("head.json", "secret"):
+            assert (run_dir / name).stat().st_mode & 0o777 == 0o600
+        user("cancel", "last", code=0)
+        said = run.stderr.read()
+    assert run.returncode == 143, said
+    saved, name = re.search(
+        r"saved at step (\d+); continue with: muster restart (\S+)", said
+    ).groups()
+    with user.popen("restart", name, stderr=subprocess.PIPE) as again:
+        next(line for line in again.stderr if f"resuming after step {saved} " in line)
+        again.terminate()
+        again.stderr.read()

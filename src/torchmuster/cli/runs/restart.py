@@ -27,6 +27,7 @@ def restart(run: str, *, detach: bool) -> int:
     from torchmuster.cli.workflow_views import restart_workflow
     from torchmuster.errors import NotFoundError
     from torchmuster.model.contract import replay_order
+    from torchmuster.model.plan import Tee
     from torchmuster.model.states import RunState
     from torchmuster.owner.create import name_of, new_run_id
     from torchmuster.owner.views.find import find_run, owner_lives, view_run
@@ -59,6 +60,8 @@ def restart(run: str, *, detach: bool) -> int:
         order = replay_order(dict(plan.node_setup.environment))
         what = f"{name} is a replay: it made a step of another run again"
         raise UsageError(what, fix=f"muster restart {short_id(order.run_id)}" if order else None)
+    if plan.rdzv_id is not None and plan.max_nodes == 1:  # all of it was one command, as here
+        plan = replace(plan, rdzv_id=None, engine="local", tee=Tee.ALL, restart_hint=False)
     if plan.rdzv_id is not None:
         raise UsageError(
             f"the run {view.run_id} was started by `muster torchrun`, once on each machine",

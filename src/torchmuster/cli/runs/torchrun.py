@@ -215,6 +215,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         addresses = (("127.0.0.1", port),)
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
         notes = (_create_run_dir(run_dir, plan), *notes)
+        _write_head(run_dir, secret, line.meeting.host, port)
         head = TrainingHeadOptions(
             plan=plan,
             run_dir=run_dir,
@@ -443,6 +444,16 @@ def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
     note_origin(run_dir, plan.program)
     return f"run {short_id(plan.run_id)}; its files are in {run_dir.path}"
+
+
+def _write_head(run_dir: "RunDir", secret: bytes, host: str, port: int) -> None:
+    """Tell other commands where the head listens, and the key that it knows them by."""
+    from torchmuster.files import atomic
+    from torchmuster.net.secret import write_secret
+
+    write_secret(run_dir.secret, secret)
+    where = {"host": "127.0.0.1", "port": port, "addresses": [host], "node": socket.gethostname()}
+    atomic.write_json(run_dir.head, where, mode=0o600)
 
 
 def _saved(line: "TorchrunLine") -> Any:
