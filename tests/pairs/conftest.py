@@ -35,11 +35,11 @@ class User:
         argv = [*MUSTER, *map(str, words)]
         return Child(argv, env=self.env, cwd=self.folder, text=True, **options)
 
-    def run_dirs(self, pattern="*"):
+    def run_dirs(self, pattern="[!.]*"):
         """Return the run directories, the oldest first."""
         return sorted((self.folder / "home" / "runs").glob(pattern))
 
-    def events(self, pattern="*"):
+    def events(self, pattern="[!.]*"):
         """Return the events of a run's training."""
         (found,) = self.run_dirs(pattern)
         return [json.loads(line) for line in (found / "training.jsonl").read_text().splitlines()]

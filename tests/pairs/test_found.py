@@ -163,6 +163,10 @@ def test_members_wait_for_another_run_in_their_session(session):
         wait_until((session.folder / "held").exists, "the other run")
         with session.popen("sweep", *words, "--name", "sw", stderr=subprocess.PIPE) as sweep:
             said = next(line for line in sweep.stderr if "is busy" in line)
+            refused = session("run", "--session", "S", "held.py", code=2)
+            assert "error: the session S is busy" in refused.stderr
+            assert session("status", "last").stdout.startswith("sweep ")
+            assert session("ps").stdout.count("held.py") == 1
             assert "the sweep goes on when that has ended" in said
             shown = session("status", "sw").stdout
             assert "failed" not in shown
@@ -231,3 +235,27 @@ def test_live_commands_reach_what_torchrun_has_started_and_its_hint_works(user):
         next(line for line in again.stderr if f"resuming after step {saved} " in line)
         again.terminate()
         again.stderr.read()
+
+
+def test_an_option_that_does_nothing_is_said(user):
+    (user.folder / "t.py").write_text("print('loss=1')\n")
+    grid = ("t.py", "--grid", "lr=0.1")
+    local = user("sweep", *grid, "--time", "1m", "--partition", "x", "--per-gpu", "2", code=0)
+    assert "muster: ignored: --time, --partition: this run is not a scheduler's job" in local.stderr
+    assert "muster: ignored: --per-gpu: no GPU is visible here" in local.stderr
+    grown = user("run", "--grow", "--nodes", "1", "t.py", code=0)
+    assert "muster: ignored: --grow: the number of nodes is fixed" in grown.stderr
+
+
+def test_a_workflow_whose_owner_was_killed_has_lasted_as_long_as_its_training(user):
+    text = WORKFLOW.replace("SCRIPT", SCRIPT)
+    args = '["--epochs", "9", "--sleep", "0.2", "--every", "2"]'
+    (user.folder / "w.yaml").write_text(re.sub(r"args: .*", f"args: {args}", text))
+    with user.popen("submit", "w.yaml", stderr=subprocess.DEVNULL) as submit:
+        (pipe,) = wait_until(user.run_dirs, "the workflow")
+        records = "tasks/train/training/attempt-0/*/training.jsonl"
+        wait_until(lambda: any('"step": 16' in p.read_text() for p in pipe.glob(records)), "steps")
+        submit.kill()
+    words = r"last heard of after (\d+\.\d) s"
+    lasted = wait_until(lambda: re.search(words, user("status", "last").stdout), "the word on it")
+    assert float(lasted[1]) >= 16 * 0.2

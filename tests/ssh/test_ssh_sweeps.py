@@ -94,6 +94,58 @@ def test_a_host_that_dies_costs_its_slot_and_not_its_members(two):
     assert {m["state"] for m in told(two)} == {"cancelled"}
 
 
+SAVING = """\
+import os, sys, time, torch, torchmuster.train as tm
+model = tm.wrap(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=float(os.environ["MUSTER_SWEEP_LR"]))
+data = tm.loader(torch.ones(24, 2), global_batch_size=4, shuffle=False)
+run = tm.resume(model=model, optimizer=optimizer, data=data, every_steps=1)
+for x in data:
+    if run.steps_done == 3 and os.environ["MUSTER_SWEEP_LR"] == "0.2":
+        while not os.path.exists(os.path.expanduser("~/go")):
+            time.sleep(0.05)
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    run.step(loss=loss)
+"""
+
+
+def test_a_member_goes_back_to_the_host_that_has_what_it_saved(two):
+    (two.code / "train.py").write_text(SAVING)
+    words = ("--hosts", "a,b", "--grid", "lr=0.1,0.2", "--metric", "loss")
+    words += (*WORDS, "--grace", "1s", "train.py")
+    client = two.start(*words, command="sweep", MUSTER_PROGRESS="off")
+    members = two.home / "runs/s/members"
+    wait_until((two.home / "runs/s/sweep.json").exists, "the sweep", limit_s=90)
+    both = {"s.0": "succeeded", "s.1": "running"}
+    wait_until(
+        lambda: states(two) == both and saved_step(members / "s.1") == 3, "a save", limit_s=90
+    )
+    client.send_signal(signal.SIGINT)
+    _, said = client.communicate(timeout=90)
+    assert client.returncode == 130, said
+    (two.folder / "host-b/home/go").touch()
+
+    code, _, said = two.run("s", command="restart", MUSTER_PROGRESS="off")
+
+    assert code == 0, said
+    log = two.run("s.1", command="logs")[1]
+    assert "resuming after step" in log, log
+    assert "no slot" not in said
+
+
+def states(hosts):
+    return {f"s.{number}": m["state"] for number, m in enumerate(told(hosts))}
+
+
+def saved_step(member):
+    path = member / "training.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return max((event["step"] for event in events if event["event"] == "save"), default=None)
+
+
 def logs_of(hosts, most):
     logs = (hosts.home / "runs/s/members").glob("*/logs/main/train/attempt-0/rank-0.log")
     return ([log.read_text() for log in logs] + [""] * most)[:most]

@@ -1,5 +1,6 @@
 """Where metrics go."""
 
+import contextlib
 import io
 import json
 import sys
@@ -60,6 +61,29 @@ def test_tensorboard_shows_what_was_written(tmp_path):
     sink.close()
     found = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
     assert [(event.step, event.value) for event in found] == [(1, 2.0), (2, 1.5)]
+
+
+def test_members_of_a_sweep_write_beside_each_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHMUSTER_RUN_DIR", str(tmp_path / "20260101-000000-k-ab12.1"))
+    monkeypatch.setenv("MUSTER_SWEEP_MEMBER", "1")
+    sink = tm.TensorBoard(str(tmp_path / "tb"))
+    sink.write(1, {"loss": 2.0})
+    sink.close()
+    assert EventAccumulator(str(tmp_path / "tb/k-ab12.1")).Reload().Scalars("loss")[0].value == 2.0
+
+
+@pytest.mark.parametrize("given", [{}, {"id": "mine", "resume": "must"}])
+def test_all_attempts_of_a_run_are_one_of_weights_and_biases(monkeypatch, given):
+    begun = []
+    monkeypatch.setitem(
+        sys.modules, "wandb", types.SimpleNamespace(init=lambda **o: begun.append(o))
+    )
+    monkeypatch.setenv("TORCHMUSTER_RUN_DIR", "/home/u/.muster/runs/20260101-000000-train-ab12")
+    with contextlib.suppress(AttributeError):  # this run takes no values
+        tm.WeightsAndBiases(project="p", **given).write(1, {})
+    (options,) = begun
+    expected = given or {"id": "train-ab12", "resume": "allow"}
+    assert options == {"project": "p", **expected}
 
 
 def test_weights_and_biases_gets_values_and_steps():

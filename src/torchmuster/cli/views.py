@@ -123,7 +123,7 @@ def print_status(run: str, *, as_json: bool) -> int:
     from torchmuster.model import codec
     from torchmuster.model.display.narration import narrate_wait
     from torchmuster.model.states import RunState
-    from torchmuster.owner.views.account import account_of, how_to_go_on
+    from torchmuster.owner.views.account import account_of, find_saved, how_to_go_on
     from torchmuster.owner.views.find import look_at, view_job
     from torchmuster.owner.views.record import code_that_ran, read_events
     from torchmuster.owner.views.run_view import problems_of
@@ -180,7 +180,11 @@ def print_status(run: str, *, as_json: bool) -> int:
     if not view.state.is_final and (waits := narrate_wait(view.events, datetime.now(UTC))):
         click.echo(waits)
     if training is not None:
-        _print_training(training)
+        saved_step = training.saved_step
+        if view.state.is_final:  # what a restart finds: what was in memory has gone
+            saved = find_saved(view.run_dir)
+            saved_step = saved.step if saved is not None else None
+        _print_training(training, saved_step)
     if only_log:
         _print_pod_log(view)
     if view.result is not None:
@@ -245,10 +249,10 @@ def _print_attempts(view: "RunView") -> None:
         echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
 
 
-def _print_training(training: "TrainingView") -> None:
+def _print_training(training: "TrainingView", saved_step: int | None) -> None:
     from torchmuster.ui.table import render_table
 
-    saved = "no snapshot yet" if training.saved_step is None else f"saved {training.saved_step}"
+    saved = "no snapshot yet" if saved_step is None else f"saved {saved_step}"
     echo(f"\ntraining  step {training.step}, {saved}{_words(training.values, training.not_finite)}")
     rows = [
         [

@@ -2,12 +2,15 @@
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from torchmuster.errors import UsageError
+from torchmuster.files.layout import short_id
+from torchmuster.model import contract
 
 
 class MetricSink(Protocol):
@@ -74,9 +77,11 @@ def _saved_step(line: bytes, folder: str) -> int | None:
 
 
 class TensorBoard:
-    """Event files that `tensorboard --logdir FOLDER` shows."""
+    """Event files that `tensorboard --logdir FOLDER` shows; in a sweep each member has a folder of its own below."""
 
     def __init__(self, folder: str) -> None:
+        if os.environ.get(contract.MEMBER_VARIABLE):
+            folder = os.path.join(folder, _own_run_id())
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -101,10 +106,15 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases; pass the arguments of `wandb.init`, or an existing run."""
+    """A run of Weights & Biases; pass the arguments of `wandb.init`, or an existing run.
+
+    All attempts of a run of muster are one run there, unless an `id` of yours is passed.
+    """
 
     def __init__(self, run: Any = None, **options: Any) -> None:
         self._run = run
+        if _own_run_id():
+            options = {"id": _own_run_id(), "resume": "allow", **options}
         if run is None:
             try:
                 import wandb
@@ -156,6 +166,11 @@ class MLflow:
             self._mlflow.end_run()  # it is no more the active run then, either
         else:
             self._mlflow.MlflowClient().set_terminated(run_id)
+
+
+def _own_run_id() -> str:
+    """Return the id of muster's run that this process is in; empty without one."""
+    return short_id(os.path.basename(os.environ.get(contract.RUN_DIR_VARIABLE, "")))
 
 
 def _needs(what: str, package: str, error: ImportError) -> UsageError:

@@ -136,11 +136,11 @@ class Held(Place):
         """Start a sweep whose members run one after the other, each on all nodes of the session."""
         from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
 
-        for option in ("engine", "hosts", "hostfile", "queue", "account", "gpus_per_node", "mem"):
-            if given[option] is not None:
-                word = f"--{'on' if option == 'engine' else option.replace('_', '-')}"
-                why = "the session has its nodes already"
-                problems.add(f"`{word}` can't be used in a session", word, why)
+        options = {"engine": "--on", "hosts": "--hosts", "hostfile": "--hostfile", **OF_A_JOB}
+        others = [word for option, word in options.items() if given.get(option) is not None]
+        for word in [*others, *["--per-gpu"] * (given["per_gpu"] > 1)]:
+            why = "the session has its nodes already"
+            problems.add(f"`{word}` can't be used in a session", word, why)
         if given["slots"] not in (None, 1):
             why = "a session has one run at a time"
             fix = "--hosts a,b makes slots of its own on hosts"

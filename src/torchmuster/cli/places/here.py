@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.places.place import Place, plan_elsewhere, too_few, warn
+from torchmuster.cli.places.place import Place, plan_elsewhere, say_ignored_of_a_job, too_few, warn
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
 from torchmuster.model.plan import WARN_S
@@ -51,7 +51,15 @@ class ThisMachine(Place):
         from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
         from torchmuster.diagnose.facts.gpus import visible_gpus
 
-        return start(plan_sweep(given, sweep_request(given), visible_gpus(), problems))
+        gpus = visible_gpus()
+        say_ignored_of_a_job(self, given)
+        if given["per_gpu"] > 1 and not gpus:
+            warn(
+                [
+                    "ignored: --per-gpu: no GPU is visible here; --slots is the number of members at a time"
+                ]
+            )
+        return start(plan_sweep(given, sweep_request(given), gpus, problems))
 
 
 class Here(ThisMachine):

@@ -180,16 +180,22 @@ class Nowhere(Place):
         return start(plan_sweep(given, sweep_request(given), [], problems, is_job=True))
 
 
+def say_ignored_of_a_job(place: Place, given: "Mapping[str, Any]") -> None:
+    """Say which options that were given are of a scheduler's job, and mean nothing in a place."""
+    ignored = [word for name, word in OF_A_JOB.items() if given.get(name) is not None]
+    if ignored:
+        warn([f"ignored: {', '.join(ignored)}: {place.takes_no_job_options}"])
+
+
 def check(place: Place, request: "RunRequest", problems: "Problems") -> None:
     """Note the options that a place can't take, and say which it does not look at."""
-    ignored = [word for name, word in OF_A_JOB.items() if getattr(request, name) is not None]
     if place.takes_no_job_options:
-        if ignored:
-            why = place.takes_no_job_options
-            click.echo(f"muster: ignored: {', '.join(ignored)}: {why}", err=True)
+        say_ignored_of_a_job(place, {name: getattr(request, name) for name in OF_A_JOB})
         if request.resubmit:
             fix = "--on slurm or --on pbs; in a job of your own: sbatch or qsub again"
             problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
+    if request.grow and ":" not in (request.nodes or ""):
+        warn(["ignored: --grow: the number of nodes is fixed; --nodes 2:4 is a range"])
     if request.detach:
         words = shlex.join(["muster", *(word for word in sys.argv[1:] if word != "--detach")])
         place.check_detach(words, problems)

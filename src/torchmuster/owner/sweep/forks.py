@@ -107,6 +107,11 @@ class ForkSlots:
 
     # Its life.
 
+    def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
+        """Return None: all slots see the same files."""
+        del run_dir
+        return None
+
     def host(self, slot_number: int) -> str:
         """Return the name of this machine."""
         del slot_number

@@ -21,6 +21,8 @@ from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.owner.sweep.runs import RunSlots
 from torchmuster.owner.sweep.slots import MemberEnd, TakeEnd
+from torchmuster.owner.views.account import find_saved
+from torchmuster.owner.views.record import read_events
 from torchmuster.owner.views.sessions import find_session, lives
 from torchmuster.spec.sweep_plan import SweepPlace, SweepPlan
 
@@ -75,6 +77,15 @@ class HostSlots(RunSlots):
         if errors := [end for end in ends if end is not None]:
             raise errors[0]
         await super().open()
+
+    def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
+        """Return the slots on the host that holds what a member has saved; None where any may have it."""
+        saved = find_saved(run_dir)
+        if saved is None or saved.step is None or saved.is_seen:
+            return None
+        begun = (e for e in read_events(run_dir.events) if e.get("event") == "attempt_started")
+        nodes = [node["node"] for event in begun for node in event["nodes"]]
+        return frozenset(n for n, slot in enumerate(self._slots) if slot.place.host in nodes[-1:])
 
     async def close(self) -> None:
         """End the members that are left, and the sessions."""

@@ -219,16 +219,21 @@ class SweepOwner:
     async def _prepare_ahead(self) -> None:
         """Make the folders of the members that start next, while others run."""
         for number in self._policy.next_waiting(2 * self.plan.slots):
-            if number not in self._prepared:
-                prepared = await asyncio.to_thread(prepare_member, self.run_dir, self.plan, number)
-                self._prepared[number] = prepared
-            self._start_prepared()
+            await self._prepare(number)
+        while (first := self._policy.next_start()) is not None and first not in self._prepared:
+            await self._prepare(first)  # those before it wait for their hosts
+
+    async def _prepare(self, number: int) -> None:
+        if number not in self._prepared:
+            prepared = await asyncio.to_thread(prepare_member, self.run_dir, self.plan, number)
+            self._prepared[number] = prepared
+            if (home := await asyncio.to_thread(self._slots.home_of, prepared[0])) is not None:
+                self._policy.homes[number] = home
+        self._start_prepared()
 
     def _start_prepared(self) -> None:
         """Start what has its folder, as long as a slot is free: at once, since a sweep must have no idle slot."""
-        while self._policy.has_room and not self._slots.is_busy:
-            if self._policy.next_waiting(1)[0] not in self._prepared:
-                return
+        while self._policy.next_start() in self._prepared and not self._slots.is_busy:
             self._start(self._policy.start())
 
     def _start(self, start: MemberStart) -> None:
@@ -377,7 +382,7 @@ class SweepOwner:
             run_id=self.plan.run_id,
             state=state,
             exit_code=code,
-            attempts=self._num_started,
+            attempts=min(self._num_started, 1),
             restarts_spent=0,
             elapsed_s=round(time.monotonic() - self._started_at, 3),
             report=report,
@@ -389,7 +394,11 @@ class SweepOwner:
 
     def _report_rest(self) -> Report:
         hint = f"muster restart {short_id(self.plan.run_id)} goes on with the members that are left"
-        return Report(error="no slot of the sweep is left", at=self.run_dir.path, hint=hint)
+        at_home = self._policy.num_at_home
+        why = f"what {at_home} of the members have saved is on a host that has no slot now"
+        because = (why,) * (at_home > 0)
+        error = "no slot of the sweep is left"
+        return Report(error=error, at=self.run_dir.path, because=because, hint=hint)
 
     def _report_failures(self) -> Report:
         because = [

@@ -1,5 +1,6 @@
 """Which member of a sweep starts when, in which slot: decides without I/O, and is told what has happened."""
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class SweepPolicy:
         asked: Members that were asked to end, and why: the state that follows.
         values: The last value of the metric, by member.
         has_given_up: Members are left that can't be started now.
+        num_at_home: How many of those have a home.
+        homes: The slots in which a member has to run, because what it has saved is there; any where it is not named.
     """
 
     num_slots: int
@@ -38,6 +41,8 @@ class SweepPolicy:
     values: dict[int, float] = field(default_factory=dict)
     is_cancelled: bool = False
     has_given_up: bool = False
+    num_at_home: int = 0
+    homes: dict[int, frozenset[int]] = field(default_factory=dict)
     _waiting: deque[int] = field(default_factory=deque)
     _free: list[int] = field(default_factory=list)
 
@@ -57,12 +62,12 @@ class SweepPolicy:
     @property
     def has_room(self) -> bool:
         """Say whether a member waits and a slot is free for it."""
-        return bool(self._waiting and self._free)
+        return self.next_start() is not None
 
     @property
     def is_stuck(self) -> bool:
-        """Say whether members wait, and all slots are lost."""
-        return bool(self._waiting) and not self.running and not self._free
+        """Say whether members wait, and all slots are lost in which they could run."""
+        return bool(self._waiting) and not self.running and not self.has_room
 
     @property
     def num_waiting(self) -> int:
@@ -70,8 +75,14 @@ class SweepPolicy:
         return len(self._waiting)
 
     def next_waiting(self, most: int) -> list[int]:
-        """Return the members that start next."""
-        return [self._waiting[place] for place in range(min(most, len(self._waiting)))]
+        """Return the members that come next."""
+        return list(itertools.islice(self._waiting, most))
+
+    def next_start(self) -> int | None:
+        """Return the first member for which a slot is free; None without any."""
+        free = frozenset(self._free)
+        fitting = (m for m in self._waiting if not free.isdisjoint(self.homes.get(m, free)))
+        return next(fitting, None)
 
     @property
     def best(self) -> int | None:
@@ -101,7 +112,12 @@ class SweepPolicy:
         Raises:
             IndexError: There is no room, or nothing waits.
         """
-        start = MemberStart(member=self._waiting.popleft(), slot=self._free.pop(0))
+        if (member := self.next_start()) is None:
+            raise IndexError("no room")
+        slot = next(one for one in self._free if one in self.homes.get(member, self._free))
+        self._waiting.remove(member)
+        self._free.remove(slot)
+        start = MemberStart(member=member, slot=slot)
         self.running[start.member] = start.slot
         return start
 
@@ -146,6 +162,7 @@ class SweepPolicy:
     def give_up(self) -> None:
         """Start nothing more: members that have not begun are left as they are, for another life of the sweep."""
         self.has_given_up = bool(self._waiting)
+        self.num_at_home = sum(member in self.homes for member in self._waiting)
         self._waiting.clear()
 
     def cancel(self) -> list[int]:

@@ -60,6 +60,9 @@ class Slots(Protocol):
     def is_busy(self) -> bool:
         """Say whether members have to wait for what somebody else does there."""
 
+    def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
+        """Return the slots that see what a member has saved; None: all do, or it has saved nothing."""
+
     def host(self, slot_number: int) -> str:
         """Return the name of the machine, or of the pod, that a slot is on."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torchmuster.errors import MissingRecordError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
-from torchmuster.model import codec
+from torchmuster.model import codec, contract
 from torchmuster.model.display.text import few_of
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
@@ -18,6 +18,7 @@ from torchmuster.owner.views.record import (
     changed_at,
     damage_of_result,
     ends_of,
+    newest_training,
     read_events,
     read_plan,
     read_result,
@@ -76,9 +77,15 @@ def _place(view: RunView) -> tuple[str, tuple[str, ...]]:
     on_hosts = atomic.read_json(view.run_dir.site) if view.is_workflow else None
     if isinstance(on_hosts, dict):
         return str(on_hosts.get("site", "ssh")), ()
-    if view.plan is None:
+    plan = view.plan
+    if view.sweep is not None:
+        places = dict.fromkeys(place.host for place in view.sweep.plan.places)
+        plan = view.sweep.plan.run
+        if places or plan.session is not None:
+            return few_of(places, 3) if places else f"session {plan.session}", ()
+    if plan is None:
         return "local", ()
-    return view.plan.engine, (view.plan.job_id,) if view.plan.job_id is not None else ()
+    return plan.engine, (plan.job_id,) if plan.job_id is not None else ()
 
 
 def _elapsed_s(view: RunView, now: float) -> float | None:
@@ -99,15 +106,27 @@ def whole(result: Result, run_dir: RunDir) -> Result:
 
 def _records(view: RunView) -> list[str]:
     groups = view.workflow.plan.groups if view.workflow is not None else ()
-    return [view.run_dir.events, *(view.run_dir.group(group.name).events for group in groups)]
+    records = [view.run_dir.events, *(view.run_dir.group(group.name).events for group in groups)]
+    if view.state is not RunState.LOST:
+        return records
+    # Nobody wrote its end: what its trainings wrote last is the last that is known.
+    tasks = [task.name for group in groups for task in group.tasks if task.training is not None]
+    runs = [run for task in tasks if (run := newest_training(view.run_dir, task)) is not None]
+    return [*records, view.run_dir.training, *(RunDir(run).training for run in runs)]
 
 
 def _ended_by(view: RunView) -> str | None:
     result = view.result
     if view.state is RunState.SUCCEEDED or not view.state.is_final:
         return None
+    if result is not None and result.report is not None:
+        return result.report.error
     if result is not None:
-        return result.report.error if result.report is not None else f"exit code {result.exit_code}"
+        kinds = {"workflow": view.is_workflow, "sweep": view.is_sweep}
+        kind = next((name for name, is_so in kinds.items() if is_so), "run")
+        if view.state is RunState.CANCELLED and result.exit_code > 128:
+            return f"the {kind} was stopped with {contract.signal_name(result.exit_code - 128)}"
+        return f"exit code {result.exit_code}"
     if (damage := damage_of_result(view.run_dir)) is not None:
         return damage
     job = view_job(view.run_dir) if os.path.isfile(view.run_dir.job) else None
@@ -146,7 +165,7 @@ def find_saved(run_dir: RunDir) -> Saved | None:
     recorded = training.saved_step if training is not None else None
     if "://" in folder:  # whoever starts the run again asks there
         return Saved(step=recorded, folder=folder, is_seen=True)
-    step = last_step(folder)
+    step = None if _is_of_a_host(run_dir, folder) else last_step(folder)
     if step is not None:
         return Saved(step=step, folder=folder, is_seen=True)
     order = _order(run_dir.path)
@@ -158,6 +177,13 @@ def find_saved(run_dir: RunDir) -> Saved | None:
     went = by_pods and not on_volume
     seen = recorded is None
     return Saved(step=recorded, folder=folder, is_seen=seen, went=went) if events else None
+
+
+def _is_of_a_host(run_dir: RunDir, folder: str) -> bool:
+    """Say whether snapshots are in the run's directory on a host that has one of its own, whoever sees that."""
+    own = run_dir.snapshots
+    of_run = folder.split(os.sep)[-2:] == own.split(os.sep)[-2:]
+    return of_run and os.path.realpath(folder) != os.path.realpath(own)
 
 
 def _order(folder: str) -> PodOrder | None:

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
 
 _MOST_CANDIDATES = 5  # of an ambiguous word
+_SLOT = re.compile(r"-session-sweep-[0-9a-f]{6}-\d+-[0-9a-f]{4}$")  # held by a sweep on hosts
 _NEXT_GROUP_S = 30.0  # from the end of a group on a cluster to the next one of its workflow
 
 
@@ -67,7 +69,8 @@ def all_dirs() -> list[RunDir]:
 
 
 def newest_and_open(views: Sequence[RunView], most: int) -> list[RunView]:
-    """Return the last so many of these runs, and before them all older ones that have not ended."""
+    """Return the last so many of these runs, and before them all older ones that have not ended: what the user has started."""
+    views = [view for view in views if _is_of_user(view.run_dir)]
     first = max(0, len(views) - most)
     return [view for place, view in enumerate(views) if place >= first or not view.state.is_final]
 
@@ -94,7 +97,19 @@ def _last_run() -> RunDir | None:
         first = next(read_events(folder.events), {})
         return submitted_at(folder, str(first.get("time", "")))
 
-    return max(all_dirs(), key=key, default=None)
+    folders = sorted(all_dirs(), key=key, reverse=True)
+    return next((one for one in folders if _is_of_user(one)), None)
+
+
+def _is_of_user(run_dir: RunDir) -> bool:
+    """Say whether it is something that the user has started: no slot of a sweep, and no start that was refused."""
+    if _SLOT.search(run_dir.path):
+        return False
+    began = (run_dir.events, run_dir.job, run_dir.jobs, run_dir.arrays, run_dir.workflow)
+    if any(map(os.path.exists, began)):
+        return True
+    result = atomic.read_json(run_dir.result)
+    return not isinstance(result, dict) or result.get("attempts") != 0
 
 
 def ask_for_all(folders: Sequence[RunDir]) -> None:
@@ -158,7 +173,8 @@ def find_run(word: str) -> RunView:
     matching = matching or _last_of_restarts(
         [name for name in names if short_id(name).rpartition("-")[0] == word != ""]
     )
-    matching = matching or [name for name in names if word and word in name]
+    parts = (name for name in names if not _SLOT.search(name))
+    matching = matching or [name for name in parts if word and word in name]
     if len(matching) == 1:
         return _view_found(RunDir(os.path.join(runs_dir(), matching[0])))
     if matching:

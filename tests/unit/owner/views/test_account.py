@@ -199,7 +199,7 @@ def leave_plan(run_dir, target="train.py", **fields):
         kind=ScriptKind.FILE, target=target, args=(), python=("python",), cwd=run_dir.path
     )
     one = {"min_nodes": 1, "max_nodes": 1, "workers_per_node": (1,)}
-    plan = RunPlan(run_id=RUN_ID, program=program, **one, **fields)
+    plan = RunPlan(run_id=RUN_ID, program=program, **(one | fields))
     write_json(run_dir.plan, codec.to_plain(plan))
 
 
@@ -269,7 +269,7 @@ def test_an_end_with_a_last_save_says_it_in_the_same_sentence(run_dir, trained, 
 
 
 def test_what_only_its_own_line_can_start_again_is_told_what_is_saved_alone(run_dir):
-    leave_plan(run_dir, rdzv_id="job")
+    leave_plan(run_dir, rdzv_id="job", max_nodes=2)
     os.makedirs(os.path.join(run_dir.snapshots, "step-000000010"))
 
     assert how_to_go_on(run_dir, cancelled()) == "saved at step 10"

@@ -112,6 +112,17 @@ def test_a_folder_of_runs_that_is_a_file_is_told_of(tmp_path, monkeypatch):
         all_runs()
 
 
+def test_what_a_sweep_holds_on_a_host_is_nothing_that_the_user_started(make_run):
+    make_run("20260101-000000-swim-ab12", event("run_started"))
+    slot = make_run("20260102-000000-session-sweep-2c7a0e-0-1d62", event("run_started"))
+
+    assert find_run("last").run_id == "20260101-000000-swim-ab12"
+    assert find_run("sw").run_id == "20260101-000000-swim-ab12"
+    assert find_run("session-sweep-2c7a0e-0-1d62").run_dir.path == slot.path
+    assert len(all_runs()) == 2
+    assert len(newest_and_open(all_runs(), 20)) == 1
+
+
 def test_the_last_run_is_the_one_that_began_last(make_run):
     make_run("a", event("run_started", "2026-02-01T00:00:00Z"))
     make_run("b", event("run_started", "2026-01-01T00:00:00Z"))
