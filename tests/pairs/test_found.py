@@ -96,6 +96,31 @@ def test_a_word_that_names_two_sweeps_names_no_member_of_one(user):
     assert "`tw` names 2 runs" in refused.stderr
 
 
+def test_a_member_that_is_one_process_has_no_head_and_that_is_said(user):
+    words = (
+        "sweep",
+        SCRIPT,
+        "--grid",
+        "lr=0.1",
+        "--name",
+        "k",
+        "--",
+        "--sleep",
+        "0.5",
+        "--epochs",
+        "9",
+    )
+    with user.popen(*words, stderr=subprocess.DEVNULL) as sweep:
+        (path,) = wait_until(lambda: user.run_dirs("*-k-*"), "the sweep")
+        wait_until(lambda: [*path.glob("members/*/training.jsonl")], "a member that trains")
+        asked = user("exec", "k.0", "--", "true")
+        assert "is a single process of a sweep, which has no head" in asked.stderr
+        hint = re.search(r"hint: muster (stacks \S+); muster (logs \S+)", asked.stderr)
+        for command in hint.groups():
+            user(*command.split(), code=0)
+        sweep.terminate()
+
+
 def test_a_member_goes_on_as_a_part_of_its_sweep(user):
     words = ("sweep", SCRIPT, "--grid", "lr=0.1,0.2", "--metric", "loss", "--name", "k")
     user(*words, "--", "--die-at", "4", code=1)

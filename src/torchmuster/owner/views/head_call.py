@@ -33,6 +33,11 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
     path = view.run_dir.head if group is None else view.run_dir.group(group).head
     whose = f"the run {view.run_id}" if group is None else f"the group {group}"
     where = atomic.read_json(path)
+    if not isinstance(where, dict) and view.is_headless_member:
+        what = (
+            f"{view.run_id} is a single process of a sweep, which has no head that could be asked"
+        )
+        raise ChannelError(what, fix=f"muster stacks {view.run_id}; muster logs {view.run_id}")
     if not isinstance(where, dict):
         raise ChannelError(f"{whose} has no head yet", where=path, fix="try again in a second")
     port = int(where["port"])
