@@ -102,7 +102,11 @@ class PbsLab(SlurmLab):
         self.must("qmgr", stdin=orders)
         for name in self.nodes:
             self.must(f"{self.prefix}/libexec/pbs_habitat", on=name, env=self._names_of(name))
-            (self.folder / name / "mom_priv" / "config").write_text(MOM.format(login=LOGIN))
+            tmp = self.folder / name / "tmp"  # of jobs: one that another lab has left holds a job
+            tmp.mkdir()
+            tmp.chmod(0o1777)
+            orders = MOM.format(login=LOGIN) + f"$tmpdir {tmp}\n"
+            (self.folder / name / "mom_priv" / "config").write_text(orders)
             own = [f"{key}={value}\n" for key, value in self._names_of(name).items()]
             path = f"PATH={self.prefix}/bin:{MACHINE_PATH}\n"
             (self.folder / name / "pbs_environment").write_text("".join([path, *own]))

@@ -85,7 +85,9 @@ def _make_and_judge(running, fault, found, before):
     if fault.hurt is cut_link:
         _wait_workers_dead(running, fault.node)
         wait_until(
-            lambda: not running.world.jobs(), "the end of the scheduler's job", LEFT_WITHIN_S
+            lambda: not running.world.jobs(),
+            "the end of the scheduler's job",
+            _job_within_s(running.world),
         )
         running.world.heal_link(fault.node)
     _wait_clean(running.world)
@@ -193,15 +195,17 @@ def _check_files(world, fault, before, found):
 
 
 def _wait_clean(world):
-    left = {}
+    ours = lambda: [line[:80] for line in world.processes() if OTHERS not in line]  # noqa: E731
+    _wait_none("processes", ours, LEFT_WITHIN_S)
+    _wait_none("jobs of the scheduler", world.jobs, _job_within_s(world))
 
-    def clean():
-        left["processes"] = [line[:80] for line in world.processes() if OTHERS not in line]
-        left["jobs of the scheduler"] = world.jobs()
-        return not any(left.values())
 
+def _wait_none(what, look, limit_s):
     try:
-        wait_until(clean, "nothing left", LEFT_WITHIN_S)
+        wait_until(lambda: not look(), "nothing left", limit_s)
     except AssertionError:
-        told = [f"{what}: {', '.join(items)}" for what, items in left.items() if items]
-        raise WrongError(f"left behind {'; '.join(told)}") from None
+        raise WrongError(f"left behind {what}: {', '.join(look())}") from None
+
+
+def _job_within_s(world):
+    return max(LEFT_WITHIN_S, world.job_ends_within_s)

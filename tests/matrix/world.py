@@ -47,6 +47,7 @@ class World:
         made_of: What it consists of, for the page.
         cannot: For each fault that can't be made here, by name, why.
         is_silent: Whether a node that is lost falls silent, so that only its lease tells.
+        job_ends_within_s: How long the scheduler may take to end the job of a run that has ended.
         is_one_disk: Whether all nodes save to the same disk.
         options: Those of `muster run` that lead to this engine.
         wrong_interface: A name for GLOO_SOCKET_IFNAME that does not lead to the other node.
@@ -60,6 +61,7 @@ class World:
     name = title = made_of = ""
     cannot: dict[str, str] = {}
     is_silent = True
+    job_ends_within_s = 0.0
     is_one_disk = False
     options: tuple[str, ...] = ()
     wrong_interface = "ib7"

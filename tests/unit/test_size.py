@@ -71,12 +71,12 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 40_400,
+    "launcher": 40_700,
     "diagnose": 12_700,
     "workflow": 11_150,
-    "train": 7_750,
+    "train": 7_800,
     "kubernetes": 7_800,
-    "session": 5_400,
+    "session": 5_500,
     "report": 4_750,
     "GPU kit": 1_450,
 }

@@ -29,7 +29,7 @@ from torchmuster.node.options import AgentOrder
 from torchmuster.plainfile import open_plain
 
 # pbsdsh ends with 0 whatever its task did, and what that said goes by the hosts' daemons into the output of the job.
-_TASK_FAILED = re.compile(r"^pbsdsh: task \S+ exit status [1-9]")
+_TASK_FAILED = re.compile(r"^(?:\S*/)?pbsdsh: task \S+ exit status [1-9]")
 _MOST_LOG_BYTES = 1 << 16
 _ERROR = re.compile(r"error:|because:|not found|No such file|denied|can't open", re.IGNORECASE)
 _MOST_ERRORS, _MOST_LINE = 3, 200

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from torchmuster.engines.base import Dialect, EngineError, NodeStart
@@ -102,6 +102,23 @@ def choose_launcher(
                 kind=launcher, program=path, sentence=_sentence(launcher, path, wanted or own)
             )
     raise _no_launcher(wanted or own, folders, wrapper)
+
+
+def find_commands(
+    dialect: Dialect,
+    environment: MutableMapping[str, str],
+    which: Callable[[str], str | None] = shutil.which,
+    read: Callable[[str], str] | None = None,
+) -> None:
+    """Let the commands of PBS be found in a job: its login shell may have reset the PATH that PBS gave it."""
+    program = dialect.status_argv(["1"])[0][0]
+    if NodeLauncher.PBSDSH not in getattr(dialect, "launchers", ()) or which(program):
+        return
+    folders = _folders(environment, read or _read)
+    found = next((one for one in folders if which(os.path.join(one, program))), None)
+    if found is not None:
+        words = [environment["PATH"]] if environment.get("PATH") else []
+        environment["PATH"] = os.pathsep.join([*words, found])
 
 
 def _no_launcher(

@@ -5,7 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchmuster.engines.base import Dialect
-from torchmuster.engines.launchers import LaunchCommand, choose_launcher, parse_launchers
+from torchmuster.engines.launchers import (
+    LaunchCommand,
+    choose_launcher,
+    find_commands,
+    parse_launchers,
+)
 from torchmuster.engines.registry import find_job, load_dialect
 from torchmuster.engines.schedulers import is_in_torque, set_by_schedulers
 from torchmuster.errors import UsageError
@@ -103,6 +108,7 @@ def own_job(engine: str, where: str) -> OwnJob:
     if job is None:
         fix = f"muster run or submit --on {engine}"
         raise UsageError(f"this is not a job of {engine}", where=where, fix=fix)
+    find_commands(job.dialect, os.environ)
     return job
 
 

@@ -69,14 +69,17 @@ def test_a_start_that_ends_at_once_leaves_its_words(engine):
     )
 
 
-def test_a_start_whose_task_failed_elsewhere_has_the_words_of_the_job_s_output(engine, tmp_path):
+@pytest.mark.parametrize("pbsdsh", ["pbsdsh", "/opt/pbs/bin/pbsdsh"])
+def test_a_start_whose_task_failed_elsewhere_has_the_words_of_the_job_s_output(
+    engine, tmp_path, pbsdsh
+):
     """As pbsdsh of OpenPBS 23.06.06: it ends with 0, tells on standard output, and the task's words are the job's."""
     log = tmp_path / "job.log"
     log.write_text("error: of an earlier start\nmuster: job 7.ctl\n")
     told = "error: the job's variables can't be read at /home/environment.json"
-    script = f'echo "{told}" >> {log}; echo "muster: it goes on" >> {log}; echo "pbsdsh: task 0x00000000 exit status 3"'
+    script = f'echo "{told}" >> {log}; echo "muster: it goes on" >> {log}; echo "{pbsdsh}: task 0x00000000 exit status 3"'
     one = engine(("sh", "-c", script))
     one.start_place(1)
     (end,) = wait_until(one.poll)
     assert end.status == 0
-    assert end.said == ("pbsdsh: task 0x00000000 exit status 3", told)
+    assert end.said == (f"{pbsdsh}: task 0x00000000 exit status 3", told)

@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.engines.base import EngineError
-from torchmuster.engines.launchers import choose_launcher, parse_launchers
+from torchmuster.engines.launchers import choose_launcher, find_commands, parse_launchers
 from torchmuster.engines.pbs import DIALECT as PBS
 from torchmuster.engines.slurm import DIALECT as SLURM
 from torchmuster.errors import UsageError
@@ -107,3 +107,18 @@ def test_pbs_s_own_mpiexec_is_no_way(path, text, kind):
     read = lambda name: text if name == path else no_file(name)  # noqa: E731
     wanted = (NodeLauncher.MPIEXEC, NodeLauncher.TMRSH)
     assert choose_launcher(PBS, wanted, {}, there.get, read).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("dialect", "there", "path"),
+    [
+        (PBS, {"/opt/pbs/bin/qstat"}, "/usr/bin:/opt/pbs/bin"),
+        (PBS, {"qstat", "/opt/pbs/bin/qstat"}, "/usr/bin"),
+        (PBS, set(), "/usr/bin"),
+        (SLURM, {"/opt/pbs/bin/squeue"}, "/usr/bin"),
+    ],
+)
+def test_a_job_whose_shell_has_lost_the_path_of_pbs_finds_its_commands(dialect, there, path):
+    environment = {"PATH": "/usr/bin"}
+    find_commands(dialect, environment, lambda word: word if word in there else None, no_file)
+    assert environment["PATH"] == path

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.files import atomic
@@ -15,6 +15,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
 from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.verdict import Result
+from torchmuster.owner.jobs.never import NeverWatch
 from torchmuster.owner.views.record import read_result
 
 FINDINGS = "check.json"
@@ -73,6 +74,7 @@ class JobWatch:
     _view: JobView | None = None
     _waited_s: float | None = None
     _gone_at: float | None = None
+    _never: NeverWatch = field(default_factory=NeverWatch)
 
     def follow(self) -> JobCheck:
         """Return what became of the job."""
@@ -80,6 +82,7 @@ class JobWatch:
         while (result := read_result(self.run_dir)) is None:
             now = time.monotonic()
             self._see(now)
+            self._never.end_if_never(self.run_dir)
             if self._gone_at is not None and now - self._gone_at > _SETTLE_S:
                 break
             if now - self.submitted_at > self.timeout_s:

@@ -148,7 +148,8 @@ def settled_result(run_dir: RunDir) -> Result | None:
 
 def _comes_back(run_dir: RunDir, links: Links) -> bool:
     """Say whether the scheduler itself starts a job again that it has ended: a preemption, a lost node."""
-    states = {state.value for state in MAY_GO_ON}
+    # No scheduler starts a job again whose time was up; PBS shows it as running for its `kill_delay` more.
+    states = {state.value for state in MAY_GO_ON - {RunState.TIMED_OUT}}
     if links.ended not in states or is_cancelled(run_dir):
         return False
     try:

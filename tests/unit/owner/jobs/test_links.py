@@ -65,6 +65,15 @@ def test_a_cancelled_one_is_over_whatever_the_scheduler_says(run_dir, says):
     assert settled_result(run_dir) == PREEMPTED
 
 
+def test_one_whose_time_was_up_is_over_while_pbs_still_ends_its_job(run_dir, says):
+    """PBS shows the job as running for its `kill_delay`, 10 s by default, and starts none again whose time was up."""
+    result = replace(PREEMPTED, state=RunState.TIMED_OUT, exit_code=143)
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+    write_links(run_dir, Links(ended=RunState.TIMED_OUT.value))
+    says(JobState.RUNNING)
+    assert settled_result(run_dir) == result
+
+
 # Recorded from OpenPBS 23.06 (`state = free`); the states are those of `man pbsnodes`.
 HOST = "n3\n     Mom = n3\n     ntype = PBS\n     state = {}\n     pcpus = 8\n"
 LOST = "pbs says that n3 is lost, where the head of the run is: its state is {}"
