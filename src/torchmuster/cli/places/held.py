@@ -5,7 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.cli.places.here import own, show_agents
+import click
+
+from torchmuster.cli.places.here import own, show_workers
 from torchmuster.cli.places.place import OF_A_JOB, Place
 from torchmuster.files.layout import short_id
 
@@ -98,7 +100,8 @@ class Held(Place):
         )
 
     def show(self, plan: "RunPlan") -> None:
-        show_agents(plan)
+        click.echo(f"# the session {self.session} forks the agents on its nodes")
+        show_workers(plan)
 
     def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow | None":
         from torchmuster.cli.ending import go_to_the_background

@@ -54,11 +54,8 @@ class ThisMachine(Place):
         gpus = visible_gpus()
         say_ignored_of_a_job(self, given)
         if given["per_gpu"] > 1 and not gpus:
-            warn(
-                [
-                    "ignored: --per-gpu: no GPU is visible here; --slots is the number of members at a time"
-                ]
-            )
+            fix = "--slots is the number of members at a time"
+            warn([f"ignored: --per-gpu: no GPU is visible here; {fix}"])
         return start(plan_sweep(given, sweep_request(given), gpus, problems))
 
 
@@ -145,6 +142,11 @@ def show_agents(plan: "RunPlan", job: "OwnJob | None" = None) -> None:
             argv = job.argv(job.nodes[place], argv)
         spare = "  # spare" if place >= plan.max_nodes else ""
         click.echo(f"$ {shlex.join(argv)}{spare}")
+    show_workers(plan)
+
+
+def show_workers(plan: "RunPlan") -> None:
+    """Print what the workers of a run would be, at the end of a dry run."""
     words = shlex.join([*plan.program.python, *plan.program.display()])
     num_workers = sum(plan.num_workers(place) for place in range(plan.max_nodes))
     click.echo(f"\n# {num_workers} worker{'s' if num_workers != 1 else ''}: {words}")

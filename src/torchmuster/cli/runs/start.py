@@ -35,8 +35,8 @@ def check_debugger(request: "RunRequest", problems: "Problems") -> None:
             if getattr(request, "stdin_rank" if other == "--stdin" else "debugpy") is not None:
                 what = f"--pdb can't be combined with {other}"
                 problems.add(what, other, fix="leave one of them out")
-    if request.pdb and not (_is_terminal(0) and _is_terminal(1)):
-        why = "standard input or output of this command is none"
+    if request.pdb and not request.detach and not (_is_terminal(0) and _is_terminal(1)):
+        why = "standard input or output of this command is no terminal"
         fix = "muster run --debugpy, for an editor; `muster logs RUN` has the traceback"
         problems.add("--pdb needs a terminal", "--pdb", why, fix)
 
