@@ -105,7 +105,9 @@ class PbsLab(SlurmLab):
             tmp = self.folder / name / "tmp"  # of jobs: one that another lab has left holds a job
             tmp.mkdir()
             tmp.chmod(0o1777)
-            orders = MOM.format(login=LOGIN) + f"$tmpdir {tmp}\n"
+            orders = (
+                MOM.format(login=LOGIN) + f"$tmpdir {SPOOL}/{name}/tmp\n"
+            )  # sockets need a short name
             (self.folder / name / "mom_priv" / "config").write_text(orders)
             own = [f"{key}={value}\n" for key, value in self._names_of(name).items()]
             path = f"PATH={self.prefix}/bin:{MACHINE_PATH}\n"
