@@ -112,7 +112,8 @@ def test_a_member_that_is_one_process_has_no_head_and_that_is_said(user):
     )
     with user.popen(*words, stderr=subprocess.DEVNULL) as sweep:
         (path,) = wait_until(lambda: user.run_dirs("*-k-*"), "the sweep")
-        wait_until(lambda: [*path.glob("members/*/training.jsonl")], "a member that trains")
+        records = lambda: [one.read_text() for one in path.glob("members/*/events.jsonl")]  # noqa: E731
+        wait_until(lambda: any("worker_process" in text for text in records()), "its process")
         asked = user("exec", "k.0", "--", "true")
         assert "is a single process of a sweep, which has no head" in asked.stderr
         hint = re.search(r"hint: muster (stacks \S+); muster (logs \S+)", asked.stderr)
@@ -245,7 +246,8 @@ def test_live_commands_reach_what_torchrun_has_started_and_its_hint_works(user):
         (run_dir,) = wait_until(user.run_dirs, "the run")
         wait_until((run_dir / "training.jsonl").exists, "its training")
 
-        assert "ranks 0-1" in user("stacks", "last", code=0).stdout
+        assert "rank 0 on " in (shown := user("stacks", "last", code=0).stdout)
+        assert "rank 1 on " in shown
         assert user("exec", "last", "--", "echo", "hi", code=0).stdout == "hi\n"
         assert re.search(r"^ +1 ", user("top", "last", "--once", code=0).stdout, re.MULTILINE)
         for name in ("head.json", "secret"):

@@ -44,6 +44,9 @@ async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFo
     check_running(view)
     if (member := _own_process(view)) is not None:
         return await asyncio.to_thread(_stacks_of, member)
+    if view.is_headless_member:
+        what = f"the process of {view.run_id} is not in its record yet, or has ended"
+        raise ChannelError(what, where=view.run_dir.events, fix="try again in a second")
     channel = await call_head(view)
     ask_id = secrets.token_hex(8)
     lines: list[str] = []
