@@ -38,7 +38,8 @@ def main():
                 running.tell(f"{name}: what was measured before stays: {reason}")
                 continue
             cells = run_engine(world, faults, running, show=options.show)
-            document[name] = {"machine": facts, "cells": cells}
+            made = {"title": world.title, "made_of": world.made_of}
+            document[name] = {"machine": facts, **made, "cells": cells}
     print(page.table(document))
     if options.fault is None:
         page.write(document)

@@ -60,14 +60,21 @@ def write(document):
 def page(document):
     """Return the page of the matrix."""
     machines = [
-        f"- {WORLDS[name].title}: {_facts(known['machine'])}" for name, known in document.items()
+        f"- {_of(document, name)[0]}: {_facts(known['machine'])}"
+        for name, known in document.items()
     ]
     return TEXT.format(
         table=table(document),
         made="\n".join(_row([fault.title, fault.made]) for fault in FAULTS),
-        worlds="\n".join(_row([world.title, world.made_of]) for world in WORLDS.values()),
+        worlds="\n".join(_row(_of(document, name)) for name in WORLDS),
         machines="\n".join(machines),
     )
+
+
+def _of(document, name):
+    """Return the title of a column and what its world was made of: PBS may have been real, or pretended."""
+    known, world = document.get(name, {}), WORLDS[name]
+    return known.get("title", world.title), known.get("made_of", world.made_of)
 
 
 def _facts(machine):
@@ -78,7 +85,7 @@ def table(document):
     """Return the matrix with its footnotes."""
     notes = []
     lines = [
-        _row(["fault", *(world.title for world in WORLDS.values())]),
+        _row(["fault", *(_of(document, name)[0] for name in WORLDS)]),
         "|---" * (1 + len(WORLDS)) + "|",
     ]
     for fault in FAULTS:
