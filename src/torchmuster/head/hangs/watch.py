@@ -11,7 +11,7 @@ may stand for the ceiling; who sits in a debugger, for ever. Who works is never 
 """
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.diagnose.facts.stacks import Doing, StackReading
@@ -180,15 +180,16 @@ class HangWatch:
 
     # What is due.
 
-    def limit_s(self, ranks: Iterable[int] | None = None) -> float:
-        """Return how long these ranks may stand now, or all of them."""
+    def limit_s(self, ranks: Container[int] | None = None, *, least: bool = False) -> float:
+        """Return how long these ranks may stand now, or all of them; with `least`, the one of them that may least."""
         limits, live = self.limits, self._live()
         seen = [rank.seen for rank in live.values()]
         if any(one is None or one.beat_age_s is None for one in seen):
             return limits.blind_s
         known = [one for one in seen if one is not None]
-        of = known if ranks is None else [one for one in known if one.rank in set(ranks)]
-        if any(one.steps_here < NUM_FIRST_STEPS or one.phase in _LONG_PHASES for one in of):
+        of = known if ranks is None else [one for one in known if one.rank in ranks]
+        long = (one.steps_here < NUM_FIRST_STEPS or one.phase in _LONG_PHASES for one in of)
+        if all(long) if least else any(long):
             return limits.ceiling_s
         slowest_s = max((one.p99_s for one in known), default=0.0)
         return min(max(limits.floor_s, FACTOR * slowest_s), limits.ceiling_s)
@@ -198,7 +199,7 @@ class HangWatch:
         live = self._live()
         if not live or any(rank.seen is None for rank in live.values()):
             return False
-        limit_s = min(self.limit_s([number]) for number in live)  # who waits is seen in the stacks
+        limit_s = self.limit_s(least=True)  # who waits is seen in the stacks
         if not self._is_suspicious(now, limit_s):
             self._warned, self._num_asked = None, 0
             return False
@@ -307,7 +308,7 @@ class HangWatch:
             return stopped, min(limit_s, self.limits.floor_s)
         if not others:
             return self._guilty_of_waits(now, waiting, limit_s)
-        limit_s = self.limit_s([one.rank for one in others])
+        limit_s = self.limit_s({one.rank for one in others})
         if any(not self._stands(now, one, limit_s) for one in others):
             return [], limit_s
         if self._is_blind() and not waiting:

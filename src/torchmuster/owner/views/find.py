@@ -188,6 +188,20 @@ def find_run(word: str) -> RunView:
     raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=near)
 
 
+def _whole_named(word: str) -> RunView | None:
+    """Return the run of which a part is named; None where there is none.
+
+    Raises:
+        AmbiguousWordError: There are several.
+    """
+    try:
+        return find_run(word)
+    except AmbiguousWordError:
+        raise
+    except NotFoundError:
+        return None
+
+
 def _member_dir(word: str) -> RunDir | None:
     """Return the folder of a sweep's member: `NAME.7`, by any word for the sweep; None where it is no such word.
 
@@ -197,13 +211,8 @@ def _member_dir(word: str) -> RunDir | None:
     named = member_of_id(word)
     if named is None:
         return None
-    try:
-        view = find_run(named[0])
-    except AmbiguousWordError:
-        raise
-    except NotFoundError:
-        return None
-    if view.sweep is None:
+    view = _whole_named(named[0])
+    if view is None or view.sweep is None:
         return None
     if named[1] >= len(view.sweep.members):
         what = f"the sweep {short_id(view.run_id)} has no member {named[1]}"
@@ -228,13 +237,8 @@ def _training_dir(word: str) -> RunDir | None:
         within = os.path.join(os.path.dirname(folders), "attempt-*", f"*{glob.escape(word)}")
         found = glob.glob(within) if short_id(word) == word else []
         return RunDir(found[0]) if len(found) == 1 and _is_run(RunDir(found[0])) else None
-    try:
-        view = find_run(name)
-    except AmbiguousWordError:
-        raise
-    except NotFoundError:
-        return None
-    if view.workflow is None:
+    view = _whole_named(name)
+    if view is None or view.workflow is None:
         return None
     if (training := newest_training(view.run_dir, task)) is None:
         tasks = [one.name for group in view.workflow.plan.groups for one in group.tasks]

@@ -197,8 +197,7 @@ def damage_of_result(run_dir: RunDir) -> str | None:
 
 def newest_training(workflow: RunDir, task: str) -> str | None:
     """Return the directory of the last run that a training task has made; None where it has made none."""
-    attempts = os.path.dirname(workflow.training_folder(glob.escape(task), 0))
-    folder = os.path.join(glob.escape(workflow.path), os.path.relpath(attempts, workflow.path))
+    folder = glob.escape(os.path.dirname(workflow.training_folder(task, 0)))
     found = glob.glob(os.path.join(folder, "attempt-*", "*", os.path.basename(workflow.plan)))
     runs = [os.path.dirname(path) for path in found]
 
