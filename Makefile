@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export MUSTER_ON ?= local
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo docs picture test test-all check format unit bench chaos matrix lab lab-kubernetes frameworks gpu test-versions system-packages clean
+.PHONY: help demo docs picture test test-all check format unit bench chaos pairs matrix lab lab-kubernetes frameworks gpu test-versions system-packages clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -58,6 +58,10 @@ chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 MUSTER_REPLAYS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -s -k chaos tests/faults
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -q tests/sessions
+
+# SEED=7 N=20 make pairs   draws the same twenty cases again; a case that fails is made small, and printed as one command.
+pairs: $(STAMP) ## features two at a time, drawn anew: what has been promised must hold; a failure is a finding
+	@$(BIN)/python tests/pairs $(SEED:%=--seed %) $(N:%=-n %)
 
 matrix: $(STAMP) system-packages ## twelve faults on every engine, for docs/matrix.md (root on Debian)
 	@$(BIN)/python tests/matrix

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from kit.ports import reserve_port
 from kit.waiting import wait_until
 from pairs.conftest import SCRIPT
 
@@ -146,7 +147,8 @@ def test_a_hang_is_seen_while_another_rank_waits_in_the_save(user):
         "1",
         "--how",
         "hang",
-        "--behind",
+        "--place",
+        "behind",
     )
 
     ended = user(*words, SCRIPT, *script, limit_s=90)
@@ -272,6 +274,8 @@ def test_an_option_that_does_nothing_is_said(user):
     assert "muster: ignored: --per-gpu: no GPU is visible here" in local.stderr
     grown = user("run", "--grow", "--nodes", "1", "t.py", code=0)
     assert "muster: ignored: --grow: the number of nodes is fixed" in grown.stderr
+    fresh = user("run", "--start", "fresh", "--preload", "nosuch", "t.py", code=0)
+    assert "muster: ignored: --preload: a fresh interpreter imports" in fresh.stderr
 
 
 def test_a_workflow_whose_owner_was_killed_has_lasted_as_long_as_its_training(user):
@@ -286,3 +290,18 @@ def test_a_workflow_whose_owner_was_killed_has_lasted_as_long_as_its_training(us
     words = r"last heard of after (\d+\.\d) s"
     lasted = wait_until(lambda: re.search(words, user("status", "last").stdout), "the word on it")
     assert float(lasted[1]) >= 16 * 0.2
+
+
+def test_a_torchrun_of_two_machines_is_continued_by_its_own_lines(user):
+    endpoint = f"localhost:{reserve_port()}"
+    words = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+    words = ("torchrun", *words, SCRIPT, "--epochs", "30", "--sleep", "0.3")
+    one, other = (user.popen(*words, stderr=subprocess.PIPE) for _ in range(2))
+    with one, other:
+        trains = lambda: any((path / "training.jsonl").exists() for path in user.run_dirs())  # noqa: E731
+        wait_until(trains, "its training")
+        for command in (one, other):
+            command.terminate()
+        said = one.stderr.read() + other.stderr.read()
+    assert "it is saved, exit code 75: start it again to continue" in said
+    assert "muster restart" not in said

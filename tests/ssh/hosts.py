@@ -174,6 +174,10 @@ class Hosts:
         self._blocks[name] = block
         (self.folder / "config").write_text("".join(self._blocks.values()))
 
+    def pids(self):
+        """Return the pids of the hosts' sshd."""
+        return {server.pid for server in self._servers.values()}
+
     def close(self):
         """End all hosts."""
         for server in self._servers.values():

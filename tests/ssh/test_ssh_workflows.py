@@ -2,18 +2,15 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from kit.command import SOURCE
 from kit.waiting import wait_until
 from ssh.hosts import processes_with
 
-MUSTER = f"PYTHONPATH={SOURCE} {sys.executable} -m torchmuster"
 # The lead and its helper meet at a barrier; `use` reads what the lead made; `last` runs beside nobody.
-THREE = f"""\
+THREE = """\
 workflow:
   name: three
   groups:
@@ -22,24 +19,24 @@ workflow:
     - name: leader
       lead: true
       command: ["sh", "-c"]
-      args: ["{MUSTER} barrier --name met && echo $HOME > {{{{output}}}}/where && sleep 1"]
+      args: ["muster barrier --name met && echo $HOME > {{output}}/where && sleep 1"]
     - name: helper
       command: ["sh", "-c"]
-      args: ["{MUSTER} barrier --name met; echo helper at $HOME, leader at {{{{ip:leader}}}}; sleep 600"]
+      args: ["muster barrier --name met; echo helper at $HOME, leader at {{ip:leader}}; sleep 600"]
   - name: use
     tasks:
     - name: reader
       inputs:
       - task: leader
       command: ["sh", "-c"]
-      args: ["echo read $(cat {{{{input:0}}}}/where) at $HOME > {{{{output}}}}/said; cat {{{{output}}}}/said"]
+      args: ["echo read $(cat {{input:0}}/where) at $HOME > {{output}}/said; cat {{output}}/said"]
   - name: last
     tasks:
     - name: ending
       inputs:
       - task: reader
       command: ["sh", "-c"]
-      args: ["echo then $(cat {{{{input:0}}}}/said)"]
+      args: ["echo then $(cat {{input:0}}/said)"]
 """
 WAITING = """\
 workflow:
@@ -98,8 +95,7 @@ def task_log(hosts, group, task):
 
 def nothing_left(hosts):
     left = [processes_with(f"{hosts.folder}/"), processes_with("4321")]
-    sshds = {server.pid for server in hosts._servers.values()}
-    return not (set(left[0] + left[1]) - sshds)
+    return not (set(left[0] + left[1]) - hosts.pids())
 
 
 def test_three_groups_pass_data_on_through_the_shared_folder(hosts):

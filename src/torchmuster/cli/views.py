@@ -398,11 +398,13 @@ def wait(run: str) -> int:
             name = short_id(view.run_id)
             echo(f"muster: {name} was cancelled, and left no result: {describe_job(job)}", err=True)
             return 128 + signal.SIGTERM
+        of_parts = view.is_sweep or view.workflow is not None  # these have no log of their own
+        look = f"muster {'restart' if of_parts else 'logs'} {short_id(view.run_id)}"
         raise MusterError(
             f"the run {short_id(view.run_id)} has no result and its owner has gone",
             where=view.run_dir.owner,
             why=describe_job(job) if job is not None else "the process that started it was killed",
-            fix=how_to_go_on(view.run_dir) or f"muster logs {short_id(view.run_id)}",
+            fix=how_to_go_on(view.run_dir) or look,
         )
     if result.report is not None and ended_with_pods(view.run_dir, result):
         echo(paint_report(result.report, colour=uses_colour()), nl=False, err=True)

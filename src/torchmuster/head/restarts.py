@@ -182,7 +182,7 @@ def _what_failed(cause: WorkerEnd) -> str:
 
 
 def after_preemption(
-    attempt: Attempt, end: WorkerEnd, book: RestartBook, run_id: str, last_stop: str
+    attempt: Attempt, end: WorkerEnd, book: RestartBook, again: str, last_stop: str
 ) -> TryAgain | EndRun:
     """Return what follows an attempt that a worker left with exit code 75.
 
@@ -190,13 +190,13 @@ def after_preemption(
         attempt: The attempt that has ended.
         end: Of that worker.
         book: The run's.
-        run_id: For the hint.
+        again: What starts the run again.
         last_stop: Why the training library has stopped to be resumed later; empty if it has not said so.
     """
     state, code = RunState.PREEMPTED, contract.EX_TEMPFAIL
     if last_stop:
-        error, hint = "the run has stopped and can be resumed", f"muster restart {run_id}"
-        return EndRun(state, code, Report(error=error, because=(last_stop,), hint=hint))
+        error = "the run has stopped and can be resumed"
+        return EndRun(state, code, Report(error=error, because=(last_stop,), hint=again))
     if book.after_preemption(end, last_step(attempt.ends)) is Next.AGAIN:
         return TryAgain("after a preemption")
     report = explain_preemption(end, book.same_as or 0, attempt.world_size)

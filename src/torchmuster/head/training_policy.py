@@ -414,7 +414,7 @@ class TrainingPolicy(NodePolicy):
             return follows
         if preempted:
             end, last_stop = preempted[0], self._known.last_stop
-            follows = after_preemption(attempt, end, self.book, self.plan.run_id, last_stop)
+            follows = after_preemption(attempt, end, self.book, self.plan.again, last_stop)
             if isinstance(follows, TryAgain):
                 text = f"rank {end.rank} was preempted (exit code 75): the run continues, no restart spent"
                 self.tell("notice", node=end.node, text=text)
@@ -442,7 +442,7 @@ class TrainingPolicy(NodePolicy):
         return EndRun(
             RunState.PREEMPTED,
             contract.EX_TEMPFAIL,
-            not_replaced(report, self.plan.run_id, self._lost),
+            not_replaced(report, self.plan.again, self._lost),
         )
 
     def _end_by_stop(self, stop: StopRequest) -> EndRun:
@@ -451,7 +451,7 @@ class TrainingPolicy(NodePolicy):
         state, code, report = end_by_stop(
             stop.cause,
             stop.signum,
-            self.plan.run_id,
+            self.plan.again,
             saved=saved or self._known.is_time_up,
             lost=self._lost,
         )

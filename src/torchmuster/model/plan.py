@@ -231,6 +231,13 @@ class RunPlan:
         """Return on how many nodes an agent is started: those with ranks, then the spare ones."""
         return self.max_nodes + self.spares
 
+    @property
+    def again(self) -> str:
+        """What starts the run again, for hints: `muster torchrun` on several machines has no command for it."""
+        if self.rdzv_id is not None and self.max_nodes > 1:
+            return "the same command on each machine"
+        return f"muster restart {self.run_id}"
+
     def num_workers(self, place: int) -> int:
         """Return the number of workers on `place`."""
         return self.workers_per_node[min(place, len(self.workers_per_node) - 1)]

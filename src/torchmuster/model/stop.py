@@ -64,22 +64,22 @@ def better_cause(known: StopCause, new: StopCause) -> StopCause:
 
 
 def end_by_stop(
-    cause: StopCause, signum: int, run_id: str, *, saved: bool, lost: Mapping[str, str]
+    cause: StopCause, signum: int, again: str, *, saved: bool, lost: Mapping[str, str]
 ) -> tuple[RunState, int, Report]:
     """Return state, exit code and report of a run that was stopped.
 
     Args:
         cause: Who asked for it.
         signum: The signal that the workers got.
-        run_id: For the hint.
+        again: What starts the run again.
         saved: Workers said that they can be resumed, or another job goes on.
         lost: Why each node that is missing was lost.
     """
-    name, resume = contract.signal_name(signum), f"muster restart {run_id}"
+    name = contract.signal_name(signum)
     if cause is StopCause.NODE_LOST:
         error = f"{', '.join(lost) or 'a node'} was lost, and the job was stopped with {name} then"
         because = tuple(f"{node}: {why}" for node, why in lost.items())
-        report = Report(error=error, because=because, hint=resume)
+        report = Report(error=error, because=because, hint=again)
         return RunState.PREEMPTED, contract.EX_TEMPFAIL, report
     # No shell loop may take what a user has ended for "run me again".
     by_hand = cause in _WHY_CANCELLED or signum in (signal.SIGINT, signal.SIGHUP)
@@ -87,22 +87,22 @@ def end_by_stop(
         error = "the run was preempted and can be resumed"
         asked = f"{cause.value} asked to stop with {name}"
         by_itself = "; --resubmit N goes on by itself" if cause is StopCause.TIME else ""
-        report = Report(error=error, because=(asked,), hint=resume + by_itself)
+        report = Report(error=error, because=(asked,), hint=again + by_itself)
         return RunState.PREEMPTED, contract.EX_TEMPFAIL, report
     if cause is StopCause.TIME:
         error = f"the time limit of the job was reached: the run was stopped with {name}"
-        hint = f"more --time, or --resubmit to continue in another job; {resume} resumes from the last save"
+        hint = f"more --time, or --resubmit to continue in another job; {again} resumes from the last save"
         return RunState.TIMED_OUT, 128 + signum, Report(error=error, hint=hint)
     asked = _WHY_CANCELLED.get(cause, f"{cause.value} asked for it")
-    hints = [f"{resume} continues from the last save"] * saved
+    hints = [f"{again} continues from the last save"] * saved
     hints += [_STAY] * (cause is StopCause.TERMINAL)
     error = f"the run was stopped with {name}"
     report = Report(error=error, because=(asked,), hint="; ".join(hints) or None)
     return RunState.CANCELLED, 128 + signum, report
 
 
-def not_replaced(report: Report, run_id: str, lost: Mapping[str, str]) -> Report:
+def not_replaced(report: Report, again: str, lost: Mapping[str, str]) -> Report:
     """Return the report on a run that has lost nodes, from that on nodes that did not come."""
     error = f"{', '.join(lost)} was lost, and no node came in its place"
     because = (*(f"{node}: {why}" for node, why in lost.items()), report.error)
-    return Report(error=error, because=because, hint=f"muster restart {run_id}")
+    return Report(error=error, because=because, hint=again)

@@ -325,7 +325,7 @@ class Supervisor:
     def _stopped_result(self) -> Result:
         cause, signum = self._stops.cause, self._stops.signum
         state, code, report = end_by_stop(
-            cause, signum, self.engine.plan.run_id, saved=False, lost={}
+            cause, signum, self.engine.plan.again, saved=False, lost={}
         )
         return self._own_result(state, code, report)
 

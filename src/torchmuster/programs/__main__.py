@@ -26,7 +26,7 @@ PROGRAMS = {
     "leashed": "programs.leashed",
     "debugger": "programs.debugger",
     "pod-warm": "node.pod.warm",
-    "pod-muster": "programs.pod_muster",
+    "task-muster": "programs.task_muster",
     "pod-record": "node.pod.record",
     "pod-place": "node.pod.place",
     "pod-task": "node.pod.task",

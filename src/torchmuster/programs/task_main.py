@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 
 from torchmuster import proc
 from torchmuster.files import atomic
@@ -39,6 +40,8 @@ async def _serve(order: TaskOrder) -> int:
     disk = DiskWriter(root=run_dir.path)
     disk.start()
     voice = LogVoice(run_dir.agent_log(order.task), disk)
+    folder = make_socket_folder()
+    _place_muster(folder)
     agent = TaskAgent(
         TaskOptions(
             plan=plan,
@@ -51,7 +54,7 @@ async def _serve(order: TaskOrder) -> int:
             gpus=read_start(run_dir, order.group).gpus.get(order.task),
             network=_read_network(plan, run_dir, order),
             port_candidates=port_candidates(plan, group),
-            socket_path=os.path.join(make_socket_folder(), "task.sock"),
+            socket_path=os.path.join(folder, "task.sock"),
             address=order.address,
             host_name=own_host(os.environ),
         ),
@@ -66,6 +69,14 @@ async def _serve(order: TaskOrder) -> int:
         return 7
     finally:
         disk.flush(_FLUSH_S)
+
+
+def _place_muster(folder: str) -> None:
+    """Let the task find `muster barrier`, behind a `muster` of its own environment."""
+    words = shlex.join(proc.node_program("task-muster"))
+    script = f'#!/bin/sh\nexec {words} "$@"\n'.encode()
+    atomic.replace_file(os.path.join(folder, "muster"), script, mode=0o755)
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), folder))
 
 
 def _read_network(plan: WorkflowPlan, run_dir: RunDir, order: TaskOrder) -> NetworkShare | None:

@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import contract
 from torchmuster.model.links import may_be_followed
 from torchmuster.model.ranks import name_ranks
@@ -120,9 +120,15 @@ def how_to_go_on(folder: str) -> str:
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     if run_dir and may_be_followed(atomic.read_json(RunDir(run_dir).links)):
         return "the next job of the run continues from it, if its time was up"
-    if run_dir:  # its record says where it has saved
-        return f"`muster restart {os.path.basename(run_dir)}` goes on from it"
+    if run_dir and not _is_one_of_many_commands(run_dir):  # its record says where it has saved
+        return f"`muster restart {short_id(os.path.basename(run_dir))}` goes on from it"
     return "start it again to continue"
+
+
+def _is_one_of_many_commands(run_dir: str) -> bool:
+    """Say whether `muster torchrun` was typed on several machines: only the same lines start the run again."""
+    own = os.environ.get("TORCHELASTIC_RUN_ID") == os.path.basename(run_dir)
+    return not own and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
 
 
 class StopNow(BaseException):

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 
 from torchmuster.errors import MusterError
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.display.repeats import Shown, shortened
 from torchmuster.model.display.text import few_of, printable, render_report, report_of_error
 from torchmuster.model.outcome import WorkflowResult
-from torchmuster.model.states import RunState
+from torchmuster.model.states import RunState, State
 from torchmuster.model.verdict import Report, Result
 
 _RED, _BOLD, _CYAN, _RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
@@ -61,7 +61,10 @@ def workflow_summary(result: WorkflowResult) -> str:
     """Return the last line of a workflow."""
     text = f"{result.state.value} after {result.elapsed_s:.1f} s"
     failed = [f"{name} {state}" for name, state in result.groups.items() if state != "COMPLETED"]
-    return f"{text} ({few_of(failed, 6)})" if failed else text
+    if result.state is State.COMPLETED:
+        return text
+    go_on = f"continue with: muster restart {short_id(result.run_id)}"
+    return f"{text} ({few_of(failed, 6)}); {go_on}" if failed else f"{text}; {go_on}"
 
 
 def summary(result: Result, how_to_go_on: str | None = None) -> str:

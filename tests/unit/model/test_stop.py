@@ -31,7 +31,7 @@ def test_the_owner_s_word_beats_an_agent_s_that_came_before():
 
 
 def end(cause, *, saved=False, lost=None):
-    return end_by_stop(cause, TERM, "r", saved=saved, lost=lost or {})
+    return end_by_stop(cause, TERM, "muster restart r", saved=saved, lost=lost or {})
 
 
 def test_the_end_of_the_time_is_not_cancelled_by_anybody():
@@ -65,7 +65,7 @@ def test_who_cancelled_it_is_told_so():
 def test_ctrl_c_and_a_closed_terminal_cancel_also_what_was_saved(signum, code, why):
     """A shell loop that runs what was preempted again must not take it for that."""
     cause = cause_of_stop(signum)
-    state, exit_code, report = end_by_stop(cause, signum, "r", saved=True, lost={})
+    state, exit_code, report = end_by_stop(cause, signum, "muster restart r", saved=True, lost={})
     assert (state, exit_code, report.because) == (RunState.CANCELLED, code, (why,))
     assert report.hint.startswith("muster restart r continues from the last save")
     assert ("--detach" in report.hint) == (signum == signal.SIGHUP)

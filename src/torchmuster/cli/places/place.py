@@ -196,6 +196,8 @@ def check(place: Place, request: "RunRequest", problems: "Problems") -> None:
             problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
     if request.grow and ":" not in (request.nodes or ""):
         warn(["ignored: --grow: the number of nodes is fixed; --nodes 2:4 is a range"])
+    if request.preload and request.start == "fresh":
+        warn(["ignored: --preload: a fresh interpreter imports all of its modules itself"])
     if request.detach:
         words = shlex.join(["muster", *(word for word in sys.argv[1:] if word != "--detach")])
         place.check_detach(words, problems)

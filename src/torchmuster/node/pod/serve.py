@@ -220,8 +220,6 @@ def main(arguments: list[str]) -> int:
         owner = proc.node_program(program, "--key", options.key, "--order", path)
     os.environ.update(order.environment)
     _place_credentials(options.key, options.order)
-    if order.group is not None:
-        _place_muster(os.path.join(os.path.dirname(options.key), "bin"))
     os.environ[KEY_VARIABLE] = os.path.abspath(options.key)
     os.environ[ORDER_VARIABLE] = os.path.abspath(path)
     os.environ[PROGRAMS_VARIABLE] = shlex.join(proc.node_program("")[:-1])
@@ -239,15 +237,6 @@ def _place_credentials(key: str, order: str) -> None:
     with open(source, "rb") as file:
         atomic.replace_file(path, file.read(), mode=0o600)
     os.environ[CREDENTIALS_VARIABLE] = path
-
-
-def _place_muster(folder: str) -> None:
-    """Let tasks find `muster barrier`, behind a `muster` of the image."""
-    path = os.path.join(folder, "muster")
-    words = shlex.join([*proc.node_program("pod-muster")])
-    os.makedirs(folder, exist_ok=True)
-    atomic.replace_file(path, f'#!/bin/sh\nexec {words} "$@"\n'.encode(), mode=0o755)
-    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), folder))
 
 
 async def _serve(secret: bytes, order: PodOrder, owner: list[str] | None) -> int:

@@ -234,8 +234,8 @@ def _training_dir(word: str) -> RunDir | None:
     name, _, task = word.rpartition("/")
     if not name:
         folders = RunDir(os.path.join(glob.escape(runs_dir()), "*")).training_folder("*", 0)
-        within = os.path.join(os.path.dirname(folders), "attempt-*", f"*{glob.escape(word)}")
-        found = glob.glob(within) if short_id(word) == word else []
+        ending = ("*" if short_id(word) == word else "") + glob.escape(word)
+        found = glob.glob(os.path.join(os.path.dirname(folders), "attempt-*", ending))
         return RunDir(found[0]) if len(found) == 1 and _is_run(RunDir(found[0])) else None
     view = _whole_named(name)
     if view is None or view.workflow is None:

@@ -40,6 +40,8 @@ _GUESSED = frozenset({"package-missing", "open-files", "system-error", "download
 
 _OWN_CONNECTION = RULE_ROWS["program.own-connection"]
 _EXIT_CODE = RULE_ROWS["program.exit-code"]
+# Of torchmuster.train, which says with which code it ends as it was asked to.
+_SAVED = "muster: stopped after step "
 
 
 _AFTER_AN_EXCEPTION = (
@@ -220,6 +222,7 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
     raisers = [e for e in case.events if e.kind != "final"]  # a launcher only tells of them
     raised = {e.line.path for e in raisers if e.get("uncaught")}
     failed = [e for e in case.of("child_failed", "exit_code") if 0 < _code(e) < 126]
+    failed = [e for e in failed if _SAVED not in e.line.text]
     # Python ends with 1 after an exception: one that told of a lost peer is no silent end, also where a log is cut.
     raised |= {e.line.path for e in raisers if e.role is LineRole.ECHO and e.get("type")}
     raised |= {e.line.path for e in case.of(*_LOST)}

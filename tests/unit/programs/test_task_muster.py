@@ -1,9 +1,9 @@
-"""`muster` as tasks in pods have it: `barrier`, and words on the rest."""
+"""`muster` as tasks have it: `barrier`, and words on the rest."""
 
 import pytest
 
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.programs.pod_muster import main
+from torchmuster.programs.task_muster import main
 
 
 @pytest.mark.parametrize("words", [["run", "train.py"], ["status"], []])

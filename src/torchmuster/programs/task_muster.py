@@ -1,6 +1,6 @@
-"""`muster` as the tasks in pods have it: of its commands they need `barrier`, and the rest of the command line stays with the client.
+"""`muster` as tasks have it where no other is on their PATH: of its commands they need `barrier`.
 
-pod-muster barrier [--name NAME] [--count N] [--rank R] [--timeout TIME]
+task-muster barrier [--name NAME] [--count N] [--rank R] [--timeout TIME]
 """
 
 import argparse
@@ -21,9 +21,9 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] != ["barrier"]:
         asked = " ".join(["muster", *arguments[:1]])
         raise UsageError(
-            f"there is no `{asked}` in this pod",
-            why="the cluster's image has no torchmuster; what comes along is `muster barrier`",
-            fix="pip install torchmuster in the image",
+            f"there is no `{asked}` on the PATH of this task",
+            why="its environment has no torchmuster; what comes along is `muster barrier`",
+            fix="pip install torchmuster in that environment",
         )
     parser = argparse.ArgumentParser(prog="muster barrier", allow_abbrev=False)
     parser.add_argument("--name", default="default")
