@@ -14,7 +14,7 @@ import sys
 import time
 
 from pairs.draw import draw, pairs_of, possible_pairs
-from pairs.features import FEATURES, OFF, named, read, why_not
+from pairs.features import FEATURES, HOSTS, OFF, named, read, why_not
 from pairs.play import BrokenError, play
 from ssh import hosts
 
@@ -50,7 +50,7 @@ def features_here():
     if (reason := hosts.why_not()) is None:
         return FEATURES
     print(f"without hosts: {reason}", flush=True)
-    return FEATURES | {"where": tuple(v for v in FEATURES["where"] if v != "hosts")}
+    return FEATURES | {"where": tuple(v for v in FEATURES["where"] if v not in HOSTS)}
 
 
 def _tell(case, *, shrink):

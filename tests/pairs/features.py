@@ -8,7 +8,7 @@ from pathlib import Path
 
 FEATURES = {
     "what": ("run", "sweep", "workflow", "launch", "torchrun"),
-    "where": ("here", "session", "hosts"),
+    "where": ("here", "session", "hosts", "apart"),  # hosts that share a disk, or nothing
     "nodes": ("1", "2", "1:2"),
     "workers": ("1", "2"),
     "spares": ("0", "1"),
@@ -40,6 +40,8 @@ ROWS = {
     "launch": "`torchmuster.launch`",
     "torchrun": "`muster torchrun`",
 }
+COLUMNS = {"apart": "hosts"}
+HOSTS = ("hosts", "apart")
 PAGE = Path(__file__).parents[2] / "docs" / "where.md"
 
 # What can't be asked for, or would ask for nothing: a case that has one of the values of each feature of a line.
@@ -62,6 +64,8 @@ NOTHING = (
     {"nodes": "1", "spares": "1"},  # one host has no place for another
     {"nodes": "1", "verify": "3"},
     {"model": "sharded", "verify": "3"},
+    {"where": "apart", "model": "sharded"},
+    {"where": "apart", "what": "workflow"},
     # where nobody waits, nobody hangs; without `--hang-timeout` the limit is a minute
     {"fault": "hang", "nodes": "1", "workers": "1"},
     {"fault": "hang", "what": "sweep, workflow"},
@@ -79,6 +83,13 @@ NOTHING = (
     },
     # nobody presses Ctrl-C, or closes the terminal, of what is in the background
     {"detach": "yes", "end": "INT, HUP"},
+    {
+        "what": "sweep",
+        "workers": "1",
+        "fault": "kill, raise, exit",
+        "look": "during",
+        "where": "here",
+    },
     # a Python that ends leaves its run alone
     {"what": "launch", "end": "INT, TERM, TERM TERM, HUP, kill"},
 )
@@ -106,11 +117,11 @@ def why_not(case):
         if all(case.get(feature) in values for feature, values in line):
             return f"it means nothing: {line}"
     if {"what", "where"} <= case.keys():
-        row = ROWS[case["what"]]
+        row, column = ROWS[case["what"]], COLUMNS.get(case["where"], case["where"])
         rows = [row, row[:-1] + " --detach`"] if case.get("detach") == "yes" else [row]
         for one in rows:
-            if _CELLS[one, case["where"]] != "yes":
-                return f"docs/where.md: {one} {case['where']}: {_CELLS[one, case['where']]}"
+            if _CELLS[one, column] != "yes":
+                return f"docs/where.md: {one} {column}: {_CELLS[one, column]}"
     return None
 
 

@@ -22,7 +22,7 @@ import signal
 import subprocess
 
 from kit.waiting import wait_until
-from pairs.features import whole
+from pairs.features import HOSTS, whole
 from pairs.stage import SESSION, Stage
 
 EPOCHS, STEPS_PER_EPOCH, SAMPLES = 2, 8, 32
@@ -98,9 +98,12 @@ class Play:
         self.judge_code(said)
         self._nothing_lives()
         self.judge_views(said)
-        while said.code != 0:
-            said = self._go_on(said)
-        self.judge_work()
+        if self._is_refused_again():
+            self._judge_refusal()
+        else:
+            if said.code != 0:
+                self._go_on()
+            self.judge_work()
         self.judge_words()
         if (ended := stage.end_session()) is not None and ended.code != 0:
             raise BrokenError("exit", f"session end: {ended.code}: {ended.text}")
@@ -129,20 +132,14 @@ class Play:
 
     def _look_during(self):
         name = self.name
-        live = [("status", name), ("ps",), ("top", name, "--once")]
-        alone = self.case["what"] == "sweep" and self._single_members()
         one = {"sweep": f"{name}.0", "workflow": f"{name}/train"}.get(self.case["what"], name)
-        for words in [
-            *live,
-            ("logs", one),
-            ("stacks", one),
-            *([] if alone else [("exec", one, "--", "true")]),
-        ]:
+        live = [("status", name), ("ps",), ("top", name, "--once"), ("logs", one), ("stacks", one)]
+        if not (self.case["what"] == "sweep" and self._single_members()):  # these have no head
+            live.append(("exec", one, "--", "true"))
+        for words in live:
             said = self.stage.type(*words)
-            if said.code != 0:
+            if said.code != 0 or (words[0] == "stacks" and "rank 0" not in said.out):
                 raise BrokenError("views", f"{words} of what runs: {said.code}: {said.text}")
-        if "rank 0" not in (shown := self.stage.type("stacks", one)).text and not alone:
-            raise BrokenError("views", f"stacks without rank 0: {shown.text}")
 
     def _single_members(self):
         return self.case["workers"] == "1" and self.case["where"] == "here"
@@ -181,7 +178,8 @@ class Play:
 
     def _slots_outlive(self):
         """Say whether sessions are left that end by themselves, five minutes later (docs/sweeps.md)."""
-        return [self.case[f] for f in ("what", "where", "end")] == ["sweep", "hosts", "kill"]
+        case = self.case
+        return case["what"] == "sweep" and case["where"] in HOSTS and case["end"] == "kill"
 
     def judge_views(self, ended):
         stage, name = self.stage, self.name
@@ -192,10 +190,11 @@ class Play:
         status = self._json("status", name, "--json")
         top = self._json("top", name, "--json")
         state, texts = status["state"], {}
-        logs = ("logs", f"{name}.0" if self.case["what"] == "sweep" else name)
-        for words in (("status", name), ("ps",), logs, ("explain", name), ("report", name)):
+        parts = [f"{name}.0", f"{name}.1"] if self.case["what"] == "sweep" else [name]
+        views = [(word, name) for word in ("status", "explain", "report")]
+        for words in [*views, ("ps",), *(("logs", part) for part in parts)]:
             said = stage.type(*words)
-            texts[words[0]] = said.out
+            texts[words[0]] = texts.get(words[0], "") + said.out
             # 4: `explain` has found no failure
             if said.code not in ((0, 4) if words[0] == "explain" else (0,)):
                 raise BrokenError("views", f"{words}: {said.code}: {said.text[-600:]}")
@@ -225,8 +224,19 @@ class Play:
                 "views", f"{words}: {said.code}: no JSON: {said.text[-600:]}"
             ) from None
 
-    def _go_on(self, before):
-        """Restart it as the product says; return how that ended."""
+    def _is_refused_again(self):
+        """Say whether a restart can't find what was saved: hosts that share nothing keep it, and members go back to theirs."""
+        case = self.case
+        return case["where"] == "apart" and case["what"] != "sweep" and case["end"] != "itself"
+
+    def _judge_refusal(self):
+        saved, name = self._saved(), self.name
+        said = self.stage.type("restart", name)
+        if said.code != 2 or f"runs/{self._run_dir().name}/snapshots" not in said.text:
+            raise BrokenError("saved", f"restart of {saved}: {said.code}: {said.text[-900:]}")
+
+    def _go_on(self):
+        """Restart it as the product says, and see that it ends well."""
         stage, name = self.stage, self.name
         saved = self._saved()
         hint = self._restart_hint(name)
@@ -234,7 +244,6 @@ class Play:
         if said.code != 0:
             raise BrokenError("exit", f"{hint}: {said.code}: {said.text[-1500:]}")
         self.judge_saved(saved)
-        return said
 
     def judge_saved(self, saved):
         """See that what was restarted began where it was saved, or later: a save may be younger than the word on it."""
@@ -247,11 +256,12 @@ class Play:
 
     def _restart_hint(self, name):
         """Return the words of the command that the product tells who wants to go on."""
-        texts = [said.text for said in self.stage.typed] + [self.stage.type("status", name).text]
-        for text in reversed(texts):
-            if found := re.search(r"\bmuster (restart [-\w./]+)", text):
+        for said in reversed(self.stage.typed):
+            if found := re.search(r"\bmuster (restart [-\w./]+)", said.text):
                 return found[1].split()
-        raise BrokenError("hints", f"nothing says how to go on: {texts[-1]}")
+        raise BrokenError(
+            "hints", f"nothing says how to go on with {name}: {self.stage.typed[-1].text}"
+        )
 
     def _saved(self):
         """Return what each training is said to have saved: its name -> step."""
@@ -316,7 +326,10 @@ class Play:
         if words[0] not in READING or (words[0] == "replay" and "N" in words):
             named_there = [w for w in words[1:2] if not w.startswith("-")]
             words = ["status", *named_there] if words[0] in ("restart", "cancel") else []
-        if words and (said := self.stage.type(*words)).code in (2, 4, 70):
+        worked = (said.argv[3:] == tuple(words) for said in self.stage.typed if said.code == 0)
+        if not words or any(worked):
+            return
+        if (said := self.stage.type(*words)).code in (2, 4, 70):
             printed = f"printed by `{shlex.join(by.argv[2:6])}`"
             raise BrokenError("hints", f"muster {text}, {printed}: {said.code}: {said.text[-600:]}")
 

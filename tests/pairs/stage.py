@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kit.command import MUSTER, muster_env
 from matrix.processes import pids_with
-from pairs.features import OFF
+from pairs.features import HOSTS, OFF
 from ssh import hosts as ssh
 
 SCRIPT = str(Path(__file__).with_name("train.py"))
@@ -97,13 +97,13 @@ class Stage:
         self.temporary = self.root / "tmp"
         self.temporary.mkdir()
         own = {"MUSTER_ON": "local", "TMPDIR": str(self.temporary), "MUSTER_PROGRESS": "off"}
-        if case["where"] == "hosts":
+        if case["where"] in HOSTS:
             self.hosts = ssh.Hosts(self.root / "lab")
             self._stack.callback(self.hosts.close)
             self.code, self.home = self.hosts.code, self.hosts.home
             names = ["a", "b"] if case["spares"] == "0" else ["a", "b", "c"]
             for name in names:
-                self.hosts.add(name, shares=True)
+                self.hosts.add(name, shares=case["where"] == "hosts")
             lab = f"[engines.lab]\nkind = 'ssh'\nhosts = {names}\n"
             (self.code / "muster.toml").write_text(lab)
             own.pop("MUSTER_ON")
@@ -113,7 +113,7 @@ class Stage:
             self.code.mkdir()
             self.env = muster_env(self.home, **own)
         shutil.copy(SCRIPT, self.code / "train.py")
-        self.out = self.code / "out"
+        self.out = self.root / "out"  # all hosts see it
         self.out.mkdir()
 
     def __enter__(self):
@@ -137,7 +137,7 @@ class Stage:
     def left(self):
         """Return pid -> words of the processes of this stage that live, but its hosts' sshd."""
         found = pids_with(f"MUSTER_HOME={self.home}")
-        if self.case["where"] == "hosts":
+        if self.case["where"] in HOSTS:
             pids = ssh.processes_with(f"{self.hosts.folder}/")
             found |= {
                 pid: f"process {pid} of a host" for pid in pids if pid not in self.hosts.pids()
@@ -187,7 +187,7 @@ class Stage:
         what = case["what"]
         if case["where"] == "session":
             found["session"] = SESSION
-        if case["where"] == "hosts":
+        if case["where"] in HOSTS:
             found["on"] = "lab"
         if what not in ("workflow", "torchrun", "sweep"):
             found["nodes"] = case["nodes"]
@@ -196,8 +196,8 @@ class Stage:
         if what == "torchrun":
             found["max-restarts"] = "3"
         if case["fault"] == "hang":  # an evaluation may be quiet for longer
-            found["hang-timeout"] = "4s:8s" if case["place"] == "evaluation" else "4s"
-        if case["where"] == "hosts" and what != "torchrun" and what != "workflow":
+            found["hang-timeout"] = "4s:8s" if case["place"] == "evaluation" else "3s"
+        if case["where"] in HOSTS and what != "torchrun" and what != "workflow":
             found["python"] = sys.executable
         asked = {
             "spares": ("spares", case["spares"]),
