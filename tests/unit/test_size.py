@@ -75,7 +75,7 @@ BOUNDS = {
     "diagnose": 12_700,
     "workflow": 11_200,
     "train": 7_800,
-    "kubernetes": 7_750,
+    "kubernetes": 7_760,
     "session": 5_500,
     "report": 4_750,
     "GPU kit": 1_450,
