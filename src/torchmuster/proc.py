@@ -239,6 +239,11 @@ class ProcessFacts:
     state: str
     start_ticks: int
 
+    @property
+    def can_run(self) -> bool:
+        """Say whether it can still run: one whose parent has not waited for its end can't."""
+        return self.state not in ("Z", "X")
+
 
 def read_process(pid: int) -> ProcessFacts | None:
     """Return the facts of a process, or None when there is none (a zombie counts as a process)."""
@@ -262,7 +267,7 @@ def read_process(pid: int) -> ProcessFacts | None:
 def is_running(pid: int) -> bool:
     """Say whether `pid` is a process that can still run; a zombie can't."""
     facts = read_process(pid)
-    return facts is not None and facts.state not in ("Z", "X")
+    return facts is not None and facts.can_run
 
 
 def state_beside(pid: int, whose: tuple[str, str], own: tuple[str, str]) -> str | None:
@@ -291,7 +296,7 @@ def descendants(root: int) -> list[int]:
     """Return the pids of all living processes below `root`, parents before children."""
     children: dict[int, list[int]] = {}
     for facts in all_processes():
-        if facts.state not in ("Z", "X"):
+        if facts.can_run:
             children.setdefault(facts.parent_pid, []).append(facts.pid)
     found: list[int] = []
     waiting = [root]
@@ -318,7 +323,7 @@ def kill_session(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     for facts in all_processes():
-        if facts.session == leader and facts.state not in ("Z", "X"):
+        if facts.session == leader and facts.can_run:
             kill_quietly(facts.pid)
 
 

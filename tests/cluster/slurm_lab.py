@@ -312,7 +312,7 @@ class SlurmLab:
         return found
 
     def kill_node(self, name, *, unplug=False):
-        """Kill slurmd, job steps and all other processes of a node, with SIGKILL.
+        """Kill slurmd, job steps and all other processes of a node, with SIGKILL, none of which sees the end of another.
 
         Args:
             name: A name of `nodes`.
@@ -324,9 +324,10 @@ class SlurmLab:
 
         def dead():
             found = self.processes_on(name)
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in found:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
             return not found
 
         wait_until(dead, f"the end of {name}'s processes")

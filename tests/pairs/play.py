@@ -41,9 +41,10 @@ OF_OTHERS = (
     "torchinductor_",
     "pymp-",
 )  # torch's compiler makes one; killed readers of data leave the other
-READING = ("status", "logs", "explain", "report", "replay", "ps", "top", "stacks")
+READING = ("status", "logs", "explain", "report", "ps", "top", "stacks")
+NAMING = ("restart", "cancel", "replay")  # what they name is looked at
 OURS = re.compile(r'^ *(?:\[[^]]*\]:? *)*File "[^"]*/src/torchmuster/(?!train/)', re.MULTILINE)
-HINT = re.compile(r"(?:hint|continue with|next): (.*)")
+HINT = re.compile(r"(?:hint|continue with|next): (.*)|(`muster [^`\n]+`)")
 COMMAND = re.compile(r"\bmuster ([a-z]+(?: [^;`()\n]+)?)")
 
 _undisturbed = {}
@@ -313,19 +314,17 @@ class Play:
                 )
         seen = set()
         for said in tuple(self.stage.typed):
-            for line in HINT.findall(said.text):
-                for words in COMMAND.findall(line):
+            for line in HINT.finditer(said.text):
+                for words in COMMAND.findall(line[0]):
                     if words not in seen:
                         seen.add(words)
                         self._judge_hint(words, said)
 
     def _judge_hint(self, text, by):
         words = shlex.split(text.strip().rstrip(".,:"))
-        if words[0] == "replay":
-            words.append("--no-debugger")
-        if words[0] not in READING or (words[0] == "replay" and "N" in words):
-            named_there = [w for w in words[1:2] if not w.startswith("-")]
-            words = ["status", *named_there] if words[0] in ("restart", "cancel") else []
+        if words[0] not in READING:
+            named_there = [word for word in words[1:2] if not word.startswith("-")]
+            words = ["status", *named_there] if words[0] in NAMING else []
         worked = (said.argv[3:] == tuple(words) for said in self.stage.typed if said.code == 0)
         if not words or any(worked):
             return

@@ -59,6 +59,8 @@ def held(hosts):
     yield hosts
     code, _, said = hosts.run("end", command="session")
     assert code == 0, said
+    result = json.loads((newest_run(hosts.home, "session") / "result.json").read_text())
+    assert (result["state"], result["exit_code"]) == ("succeeded", 0)  # as on this machine
     wait_until(lambda: not processes_with(str(hosts.folder) + "/host-a/home/.muster"), "the end")
 
 

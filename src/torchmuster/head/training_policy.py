@@ -447,6 +447,8 @@ class TrainingPolicy(NodePolicy):
 
     def _end_by_stop(self, stop: StopRequest) -> EndRun:
         ends = self.attempt.ends if self.attempt is not None else []
+        if self.plan.is_session and ends and all(e.kind is EndKind.SUCCESS for e in ends):
+            return EndRun(RunState.SUCCEEDED, 0)  # a session has no other way to end well
         saved = any(end.exit_code == contract.EX_TEMPFAIL for end in ends)
         state, code, report = end_by_stop(
             stop.cause,

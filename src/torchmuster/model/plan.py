@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from torchmuster.model import contract
 from torchmuster.model.installed import EnvironmentNeeds
 
-DOOR_PROGRAM = (
-    "muster:door"  # the target of a session: its door, wherever torchmuster is on the node
-)
+# The target of a session: its door, wherever torchmuster is on the node.
+DOOR_PROGRAM = "muster:door"
 
 # What holds where nobody says otherwise.
 MAX_RESTARTS = 3
@@ -257,6 +256,11 @@ class RunPlan:
         """Return after how many steps one is made again on another rank, as the command asks for it."""
         text = dict(self.node_setup.environment).get(contract.VERIFY_VARIABLE)
         return int(text) if text is not None and text.isdecimal() else None
+
+    @property
+    def is_session(self) -> bool:
+        """Return whether it holds nodes for runs, and is no run itself."""
+        return self.program.target == DOOR_PROGRAM
 
     @property
     def is_replay(self) -> bool:

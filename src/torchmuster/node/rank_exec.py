@@ -33,7 +33,7 @@ class RankTarget:
 def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
     """Return the worker of this number; None when it has ended."""
     facts = proc.read_process(pid)
-    if facts is None or facts.state in ("Z", "X"):
+    if facts is None or not facts.can_run:
         return None
     return RankTarget(pid=pid, worker_ticks=facts.start_ticks, environment=environment)
 

@@ -286,11 +286,8 @@ def owner_process_lives(run_dir: RunDir) -> bool:
         return False
     if owner.get("boot_id") != proc.boot_id():
         return owner.get("host") != socket.gethostname()
-    pid = int(owner.get("pid", -1))
-    facts = proc.read_process(pid)
-    if facts is None or facts.start_ticks != owner.get("start_ticks"):
-        return False
-    return proc.is_running(pid)  # whose parent has not waited for it is none any more
+    facts = proc.read_process(int(owner.get("pid", -1)))
+    return facts is not None and facts.can_run and facts.start_ticks == owner.get("start_ticks")
 
 
 def _remove(path: str) -> None:

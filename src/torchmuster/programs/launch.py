@@ -16,7 +16,7 @@ from torchmuster.model import codec
 from torchmuster.model.codec import from_words
 from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.event import moment_of
-from torchmuster.model.plan import DOOR_PROGRAM, Program, RunPlan, ScriptKind
+from torchmuster.model.plan import Program, RunPlan
 from torchmuster.net.address import split_endpoint
 from torchmuster.net.secret import read_secret
 from torchmuster.node.environment import share_threads, take_environment
@@ -51,8 +51,6 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
         take_environment(order.environment)
     run_dir = RunDir(order.run_dir)
     plan = read_plan_file(run_dir.path)
-    if plan.program.kind is ScriptKind.COMMAND and plan.program.target == DOOR_PROGRAM:
-        plan = replace(plan, program=_door_program(plan.program, run_dir))
     addresses = tuple(map(split_endpoint, order.head))
     name, num_workers = plan.node_name(order.place), plan.num_workers(order.place)
     listening = head = None
@@ -75,8 +73,9 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             else frozenset(),
             began_at=began_at(run_dir) if order.first_attempt else 0.0,
         )
+    door = _door_program(plan.program, run_dir) if plan.is_session else None
     agent = AgentOptions(
-        plan=plan,
+        plan=plan if door is None else replace(plan, program=door),
         num_workers=num_workers,
         host=name,
         head=HeadPlace(

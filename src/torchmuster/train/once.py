@@ -231,7 +231,7 @@ class _Watched:
         name = f"pid {card.get('pid')} on {card.get('host')}"
         if card.get("start") is not None and card.get("table") == _process_table():
             facts = proc.read_process(int(card.get("pid", 0)))
-            gone = facts is None or facts.state in ("Z", "X")
+            gone = facts is None or not facts.can_run
             is_stale = gone or (facts is not None and facts.start_ticks != card["start"])
         return _Owner(name, str(card.get("id")), is_stale)
 

@@ -77,7 +77,7 @@ def client_lives(setup: messages.SessionSetup) -> bool | None:
     if client is None or state is None:
         return None
     facts = proc.read_process(client.pid)
-    return facts is not None and facts.start_ticks == client.start_ticks and state not in ("Z", "X")
+    return facts is not None and facts.start_ticks == client.start_ticks and facts.can_run
 
 
 def peer_uid(line: socket.socket) -> int:

@@ -67,9 +67,8 @@ def main(arguments: list[str]) -> int:
         engine.start_all()
         result = own_run(engine, voice)
     if result.report is not None and result.state is not RunState.SUCCEEDED:
-        voice.say(
-            f"{result.state.value}: {result.report.error}"
-        )  # the head of the group gives the whole verdict
+        # The head of the group gives the whole verdict.
+        voice.say(f"{result.state.value}: {result.report.error}")
     voice.flush(5.0)
     return result.exit_code
 

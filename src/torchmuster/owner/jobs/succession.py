@@ -21,7 +21,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import Allocation
 from torchmuster.model.liveness.succession import Term
-from torchmuster.model.plan import DOOR_PROGRAM, RunPlan
+from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
 from torchmuster.owner.parts import RunDisplay
 from torchmuster.owner.views.record import read_result
@@ -90,7 +90,7 @@ def begin(
     Raises:
         RunDirectoryError: Somebody else begins with the same run at this moment.
     """
-    if plan.program.target == DOOR_PROGRAM:
+    if plan.is_session:
         return ""
     with contextlib.suppress(FileExistsError):
         os.mkdir(run_dir.succession, 0o700)

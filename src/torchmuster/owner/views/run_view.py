@@ -8,7 +8,7 @@ from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.contract import replay_order
 from torchmuster.model.event import moment_of
-from torchmuster.model.plan import DOOR_PROGRAM, RunPlan
+from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.views.record import changed_at
@@ -51,7 +51,7 @@ class RunView:
     @property
     def is_session(self) -> bool:
         """Say whether it is a session, in which runs are started, and no run itself."""
-        return self.plan is not None and self.plan.program.target == DOOR_PROGRAM
+        return self.plan is not None and self.plan.is_session
 
     @property
     def command(self) -> str:
