@@ -44,6 +44,13 @@ COLUMNS = {"apart": "hosts"}
 HOSTS = ("hosts", "apart")
 PAGE = Path(__file__).parents[2] / "docs" / "where.md"
 
+# A member of one worker, which is not tried again.
+FAILED_MEMBER = {
+    "what": "sweep",
+    "workers": "1",
+    "where": "here",
+    "fault": "kill, raise, exit",
+}
 # What can't be asked for, or would ask for nothing: a case that has one of the values of each feature of a line.
 NOTHING = (
     # what a command has no option for
@@ -73,23 +80,11 @@ NOTHING = (
     {"fault": "none", "place": "behind, evaluation"},
     {"fault": "none", "rank": "-1"},
     {"evaluate": "no", "place": "evaluation"},
-    # a member of one worker is not tried again, so that its failure would hide how the sweep was ended
-    {
-        "what": "sweep",
-        "workers": "1",
-        "fault": "kill, raise, exit",
-        "end": "INT, TERM, TERM TERM, HUP, cancel, kill",
-        "where": "here",
-    },
+    # nobody looks at, or ends, what has failed
+    {**FAILED_MEMBER, "end": "INT, TERM, TERM TERM, HUP, cancel, kill"},
+    {**FAILED_MEMBER, "look": "during"},
     # nobody presses Ctrl-C, or closes the terminal, of what is in the background
     {"detach": "yes", "end": "INT, HUP"},
-    {
-        "what": "sweep",
-        "workers": "1",
-        "fault": "kill, raise, exit",
-        "look": "during",
-        "where": "here",
-    },
     # a Python that ends leaves its run alone
     {"what": "launch", "end": "INT, TERM, TERM TERM, HUP, kill"},
 )

@@ -37,17 +37,13 @@ ENDS = {
     "kill": -signal.SIGKILL,
 }
 LEFT_S = 30.0
-OF_OTHERS = (
-    "torchinductor_",
-    "pymp-",
-)  # torch's compiler makes one; killed readers of data leave the other
+# Of torch's compiler, and of readers of data that were killed.
+OF_OTHERS = ("torchinductor_", "pymp-")
 READING = ("status", "logs", "explain", "report", "ps", "top", "stacks")
 NAMING = ("restart", "cancel", "replay")  # what they name is looked at
 OURS = re.compile(r'^ *(?:\[[^]]*\]:? *)*File "[^"]*/src/torchmuster/(?!train/)', re.MULTILINE)
 HINT = re.compile(r"(?:hint|continue with|next): (.*)|(`muster [^`\n]+`)")
 COMMAND = re.compile(r"\bmuster ([a-z]+(?: [^;`()\n]+)?)")
-
-_undisturbed = {}
 
 
 class BrokenError(Exception):
@@ -55,7 +51,7 @@ class BrokenError(Exception):
 
     Attributes:
         promise: Its name.
-        stage: Where, with all that was said.
+        typed: All that was typed until then, with what it said.
     """
 
     def __init__(self, promise, why, typed=()):
@@ -155,7 +151,7 @@ class Play:
         if self.case["detach"] == "yes":
             pid = json.loads((self._run_dir() / "owner.json").read_text())["pid"]
         for word in end.split():
-            os.kill(pid, getattr(signal, f"SIG{word}".replace("SIGkill", "SIGKILL")))
+            os.kill(pid, signal.Signals[f"SIG{word.upper()}"])
 
     def judge_code(self, said):
         case = self.case
@@ -291,7 +287,7 @@ class Play:
             found = {path.name: path.read_text() for path in folder.glob("weights-*")}
             if len(set(found.values())) != 1:
                 raise BrokenError("weights", f"not one for all ranks: {found}")
-            if set(found.values()) != {undisturbed(case, len(found), lr)}:
+            if set(found.values()) != {undisturbed(case["nan"], case["model"], len(found), lr)}:
                 raise BrokenError(
                     "weights",
                     f"of {len(found)} ranks, lr {lr}: not those of a run without all this",
@@ -324,7 +320,8 @@ class Play:
         words = shlex.split(text.strip().rstrip(".,:"))
         if words[0] not in READING:
             named_there = [word for word in words[1:2] if not word.startswith("-")]
-            words = ["status", *named_there] if words[0] in NAMING else []
+            is_named = words[0] in NAMING and named_there  # else it is only spoken of
+            words = ["status", *named_there] if is_named else []
         worked = (said.argv[3:] == tuple(words) for said in self.stage.typed if said.code == 0)
         if not words or any(worked):
             return
@@ -341,20 +338,18 @@ class Play:
         return re.sub(r"^\d{8}-\d{6}-", "", self._run_dir().name)
 
 
-def undisturbed(case, world, lr):
-    """Return the digest of the weights of a run that nothing disturbs, with as many ranks; each kind is run once."""
-    same = {feature: case[feature] for feature in ("nan", "model")}
-    key = (*same.values(), world, lr)
-    if key not in _undisturbed:
-        stage, plain = _held_stage(), whole(same)
-        out = stage.code / "-".join(map(str, key))
-        words = ("run", "--session", SESSION, "--nodes", "1", "--nproc-per-node", str(world))
-        said = stage.type(*words, "train.py", *_script(plain, out), "--lr", lr)
-        found = {path.read_text() for path in out.glob("*/weights-*")}
-        if said.code != 0 or len(found) != 1:
-            raise BrokenError("weights", f"of a run without anything: {said.text}")
-        (_undisturbed[key],) = found
-    return _undisturbed[key]
+@functools.cache
+def undisturbed(nan, model, world, lr):
+    """Return the digest of the weights of a run that nothing disturbs, with as many ranks."""
+    stage = _held_stage()
+    out = stage.code / "-".join((nan, model, str(world), lr))
+    words = ("run", "--session", SESSION, "--nodes", "1", "--nproc-per-node", str(world))
+    script = _script(whole({"nan": nan, "model": model}), out)
+    said = stage.type(*words, "train.py", *script, "--lr", lr)
+    found = {path.read_text() for path in out.glob("*/weights-*")}
+    if said.code != 0 or len(found) != 1:
+        raise BrokenError("weights", f"of a run without anything: {said.text}")
+    return found.pop()
 
 
 @functools.cache

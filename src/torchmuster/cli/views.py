@@ -398,7 +398,7 @@ def wait(run: str) -> int:
             name = short_id(view.run_id)
             echo(f"muster: {name} was cancelled, and left no result: {describe_job(job)}", err=True)
             return 128 + signal.SIGTERM
-        of_parts = view.is_sweep or view.workflow is not None  # these have no log of their own
+        of_parts = view.is_sweep or view.is_workflow  # these have no log of their own
         look = f"muster {'restart' if of_parts else 'logs'} {short_id(view.run_id)}"
         raise MusterError(
             f"the run {short_id(view.run_id)} has no result and its owner has gone",

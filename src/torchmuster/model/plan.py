@@ -231,9 +231,14 @@ class RunPlan:
         return self.max_nodes + self.spares
 
     @property
+    def is_of_many_commands(self) -> bool:
+        """Return whether `muster torchrun` was typed on several machines: only the same lines start the run again."""
+        return self.rdzv_id is not None and self.max_nodes > 1
+
+    @property
     def again(self) -> str:
-        """What starts the run again, for hints: `muster torchrun` on several machines has no command for it."""
-        if self.rdzv_id is not None and self.max_nodes > 1:
+        """What starts the run again, for hints."""
+        if self.is_of_many_commands:
             return "the same command on each machine"
         return f"muster restart {self.run_id}"
 

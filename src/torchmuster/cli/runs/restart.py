@@ -60,13 +60,13 @@ def restart(run: str, *, detach: bool) -> int:
         order = replay_order(dict(plan.node_setup.environment))
         what = f"{name} is a replay: it made a step of another run again"
         raise UsageError(what, fix=f"muster restart {short_id(order.run_id)}" if order else None)
-    if plan.rdzv_id is not None and plan.max_nodes == 1:  # all of it was one command, as here
-        plan = replace(plan, rdzv_id=None, engine="local", tee=Tee.ALL, restart_hint=False)
-    if plan.rdzv_id is not None:
+    if plan.is_of_many_commands:
         raise UsageError(
             f"the run {view.run_id} was started by `muster torchrun`, once on each machine",
             fix="type its command again, with folder=... on a shared file system in the script",
         )
+    if plan.rdzv_id is not None:  # one command of `muster torchrun`: as here
+        plan = replace(plan, rdzv_id=None, engine="local", tee=Tee.ALL, restart_hint=False)
     place, snapshots = place_again(plan, view)
     problems = Problems()
     if detach:

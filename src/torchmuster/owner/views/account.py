@@ -242,7 +242,7 @@ def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) ->
 def _restart_command(run_dir: RunDir) -> str | None:
     """Return the command that starts a run again; None for `muster torchrun` on several machines, which only its own lines start."""
     plan = read_plan(run_dir)
-    if plan is None or (plan.rdzv_id is not None and plan.max_nodes > 1):
+    if plan is None or plan.is_of_many_commands:
         return None
     return f"muster restart {short_id(os.path.basename(run_dir.path))}"
 
