@@ -45,16 +45,19 @@ def test_chaos_never_ends_a_run(job):
 def test_chaos_of_two_faults_within_three_seconds_never_ends_a_run(job):
     num_schedules, dice = int(os.environ.get("MUSTER_CHAOS", "2")), throw()
     run = job("--nodes", "2", "--nproc-per-node", "2", "--max-restarts", "1000").start()
-    attempt = settle(run, 0)
+    attempt, num_killed = settle(run, 0), 0
     for number in range(num_schedules):
-        before, killed = attempt, False
+        before = num_killed
         for pause_s in (0.0, dice.uniform(0.0, 3.0)):
             threading.Event().wait(pause_s)
-            killed |= hurt(run, attempt, number, dice)
-        attempt = settle(run, before + killed)
+            num_killed += hurt(run, attempt, number, dice)
+        attempt = settle(run, attempt + (num_killed > before))
     assert run.finish() == 0
     assert run.result()["state"] == "succeeded"
-    assert [e["attempt"] for e in run.events("attempt_started")] == list(range(attempt + 1))
+    attempts = [e["attempt"] for e in run.events("attempt_started")]
+    assert attempts == list(range(len(attempts)))
+    # The second kill of a schedule may end an attempt that stood when `settle` looked at it.
+    assert attempt < len(attempts) <= 1 + num_killed
 
 
 def test_chaos_of_two_faults_in_the_first_seconds_never_ends_a_run(job):

@@ -39,6 +39,11 @@ class User:
         """Return the run directories, the oldest first."""
         return sorted((self.folder / "home" / "runs").glob(pattern))
 
+    def trained(self):
+        """Return the records that tell of steps: before its first one a training is ended by a SIGTERM, unsaved."""
+        records = (self.folder / "home" / "runs").rglob("training.jsonl")
+        return [record for record in records if '"event": "metrics"' in record.read_text()]
+
     def events(self, pattern="[!.]*"):
         """Return the events of a run's training."""
         (found,) = self.run_dirs(pattern)

@@ -209,8 +209,7 @@ def test_the_rest_of_a_sweep_waits_when_its_session_has_ended(session):
     words = ("--session", "S", SCRIPT, "--grid", "lr=0.1,0.2,0.3", "--metric", "loss")
     script = ("--", "--sleep", "0.2", "--epochs", "2")
     with session.popen("sweep", *words, "--name", "sw", *script, stderr=subprocess.PIPE) as sweep:
-        (sweep_dir,) = wait_until(lambda: session.run_dirs("*-sw-*"), "the sweep")
-        wait_until(lambda: [*sweep_dir.glob("members/*/training.jsonl")], "a member that trains")
+        wait_until(session.trained, "a member that trains")
         (held,) = session.run_dirs("*-session-S-*")
         os.kill(json.loads((held / "owner.json").read_text())["pid"], signal.SIGTERM)
         said = sweep.stderr.read()
@@ -246,7 +245,7 @@ def test_live_commands_reach_what_torchrun_has_started_and_its_hint_works(user):
     script = (SCRIPT, "--epochs", "30", "--sleep", "0.3")
     with user.popen("torchrun", "--nproc-per-node", "2", *script, stderr=subprocess.PIPE) as run:
         (run_dir,) = wait_until(user.run_dirs, "the run")
-        wait_until((run_dir / "training.jsonl").exists, "its training")
+        wait_until(user.trained, "its training")
 
         assert "rank 0 on " in (shown := user("stacks", "last", code=0).stdout)
         assert "rank 1 on " in shown
@@ -298,8 +297,7 @@ def test_a_torchrun_of_two_machines_is_continued_by_its_own_lines(user):
     words = ("torchrun", *words, SCRIPT, "--epochs", "30", "--sleep", "0.3")
     one, other = (user.popen(*words, stderr=subprocess.PIPE) for _ in range(2))
     with one, other:
-        trains = lambda: any((path / "training.jsonl").exists() for path in user.run_dirs())  # noqa: E731
-        wait_until(trains, "its training")
+        wait_until(user.trained, "its training")
         for command in (one, other):
             command.terminate()
         said = one.stderr.read() + other.stderr.read()
