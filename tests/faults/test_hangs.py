@@ -153,7 +153,9 @@ def test_a_rank_that_became_another_program_is_shown_by_py_spy_or_said_to_need_i
 
 @pytest.mark.slow
 @pytest.mark.lab
-@pytest.mark.parametrize(("mode", "part"), [("straggler", "data"), ("slow backward", "backward")])
+@pytest.mark.parametrize(
+    ("mode", "part"), [("straggler", "data"), ("slow backward", "after forward")]
+)
 def test_a_slow_rank_is_named_with_what_is_slow(train, mode, part):
     run = train(mode, limit="60s", STEPS="400")
     event = run.wait_event("straggler", timeout_s=LIMIT_S)

@@ -115,6 +115,19 @@ def status(run: str, *, watch: bool, as_json: bool) -> int:
     return print_status(run, as_json=as_json)
 
 
+def _quiet_words(view: "RunView") -> str:
+    """Return `, quiet for 1:20` of a run whose ranks do nothing, by the newest line of its record."""
+    from torchmuster.model.sample import quiet_s
+    from torchmuster.owner.views.live import last_sample
+    from torchmuster.ui.top.words import show_time
+
+    sample = last_sample(view.run_dir) if not view.state.is_final else None
+    if sample is None or not view.attempts or sample.attempt != view.attempts[-1]["attempt"]:
+        return ""
+    still_s = quiet_s(sample)
+    return f", quiet for {show_time(still_s)}" if still_s else ""
+
+
 def print_status(run: str, *, as_json: bool) -> int:
     """Print where a run stands now."""
     from datetime import UTC, datetime
@@ -156,7 +169,7 @@ def print_status(run: str, *, as_json: bool) -> int:
         echo_json(plain)
         return 0
     echo(f"run      {short_id(view.run_id)}")
-    echo(f"state    {view.state.value}")
+    echo(f"state    {view.state.value}{_quiet_words(view)}")
     if view.plan is not None:
         echo(f"command  {in_one_line(view.command)}")
     echo(f"folder   {in_one_line(view.run_dir.path)}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.head.hangs.stragglers import StepParts, per_step, waits_s
+from torchmuster.head.hangs.watch import was_active
 from torchmuster.model import codec
 from torchmuster.model.event import utc_now
 from torchmuster.model.failure import WorkerEnd
@@ -60,6 +61,7 @@ class Board:
         self._num_ends = 0
         self._told: dict[int, _Told] = {}
         self._stepped: dict[int, _Told] = {}  # each rank's first report of a step
+        self._active_at: dict[int, float] = {}
         self._written = self._older = self._newer = _Base(0.0)
         self._is_news = False
         self._shown: tuple[float, RankSample] | None = None
@@ -72,6 +74,7 @@ class Board:
         self.attempt = attempt
         self._nodes = tuple(nodes[rank] for rank in sorted(nodes))
         self._told, self._stepped, self._ended, self._num_ends = {}, {}, set(), 0
+        self._active_at = {}
         self._written = self._older = self._newer = _Base(now)
 
     def take(self, now: float, progress: Sequence[RankProgress]) -> None:
@@ -79,6 +82,9 @@ class Board:
         for one in progress:
             if not 0 <= one.rank < len(self._nodes):
                 continue
+            before = self._told.get(one.rank)
+            if before is None or was_active(before.progress, one, now - before.at):
+                self._active_at[one.rank] = now
             told = self._told[one.rank] = _Told(now, one)
             for base in (self._written, self._older, self._newer):
                 base.ranks.setdefault(one.rank, told)  # its first: there is nothing to compare yet
@@ -157,6 +163,7 @@ class Board:
         values: dict[str, Any] = {
             "states": "" if rank in self._ended else progress.state,
             "report_ages_s": round(max(now - told.at, 0.0), 1),
+            "still_s": round(told.at - self._active_at[rank], 1),
             "rss_mib": progress.rss_mib,
             "gpu_percent": progress.gpu_percent,
             "gpu_mib": progress.gpu_mib,
@@ -223,7 +230,16 @@ _PHASES = {  # and whether it is a part of every step
     "evaluate_s": (RankPhase.EVALUATE, False),
 }
 _COLUMNS = (
-    *("states", "report_ages_s", "steps", "steps_here", "ages_s", "phases", "steps_per_s"),
+    *(
+        "states",
+        "report_ages_s",
+        "still_s",
+        "steps",
+        "steps_here",
+        "ages_s",
+        "phases",
+        "steps_per_s",
+    ),
     *("median_s", "data_s", "forward_s", "rest_s", "wait_s", "save_s", "evaluate_s"),
     *("cpus", "rss_mib", "io_mib", "gpu_percent", "gpu_mib"),
 )

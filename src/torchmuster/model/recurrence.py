@@ -59,6 +59,7 @@ _DIFFERS = re.compile(
     r"0x[0-9a-f]+|\b(?:pid|process|rank|cuda:|thread-)\W?\d+|\b[0-9a-f]{8,}\b|/tmp/\S+",
     re.IGNORECASE,
 )
+_SAID_WHY = (EndKind.EXCEPTION, EndKind.HANG)
 _MAX_WORDS = 2000
 _SHELLS_SIGNAL = 128
 
@@ -72,9 +73,11 @@ def prospect(end: WorkerEnd) -> Prospect:
         return Prospect.OPEN if by_signal else Prospect.DOUBTFUL
     if end.kind is EndKind.NODE_LOST and end.detail == OVERUSED:
         return Prospect.DOUBTFUL
-    if end.kind is not EndKind.EXCEPTION or end.error is None or end.looks_like_echo:
+    if end.kind not in _SAID_WHY or end.error is None or end.looks_like_echo:
         return Prospect.OPEN
     error = end.error
+    if end.kind is EndKind.HANG:
+        return Prospect.OPEN if "TimeoutError" in error.bases else Prospect.DOUBTFUL
     if error.blames_node:
         return Prospect.OPEN  # its node gets no ranks again
     names = {error.type_name.rpartition(".")[2], *error.bases}
@@ -94,7 +97,9 @@ def mark(end: WorkerEnd) -> Mark | None:
     """Return the identity of a failure that may recur; None if its prospect is open."""
     if prospect(end) is Prospect.OPEN:
         return None
-    if end.kind is EndKind.EXCEPTION and end.error is not None:
+    if end.kind is EndKind.HANG and end.error is not None:
+        what, words = end.error.type_name, ""  # its message has ranks and seconds
+    elif end.kind is EndKind.EXCEPTION and end.error is not None:
         what, words = end.error.type_name, end.error.message
     else:
         what, words = str(end.exit_code), "\n".join(end.tail)

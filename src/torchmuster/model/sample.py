@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+QUIET_S = 60.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSample:
@@ -24,6 +26,7 @@ class RankSample:
         nodes: Name of each rank's node.
         states: The kernel's letter: `R`, `S`, `D`, `T`; empty: the process is gone; `?`: nothing was told of it yet.
         report_ages_s: Since its agent's last report of it.
+        still_s: For how long it has used no processor and moved no data, output among it, by that report.
         steps: Number of the last step over all attempts.
         steps_here: Steps done in this attempt.
         ages_s: Since the library's last word.
@@ -50,6 +53,7 @@ class RankSample:
     nodes: tuple[str, ...]
     states: tuple[str, ...]
     report_ages_s: tuple[float | None, ...] = ()
+    still_s: tuple[float | None, ...] = ()
     steps: tuple[int | None, ...] = ()
     steps_here: tuple[int | None, ...] = ()
     ages_s: tuple[float | None, ...] = ()
@@ -67,6 +71,14 @@ class RankSample:
     io_mib: tuple[float | None, ...] = ()
     gpu_percent: tuple[int | None, ...] = ()
     gpu_mib: tuple[int | None, ...] = ()
+
+
+def quiet_s(sample: RankSample) -> float:
+    """Return for how many seconds no rank that lives has done anything; 0 below a minute, and where one is not known."""
+    live = [rank for rank, state in enumerate(sample.states) if state]
+    still = [sample.still_s[rank] if rank < len(sample.still_s) else None for rank in live]
+    least = min((0.0 if one is None else one for one in still), default=0.0)
+    return least if least >= QUIET_S else 0.0
 
 
 def split(sample: RankSample, most: int) -> list[RankSample]:

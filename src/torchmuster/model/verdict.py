@@ -207,7 +207,10 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
     elif cause.memory_evidence:
         hints.append(f"lower the batch size or the number of loader workers, or {MORE_MEMORY}")
     elif cause.kind is EndKind.HANG:
-        hints.append("if that is right for this script: `--hang-timeout 30m`, or `off`")
+        hints.append(
+            f"the stacks show where rank {cause.rank} stands and what the others wait for; if that"
+            " is right for this script: `--hang-timeout 30m`, or `off`"
+        )
     elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
         hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
     if circumstances.dead_end:

@@ -19,7 +19,7 @@ _MATRIX_UP_TO = 24
 PHASES = (
     ("data", "p-data", "data_s"),
     ("forward", "p-forward", "forward_s"),
-    ("backward", "p-backward", "backward_s"),
+    ("after forward", "p-after", "after_s"),
     ("wait for others", "p-wait", "wait_s"),
     ("save", "p-save", "save_s"),
     ("evaluate", "p-evaluate", "evaluate_s"),

@@ -217,7 +217,7 @@ def _total(rank: int, node: str, span: _Span, own: Known, median: float) -> Rank
         told_steps=int(span.told_steps[rank]) if rank < len(span.told_steps) else 0,
         data_s=summed("data_s"),
         forward_s=summed("forward_s"),
-        backward_s=round(max(0.0, summed("rest_s") - summed("wait_s")), 3),
+        after_s=round(max(0.0, summed("rest_s") - summed("wait_s")), 3),
         wait_s=summed("wait_s"),
         save_s=summed("save_s"),
         evaluate_s=summed("evaluate_s"),

@@ -216,6 +216,7 @@ class RankTotals:
     """What a rank did in all attempts together, in seconds; `own_s` is a step's work of its own, without waiting for others.
 
     Attributes:
+        after_s: After the forward: backward, optimizer, whatever else the script does until its next batch.
         told_steps: The steps whose phases are known; the seconds of phases are those of them.
         over_median: Share by which `own_s` is above the median of all ranks.
     """
@@ -226,7 +227,7 @@ class RankTotals:
     told_steps: int = 0
     data_s: float = 0.0
     forward_s: float = 0.0
-    backward_s: float = 0.0
+    after_s: float = 0.0
     wait_s: float = 0.0
     save_s: float = 0.0
     evaluate_s: float = 0.0

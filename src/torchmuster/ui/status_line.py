@@ -5,6 +5,7 @@ from statistics import median
 from torchmuster.files.layout import short_id
 from torchmuster.model.display.live import LiveRun
 from torchmuster.model.display.text import in_one_line
+from torchmuster.model.sample import quiet_s
 from torchmuster.model.series import since_words
 from torchmuster.ui.top.ranks import RankRow, rank_rows, slowest
 from torchmuster.ui.top.run_lines import step_of, time_left_s
@@ -63,6 +64,8 @@ def _progress(run: LiveRun, rows: list[RankRow]) -> list[str]:
     elif bar is not None:
         parts.append(" ".join(filter(None, (f"bar {bar.done}/{bar.total}", bar.speed))))
         parts += [f"{bar.left} left"] if bar.left else []
+    if run.sample is not None and (still_s := quiet_s(run.sample)):
+        parts.append(f"quiet for {show_time(still_s)}")
     if training is not None and training.curve_of:
         value = dict(training.values).get(training.curve_of)
         since = since_words(dict(training.not_finite).get(training.curve_of))

@@ -1,10 +1,17 @@
 import signal
+from dataclasses import replace
 
 import pytest
 
 from torchmuster.model.failure import OVERUSED, EndKind
 from torchmuster.model.recurrence import Prospect, mark, prospect
 from unit.model.ends import end_of, exited, killed, lost, preempted, raised
+
+
+def hung(message="rank 1 stood still for 90 s", bases=("Hang",), **more):
+    end = raised(1, "Hang", message, bases=bases, **more)
+    return replace(end, kind=EndKind.HANG)
+
 
 NOT_AGAIN = [
     raised(0, "SyntaxError", "invalid syntax"),
@@ -27,6 +34,7 @@ ONCE_MORE = [
     raised(0, "mine.OwnError", "no"),
     raised(0, "FileNotFoundError", "[Errno 2]", bases=("FileNotFoundError", "OSError")),
     raised(0, "PermissionError", "[Errno 13]", bases=("PermissionError", "OSError")),
+    hung(),
     exited(0, 3),
     preempted(0),
     lost(0, OVERUSED),
@@ -44,11 +52,11 @@ UP_TO_THE_BUDGET = [
     raised(0, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed."),
     raised(0, "RuntimeError", "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
     raised(0, "ImportError", "libx.so: cannot open shared object file: Input/output error"),
+    hung(bases=("Hang", "TimeoutError")),
     killed(0, signal.SIGSEGV),
     killed(0, signal.SIGKILL),
     exited(0, 137),
     lost(0, "gone"),
-    end_of(0, EndKind.HANG),
     end_of(0, EndKind.NOT_STARTED),
 ]
 
@@ -81,9 +89,17 @@ def test_what_its_surroundings_did_is_open_and_never_the_same_twice(end):
         (raised(0, "ValueError", "at 0x7f12"), raised(0, "ValueError", "at 0x7eff")),
         (raised(0, "ValueError", "rank 0, cuda:0"), raised(1, "ValueError", "rank 1, cuda:1")),
         (raised(0, "ValueError", "in /tmp/tmpab1/x"), raised(0, "ValueError", "in /tmp/tmpcd2/x")),
+        (hung(), hung("rank 3 stood still for 62 s")),
         (exited(0, 3, tail=("no licence",)), exited(1, 3, tail=("no licence",))),
     ],
-    ids=["another rank and time", "an address", "the rank's name", "a folder", "an exit code"],
+    ids=[
+        "another rank and time",
+        "an address",
+        "the rank's name",
+        "a folder",
+        "a hang",
+        "an exit code",
+    ],
 )
 def test_the_same_failure_is_known_again_where_only_the_start_differs(first, again):
     assert mark(first) == mark(again)
@@ -93,11 +109,12 @@ def test_the_same_failure_is_known_again_where_only_the_start_differs(first, aga
     "other",
     [
         raised(0, "ValueError", "bad batch 3", where="train.py:8"),
+        hung(where="train.py:8"),
         raised(0, "KeyError", "bad batch 3"),
         raised(0, "ValueError", "bad batch 7"),
         exited(0, 1),
     ],
-    ids=["another line", "another type", "another number", "an exit code"],
+    ids=["another line", "a hang", "another type", "another number", "an exit code"],
 )
 def test_another_failure_is_another_one(other):
     assert mark(raised(0, "ValueError", "bad batch 3")) != mark(other)

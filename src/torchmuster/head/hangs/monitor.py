@@ -268,7 +268,11 @@ class HangMonitor:
         frame = judgement.standing.frame if judgement.standing is not None else None
         where = f"{frame.file}:{frame.line} in {frame.name}" if frame is not None else None
         error = PythonError(
-            type_name="Hang", message=judgement.headline, where=where, traceback="\n".join(trace)
+            type_name="Hang",
+            message=judgement.headline,
+            where=where,
+            traceback="\n".join(trace),
+            bases=("Hang", *(("TimeoutError",) if judgement.may_pass else ())),
         )
         return WorkerEnd(
             attempt=self.attempt,
@@ -352,8 +356,7 @@ def _short(stacks: list[RankStack]) -> list[str]:
 def _told(judgement: Judgement, path: str) -> str:
     if judgement.verdict is HangVerdict.END:
         return f"{judgement.sentence}: the attempt is ended; stacks in {path}"
-    left_s = max(judgement.limit_s - judgement.silent_s, 0.0)
     return (
-        f"{judgement.sentence}: if nothing moves, the attempt ends in {left_s:.0f} s"
+        f"{judgement.sentence}: if nothing moves, the attempt ends in {judgement.left_s:.0f} s"
         f" (--hang-timeout); stacks in {path}"
     )

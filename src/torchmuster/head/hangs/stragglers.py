@@ -3,8 +3,8 @@
 In synchronous training all ranks make their steps at the same pace, so a rank's own work is what counts: what its
 step takes less what it waits for others. Where the library measures its waits (DDP on processors, `train/wrap.py`), the
 rank that waits least shows what the sums themselves take, and the others' waits are what they take beyond it. Elsewhere
-the rank whose backward and optimizer take least is taken for one that does not wait; what the others need more there is
-counted as waiting, so that a rank which is slow in its backward can't be told from those that wait for it.
+the rank that needs least after its forward is taken for one that does not wait; what the others need more there is
+counted as waiting, so that a rank which is slow after its forward can't be told from those that wait for it.
 """
 
 from bisect import bisect_left
@@ -20,6 +20,7 @@ SLOWER_BY = 0.2
 _NUM_WINDOWS = 2  # one after the other
 _LEAST_S = 0.002  # in a step: less is noise
 _AGAIN_S = 600.0
+_PARTS = {"data": "data", "forward": "its forward", "after forward": "what follows its forward"}
 _ASIDE = (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.STARTING)
 
 
@@ -29,7 +30,7 @@ class Straggler:
 
     Attributes:
         share: By how much: 0.31 for 31 %.
-        part: What is slow: `data`, `compute` (forward), or `backward` (with the optimizer).
+        part: What is slow: `data`, `forward`, or `after forward`: whatever a step does then, measured as one.
         part_s: How long that takes in a step.
         others_s: How long it takes the others.
         step_s: What a step takes.
@@ -48,7 +49,7 @@ class Straggler:
         """Return the sentence for the user."""
         return (
             f"rank {self.rank} on {self.node} is {self.share * 100:.0f} % slower than the others for"
-            f" {self.num_steps} steps: {self.part} takes {_ms(self.part_s)} ms of"
+            f" {self.num_steps} steps: {_PARTS[self.part]} takes {_ms(self.part_s)} ms of"
             f" {_ms(self.step_s)} ms (others {_ms(self.others_s)})"
         )
 
@@ -69,7 +70,7 @@ class StepParts:
 
     @property
     def rest_s(self) -> float:
-        """Return what is left: backward, optimizer, waits for other ranks."""
+        """Return what is left after the forward: backward, optimizer, waits for other ranks, all else of the script."""
         return max(self.step_s - self.data_s - self.forward_s, 0.0)
 
 
@@ -135,8 +136,8 @@ class Stragglers:
     ) -> Straggler:
         parts = {
             "data": {other: one.data_s for other, one in steps.items()},
-            "compute": {other: one.forward_s for other, one in steps.items()},
-            "backward": {other: one.rest_s - waits[other] for other, one in steps.items()},
+            "forward": {other: one.forward_s for other, one in steps.items()},
+            "after forward": {other: one.rest_s - waits[other] for other, one in steps.items()},
         }
         others_s = {
             part: median(s for other, s in of.items() if other != rank)

@@ -26,6 +26,7 @@ START_S = 10.0
 _ACTIVE_SHARE = 0.05  # of a processor: less is a polling loop
 _ACTIVE_IO_BYTES_PER_S = 10_000
 _RESTS_S = 5.0
+_LOOK_AGAIN_S = 1.0
 _MAX_NAMED = 8
 
 _MAY_TAKE_LONG = (Doing.COMPILES, Doing.SAVES, Doing.EVALUATES)
@@ -82,6 +83,8 @@ class Judgement:
         headline: The same, with the time, as the first line of a report.
         standing: Of that rank.
         silent_s: How long it has stood.
+        left_s: Until the attempt ends, if nothing moves, after a warning.
+        may_pass: What holds it is outside of the script, as far as can be seen: the network, a file system, a signal.
     """
 
     verdict: HangVerdict
@@ -92,6 +95,8 @@ class Judgement:
     standing: StackReading | None = None
     silent_s: float = 0.0
     limit_s: float = 0.0
+    left_s: float = 0.0
+    may_pass: bool = False
 
 
 @dataclass(slots=True)
@@ -144,7 +149,7 @@ class HangWatch:
             rank = self._ranks.get(one.rank)
             if rank is None or rank.ended is not None:
                 continue
-            if rank.seen is None or _was_active(rank.seen, one, now - rank.seen_at):
+            if rank.seen is None or was_active(rank.seen, one, now - rank.seen_at):
                 rank.active_at = now
             rank.seen, rank.seen_at = one, now
 
@@ -249,16 +254,16 @@ class HangWatch:
     ) -> Judgement:
         mark = tuple((one.rank, one.standing.doing, one.standing.place) for one in guilty)
         first = guilty[0]
-        verdict = HangVerdict.NOTHING
+        verdict, left_s = HangVerdict.NOTHING, max(limit_s - silent_s, limit_s / 8)
         if self._warned != mark:
             verdict = HangVerdict.WARN if silent_s >= limit_s / 2 else HangVerdict.NOTHING
             self._warned = mark if verdict is HangVerdict.WARN else None
-            if (
-                verdict is HangVerdict.WARN
-            ):  # who is at the limit by now is seen once more, a little later
-                self._ask_at = now + max(min(limit_s - silent_s, limit_s / 2), limit_s / 8)
+            if verdict is HangVerdict.WARN:  # who is at the limit by now is seen once more
+                self._ask_at = now + left_s
         elif silent_s >= limit_s and not self._all_are_stopped(seen):
             verdict = HangVerdict.END
+        elif silent_s < limit_s:  # the promised moment, whatever pause `must_ask` has taken
+            self._ask_at = min(self._ask_at, now + max(limit_s - silent_s, _LOOK_AGAIN_S))
         return Judgement(
             verdict=verdict,
             sentence=tell(seen),
@@ -268,6 +273,8 @@ class HangWatch:
             standing=first.standing,
             silent_s=silent_s,
             limit_s=limit_s,
+            left_s=left_s,
+            may_pass=len(guilty) == len(seen) or _is_of_surroundings(first.standing),
         )
 
     def _seen(self, now: float, standings: Mapping[int, tuple[StackReading, str]]) -> list[Seen]:
@@ -350,7 +357,13 @@ class HangWatch:
         return all(one.standing.doing is Doing.STOPPED for one in seen) and len(seen) > 1
 
 
-def _was_active(before: RankProgress, now: RankProgress, elapsed_s: float) -> bool:
+def _is_of_surroundings(standing: StackReading) -> bool:
+    silent = standing.doing is Doing.UNKNOWN and not standing.what
+    return silent or standing.doing in (Doing.STOPPED, Doing.IN_KERNEL)
+
+
+def was_active(before: RankProgress, now: RankProgress, elapsed_s: float) -> bool:
+    """Say whether a rank has moved between two words of it: a step, its phase, its processor, its data."""
     if now.steps_here != before.steps_here or now.phase is not before.phase:
         return True
     if now.state == "R":  # it would run, also where others leave it no processor

@@ -181,7 +181,9 @@ def _rank_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
         return [(0, view.run_dir.job_log)]
     if not numbers:
         yet = "" if view.state.is_final else " yet"
-        raise NotFoundError(f"the run {view.run_id} has no logs{yet}", where=view.run_dir.logs)
+        why = "nobody wrote anything" if view.attempts else "it has made no attempt"
+        error = f"the run {view.run_id} has no logs{yet}"
+        raise NotFoundError(error, where=view.run_dir.logs, why=why)
     chosen = numbers[-1] if choice.attempt is None else choice.attempt
     if chosen not in numbers:
         known = f"it has {name_ranks(numbers).replace('rank', 'attempt')}"

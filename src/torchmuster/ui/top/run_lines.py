@@ -14,6 +14,7 @@ from torchmuster.model.display.live import (
     left_s,
 )
 from torchmuster.model.display.text import in_one_line
+from torchmuster.model.sample import quiet_s
 from torchmuster.model.series import since_words
 from torchmuster.ui.top.ranks import HEADER, RankRow, cells, slowest
 from torchmuster.ui.top.words import (
@@ -47,6 +48,8 @@ def head_lines(run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: 
         told("problem", problem, "bad")
     for wait in (run.job, run.waits):
         told("waits", wait, "warn")
+    if run.sample is not None and not run.is_final and (still_s := quiet_s(run.sample)):
+        told("quiet", f"for {show_time(still_s)}: no output, no rank uses a processor", "warn")
     lines += _progress(run, rows)
     lines += _metrics(run, columns, unicode=unicode)
     lines += _saves(run)

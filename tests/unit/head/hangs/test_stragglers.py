@@ -50,7 +50,7 @@ def test_a_rank_with_slow_data_is_named_once_with_numbers():
 
 def test_a_rank_with_slow_computation_is_named():
     (one,) = play([(0.01, 0.03), (0.01, 0.06), (0.01, 0.03)])
-    assert (one.rank, one.part) == (1, "compute")
+    assert (one.rank, one.part) == (1, "forward")
 
 
 def test_a_rank_that_is_slow_in_its_backward_is_named_where_waits_are_measured():
@@ -65,7 +65,7 @@ def test_a_rank_that_is_slow_in_its_backward_is_named_where_waits_are_measured()
     (one,) = told
     assert one.tell() == (
         "rank 1 on n2 is 98 % slower than the others for 60 steps:"
-        " backward takes 80 ms of 100 ms (others 31)"
+        " what follows its forward takes 80 ms of 100 ms (others 31)"
     )
 
 

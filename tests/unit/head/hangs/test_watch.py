@@ -280,6 +280,30 @@ def test_a_script_without_the_library_is_ended_when_all_do_nothing_for_the_blind
     assert play.told[-1].silent_s >= 300
 
 
+@given(
+    limit_s=st.sampled_from([60.0, 90.0, 300.0]),
+    blind=st.booleans(),
+    every_s=st.floats(1.5, 2.5),
+    slow_s=st.floats(0.0, 5.0),
+)
+def test_an_attempt_ends_when_the_line_says_so(limit_s, blind, every_s, slow_s):
+    limits = WatchLimits(floor_s=limit_s, ceiling_s=1800.0, blind_s=limit_s)
+    play = Play(2, limits=limits, blind=blind)
+    play.train(20)
+    play.standing[1] = READ
+    told_at = []
+    while len(told_at) < 2 and play.now < 3000:
+        play.now += every_s - EVERY_S + (slow_s if play.num_asked else 0.0)
+        play.digest()
+        if len(play.told) > len(told_at):
+            told_at.append(play.now)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    promised_s = play.told[0].left_s
+    # A digest after the moment sees it; then the answer to the question.
+    assert promised_s - 0.05 * limit_s <= told_at[1] - told_at[0]
+    assert told_at[1] - told_at[0] <= promised_s + 0.05 * limit_s + 2 * (every_s + slow_s)
+
+
 def test_a_script_without_the_library_in_which_nobody_waits_is_left_alone():
     play = Play(blind=True)
     play.standing = dict.fromkeys(play.standing, READ)
