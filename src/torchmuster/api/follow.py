@@ -11,7 +11,7 @@ from typing import Any
 
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files.layout import RunDir
-from torchmuster.model.display.text import printable
+from torchmuster.model.display.text import as_bytes, printable
 from torchmuster.owner.views.board_watch import BoardWatch
 from torchmuster.owner.views.control import LogChoice, log_files
 from torchmuster.owner.views.find import any_result, owner_lives, view_run
@@ -94,7 +94,8 @@ def _new_lines(run_dir: RunDir, positions: dict[str, int]) -> Iterator[str]:
     """Yield what rank 0 has written since the last look, in its newest attempt."""
     with contextlib.suppress(NotFoundError):
         for _, path in log_files(view_run(run_dir), LogChoice(rank=0)):
-            yield from read_new(path, positions)
+            for text in read_new(path, positions):
+                yield as_bytes(text).decode(errors="replace")
 
 
 class _Status:

@@ -316,6 +316,7 @@ def logs(
     import asyncio
 
     from torchmuster.model.display.lines import LineJoiner
+    from torchmuster.model.display.text import as_bytes, as_output
     from torchmuster.owner.pods.copy import copied
     from torchmuster.owner.views.control import LogChoice, follow_logs, log_files, task_names
     from torchmuster.owner.views.find import find_run, look_at
@@ -339,12 +340,17 @@ def logs(
     several = len(names) > 1 if view.is_workflow else (view.num_workers or 1) > 1
     joiner = LineJoiner(prefix_always=several and task is None and rank is None)
     joiner.names.update(enumerate(names))
+    is_terminal = sys.stdout.isatty()
 
     def write(number: int, text: str) -> None:
         pieces = joiner.add(number, 1, text)
         if follow:  # a progress bar has no end of line for a long time
             pieces += joiner.show_halves()
-        sys.stdout.write("".join(part for _, part in pieces))
+        put(pieces)
+
+    def put(pieces: "list[tuple[int, str]]") -> None:
+        text = "".join(part for _, part in pieces)
+        sys.stdout.buffer.write(as_bytes(as_output(text) if is_terminal else text))
         sys.stdout.flush()
 
     try:
@@ -361,8 +367,7 @@ def logs(
                 _print_file(path, partial(write, number), tail)
     except KeyboardInterrupt:
         return 130
-    sys.stdout.write("".join(part for _, part in joiner.rest()))
-    sys.stdout.flush()
+    put(joiner.rest())
     return 0
 
 
@@ -373,7 +378,7 @@ def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> 
     from torchmuster.plainfile import open_plain
 
     try:
-        with io.TextIOWrapper(open_plain(path), errors="replace", newline="") as log:
+        with io.TextIOWrapper(open_plain(path), errors="surrogateescape", newline="") as log:
             log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
             while text := log.read(1 << 20):
                 write(text)

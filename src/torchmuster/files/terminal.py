@@ -20,7 +20,7 @@ from torchmuster.model.display.narration import narrate
 from torchmuster.model.display.repeats import Shown
 from torchmuster.model.display.status_below import StatusBelow
 from torchmuster.model.display.terminal import Terminal
-from torchmuster.model.display.text import moved_in, printable
+from torchmuster.model.display.text import as_bytes, moved_in, printable
 from torchmuster.plainfile import write_all
 
 _MAX_WAITING_BYTES = 1 << 20
@@ -182,7 +182,7 @@ class TerminalVoice:
             self._put(stream, text)
 
     def _put(self, stream: int, text: str, more_bytes: int = 0) -> None:
-        data = text.encode(errors="replace")
+        data = as_bytes(text)
         with self._changed:
             is_full = self._waiting_bytes + len(data) > _MAX_WAITING_BYTES + more_bytes
             if is_full and stream not in self._writers:

@@ -145,7 +145,9 @@ class RankOutput:
         return {number: os.dup(write_fd) if i else write_fd for i, number in enumerate(numbers)}
 
     def _listen(self, read_fd: int, number: int, *, is_terminal: bool = False) -> None:
-        self._streams[read_fd] = _Stream(number, is_terminal=is_terminal)
+        # What a file or a pipe gets are the rank's own bytes, in whatever encoding.
+        errors = "surrogateescape" if number in self._every_line else "replace"
+        self._streams[read_fd] = _Stream(number, errors, is_terminal=is_terminal)
         asyncio.get_running_loop().add_reader(read_fd, self._read_unless_congested, read_fd)
 
     def resize(self, terminal: Terminal) -> None:
@@ -242,8 +244,9 @@ class RankOutput:
         os.close(fd)
         stream = self._streams.pop(fd)
         left_out = stream.left_out or int(stream.skips)
-        if left_out and self._show is not None and stream.number in self._shown:
-            self._show(self.rank, stream.number, "", left_out)
+        rest = stream.decoder.decode(b"", final=True)
+        if (left_out or rest) and self._show is not None and stream.number in self._shown:
+            self._show(self.rank, stream.number, rest, left_out)
 
 
 def _read_more(fd: int) -> bytes:
@@ -258,9 +261,9 @@ def _read_more(fd: int) -> bytes:
 class _Stream:
     """Where one stream's text stands."""
 
-    def __init__(self, number: int, *, is_terminal: bool) -> None:
+    def __init__(self, number: int, errors: str, *, is_terminal: bool) -> None:
         self.number = number
         self.is_terminal = is_terminal
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
         self.left_out = 0
         self.skips = False  # until the end of a line

@@ -10,6 +10,7 @@ import pytest
 
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model.display import terminal as screen
+from torchmuster.model.display.text import as_bytes
 from torchmuster.node.output import LINE_CHARACTERS, SHOWN_BYTES_PER_S, TAIL_LINES, RankOutput
 
 DEADLINE_S = 60.0
@@ -62,8 +63,8 @@ async def take_all(output, write):
     output.close()
 
 
-def output_of(write, disk, log, show=None, shown=frozenset({1, 2}), copies=None):
-    output = RankOutput(0, str(log), disk, show, shown, copies or {})
+def output_of(write, disk, log, show=None, shown=frozenset({1, 2}), copies=None, **more):
+    output = RankOutput(0, str(log), disk, show, shown, copies or {}, **more)
     asyncio.run(take_all(output, write))
     assert disk.flush(DEADLINE_S)
     return output
@@ -138,6 +139,23 @@ def test_a_character_that_comes_in_two_parts_is_shown_whole(disk, log):
     output_of(write, disk, log, show)
 
     assert terminal.text == "aü\n"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_file_or_a_pipe_gets_the_bytes_of_any_encoding(disk, log, number):
+    terminal, written = Terminal(), bytes(range(256)) * 3 + b"caf\xc3"
+
+    def write(stdout, stderr):
+        for fd in (stdout, stderr):
+            write_all(fd, written)
+
+    output_of(write, disk, log, terminal, every_line=(number,))
+
+    found = "".join(text for stream, text, _ in terminal.pieces if stream == number)
+    assert as_bytes(found) == written
+    others = "".join(text for stream, text, _ in terminal.pieces if stream != number)
+    assert "\ufffd" in others
+    assert others.encode()  # it has no halves of characters
 
 
 def test_the_tail_is_the_last_lines_each_cut_to_a_length(disk, log):

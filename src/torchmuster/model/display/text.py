@@ -14,6 +14,8 @@ _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
+# Of what a rank has written: what stays, a move of the cursor, all else that a terminal would obey.
+_OUTPUT = re.compile(f"({_COLOUR.pattern}|\r)|\x1b\\[[0-9;?]*[A-HJKSTfhlsu]|{_CONTROL.pattern}")
 _MAX_WORD, _MAX_NAMES = 200, 200  # of a search for a near miss
 MAX_NAMES = 8
 
@@ -26,6 +28,28 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return _CONTROL.sub(lambda found: _visible(found[0]), _COLOUR.sub("", text))
+
+
+def as_output(text: str) -> str:
+    """Return what a rank has written for a terminal of somebody who looks at it later: colours stay, all else is shown or left out.
+
+    A sequence of a progress bar that moves the cursor is left out: its lines stand apart here.
+    """
+    if text.isprintable():
+        return text
+    return _OUTPUT.sub(lambda found: found[1] or _visible_in_output(found[0]), text)
+
+
+def _visible_in_output(found: str) -> str:
+    return "" if len(found) > 1 else _visible(found)
+
+
+def as_bytes(text: str) -> bytes:
+    """Return the bytes of what a rank has written: its own where they are no UTF-8."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # halves of characters that no rank of ours has written
+        return text.encode(errors="replace")
 
 
 def _visible(character: str) -> str:

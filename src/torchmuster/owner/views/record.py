@@ -1,5 +1,6 @@
 """Read what a run has written: tolerant of a half last line, reopened at every look."""
 
+import codecs
 import contextlib
 import dataclasses
 import glob
@@ -253,7 +254,10 @@ def read_new(path: str, positions: dict[str, int]) -> Iterator[str]:
         with open_plain(path) as log:  # reopened each time: NFS caches what an open file shows
             log.seek(positions.get(path, 0))
             while data := log.read(_BLOCK_BYTES):
-                positions[path] = log.tell()
-                yield data.decode(errors="replace")
+                text, num_bytes = codecs.utf_8_decode(data, "surrogateescape", False)
+                if not num_bytes:
+                    return  # the beginning of a character
+                positions[path] = log.seek(num_bytes - len(data), os.SEEK_CUR)
+                yield text
     except OSError:
         return

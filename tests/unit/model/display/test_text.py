@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 
 from torchmuster.errors import MusterError
 from torchmuster.model.display.text import (
+    as_bytes,
+    as_output,
     few_of,
     moved_in,
     name_missing,
@@ -41,6 +43,33 @@ def test_parts_that_are_unknown_are_left_out():
 )
 def test_a_terminal_obeys_nothing_in_a_text_of_others(text, shown):
     assert printable(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
+        ("a\x1b[2Kb\x1b[1A\x1b[?25lc", "abc"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("\x1b]52;c;aGk=\x1b\\", "\\x1b]52;c;aGk=\\x1b\\"),
+        ("\x1bc\x9b31m", "\\x1bc\\x9b31m"),
+        ("10%\r20%\n\ttab", "10%\r20%\n\ttab"),
+        ("\udcff", "\\udcff"),
+    ],
+)
+def test_of_what_a_rank_wrote_a_terminal_gets_the_colours_only(text, shown):
+    assert as_output(text) == shown
+
+
+@given(st.binary())
+def test_the_bytes_of_a_rank_come_back_whatever_they_are(written):
+    assert as_bytes(written.decode(errors="surrogateescape")) == written
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_any_text_can_be_written(text):
+    assert isinstance(as_bytes(text), bytes)
+    assert not {"\x9b", "\x07", "\x08"} & set(as_output(text))
 
 
 def test_a_report_is_printable_in_all_of_its_parts():

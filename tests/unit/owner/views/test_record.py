@@ -3,6 +3,7 @@
 import json
 
 from torchmuster.files.layout import RunDir
+from torchmuster.model.display.text import as_bytes
 from torchmuster.owner.views.record import (
     next_attempt,
     read_events,
@@ -43,9 +44,18 @@ def test_a_growing_log_is_read_on_from_where_the_last_look_ended(tmp_path):
 
     with path.open("ab") as log:
         log.write(b"two \xff\n")
-    assert "".join(read_new(str(path), positions)) == "two \ufffd\n"
+    assert "".join(read_new(str(path), positions)) == "two \udcff\n"
     assert list(read_new(str(path), positions)) == []
     assert list(read_new(str(tmp_path / "none"), positions)) == []
+
+
+def test_a_character_of_which_a_log_has_half_is_read_when_it_is_whole(tmp_path):
+    path, positions = tmp_path / "rank-0.log", {}
+    path.write_bytes(b"caf\xc3")
+    assert "".join(read_new(str(path), positions)) == "caf"
+    assert [*read_new(str(path), positions)] == []
+    path.write_bytes(b"caf\xc3\xa9 \xff\n")
+    assert as_bytes("".join(read_new(str(path), positions))) == b"\xc3\xa9 \xff\n"
 
 
 def test_the_next_attempt_is_behind_all_that_any_record_knows(tmp_path):
