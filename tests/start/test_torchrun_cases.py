@@ -8,6 +8,7 @@ which compares code compiled for two GPUs.
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -25,7 +26,7 @@ NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 # Says of each worker what it was given; needs no torch.
 TELL = """
 import json, os, sys
-names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "GROUP_RANK",
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "GROUP_RANK",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS")
 told = {name: os.environ.get(name) for name in names}
 told["argv"] = sys.argv[1:]
@@ -307,6 +308,56 @@ def test_several_agents_of_one_machine_make_one_world(launch, port, nodes, confs
     assert [(one["RANK"], one["WORLD_SIZE"]) for one in launch.told()] == [
         ("0", "4"), ("1", "4"), ("2", "4"), ("3", "4"),
     ]  # fmt: skip
+
+
+def test_ranks_are_assigned_by_role(launch, port):
+    """local_elastic_agent_test.py: correct_rank_assignment_heterogeneous."""
+    options = ("--nnodes=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}")
+    script, roles = launch.script(TELL), (("ps", 1), ("trainer", 2), ("ps", 3))
+
+    agents = [
+        launch.begin(*options, f"--role={role}", f"--nproc-per-node={num}", script)
+        for role, num in roles
+    ]
+
+    assert [end(process).returncode for process in agents] == [0, 0, 0]
+    told = launch.told()
+    for role, size in (("ps", 4), ("trainer", 2)):
+        mine = [one for one in told if one["ROLE_NAME"] == role]
+        assert [one["ROLE_RANK"] for one in mine] == [str(n) for n in range(size)]
+        assert {one["ROLE_WORLD_SIZE"] for one in mine} == {str(size)}
+
+
+READ = """
+import os, sys
+text = sys.stdin.read() if sys.stdin is not None else "none"
+open(os.path.join(os.environ["TOLD"], os.environ["RANK"]), "w").write(text)
+"""
+
+
+@pytest.mark.parametrize("given", ["a pipe", "a file", "nothing"])
+def test_workers_read_what_torchrun_would_give_them(launch, given):
+    told, text = launch.folder / "told", "cfg\n"
+    (launch.folder / "given.txt").write_text(text)
+    argv = [*MUSTER, "torchrun", "--nproc-per-node=1", launch.script(READ)]
+    redirected = {"a pipe": "cat given.txt |", "a file": "< given.txt", "nothing": "<&-"}[given]
+    line = shlex.join(argv)
+    line = f"{redirected} {line}" if given == "a pipe" else f"{line} {redirected}"
+    told.mkdir()
+    env = {**os.environ, "MUSTER_HOME": str(launch.folder / "home"), "TOLD": str(told)}
+    subprocess.run(line, shell=True, cwd=launch.folder, env=env, check=True, timeout=LIMIT_S)
+    assert (told / "0").read_text() == ("" if given == "nothing" else text)
+
+
+@pytest.mark.parametrize("start", ["fork", "fresh"])
+def test_a_command_may_be_as_long_as_the_system_lets_it_be(launch, start):
+    words = [f"/data/set/{number:0100}.tar" for number in range(11_000)]
+    options = () if start == "fork" else ("--no-python", sys.executable)
+
+    done = launch.run("--nproc-per-node=1", *options, launch.script(TELL), *words)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert launch.told()[0]["argv"] == words
 
 
 def test_streams_are_kept_and_shown_with_torchruns_prefix(launch):

@@ -284,7 +284,10 @@ class TrainingPolicy(NodePolicy):
     def _start_attempt(self, here: Sequence[Member]) -> None:
         self._number_places()
         members = {m.place: m for m in here if m.place is not None}
-        ranks = assign_ranks({p: self._num_workers(p, m) for p, m in members.items()})
+        ranks = assign_ranks(
+            {p: self._num_workers(p, m) for p, m in members.items()},
+            {p: m.hello.role for p, m in members.items()},
+        )
         number, self.next_attempt = self.next_attempt, self.next_attempt + 1
         self.attempt = Attempt(number, self.now, members, ranks)
         self.phase = AttemptPhase.RUNNING

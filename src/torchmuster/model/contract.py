@@ -103,6 +103,8 @@ class WorkerPlace:
     local_world_size: int
     node_rank: int
     num_nodes: int
+    role_rank: int
+    role_world_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +166,9 @@ def worker_environment(place: WorkerPlace, facts: AttemptFacts) -> dict[str, str
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "GROUP_RANK": str(place.node_rank),
         "GROUP_WORLD_SIZE": str(place.num_nodes),
-        "ROLE_RANK": str(place.rank),
+        "ROLE_RANK": str(place.role_rank),
         "ROLE_NAME": facts.role,
-        "ROLE_WORLD_SIZE": str(place.world_size),
+        "ROLE_WORLD_SIZE": str(place.role_world_size),
         "MASTER_ADDR": facts.master_addr,
         "MASTER_PORT": str(facts.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(facts.attempt),

@@ -12,24 +12,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRanks:
-    """The ranks of one node in one attempt: `first_rank .. first_rank + num_workers - 1`."""
+    """The ranks of one node in one attempt: `first_rank .. first_rank + num_workers - 1`.
+
+    Attributes:
+        first_role_rank: The same among the workers of its role (torchrun's `--role`).
+        role_world_size: How many workers have its role.
+    """
 
     place: int
     node_rank: int
     first_rank: int
     num_workers: int
+    first_role_rank: int
+    role_world_size: int
 
 
-def assign_ranks(workers_by_place: Mapping[int, int]) -> dict[int, NodeRanks]:
-    """Return the ranks of every place that is present, in the order of the places."""
+def assign_ranks(
+    workers_by_place: Mapping[int, int], roles: Mapping[int, str] | None = None
+) -> dict[int, NodeRanks]:
+    """Return the ranks of every place that is present, in the order of the places; without `roles` all have the same."""
+    role_of = {place: (roles or {}).get(place, "") for place in workers_by_place}
+    sizes: dict[str, int] = dict.fromkeys(role_of.values(), 0)
+    for place, count in workers_by_place.items():
+        sizes[role_of[place]] += count
     ranks: dict[int, NodeRanks] = {}
-    first = 0
+    first, first_of = 0, dict.fromkeys(sizes, 0)
     for node_rank, place in enumerate(sorted(workers_by_place)):
-        count = workers_by_place[place]
+        count, role = workers_by_place[place], role_of[place]
         ranks[place] = NodeRanks(
-            place=place, node_rank=node_rank, first_rank=first, num_workers=count
+            place=place,
+            node_rank=node_rank,
+            first_rank=first,
+            num_workers=count,
+            first_role_rank=first_of[role],
+            role_world_size=sizes[role],
         )
-        first += count
+        first, first_of[role] = first + count, first_of[role] + count
     return ranks
 
 

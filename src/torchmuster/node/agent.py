@@ -219,6 +219,7 @@ class Agent:
             jobs=self.options.jobs,
             machine=os.environ.get(contract.MACHINE_VARIABLE, ""),
             holds_memory=self._memory.is_used,
+            role=self.options.plan.role,
         )
 
     def become_head(

@@ -19,6 +19,12 @@ class HeldMemory:
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}
 
+    def close(self) -> None:
+        """Give all of it back."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
     @property
     def is_used(self) -> bool:
         """Say whether anything is held."""

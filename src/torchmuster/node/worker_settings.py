@@ -1,5 +1,7 @@
 """What follows for the workers of an attempt from what their agent was told at its start, and by its head."""
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 
 from torchmuster.diagnose.facts.gpus import visible_gpus
@@ -61,6 +63,7 @@ def worker_settings(
         nccl_files=contract.DEBUG_VARIABLE in environment and "NCCL_DEBUG_FILE" not in environment,
         terminal=terminal,
         every_line=options.plan.every_line,
+        gives_input=options.local_show and _has_input() and order.stdin_rank is None,
         prefixes=(welcome.tee == "all" and order.world_size > 1)
         or (options.local_show and options.num_workers > 1),
     )
@@ -86,3 +89,8 @@ def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[in
         return lambda rank, local_rank: console(local_rank)
     both, none = frozenset({1, 2}), frozenset[int]()
     return lambda rank, local_rank: both if tee == "all" or (tee == "0" and not rank) else none
+
+
+def _has_input() -> bool:
+    """Say whether somebody has given this process a file or a pipe to read; a terminal is read by `muster` itself."""
+    return sys.stdin is not None and not os.isatty(0)

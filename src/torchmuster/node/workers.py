@@ -1,6 +1,7 @@
 """The workers of one attempt on one node: start them, watch their ends, gather the evidence."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -57,7 +58,11 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What is the same for all attempts on this node."""
+    """What is the same for all attempts on this node.
+
+    Attributes:
+        gives_input: Workers read the agent's own standard input, one after another what the others have left, as under torchrun.
+    """
 
     run_id: str
     run_dir: RunDir
@@ -73,6 +78,7 @@ class WorkerSettings:
     terminal: Terminal | None = None
     prefixes: bool = False
     every_line: tuple[int, ...] = ()
+    gives_input: bool = False
 
     def terminal_of(self, rank: int) -> Terminal | None:
         """Return the terminal for a rank: narrower where its lines begin with its name."""
@@ -206,12 +212,18 @@ class NodeAttempt:
             stdin, worker.stdin_fd = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(worker.stdin_fd, False)
         else:
-            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            stdin = self._input()
         change = self._environment(worker)
         self._spawner.order(
             StartWorker(rank=worker.rank, env=dict(change.values), unset=tuple(change.removed)),
             [stdin, stdout, stderr],
         )
+
+    def _input(self) -> int:
+        if self._settings.gives_input:
+            with contextlib.suppress(OSError):  # it is closed
+                return os.dup(0)
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _environment(self, worker: _Worker) -> VariableChange:
         order, settings = self.order, self._settings
@@ -223,6 +235,8 @@ class NodeAttempt:
             local_world_size=order.ranks.num_workers,
             node_rank=order.ranks.node_rank,
             num_nodes=order.num_nodes,
+            role_rank=order.ranks.first_role_rank + worker.local_rank,
+            role_world_size=order.ranks.role_world_size,
         )
         facts = AttemptFacts(
             run_id=settings.run_id,

@@ -8,7 +8,14 @@ from torchmuster.model import contract
 from torchmuster.model.contract import AttemptFacts, WorkerPlace, worker_environment
 
 PLACE = WorkerPlace(
-    rank=5, local_rank=1, world_size=6, local_world_size=2, node_rank=2, num_nodes=3
+    rank=5,
+    local_rank=1,
+    world_size=6,
+    local_world_size=2,
+    node_rank=2,
+    num_nodes=3,
+    role_rank=3,
+    role_world_size=4,
 )
 FACTS = AttemptFacts(
     run_id="job",
@@ -32,9 +39,9 @@ def test_the_variables_have_torchrun_s_values():
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "2",
         "GROUP_WORLD_SIZE": "3",
-        "ROLE_RANK": "5",
+        "ROLE_RANK": "3",
         "ROLE_NAME": "trainer",
-        "ROLE_WORLD_SIZE": "6",
+        "ROLE_WORLD_SIZE": "4",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "1234",
         "TORCHELASTIC_RESTART_COUNT": "4",

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torchmuster.model.ranks import assign_ranks, compress_ranks, free_places, natural_key
@@ -20,6 +20,28 @@ def test_ranks_are_numbered_without_gap_in_the_order_of_the_places(world):
     in_order = [rank for place in sorted(world) for rank in ranks[place]]
     assert in_order == list(range(sum(world.values())))
     assert {place: len(r) for place, r in ranks.items()} == world
+
+
+# The two cases of PyTorch's own test of rank assignment by role, and what torch.distributed.elastic says of any other.
+@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from("abc")), min_size=1, max_size=9))
+@example([(1, "a"), (2, "a"), (3, "a")])
+@example([(1, "a"), (2, "b"), (3, "a"), (4, "b"), (5, "c")])
+def test_the_ranks_of_a_role_are_numbered_among_themselves(agents):
+    ranks = assign_ranks(
+        {place: num for place, (num, _) in enumerate(agents)},
+        {place: role for place, (_, role) in enumerate(agents)},
+    )
+
+    for role in "abc":
+        places = [place for place, agent in enumerate(agents) if agent[1] == role]
+        size = sum(agents[place][0] for place in places)
+        numbers = [
+            ranks[place].first_role_rank + local
+            for place in places
+            for local in range(agents[place][0])
+        ]
+        assert numbers == list(range(size))
+        assert all(ranks[place].role_world_size == size for place in places)
 
 
 @given(WORLDS)
@@ -48,7 +70,8 @@ def test_a_loss_moves_only_the_ranks_behind_it(world, random):
     assert lost not in after
     for place, ranks in after.items():
         if place < lost:
-            assert ranks == before[place]
+            assert ranks.first_rank == before[place].first_rank
+            assert ranks.node_rank == before[place].node_rank
         else:
             assert ranks.first_rank == before[place].first_rank - world[lost]
             assert ranks.node_rank == before[place].node_rank - 1

@@ -13,7 +13,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.failure import EndKind
-from torchmuster.model.ranks import NodeRanks
+from torchmuster.model.ranks import assign_ranks
 from torchmuster.net import messages
 from torchmuster.node.attempts import AttemptKeeper
 from torchmuster.node.spawner import messages as orders
@@ -82,7 +82,7 @@ def order_of(attempt):
         node="n1",
         num_nodes=1,
         world_size=2,
-        ranks=NodeRanks(place=0, node_rank=0, first_rank=0, num_workers=2),
+        ranks=assign_ranks({0: 2})[0],
     )
 
 

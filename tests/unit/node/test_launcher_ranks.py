@@ -52,6 +52,8 @@ def place(rank, local_rank, counts, node_rank):
         local_world_size=counts[node_rank],
         node_rank=node_rank,
         num_nodes=len(counts),
+        role_rank=rank,
+        role_world_size=sum(counts),
     )
 
 

@@ -82,7 +82,14 @@ def test_torchrun_is_read():
 
 def test_muster_is_torchrun_with_a_variable_of_ours():
     place = WorkerPlace(
-        rank=5, local_rank=1, world_size=8, local_world_size=4, node_rank=1, num_nodes=2
+        rank=5,
+        local_rank=1,
+        world_size=8,
+        local_world_size=4,
+        node_rank=1,
+        num_nodes=2,
+        role_rank=5,
+        role_world_size=8,
     )
     facts = AttemptFacts(
         run_id="job",

@@ -25,6 +25,7 @@ class Hello(Message):
         network_id: Names kernel and network namespace: agents with the same one share all interfaces.
         jobs: `VARIABLE=ID` of the schedulers' jobs that it is in, where the run has no name of its own.
         machine: What its host runs on, where that has a name of its own: of a pod the cluster's node.
+        role: Of its workers: torchrun's `--role`.
         holds_memory: Workers of an earlier attempt have left snapshots in its memory.
     """
 
@@ -42,6 +43,7 @@ class Hello(Message):
     jobs: tuple[str, ...] = ()
     machine: str = ""
     holds_memory: bool = False
+    role: str = "default"
 
 
 class Ping(Message):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torchmuster import proc
 from torchmuster.model.message import decode, encode
 from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.spawner import messages
 from torchmuster.node.spawner.messages import SpawnerEvent, SpawnerOrder
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class SpawnerLink:
 
     def order(self, message: SpawnerOrder, fds: Sequence[int] = ()) -> None:
         """Send an order with descriptors, which are closed here once sent."""
-        self._waiting.append((encode(message), tuple(fds)))
+        self._waiting.append(_packed(encode(message), tuple(fds)))
         if len(self._waiting) == 1:
             self._send_waiting()
 
@@ -109,6 +110,23 @@ class SpawnerLink:
             return
         self.close()
         self._on_end()
+
+
+def send_first(control: socket.socket, data: bytes) -> None:
+    """Send the first order, which nothing else waits for."""
+    packet, fds = _packed(data, ())
+    socket.send_fds(control, [packet], fds)
+    _close_all(fds)
+    control.setblocking(False)
+
+
+def _packed(data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+    if len(data) <= messages.MOST_IN_PACKET:
+        return data, fds
+    memory = os.memfd_create("order")
+    with open(memory, "wb", closefd=False) as file:
+        file.write(data)
+    return messages.IN_MEMORY, (memory, *fds)
 
 
 def _drop(text: str) -> None:

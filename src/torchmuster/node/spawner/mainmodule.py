@@ -15,7 +15,7 @@ import sys
 import time
 import types
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
@@ -49,12 +49,14 @@ class WorkerTask:
 
 def task_from_environment() -> WorkerTask:
     """Return the task that the spawner left for a fresh interpreter, and remove it."""
-    return WorkerTask(**json.loads(os.environ.pop(TASK_VARIABLE)))
+    task = WorkerTask(**json.loads(os.environ.pop(TASK_VARIABLE)))
+    behind = sys.argv.index("--") + (3 if task.kind == "module" else 2)
+    return replace(task, args=sys.argv[behind:])
 
 
 def task_to_environment(task: WorkerTask) -> str:
     """Return the task as the text that `task_from_environment` reads."""
-    return json.dumps(asdict(task))
+    return json.dumps(asdict(replace(task, args=[])))  # the system takes 128 KiB for a variable
 
 
 def run(task: WorkerTask, at_start: Collection[str]) -> None:

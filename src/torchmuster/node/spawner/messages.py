@@ -8,6 +8,11 @@ from typing import Any
 from torchmuster.model.message import TypedMessage
 from torchmuster.proc import LeftProcess
 
+# A packet has to fit into the socket's buffer, which the system may keep at 200 KiB; a longer order lies in memory of
+# its own, and its descriptor comes before the order's.
+MOST_IN_PACKET = 64 << 10
+IN_MEMORY = b"in memory"
+
 
 class SpawnerOrder(TypedMessage):
     """What the agent orders."""

@@ -24,7 +24,6 @@ from torchmuster.model.message import decode, encode
 from torchmuster.node.spawner import mainmodule, messages, prepare, store
 from torchmuster.node.spawner.mainmodule import WorkerTask
 
-_MAX_PACKET_BYTES = 1 << 20
 _POLL_ORPHANS_S = 0.005
 # Source: string.Template, CPython 3.11.
 _MACRO = re.compile(
@@ -64,9 +63,13 @@ class Spawner:
     def receive(self) -> tuple[messages.SpawnerOrder | None, list[int]]:
         """Return the next packet and its descriptors; None at the end of the agent."""
         try:
-            packet, fds, _, _ = socket.recv_fds(self.control, _MAX_PACKET_BYTES, 4)
+            packet, fds, _, _ = socket.recv_fds(self.control, messages.MOST_IN_PACKET, 4)
         except ConnectionError:
             return None, []
+        if packet == messages.IN_MEMORY:
+            with open(fds.pop(0), "rb") as memory:
+                memory.seek(0)
+                packet = memory.read()
         self.heard_at = self.clock()
         return (decode(packet, messages.SpawnerOrder) if packet else None), fds
 

@@ -11,7 +11,7 @@ from torchmuster.model.liveness.lease import LEASE_S
 from torchmuster.model.message import encode
 from torchmuster.model.plan import Program
 from torchmuster.node.door.forked import HasStatus
-from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
+from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink, send_first
 from torchmuster.node.spawner.messages import BeginSpawner, SpawnerEvent
 from torchmuster.node.spawner.wrapped import SpawnerServer, WrappedLink
 
@@ -55,8 +55,7 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 
 def begin_spawner(control: socket.socket, program: Program, socket_path: str) -> None:
     """Tell a spawner what it is for."""
-    control.send(_config(program, socket_path, wrapped=False))
-    control.setblocking(False)
+    send_first(control, _config(program, socket_path, wrapped=False))
 
 
 def is_interpreter(word: str) -> bool:

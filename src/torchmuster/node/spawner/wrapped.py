@@ -16,7 +16,7 @@ from typing import Any
 from torchmuster import proc
 from torchmuster.net.ipc import caller_of
 from torchmuster.node.door.forked import HasStatus
-from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
+from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink, send_first
 from torchmuster.node.spawner.messages import SpawnerEvent
 
 _FIRST_SAY_S = 4.0
@@ -166,8 +166,7 @@ class WrappedLink(SpawnerLink):
         self._spawner = proc.read_process(pid)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self._control.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
-        self._control.send(self._desk.config)
-        self._control.setblocking(False)
+        send_first(self._control, self._desk.config)
         super().open()
         self._send_waiting()
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,14 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.liveness.lease import PING_EVERY_S, OwnClock
-from torchmuster.model.ranks import NodeRanks
+from torchmuster.model.ranks import assign_ranks
 from torchmuster.model.verdict import Report, explain_refused_start
 from torchmuster.net import messages
 from torchmuster.net.ipc import IpcCall, IpcServer
-from torchmuster.net.ipc_messages import CallTaken, WorkerReport
+from torchmuster.net.ipc_messages import AskMemory, CallTaken, WorkerReport
 from torchmuster.node.environment import THREADS
 from torchmuster.node.leftovers import make_socket_folder, sweep_beside
+from torchmuster.node.memory import HeldMemory
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.keeper import SpawnerKeeper
 from torchmuster.node.voice import LogVoice, Voice
@@ -48,6 +49,7 @@ class _Slot:
     gpu: str | None
     server: IpcServer[WorkerReport] | None = None
     attempt: NodeAttempt | None = None
+    memory: HeldMemory = field(default_factory=HeldMemory)  # what its member keeps there
 
 
 class _MemberOrders:
@@ -150,6 +152,7 @@ class ForkSlots:
         for attempt in self._attempts.values():
             await attempt.finish()
         for slot in self._slots:
+            slot.memory.close()
             if slot.server is not None:
                 slot.server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -182,7 +185,7 @@ class ForkSlots:
         )
         order = messages.StartAttempt(
             attempt=attempt,
-            ranks=NodeRanks(place=0, node_rank=0, first_rank=0, num_workers=1),
+            ranks=assign_ranks({0: 1})[0],
             world_size=1,
             num_nodes=1,
             master_addr="127.0.0.1",
@@ -226,7 +229,8 @@ class ForkSlots:
                 proc.kill_quietly(pid, signum)
 
     def _clean(self, slot: _Slot) -> None:
-        """Remove what the last member in this slot has left for its agent: heartbeats, errors, stacks."""
+        """Remove what the last member in this slot has left for its agent: heartbeats, errors, stacks, memory."""
+        slot.memory.close()
         for name in os.listdir(slot.folder):
             if name != _SOCKET:
                 with contextlib.suppress(OSError):
@@ -257,6 +261,9 @@ class ForkSlots:
         return slot.attempt.running_pids if slot.attempt is not None else set()
 
     async def _take_report(self, slot: _Slot, call: IpcCall[WorkerReport]) -> None:
+        if isinstance(call.request, AskMemory):
+            await call.reply(slot.memory.answer(call.request))
+            return
         if slot.attempt is not None:
             slot.attempt.note_report(call.root, call.request)
         await call.reply(CallTaken())
