@@ -360,6 +360,43 @@ def test_a_command_may_be_as_long_as_the_system_lets_it_be(launch, start):
     assert launch.told()[0]["argv"] == words
 
 
+def test_a_package_that_refuses_to_come_after_torch_gets_a_fresh_interpreter(launch):
+    package = "import sys\nif 'torch' in sys.modules:\n    raise ImportError('torch came first')\n"
+    (launch.folder / "early").mkdir()
+    launch.script(package, "early/__init__.py")
+
+    done = launch.run(launch.script("import early, torch"))
+
+    assert done.returncode == 0, done.stderr
+    assert "not forked: early wants to be imported before torch" in done.stderr
+
+
+@pytest.mark.parametrize(("way", "note"), [("fresh", False), ("fork", False), ("frsh", True)])
+def test_a_line_may_say_how_workers_are_started(launch, way, note):
+    forked = (
+        "import sys; assert ('torch' in sys.modules) == (sys.argv[1] == 'fork')\nif 0: import torch"
+    )
+    done = launch.run(f"--start={way}", launch.script(forked), way)
+    assert (done.returncode, "is not a way to start workers" in done.stderr) == (
+        (2, True) if note else (0, False)
+    ), done.stderr
+
+
+def test_what_a_script_sets_before_its_imports_counts(launch, tmp_path):
+    text = """
+import logging.config, os, tempfile
+os.environ["TMPDIR"] = os.environ["TOLD"]
+import torch
+assert tempfile.gettempdir() == os.environ["TOLD"], tempfile.gettempdir()
+"""
+    early = text.replace("import torch", 'logging.config.dictConfig({"version": 1})\nimport torch')
+    early += 'assert not logging.getLogger("torch").disabled\n'
+    for number, script in enumerate((text, early)):
+        done = launch.run(launch.script(script, f"s{number}.py"))
+        assert done.returncode == 0, done.stderr
+    assert "the script calls dictConfig in line 4, before its imports" in done.stderr
+
+
 def test_streams_are_kept_and_shown_with_torchruns_prefix(launch):
     """capture_logs_using_default_logs_specs: the template of the prefix, and a log of each rank."""
     script = launch.script("import os\nif os.environ['RANK'] == '0':\n    print('here')\n")

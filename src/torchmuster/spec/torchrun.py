@@ -11,12 +11,12 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import did_you_mean, nearest
-from torchmuster.model.plan import Limits, Program, RestartPolicy, ScriptKind
+from torchmuster.model.plan import Limits, Program, RestartPolicy, ScriptKind, StartMethod
 from torchmuster.spec.launch import check_script, parse_hang_timeout, parse_nodes, parse_workers
 from torchmuster.spec.pod_world import PARTS as WORLD_PARTS
 from torchmuster.spec.pod_world import find_pod_world, settle_world
@@ -97,7 +97,7 @@ REFUSED = {
 
 
 # Options that torchrun does not have.
-OURS = frozenset({"no_spread", "restart_policy", "hang_timeout"})
+OURS = frozenset({"no_spread", "restart_policy", "hang_timeout", "start"})
 
 
 # What an option's value has to look like, what it is not otherwise, and a value that is right.
@@ -105,6 +105,7 @@ _FORMS = {
     "max_restarts": (r"\d+", "is not a valid number of restarts", "3"),
     "local_ranks_filter": (r"| *\d+ *(, *\d+ *)*", "is not a valid list of local ranks", "0,1"),
     "restart_policy": ("count|evidence", "is not a restart policy", "count, or evidence"),
+    "start": ("auto|fork|fresh", "is not a way to start workers", "auto, fork, or fresh"),
     "redirects": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "does not name streams", "3, or 0:1,1:2"),
     "tee": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "does not name streams", "3, or 0:1,1:2"),
 }
@@ -162,6 +163,11 @@ _OPTIONS: tuple[tuple[Any, ...], ...] = (
         "hang-timeout",
         None,
         "not torchrun's: how long a rank may hang while others wait, MIN[:MAX] or off",
+    ),
+    (
+        "start",
+        "auto",
+        "not torchrun's: fork workers from a process with torch, or start fresh interpreters",
     ),
     ("no-spread", False, "not torchrun's: never start the other hosts of the job from here"),
 )
@@ -263,7 +269,7 @@ def parse_torchrun(
     is_host = conf.get("is_host")
     ranks = tuple(int(word) for word in given.local_ranks_filter.split(",") if word) or None
     return TorchrunLine(
-        program=program,
+        program=replace(program, start=StartMethod(given.start)),
         min_nodes=1 if meeting.alone else nodes[0],
         max_nodes=1 if meeting.alone else nodes[1],
         num_workers=workers,

@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,7 @@ from torchmuster.model.installed import look_for_torch
 from torchmuster.node.spawner import debugging, mainmodule, messages, source, surroundings
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
+_NO_THREADS = {_BLAS_THREADS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # Not torch._dynamo, though every optimizer imports it: with it torch.distributed.nn would come before
 # the process group exists, and torch 2.13 then deadlocks when a script ends with its DDP model alive
 # (the Gloo group's destructor joins a thread that waits for the GIL). Seen in the DDP tutorial.
@@ -77,7 +79,7 @@ def prepare(
 
 def _read_source(config: messages.BeginSpawner) -> bytes:
     """Return the script's text; nothing where there is none to be read."""
-    path = source.script_path(config.kind, config.target)
+    path = source.script_path(config.kind, config.target, config.args)
     try:
         return Path(path).read_bytes() if path is not None else b""
     except OSError:
@@ -100,7 +102,14 @@ def _reason_for_fresh(
         return (
             f"{where} whose name its source doesn't show, and torch reads some while it is imported"
         )
+    early = source.early_calls(text if config.has_torch else b"")
+    if early is not None:
+        return f"the script calls {early[0]} in line {early[1]}, before its imports: after that of torch it does something else"
     folder = mainmodule.first_path(config.kind, config.target)
+    imported = source.imported_names(text) if config.has_torch else ()
+    refuses = surroundings.refuses_torch(imported, folder)
+    if refuses is not None:
+        return f"{refuses} wants to be imported before torch"
     hidden = surroundings.hidden_modules(folder, at_start)
     if hidden:
         return f"{hidden[0]} in the script's folder hides Python's own module of this name"
@@ -127,8 +136,13 @@ def import_for_workers(
         has_library: The script imports our library.
         for_calls: The workers call functions that travel.
     """
-    own_threads = os.environ.get(_BLAS_THREADS)
-    os.environ[_BLAS_THREADS] = "1"  # numpy would start its threads at import
+    own = {name: os.environ.get(name) for name in _NO_THREADS}
+    # numpy would start its threads at import, and pyarrow's allocator one.
+    os.environ |= {
+        name: value
+        for name, value in _NO_THREADS.items()
+        if name == _BLAS_THREADS or own[name] is None
+    }
     gc.disable()
     sys.path[:0] = [folder] if folder is not None else []
     if for_calls:
@@ -146,9 +160,11 @@ def import_for_workers(
         _flush_everything()
     if problem is not None:
         return None, problem
-    del os.environ[_BLAS_THREADS]
-    if own_threads is not None:
-        os.environ[_BLAS_THREADS] = own_threads
+    for name, value in own.items():
+        del os.environ[name]
+        if value is not None:
+            os.environ[name] = value
+    tempfile.tempdir = None  # a script may still say where with TMPDIR
     gc.enable()
     gc.freeze()  # a collection in a worker must not touch, and so copy, what all share
     torch = sys.modules.get("torch")

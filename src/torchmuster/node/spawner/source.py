@@ -8,7 +8,7 @@ import ast
 import importlib.machinery
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchmuster.model import contract
@@ -20,12 +20,31 @@ _BY_KEY = ("setdefault", "pop", "__setitem__", "__delitem__", "setitem", "delite
 _BY_MAPPING = ("update", "__ior__", "dict")
 _BY_NOTHING = ("clear", "popitem")
 _EVALUATORS = ("exec", "eval")
+# They disable the loggers that there are (logging.config), or say how many processors torch's threads count.
+_BEFORE_TORCH = ("dictConfig", "fileConfig", "sched_setaffinity", "cpu_affinity")
+_TOOLS = (
+    "cProfile",
+    "profile",
+    "pdb",
+    "trace",
+    "coverage",
+    "kernprof",
+    "line_profiler",
+    "viztracer",
+    "scalene",
+    "debugpy",
+)
 
 
-def script_path(kind: str, target: str) -> str | None:
-    """Return the file of a script, a module or a function's module, found without importing any package."""
+def script_path(kind: str, target: str, args: Sequence[str] = ()) -> str | None:
+    """Return the file of a script, a module or a function's module, found without importing any package.
+
+    Of a tool that runs a script, as `-m cProfile train.py`, it is the script.
+    """
     if kind == "file":
         return target
+    if kind == "module" and target.partition(".")[0] in _TOOLS:
+        return next((word for word in args if word.endswith(".py") and os.path.isfile(word)), None)
     target = target.partition(":")[0]
     if kind not in ("module", "function") or (kind, target) == ("function", "__main__"):
         return None
@@ -65,6 +84,38 @@ class Writes:
 
     names: tuple[str, ...] = ()
     unread_line: int | None = None
+
+
+def early_calls(source: bytes) -> tuple[str, int] | None:
+    """Return a call whose effect depends on whether torch is imported already, and its line, where it comes before the imports.
+
+    Text order counts: what a function does that is called before an import is not seen.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return None
+    imports = [(n.lineno, "torch" in roots) for n in nodes if (roots := _imported_first(n))]
+    of_torch = [line for line, is_torch in imports if is_torch]
+    imported_at = min(of_torch) if of_torch else max((line for line, _ in imports), default=0)
+    calls = [
+        (node.lineno, name_of(node.func))
+        for node in nodes
+        if isinstance(node, ast.Call) and name_of(node.func) in _BEFORE_TORCH
+    ]
+    line, name = min(calls, default=(0, ""))
+    return (name, line) if 0 < line < imported_at else None
+
+
+def _imported_first(node: ast.AST) -> set[str]:
+    """Return the packages that an import outside of functions takes something from, without Python's own."""
+    names: list[str] = []
+    match node:
+        case ast.Import(names=aliases, col_offset=0):
+            names = [alias.name for alias in aliases]
+        case ast.ImportFrom(module=str(module), level=0, col_offset=0):
+            names = [module]
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names
 
 
 def environment_writes(source: bytes) -> Writes:

@@ -5,6 +5,7 @@ the spawner either ours or the script's would be the wrong one. And code that Py
 `.pth` files) has run in the spawner, before there was a rank to read.
 """
 
+import contextlib
 import importlib.machinery
 import os
 import re
@@ -16,6 +17,11 @@ _RANK = re.compile(
     r"|TORCHELASTIC_\w+|TORCHMUSTER_\w+|SLURM_(?:PROCID|LOCALID)|(?:PMI|PMIX|OMPI_COMM_WORLD)_RANK)\b"
 )
 _IMPORT = re.compile(r"^import[ \t]+([A-Za-z_]\w*)")
+_REFUSES = re.compile(
+    r"""^[ \t]*if[ \t(]+["']torch["'][ \t]+in[ \t]+sys\.modules\b[^\n]*:\s*(?:#[^\n]*\n\s*)*raise\b""",
+    re.MULTILINE,
+)
+_FEW_FILES = 24
 _MAX_BYTES = 1 << 20
 
 
@@ -39,6 +45,23 @@ def _module_name(folder: str | None, entry: str) -> str:
         if entry.endswith(suffix):
             return entry.removesuffix(suffix)
     return entry if os.path.isfile(os.path.join(folder or "", entry, "__init__.py")) else ""
+
+
+def refuses_torch(imported: Collection[str], folder: str | None) -> str | None:
+    """Return which of the packages that a script imports raises an error where torch was imported before it.
+
+    Its own files say so, as those of Isaac Gym do; only what lies in the package's folder itself is read, of small ones.
+    """
+    paths = [*([folder] if folder is not None else []), *sys.path]
+    for name in sorted({name.partition(".")[0] for name in imported} - sys.stdlib_module_names):
+        spec = importlib.machinery.PathFinder.find_spec(name, paths) if name != "torch" else None
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            with contextlib.suppress(OSError):
+                files = [entry for entry in os.listdir(place) if entry.endswith(".py")]
+                files = files if len(files) <= _FEW_FILES else ["__init__.py"]
+                if any(_REFUSES.search(_read(os.path.join(place, file))) for file in files):
+                    return name
+    return None
 
 
 def start_code_with_rank() -> str | None:

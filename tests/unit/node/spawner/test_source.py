@@ -2,7 +2,13 @@ import sys
 
 import pytest
 
-from torchmuster.node.spawner.source import Writes, environment_writes, imported_names, script_path
+from torchmuster.node.spawner.source import (
+    Writes,
+    early_calls,
+    environment_writes,
+    imported_names,
+    script_path,
+)
 
 SETS_OMP = [
     'import os\nos.environ["OMP_NUM_THREADS"] = "4"',
@@ -241,6 +247,36 @@ def test_a_script_is_its_own_file_and_a_command_has_none():
 )
 def test_what_is_imported_is_seen_anywhere_in_the_source(text, expected):
     assert imported_names(text) == expected
+
+
+CONFIGURES = "import logging.config\nlogging.config.dictConfig({'version': 1})\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CONFIGURES + "import torch", ("dictConfig", 2)),
+        (CONFIGURES + "from torch import nn", ("dictConfig", 2)),
+        (CONFIGURES + "import lightning", ("dictConfig", 2)),
+        ("import os\nos.sched_setaffinity(0, {0})\nimport torch", ("sched_setaffinity", 2)),
+        ("import torch\n" + CONFIGURES + "import wandb", None),
+        (CONFIGURES + "import json", None),
+        (CONFIGURES + "def main():\n    import torch", None),
+        ("import os\nos.sched_getaffinity(0)\nimport torch", None),
+        ("import torch, os\ndef main():\n    os.sched_setaffinity(0, {0})", None),
+        ("this is no Python", None),
+    ],
+)
+def test_a_call_that_acts_on_what_torch_makes_counts_before_its_import(text, expected):
+    assert early_calls(text.encode()) == expected
+
+
+@pytest.mark.parametrize("tool", ["cProfile", "pdb", "coverage.__main__", "kernprof"])
+def test_of_a_tool_that_runs_a_script_the_script_is_read(tmp_path, monkeypatch, tool):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert script_path("module", tool, ("-o", "out.py", "train.py", "--x.py")) == "train.py"
+    assert script_path("module", tool, ("-o", "out.prof")) is None
 
 
 def test_names_that_lead_to_each_other_many_times_are_looked_at_once():

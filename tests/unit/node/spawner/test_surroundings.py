@@ -4,7 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchmuster.node.spawner.surroundings import hidden_modules, start_code_with_rank
+from torchmuster.node.spawner.surroundings import (
+    hidden_modules,
+    refuses_torch,
+    start_code_with_rank,
+)
 
 
 def test_files_beside_the_script_hide_pythons_modules_of_their_names(tmp_path):
@@ -15,6 +19,31 @@ def test_files_beside_the_script_hide_pythons_modules_of_their_names(tmp_path):
     (tmp_path / "json" / "__init__.py").write_text("")
 
     assert hidden_modules(str(tmp_path), at_start={"os"}) == ["code", "json", "select"]
+
+
+@pytest.mark.parametrize(
+    ("text", "refuses"),
+    [
+        (
+            "import sys\nif 'torch' in sys.modules:\n    raise ImportError('torch came first')\n",
+            True,
+        ),
+        (
+            'def deps():\n    if "torch" in sys.modules:\n        # why\n        raise ImportError()\n',
+            True,
+        ),
+        ("if 'torch' in sys.modules:\n    import torch\n", False),
+        ("if 'torch' not in sys.modules:\n    raise ImportError()\n", False),
+        ("def is_torch(x):\n    return 'torch' in sys.modules\nraise SystemExit\n", False),
+    ],
+)
+def test_a_package_that_wants_to_be_imported_before_torch_is_found(tmp_path, text, refuses):
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "__init__.py").write_text("from . import deps\n")
+    (tmp_path / "early" / "deps.py").write_text(text)
+    names = {"early.api", "json", "torch", "nowhere"}
+    assert refuses_torch(names, str(tmp_path)) == ("early" if refuses else None)
+    assert refuses_torch({"json", "torch"}, str(tmp_path)) is None
 
 
 def test_where_nothing_is_put_on_the_path_nothing_is_hidden(tmp_path):
