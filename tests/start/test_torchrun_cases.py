@@ -382,6 +382,23 @@ def test_a_line_may_say_how_workers_are_started(launch, way, note):
     ), done.stderr
 
 
+def test_where_the_home_cant_be_written_the_run_is_in_the_temporary_folder(launch):
+    own = launch.folder / "tmp" / f"muster-{os.getuid()}"
+    own.parent.mkdir()
+    env = {"HOME": "/proc/nowhere", "MUSTER_HOME": "", "TMPDIR": str(own.parent)}
+
+    done = launch.run("--nproc-per-node=1", launch.script(TELL), **env)
+
+    assert done.returncode == 0, done.stderr
+    told = (
+        f"/proc/nowhere/.muster can't be written: the files of the run are below MUSTER_HOME={own}"
+    )
+    assert told in done.stderr
+    assert [*own.glob("runs/*-script-*/result.json")]
+    own.chmod(0o777)  # somebody else may have made it
+    assert "the run directory can't be written" in launch.run(launch.script(TELL), **env).stderr
+
+
 def test_what_a_script_sets_before_its_imports_counts(launch, tmp_path):
     text = """
 import logging.config, os, tempfile

@@ -223,6 +223,15 @@ def _leave(errors: Any) -> NoReturn:
     sys.exit(errors[0].exit_code)
 
 
+def _if_the_scripts(command: str) -> str:
+    takes_script = command in ("muster run", "muster dev")
+    return (
+        f"is it an option of the script? then it goes after it: {command} train.py ..."
+        if takes_script
+        else ""
+    )
+
+
 def _translate(error: click.UsageError, words: list[str]) -> UsageError:
     """Return click's complaint in our own form."""
     command = " ".join(["muster", *[word for word in words[:1] if word in COMMANDS]])
@@ -237,10 +246,18 @@ def _translate(error: click.UsageError, words: list[str]) -> UsageError:
             params = error.ctx.command.get_params(error.ctx)
             known = [name for param in params for name in param.opts if name.startswith("--")]
         what = f"`{command}` has no option `{error.option_name}`"
-        return UsageError(what, fix=hint_for_option(error.option_name, known) or help_line)
+        return UsageError(
+            what,
+            fix=hint_for_option(error.option_name, known) or _if_the_scripts(command) or help_line,
+        )
     if isinstance(error, click.MissingParameter) and error.param is not None:
         name = error.param.human_readable_name
-        return UsageError(f"`{command}` needs {name}", fix=help_line)
+        example = {"SCRIPT": "train.py", "RUN": "last"}.get(name)
+        if command == "muster cancel":
+            return UsageError(f"`{command}` needs {name}", fix="`muster ps` lists the runs")
+        return UsageError(
+            f"`{command}` needs {name}", fix=f"{command} {example}" if example else help_line
+        )
     if isinstance(error, click.BadParameter) and error.param is not None:
         typed = {word.partition("=")[0] for word in words}
         opts = error.param.opts

@@ -1,6 +1,7 @@
 """Checks the options of `muster run` together: every problem is reported, not only the first."""
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -27,6 +28,7 @@ from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
 
 _MAX_NODES = 65536
 _MAX_WORKERS = 4096
+_MOST_SIMULATED, _SIMULATED_PER_CPU = 64, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +285,12 @@ def count_workers(
 ) -> tuple[int, ...] | None:
     """Return the workers of each node, one for each of its GPUs where nothing is said; `plan_run` has the arguments."""
     least, num_nodes = nodes or (1, 1)
+    most = max(_MOST_SIMULATED, _SIMULATED_PER_CPU * len(os.sched_getaffinity(0)))
+    if simulated and num_nodes + spares > most:
+        what = f"{num_nodes + spares} simulated nodes are more than this machine can hold"
+        why = f"each is an agent and a process with torch; here at most {most} are started"
+        problems.add(what, f"--nodes {num_nodes}", why, "--hosts, or --on slurm, for real ones")
+        return None
     if text is None:
         return (max(1, len(gpus) // (num_nodes + spares if simulated else 1)),)
     workers = parse_workers(text, gpus, problems)
@@ -312,8 +320,10 @@ def count_workers(
 
 def _program(options: RunRequest, problems: Problems) -> Program | None:
     python = find_python(options.python, problems)
-    if not options.module and options.call is None:
-        check_script(options.script, options.cwd, problems)
+    if options.module:
+        check_module(options.script, options.cwd, problems)
+    elif options.call is None:
+        check_script(options.script, options.cwd, problems, options.args)
     if python is None:
         return None
     kind = ScriptKind.MODULE if options.module else ScriptKind.FILE
@@ -348,8 +358,23 @@ def find_python(text: str | None, problems: Problems) -> tuple[str, ...] | None:
     return (os.path.abspath(path), *words[1:])
 
 
-def check_script(target: str, cwd: str, problems: Problems) -> None:
-    """Refuse a script that is missing, unreadable or a folder; suggest a near miss."""
+def check_script(
+    target: str,
+    cwd: str,
+    problems: Problems,
+    args: Sequence[str] = (),
+    *,
+    command: str = "muster run",
+) -> None:
+    """Refuse a script that is missing, unreadable, a folder or no Python; suggest what was meant.
+
+    Args:
+        target: As it was typed.
+        cwd: Where it is looked for.
+        problems: Takes what is wrong.
+        args: What stands behind it.
+        command: What was typed before it.
+    """
     path = os.path.join(cwd, target)
     if target == "-":
         why = "every worker on every node reads the script itself"
@@ -360,11 +385,42 @@ def check_script(target: str, cwd: str, problems: Problems) -> None:
         inside = os.path.join(target, "__main__.py")
         fix = f"name the file: {inside}" if os.path.exists(os.path.join(cwd, inside)) else None
         problems.add("the script is a directory", target or cwd, fix=fix)
+    elif not os.path.exists(path) and re.fullmatch(r"python[0-9.]*", target) and args:
+        why = "muster starts Python itself, one for each worker"
+        problems.add(
+            "Python stands before the script", target, why, f"{command} {shlex.join(args)}"
+        )
+    elif not os.path.exists(path) and os.path.isfile(os.path.join(cwd, target.partition(" ")[0])):
+        what, why = (
+            "the script does not exist",
+            "its name and its arguments stand in one pair of quotes",
+        )
+        problems.add(what, target, why, f"{command} {target}")
     elif not os.path.exists(path):
         why = f"there is no file {os.path.normpath(path)}"
         problems.add("the script does not exist", target, why, near_file(target, cwd, (".py",)))
     elif not os.access(path, os.R_OK):
         problems.add("the script can't be read", target, fix=f"chmod u+r {target}")
+    elif shell := _shell_of(path):
+        fix = f"name the Python script that it starts: {command} train.py"
+        problems.add("the script is a shell script, not Python", target, shell, fix)
+
+
+def _shell_of(path: str) -> str:
+    """Return how a file shows that it is a shell's; empty where it doesn't."""
+    with open(path, "rb") as file:
+        first = file.readline(200).decode(errors="replace").strip()
+    if re.match(r"#!.*\b(?:ba|da|z|k|c|tc|fi)?sh\b", first):
+        return f"its first line is {first}"
+    return "its name ends in .sh" if path.endswith((".sh", ".bash")) else ""
+
+
+def check_module(target: str, cwd: str, problems: Problems, *, command: str = "muster run") -> None:
+    """Refuse the path of a file where a module's name belongs."""
+    if "/" in target or (target.endswith(".py") and os.path.isfile(os.path.join(cwd, target))):
+        name = os.path.normpath(target).removesuffix(".py").strip("/").replace("/", ".")
+        why = "-m takes the name of a module, with dots"
+        problems.add("a path is no module", f"-m {target}", why, f"{command} -m {name}")
 
 
 def _limits(options: RunRequest, problems: Problems) -> Limits | None:

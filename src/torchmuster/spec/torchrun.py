@@ -17,7 +17,13 @@ from typing import Any, NoReturn
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import did_you_mean, nearest
 from torchmuster.model.plan import Limits, Program, RestartPolicy, ScriptKind, StartMethod
-from torchmuster.spec.launch import check_script, parse_hang_timeout, parse_nodes, parse_workers
+from torchmuster.spec.launch import (
+    check_module,
+    check_script,
+    parse_hang_timeout,
+    parse_nodes,
+    parse_workers,
+)
 from torchmuster.spec.pod_world import PARTS as WORLD_PARTS
 from torchmuster.spec.pod_world import find_pod_world, settle_world
 from torchmuster.spec.problems import Problems
@@ -409,8 +415,10 @@ def _parse_program(
         kind = ScriptKind.COMMAND
     elif given.module:
         kind = ScriptKind.MODULE
+        check_module(given.training_script, os.getcwd(), problems, command="muster torchrun")
     else:
-        check_script(given.training_script, os.getcwd(), problems)
+        args = given.training_script_args
+        check_script(given.training_script, os.getcwd(), problems, args, command="muster torchrun")
     python = environment.get("PYTHON_EXEC") or sys.executable
     return Program(
         kind=kind,

@@ -169,7 +169,7 @@ def test_variables_give_the_defaults_and_the_line_wins():
 
 def test_a_variable_of_0_sets_no_flag():
     assert parse("train.py", {"PET_MODULE": "0"}).program.kind is ScriptKind.FILE
-    assert parse("train.py", {"PET_MODULE": "1"}).program.kind is ScriptKind.MODULE
+    assert parse("train", {"PET_MODULE": "1"}).program.kind is ScriptKind.MODULE
 
 
 def test_the_interpreter_may_come_from_the_environment():
@@ -306,7 +306,8 @@ def test_what_has_no_effect_is_said():
     [("-m", ScriptKind.MODULE), ("--no-python", ScriptKind.COMMAND), ("", ScriptKind.FILE)],
 )
 def test_the_program_is_a_file_a_module_or_a_command(options, kind):
-    assert parse(f"{options} train.py").program.kind is kind
+    script = "train" if kind is ScriptKind.MODULE else "train.py"
+    assert parse(f"{options} {script}").program.kind is kind
 
 
 def test_the_time_from_a_stop_to_the_kill_may_come_from_the_environment():

@@ -63,6 +63,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.torchrun import parse_torchrun
 
+    _find_home()
     problems = Problems()
     gpus, hosts = visible_gpus(), _hosts_of_pod()
     is_told = "MUSTER_TORCHRUN_ORDER" in os.environ  # by a head on another host
@@ -83,6 +84,26 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _find_home() -> None:
+    """Write into the temporary folder where the home can't be written: of a user that a container has made up, or of a compute node."""
+    from torchmuster.files.layout import muster_home
+
+    home = muster_home()
+    if os.environ.get("MUSTER_HOME"):
+        return
+    with contextlib.suppress(OSError):
+        os.makedirs(home, exist_ok=True)
+        if os.access(home, os.W_OK | os.X_OK):
+            return
+    folder = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"muster-{os.getuid()}")
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+        if found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            os.environ["MUSTER_HOME"] = folder
+            _say(f"{home} can't be written: the files of the run are below MUSTER_HOME={folder}")
 
 
 def _leave_to_first(max_nodes: int) -> None:

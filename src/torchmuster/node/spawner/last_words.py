@@ -111,6 +111,8 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
         lines = traceback.format_exception(type(told), told, trace)
         message = str(error)
         is_final = getattr(error, "muster_final", False) is True
+        if _is_wrong_line(told):
+            lines, is_final = _users_lines(told, trace), True
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may do anything
         lines, message = [f"{type(error).__name__} (can't be shown: {broken!r})\n"], ""
         is_final = False
@@ -157,9 +159,31 @@ def _told_by(error: BaseException) -> BaseException:
     return handled if is_exit and handled is not None else error
 
 
+def _is_wrong_line(told: BaseException) -> bool:
+    """Say whether a parser has refused the command line, or Python has found no module of that name."""
+    if type(told).__module__ == "runpy" or type(told).__module__.startswith("click."):
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(told.__traceback__)]
+    by_parser = bool(frames) and os.path.basename(frames[-1].f_code.co_filename) == "argparse.py"
+    return isinstance(told, SystemExit) and told.code == 2 and by_parser
+
+
+def _users_lines(told: BaseException, trace: types.TracebackType | None) -> list[str]:
+    """Return its traceback without the frames of libraries."""
+    library = os.path.dirname(os.__file__)  # with site-packages below it
+    frames = traceback.extract_tb(trace)
+    own = [f for f in frames if not f.filename.startswith((library, "<frozen"))]
+    return [*traceback.format_list(own), *traceback.format_exception_only(type(told), told)]
+
+
 def _last_line(error: BaseException) -> str:
     with contextlib.suppress(Exception):  # a user's __str__ may do anything
-        return traceback.format_exception_only(type(error), error)[0].strip().splitlines()[0]
+        return (
+            traceback.format_exception_only(type(error), error)[0]
+            .strip()
+            .splitlines()[0]
+            .removeprefix("runpy._Error: ")
+        )
     return type(error).__name__
 
 

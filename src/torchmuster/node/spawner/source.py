@@ -95,9 +95,14 @@ def early_calls(source: bytes) -> tuple[str, int] | None:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
         return None
-    imports = [(n.lineno, "torch" in roots) for n in nodes if (roots := _imported_first(n))]
-    of_torch = [line for line, is_torch in imports if is_torch]
-    imported_at = min(of_torch) if of_torch else max((line for line, _ in imports), default=0)
+    imports = [
+        (node.lineno, _imported_first(node))
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    of_torch = [line for line, roots in imports if "torch" in roots]
+    of_others = [line for line, roots in imports if roots]
+    imported_at = min(of_torch) if of_torch else max(of_others, default=0)
     calls = [
         (node.lineno, name_of(node.func))
         for node in nodes

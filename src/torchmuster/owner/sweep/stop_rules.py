@@ -6,6 +6,7 @@ Optuna is imported only where a rule of it is asked for (`pip install torchmuste
 import importlib
 import os
 import sys
+from functools import partial
 from typing import Any, Protocol
 
 from torchmuster.errors import UsageError
@@ -79,7 +80,7 @@ class _OptunaRule:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         pruners: dict[str, Any] = {
             "asha": optuna.pruners.SuccessiveHalvingPruner,
-            "median": optuna.pruners.MedianPruner,
+            "median": partial(optuna.pruners.MedianPruner, n_startup_trials=1),
         }
         directions = optuna.study.StudyDirection
         is_min = metric.goal is MetricGoal.MIN
