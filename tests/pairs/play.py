@@ -87,7 +87,10 @@ class Play:
         if case["look"] == "during" or case["end"] != "itself":
             self._wait_reached(running)
         if case["look"] == "during":
+            hold = stage.out / "hold"
+            hold.touch()
             self._look_during()
+            hold.unlink()
         if case["end"] != "itself":
             self._end(running)
         (stage.out / "go").touch()

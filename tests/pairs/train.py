@@ -104,6 +104,8 @@ def pace(args, world, step):
     if world.rank == 0:
         (args.out.parent / "reached").touch()
     time.sleep(SLOW_S)
+    while (args.out.parent / "hold").exists():  # somebody looks
+        time.sleep(0.05)
 
 
 def end_by(how):
