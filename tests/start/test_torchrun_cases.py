@@ -349,6 +349,30 @@ def test_workers_read_what_torchrun_would_give_them(launch, given):
     assert (told / "0").read_text() == ("" if given == "nothing" else text)
 
 
+@pytest.mark.parametrize(
+    ("redirected", "said"),
+    [("< given.txt", True), ("< /dev/null", False), ("--stdin 0 < given.txt", False)],
+)
+def test_muster_run_says_where_nobody_reads_standard_input(launch, redirected, said):
+    script = launch.script("import sys; print('got', repr(sys.stdin.read()))")
+    (launch.folder / "given.txt").write_text("cfg\n")
+    options, _, given = redirected.rpartition("<")
+    line = f"{shlex.join(MUSTER)} run --here {options} {script} < {given}"
+    env = {**os.environ, "MUSTER_HOME": str(launch.folder / "home"), "MUSTER_ON": "local"}
+    done = subprocess.run(
+        line,
+        shell=True,
+        cwd=launch.folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ("got 'cfg\\n'\n" if options else "got ''\n")
+    assert ("no worker reads standard input here; `--stdin 0` gives it" in done.stderr) == said
+
+
 @pytest.mark.parametrize("start", ["fork", "fresh"])
 def test_a_command_may_be_as_long_as_the_system_lets_it_be(launch, start):
     words = [f"/data/set/{number:0100}.tar" for number in range(11_000)]

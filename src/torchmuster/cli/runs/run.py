@@ -294,7 +294,26 @@ def start_run(request: "RunRequest") -> int:
     if request.dry_run:
         place.show(plan)
         return 0
+    if request.stdin_rank is None and _input_waits():
+        text = "no worker reads standard input here; `--stdin 0` gives it to rank 0"
+        click.echo(f"muster: {text}", err=True)
     return begin(place, plan, detach=request.detach)
+
+
+def _input_waits() -> bool:
+    """Say whether somebody has put something into standard input: a file, or a pipe that holds bytes already."""
+    import fcntl
+    import stat
+    import termios
+
+    try:
+        mode = os.fstat(0).st_mode
+        if stat.S_ISREG(mode):
+            return os.lseek(0, 0, os.SEEK_CUR) < os.fstat(0).st_size
+        held = fcntl.ioctl(0, termios.FIONREAD, bytes(4)) if stat.S_ISFIFO(mode) else b""
+    except OSError:  # it is closed
+        return False
+    return any(held)
 
 
 def _stdin_rank(request: "RunRequest") -> int | None:
