@@ -72,6 +72,7 @@ class TrainingPolicy(NodePolicy):
         self._told_wait: list[object] = []
         self._tell_wait_at, self._wait_pause_s = 0.0, SAY_EVERY_S
         self._failed_at: float | None = None
+        self._ending_grace_s = 0.0  # of the survivors of a failure
 
     # What the head asks.
 
@@ -322,7 +323,8 @@ class TrainingPolicy(NodePolicy):
             self._begin_ending()
         elif failures and not self._is_held_by_debugger(failures):
             self._failed_at = min(self.now, self._heard_last)
-            self._begin_ending()
+            is_hang = any(end.kind is EndKind.HANG for end in failures)
+            self._begin_ending(0.0 if is_hang else self.plan.limits.grace_s)
         elif attempt.has_ended or (preempted and self.now - preempted > PREEMPTION_GRACE_S):
             self._begin_ending()  # others did not follow one that was preempted
         elif early and self.now - early > EARLY_END_SAY_S:
@@ -361,20 +363,32 @@ class TrainingPolicy(NodePolicy):
 
     # Ending.
 
-    def _begin_ending(self) -> None:
+    def _begin_ending(self, grace_s: float = 0.0) -> None:
         attempt = self.running
         if attempt is None:
             return
+        self._ending_grace_s = grace_s
         self.phase = AttemptPhase.ENDING
         self._say_at = self.now + FIRST_SAY_S
         ended_well = self._stop is None and attempt.is_done
-        self._send_all(messages.KillAttempt(attempt=attempt.number, ended_well=ended_well))
+        self._send_all(
+            messages.KillAttempt(attempt=attempt.number, ended_well=ended_well, grace_s=grace_s)
+        )
 
     def _advance_ending(self, attempt: Attempt) -> None:
+        if self._ending_grace_s and self._stop is not None:  # nobody waits for them any more
+            self._ending_grace_s = 0.0
+            self._send_all(messages.KillAttempt(attempt=attempt.number))
         unreaped = attempt.first_unreaped()
         if unreaped is not None:
             if self._may_say():
-                text = f"waiting until the killed workers of {self.members.name(unreaped)} are gone"
+                name = self.members.name(unreaped)
+                text = f"waiting until the killed workers of {name} are gone"
+                if self._ending_grace_s:
+                    text = (
+                        f"waiting for workers of {name} that handle SIGTERM: they have"
+                        f" {self._ending_grace_s:g} s, and end when they enter a collective"
+                    )
                 self.tell("waiting_for_end", text=text)
             return
         dangerous = self.members.dangerous()

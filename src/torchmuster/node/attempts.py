@@ -1,18 +1,25 @@
 """Keeps the attempts of a node: starts each when the node is ready for it, follows its processes, reports its end."""
 
+import asyncio
 import os
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
 from torchmuster import proc
 from torchmuster.files.disk import DiskWriter
+from torchmuster.model import heartbeat
 from torchmuster.model.failure import WorkerEnd
 from torchmuster.net import messages
 from torchmuster.node.showing import Showing
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.keeper import SpawnerKeeper, describe_status
 from torchmuster.node.workers import NodeAttempt, WorkerSettings
+
+_LOOK_EVERY_S = 0.25
+_STACKS_S = 0.5
 
 
 class AttemptUser(Protocol):
@@ -26,6 +33,9 @@ class AttemptUser(Protocol):
 
     def send(self, message: messages.Message) -> None:
         """Send to the head, if it is connected."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside all else."""
 
 
 class AttemptKeeper:
@@ -136,8 +146,15 @@ class AttemptKeeper:
             return  # it is told in a moment
         if living is None or living.attempt != order.attempt:
             self._user.send(messages.AllReaped(attempt=order.attempt))
+        elif order.grace_s and not living.asked:
+            self._user.spawn(self._let_save(living, order.grace_s))
         else:
             self.kill(ended_well=order.ended_well)
+
+    async def _let_save(self, attempt: NodeAttempt, grace_s: float) -> None:
+        await let_save(attempt, grace_s)
+        if self.living() is attempt:
+            self.kill()
 
     def kill(self, *, ended_well: bool = False) -> None:
         """Kill the workers that live; an attempt that waits is that of a head that is gone, or of one that takes it back."""
@@ -165,3 +182,53 @@ class AttemptKeeper:
         self._settling = None
         self._user.send(messages.AllReaped(attempt=attempt.attempt, left=left))
         self.start_if_ready()
+
+
+# The survivors of a failure.
+
+
+async def let_save(attempt: NodeAttempt, grace_s: float) -> None:
+    """End the ranks of this node that survive a failure, those that can use it with SIGTERM first; return when all may be killed.
+
+    A rank that waits in a collective runs no handler until its peers answer, and one of them is gone. So only a rank with a
+    handler of its own gets the signal, while its stack shows it outside of collectives; it is looked at again and again, and
+    ended when it enters one. A rank of `torchmuster.train` saves what it needs in time: it is ended at once.
+
+    Args:
+        attempt: Theirs.
+        grace_s: From SIGTERM to the end.
+    """
+    attempt.asked = True
+    saving = [(rank, pid) for rank, pid in attempt.running if _can_save(attempt, rank, pid)]
+    for rank, pid in attempt.running:
+        if (rank, pid) not in saving:
+            proc.kill_quietly(pid)
+    deadline, told = time.monotonic() + grace_s, set[int]()
+    while saving and time.monotonic() < deadline:
+        waiting = await asyncio.to_thread(_in_collectives, attempt.folder, attempt.attempt, saving)
+        for rank, pid in saving:
+            if rank in waiting:
+                proc.kill_quietly(pid)
+            elif rank not in told:
+                told.add(rank)
+                proc.kill_quietly(pid, signal.SIGTERM)
+        await asyncio.sleep(_LOOK_EVERY_S)
+        saving = [one for one in attempt.running if one in saving]
+
+
+def _can_save(attempt: NodeAttempt, rank: int, pid: int) -> bool:
+    has_library = os.path.exists(heartbeat.heartbeat_path(attempt.folder, attempt.attempt, rank))
+    return not has_library and proc.catches_signal(pid, signal.SIGTERM)
+
+
+def _in_collectives(folder: str, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
+    """Return the ranks whose stacks show that they wait for others; who can't answer is taken for one that works."""
+    from torchmuster.diagnose.facts.stacks import Doing, judge
+    from torchmuster.node.stacks import take_stacks
+
+    found = take_stacks(folder, attempt, workers, _STACKS_S)
+    return {
+        one.rank
+        for one in found
+        if judge(one.text, state=one.state, source=one.source).doing is Doing.WAITS
+    }

@@ -122,6 +122,11 @@ class NodeAttempt:
         self._folder = os.path.dirname(settings.extra_env[contract.SOCKET_VARIABLE])
 
     @property
+    def folder(self) -> str:
+        """The agent's own, where heartbeats and stacks are."""
+        return self._folder
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """The workers' process ids, as far as they are started."""
         return tuple(w.pid for w in self._workers.values() if w.pid is not None)

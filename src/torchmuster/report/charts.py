@@ -1,5 +1,6 @@
 """Plots of a run with their words and tables: metrics, step time, phases of ranks, memory, cost; the matrix of the network."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,14 +8,23 @@ from markupsafe import Markup
 
 from torchmuster.report import plots
 from torchmuster.report.loose import several
-from torchmuster.report.plots import Area, Labels, PlotBar, PlotLine, PlotPiece
-from torchmuster.report.story import Band, RanksTold, RankTotals, SeriesTold, Story
+from torchmuster.report.plots import Area, Dot, Labels, PlotBar, PlotLine, PlotPiece
+from torchmuster.report.story import (
+    Band,
+    MemberTold,
+    RanksTold,
+    RankTotals,
+    SeriesTold,
+    Story,
+    SweepTold,
+)
 from torchmuster.report.words import figure, node_time, percent, span
 
 _BARS_UP_TO = 24  # ranks; above that a column for each
 _SLOWEST = 8
 _POINTS_OF_TABLE = 24
 _MATRIX_UP_TO = 24
+_MOST_PARAMETERS, _MOST_OF_NAME = 8, 12
 # Name of a phase, its style, the field of `RankTotals`.
 PHASES = (
     ("data", "p-data", "data_s"),
@@ -79,6 +89,56 @@ def metric_plot(story: Story, series: SeriesTold, prefix: str, number: int) -> P
             for step, value in _few(series)
         ),
     )
+
+
+def parameter_plots(story: Story, prefix: str) -> tuple[PlotSheet, ...]:
+    """Return a plot for each parameter that a sweep has varied: the metric of its members against it."""
+    told = story.sweep
+    members = [one for one in told.members if one.metric is not None] if told is not None else []
+    if told is None or not told.metric or len(members) < 2:
+        return ()
+    varied = [at for at in range(len(told.names)) if len({one.values[at] for one in members}) > 1]
+    return tuple(_parameter_plot(told, members, at, prefix) for at in varied[:_MOST_PARAMETERS])
+
+
+def _parameter_plot(
+    told: SweepTold, members: Sequence[MemberTold], at: int, prefix: str
+) -> PlotSheet:
+    name, values = told.names[at], [one.values[at] for one in members]
+    numbers = [_as_number(value) for value in values]
+    known = [value for value in numbers if value is not None]
+    names = () if len(known) == len(values) else tuple(dict.fromkeys(sorted(values)))
+    dots = [
+        Dot(
+            x=x if not names and x is not None else float(names.index(value)),
+            y=one.metric or 0.0,
+            title=f"member {one.number}: {name} {value}, {told.metric} {figure(one.metric)}",
+            style="dot best" if one.number == told.best else "dot",
+        )
+        for one, value, x in zip(members, values, numbers, strict=True)
+    ]
+    best = dots[0].title  # members are sorted
+    labels = Labels(
+        key=f"{prefix}p{at}",
+        title=f"{told.metric} against {name}",
+        words=f"The best: {best}.",
+        x=name[:60],
+        y=told.metric[:40],
+    )
+    return PlotSheet(
+        key=labels.key,
+        title=labels.title,
+        words=labels.words,
+        svg=plots.dot_plot(labels, dots[::-1], [shown[:_MOST_OF_NAME] for shown in names]),
+    )
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _split(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, float | None]]:

@@ -15,7 +15,7 @@ from torchmuster.report.thin import thinned
 from torchmuster.report.words import figure
 
 WIDTH, HEIGHT = 640, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 26, 12, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 26, 12, 36
 _POINTS = 1200  # of a line: two for each pixel of its width
 _ROW = 24  # of a bar
 _BAR = 14
@@ -201,6 +201,40 @@ def line_plot(
     return _picture(labels, WIDTH, HEIGHT, Markup("").join(body), data)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """A point of its own; `style` is a class of the style sheet."""
+
+    x: float
+    y: float
+    title: str
+    style: str = "dot"
+
+
+def dot_plot(labels: Labels, dots: Sequence[Dot], names: Sequence[str] = ()) -> Markup:
+    """Return a plot of points.
+
+    Args:
+        labels: Of the plot.
+        dots: The last one is drawn above the others.
+        names: Of the places 0, 1, ... across, where these are no numbers.
+    """
+    right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    across = value_scale([dot.x for dot in dots], _LEFT + 8, right)
+    if names:
+        across = Scale(low=-0.5, high=len(names) - 0.5, begin=_LEFT, end=right)
+    up = value_scale([dot.y for dot in dots], bottom, _TOP)
+    places = [(float(at), name) for at, name in enumerate(names)] or ticks(across, 6)
+    x, y = (
+        f"{label} (log scale)" if scale.is_log else label
+        for label, scale in ((labels.x, across), (labels.y, up))
+    )
+    body = [_x_axis(across, places, _TOP, bottom, x), _y_axis(up, _LEFT, right, y)]
+    circle = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="4.5"><title>{}</title></circle>')
+    body += [circle.format(d.style, across.at(d.x), up.at(d.y), d.title) for d in dots]
+    return _picture(labels, WIDTH, HEIGHT, Markup("").join(body))
+
+
 def _way(line: PlotLine, across: Scale, up: Scale) -> str:
     """Return the path of a line; where nothing is known it is interrupted."""
     parts: list[str] = []
@@ -339,7 +373,7 @@ def heat(
 ) -> Markup:
     """Return a picture of ranks (downwards) over time, or of nodes and nodes.
 
-    The scale ends at the 99th percentile, so that one spike does not hide the rest.
+    The scale ends at the 99th percentile, so that one spike does not hide the rest, and spans two fifths of the middle at least.
 
     Args:
         labels: Its words.
@@ -350,6 +384,8 @@ def heat(
     known = sorted(value for row in rows for value in row if value is not None)
     low = known[0] if known else 0.0
     high = known[min(len(known) - 1, int(len(known) * 0.99))] if known else 1.0
+    middle = (low + high) / 2  # what differs by less than a fifth of it has nearly one colour
+    low, high = min(low, 0.8 * middle), max(high, 1.2 * middle)
     high = high if high > low else low + 1
     height = min(max(len(rows) * 3, 90), 420)
     num_spans = max(map(len, rows), default=1)

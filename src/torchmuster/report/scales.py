@@ -44,6 +44,7 @@ class Scale:
     begin: float
     end: float
     is_log: bool = False
+    is_constant: bool = False  # there is one value, in the middle
 
     def at(self, value: float) -> float:
         """Return the pixel of a value."""
@@ -70,13 +71,17 @@ def value_scale(
         low = min(low, 0.0)
     room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
     bottom = low if from_zero and low == 0 else low - room
-    return Scale(low=bottom, high=high + room, begin=begin, end=end)
+    is_constant = low == high
+    return Scale(low=bottom, high=high + room, begin=begin, end=end, is_constant=is_constant)
 
 
 def ticks(scale: Scale, count: int = 5) -> list[tuple[float, str]]:
     """Return (value, text) of round numbers on a scale."""
     if scale.is_log:
         return _log_ticks(scale, count)
+    if scale.is_constant:
+        value = (scale.low + scale.high) / 2
+        return [(value, figure(value))]
     width = scale.high - scale.low
     if width <= 0 or not math.isfinite(width):
         return [(scale.low, figure(scale.low))]

@@ -12,6 +12,7 @@ from torchmuster.report.charts import (
     heat_of_ranks,
     matrix_of,
     metric_plot,
+    parameter_plots,
     phases_plot,
     slowest_of,
     step_time_plot,
@@ -72,6 +73,7 @@ class Sheet:
     cost: PlotSheet | None
     matrix: tuple[tuple[tuple[str, str], ...], ...]
     pairs: PlotSheet | None
+    parameters: tuple[PlotSheet, ...] = ()
     inner: "tuple[tuple[str, Story, Sheet], ...]" = ()
 
 
@@ -106,6 +108,7 @@ def sheet_of(story: Story, prefix: str = "") -> Sheet:
         cost=cost_plot(story, prefix),
         matrix=matrix_of(story),
         pairs=heat_of_network(story, prefix),
+        parameters=parameter_plots(story, prefix),
         inner=inner,
     )
 
@@ -199,7 +202,8 @@ def _answers(story: Story, prefix: str) -> list[Answer]:
         found.append(_steps_answer(story, prefix))
     if story.slowest is not None:
         found.append(_slowest_answer(story, story.slowest, prefix))
-    if story.cost.goodput is not None:
+    has_trained = story.training is not None and story.training.steps_done > 0
+    if story.cost.goodput is not None and (has_trained or story.cost.kept_s > 0):
         found.append(_goodput_answer(story, prefix))
     return found
 

@@ -70,6 +70,12 @@ def test_the_page_has_a_table_of_members(tmp_path):
     assert "samples.jsonl" not in page, "no gaps of a run that it is not"
 
 
+def test_the_page_shows_each_parameter_against_the_metric(tmp_path):
+    page = render_page(find_story(made(tmp_path).path))
+    assert "<h3>loss against lr</h3>" in page
+    assert (page.count('class="dot best"'), page.count('class="dot"')) == (1, 2)
+
+
 def test_a_sweep_of_another_version_says_what_is_not_known(tmp_path):
     run_dir = made(tmp_path)
     with open(run_dir.sweep, "w") as file:

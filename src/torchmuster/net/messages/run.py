@@ -197,11 +197,13 @@ class KillAttempt(Message):
     """SIGKILL every process of the attempt and report when all are gone.
 
     Attributes:
+        grace_s: A rank of a plain script that can use a SIGTERM has so long from it.
         ended_well: All workers have ended with 0: processes with a session of their own continue.
     """
 
     attempt: int
     ended_well: bool = False
+    grace_s: float = 0.0
 
 
 class SignalWorkers(Message):
