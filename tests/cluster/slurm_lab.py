@@ -21,6 +21,7 @@ from kit import namespaces
 from kit.command import SOURCE, Child
 from kit.waiting import wait_until
 from kit.world import MACHINE, MACHINE_PATH
+from torchmuster import proc
 
 HERE = Path(__file__).parent
 LOGIN, PREFIX = "login", "10.88.0"
@@ -98,6 +99,14 @@ def _daemon(proc):
 
 def _space(folder, kind):
     return os.readlink(folder / "ns" / kind)
+
+
+def _depth(pid):
+    """Return how many processes stand above one."""
+    depth = 0
+    while (facts := proc.read_process(pid)) is not None and facts.parent_pid > 1:
+        depth, pid = depth + 1, facts.parent_pid
+    return depth
 
 
 class SlurmLab:
@@ -323,7 +332,8 @@ class SlurmLab:
             self.set_link(name, "down")
 
         def dead():
-            found = self.processes_on(name)
+            # A child before its parent: who is stopped in a group that has lost its parent gets SIGHUP, and goes on.
+            found = sorted(self.processes_on(name), key=_depth, reverse=True)
             for number in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in found:
                     with contextlib.suppress(ProcessLookupError):

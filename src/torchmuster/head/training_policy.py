@@ -323,8 +323,9 @@ class TrainingPolicy(NodePolicy):
             self._begin_ending()
         elif failures and not self._is_held_by_debugger(failures):
             self._failed_at = min(self.now, self._heard_last)
-            is_hang = any(end.kind is EndKind.HANG for end in failures)
-            self._begin_ending(0.0 if is_hang else self.plan.limits.grace_s)
+            # What hangs uses no signal, and the doors of a session end with their runs.
+            in_vain = self.plan.is_session or any(end.kind is EndKind.HANG for end in failures)
+            self._begin_ending(0.0 if in_vain else self.plan.limits.grace_s)
         elif attempt.has_ended or (preempted and self.now - preempted > PREEMPTION_GRACE_S):
             self._begin_ending()  # others did not follow one that was preempted
         elif early and self.now - early > EARLY_END_SAY_S:
