@@ -48,7 +48,7 @@ def prepare(
     text = _read_source(config)
     imported = source.imported_names(text)
     imports_torch = any(name.partition(".")[0] == "torch" for name in imported)
-    why = _reason_for_fresh(config, text, at_start)
+    why = _reason_for_fresh(config, text, imported, at_start)
     torch_version: str | None = None
     if why is None:
         # What lies beside the script may hide a module, for torch as for the script.
@@ -87,7 +87,10 @@ def _read_source(config: messages.BeginSpawner) -> bytes:
 
 
 def _reason_for_fresh(
-    config: messages.BeginSpawner, text: bytes, at_start: Collection[str]
+    config: messages.BeginSpawner,
+    text: bytes,
+    imported: Collection[str],
+    at_start: Collection[str],
 ) -> str | None:
     if config.kind == "command" or config.start == "fresh":
         return "asked for"
@@ -106,8 +109,7 @@ def _reason_for_fresh(
     if early is not None:
         return f"the script calls {early[0]} in line {early[1]}, before its imports: after that of torch it does something else"
     folder = mainmodule.first_path(config.kind, config.target)
-    imported = source.imported_names(text) if config.has_torch else ()
-    refuses = surroundings.refuses_torch(imported, folder)
+    refuses = surroundings.refuses_torch(imported if config.has_torch else (), folder)
     if refuses is not None:
         return f"{refuses} wants to be imported before torch"
     hidden = surroundings.hidden_modules(folder, at_start)

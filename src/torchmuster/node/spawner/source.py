@@ -91,6 +91,8 @@ def early_calls(source: bytes) -> tuple[str, int] | None:
 
     Text order counts: what a function does that is called before an import is not seen.
     """
+    if not any(name.encode() in source for name in _BEFORE_TORCH):
+        return None  # nearly every script: it is not parsed once more
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
