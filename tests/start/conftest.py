@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit.ports import reserve_port
+from start.launching import Launch
 from start.ways import FORKED, FRESH, PLAIN, Outcome, Place, make_place, together
 
 PROBE = Path(__file__).with_name("probe.py")
@@ -73,3 +74,8 @@ def probe_in_all_ways(
 def port():
     """Return a port that was free a moment ago."""
     return reserve_port()
+
+
+@pytest.fixture
+def launch(tmp_path) -> Launch:
+    return Launch(tmp_path)

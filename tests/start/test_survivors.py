@@ -6,7 +6,7 @@ import time
 import pytest
 
 from kit.waiting import wait_until
-from start.test_torchrun_cases import Launch, end, launch  # noqa: F401 - the fixture
+from start.launching import end
 
 HEAD = """
 import os, signal, sys, time
@@ -60,7 +60,7 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize("script", [WRITES, SAVES], ids=["writes", "saves"])
-def test_what_a_survivor_writes_outside_of_collectives_is_whole(launch, script):  # noqa: F811
+def test_what_a_survivor_writes_outside_of_collectives_is_whole(launch, script):
     done = launch.run("--nproc-per-node=2", "--max-restarts=1", launch.script(script))
 
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ dist.broadcast(torch.ones(1), 1 - rank)  # of two ranks that both live, so that 
 @pytest.mark.parametrize(
     ("script", "num"), [(IDLES, 2), (COLLECTS, 3)], ids=["no handler", "collective"]
 )
-def test_a_survivor_that_can_t_use_it_is_ended_at_once(launch, script, num):  # noqa: F811
+def test_a_survivor_that_can_t_use_it_is_ended_at_once(launch, script, num):
     begun = time.monotonic()
 
     done = launch.run(f"--nproc-per-node={num}", launch.script(script))
@@ -108,7 +108,7 @@ def test_a_survivor_that_can_t_use_it_is_ended_at_once(launch, script, num):  # 
 STAYS = WRITES.replace("for _ in range(40)", "for _ in range(4000)")
 
 
-def test_ctrl_c_ends_a_survivor_that_still_writes(launch):  # noqa: F811
+def test_ctrl_c_ends_a_survivor_that_still_writes(launch):
     process = launch.begin("--nproc-per-node=2", launch.script(STAYS))
     wait_until((launch.folder / "told" / "term-0").exists, "its SIGTERM")
     begun = time.monotonic()

@@ -13,14 +13,12 @@ import socket
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, SOURCE
+from kit.command import MUSTER
+from start.launching import LIMIT_S, end
 
-LIMIT_S = 120
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 # Says of each worker what it was given; needs no torch.
@@ -35,61 +33,6 @@ told["muster"] = sorted(name for name in os.environ if name.startswith("MUSTER_"
 with open(os.path.join(os.environ["TOLD"], f"{os.getpid()}.json"), "w") as file:
     json.dump(told, file)
 """
-
-
-@dataclass
-class Launch:
-    """One `muster torchrun`."""
-
-    folder: Path
-    env: dict[str, str] = field(default_factory=dict)
-
-    def script(self, text: str, name: str = "script.py") -> str:
-        path = self.folder / name
-        path.write_text(text)
-        return str(path)
-
-    def begin(self, *words: str, **env: str) -> subprocess.Popen:
-        (self.folder / "told").mkdir(exist_ok=True)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "MUSTER_"))}
-        kept.pop("OMP_NUM_THREADS", None)
-        ours = {
-            "PYTHONPATH": str(SOURCE),
-            "MUSTER_HOME": str(self.folder / "home"),
-            "TOLD": str(self.folder / "told"),
-        }
-        return subprocess.Popen(
-            [*MUSTER, "torchrun", *words],
-            env={**kept, **ours, **self.env, **env},
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess:
-        return end(self.begin(*words, **env))
-
-    def told(self) -> list[dict]:
-        found = [json.loads(path.read_text()) for path in (self.folder / "told").iterdir()]
-        return sorted(found, key=lambda told: int(told["RANK"]))
-
-
-def end(process: subprocess.Popen) -> subprocess.CompletedProcess:
-    try:
-        out, err = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"it does not end\n{out}\n{err}") from None
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-@pytest.fixture
-def launch(tmp_path) -> Launch:
-    return Launch(tmp_path)
 
 
 # What torchrun does when nothing names a meeting.
