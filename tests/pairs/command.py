@@ -29,6 +29,9 @@ def main():
     parser.add_argument("case", nargs="*", metavar="FEATURE=VALUE")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also behind a shell's `&`
+    signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # also behind `nohup`: runs would ignore it, as they should
     if options.case:
         return 0 if _tell(read(options.case), shrink=False) else 1
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 30)

@@ -297,12 +297,6 @@ class MemberCopies:
             if (mirror := self._mirrors.pop(index, None)) is not None:
                 mirror.stop()
             member = self.place(index)
-            with contextlib.suppress(EngineError):
-                text = log_of(self.job_id, pod)
-                log = member.rank_log(max(0, next_attempt(member) - 1), 0)
-                os.makedirs(os.path.dirname(log), exist_ok=True)
-                atomic.replace_file(log, text)
-                forget_copy(member)
             values = values_left_by(pod)
             # On a volume the record itself can be fetched.
             if isinstance(values, dict) and not self.order.has_volume:
@@ -317,6 +311,14 @@ class MemberCopies:
                 result = failed_before_start(member, 1, report)
                 if state is JobState.SUCCEEDED:
                     result = replace(result, state=RunState.SUCCEEDED, exit_code=0, report=None)
+            with contextlib.suppress(EngineError):
+                text = log_of(self.job_id, pod)
+                # On a volume its record goes on from one that has not come here as a whole.
+                newest = max(next_attempt(member), result.attempts, 1) - 1
+                log = member.rank_log(newest, 0)
+                os.makedirs(os.path.dirname(log), exist_ok=True)
+                atomic.replace_file(log, text)
+                forget_copy(member)
             if num_files := files_left_in(pod):
                 result = _with_missing(result, num_files, pod)
             atomic.write_json(member.result, codec.to_plain(result))

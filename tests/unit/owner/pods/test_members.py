@@ -247,6 +247,19 @@ def test_a_job_stays_whose_pods_have_made_files_that_nobody_has_taken(sweep, clu
     assert view_run(run_dir).result.exit_code == 1  # of the member that failed
 
 
+def test_a_record_that_goes_on_on_a_volume_is_counted_though_only_its_end_has_come(sweep, cluster):
+    _, run_dir = sweep
+    submitted(sweep)
+    member = MemberCopies.of(run_dir).place(1)
+    begun = [{"event": "attempt_started", "attempt": attempt} for attempt in range(2)]
+    Path(member.events).write_text("".join(json.dumps(one) + "\n" for one in begun))
+    done = says(pod(1, ended(0, 1, attempts=3)))
+    cluster.say(answers=done, logs="loss=1\n")
+    catch_up_members(run_dir)
+    assert view_run(run_dir).sweep.members[1].attempt == 2
+    assert Path(member.rank_log(2, 0)).read_text() == "loss=1\n"
+
+
 def test_a_pod_that_is_lost_is_made_again_until_its_index_has_failed(sweep, cluster):
     _, run_dir = sweep
     submitted(sweep)
