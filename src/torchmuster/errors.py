@@ -58,6 +58,18 @@ class MusterError(Exception):
         """Return the four parts by name, for another process: `MusterError(**parts)` is the same error there."""
         return {"what": self.what, "where": self.where, "why": self.why, "fix": self.fix}
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows: the lines of the user's own code, and the error; nothing of ours."""
+        import os
+        import sysconfig
+        import traceback
+
+        ours = (os.path.dirname(__file__), *sysconfig.get_paths().values())
+        frames = traceback.extract_tb(self.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith((*ours, "<frozen"))]
+        text = str(self) if str(self) != self.what else f"{self.what}\n{self.explain_to_user()}"
+        return [*traceback.format_list(own), f"{type(self).__name__}: {text}".rstrip()]
+
     def explain_to_user(self) -> str:
         """Return where, why and fix as lines: what a worker reports in place of a traceback."""
         parts = [("at", self.where), ("because", self.why), ("hint", self.fix)]

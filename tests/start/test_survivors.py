@@ -1,6 +1,7 @@
 """The ranks that are left when another one fails: what they can still do, and for how long."""
 
 import signal
+import threading
 import time
 
 import pytest
@@ -116,3 +117,36 @@ def test_ctrl_c_ends_a_survivor_that_still_writes(launch):
 
     assert end(process).returncode != 0
     assert time.monotonic() - begun < 10.0
+
+
+INTERRUPTED = (
+    HEAD
+    + """
+def save(*_):
+    time.sleep(float(sys.argv[1]))
+    open(path, "w").close()
+    sys.exit(0)
+
+signal.signal(signal.SIGINT, save)
+open(begun, "w").close()
+time.sleep(100)
+"""
+)
+
+
+@pytest.mark.parametrize(("num", "takes_s", "is_saved"), [(2, 4.0, True), (3, 100.0, False)])
+def test_the_third_ctrl_c_ends_workers_that_still_save(launch, num, takes_s, is_saved):  # noqa: F811
+    words = ("--nproc-per-node=1", launch.script(INTERRUPTED), str(takes_s))
+    process = launch.begin(*words)
+    wait_until((launch.folder / "told" / "begun").exists, "its workers")
+    for _ in range(num):
+        process.send_signal(signal.SIGINT)
+        threading.Event().wait(1.0)  # two at once are one
+    begun = time.monotonic()
+    done = end(process)
+
+    assert done.returncode == 130
+    assert time.monotonic() - begun < 15.0
+    assert (launch.folder / "told" / "checkpoint").exists() == is_saved
+    assert "SIGKILL after 30 s or a third Ctrl-C" in done.stderr
+    assert "waiting for the workers: SIGKILL in 2" in done.stderr

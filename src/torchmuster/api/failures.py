@@ -30,6 +30,14 @@ class NotLaunchedError(MusterError):
         return "\n".join(_text(error) for error in (self, *self.others))
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt of a wait, which says what becomes of the run."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows."""
+        return [str(self)]
+
+
 class RunFailed(MusterError):  # noqa: N818 - the name of the public API
     """A run did not succeed.
 

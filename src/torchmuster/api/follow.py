@@ -154,11 +154,16 @@ class _Cell(_Status):
             self._handle = self._display(data, raw=True, display_id=True)
 
 
-def _cell() -> _Cell | None:
-    """Return the cell that runs now; None outside of a notebook."""
+def in_notebook() -> bool:
+    """Say whether a notebook's kernel runs this."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell, "kernel"):
+    return hasattr(shell, "kernel")
+
+
+def _cell() -> _Cell | None:
+    """Return the cell that runs now; None outside of a notebook."""
+    if not in_notebook():
         return None
     display: Any = sys.modules["IPython.display"].display
     return _Cell(display)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchmuster.api import values
-from torchmuster.api.failures import RunFailed
+from torchmuster.api.failures import Interrupted, RunFailed
 from torchmuster.errors import ChannelError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.states import RunState
@@ -137,17 +137,31 @@ class RunHandle:
             RunFailed: It has not succeeded.
             TimeoutError: The time is up.
         """
-        with copied_run(self._dir) as copy:
-            for pause_s in self._look_until_ended(timeout_s, copy):
-                threading.Event().wait(pause_s)
+        try:
+            with copied_run(self._dir) as copy:
+                for pause_s in self._look_until_ended(timeout_s, copy):
+                    threading.Event().wait(pause_s)
+        except KeyboardInterrupt:
+            raise Interrupted(self._runs_on()) from None
         return self
 
     async def wait_async(self, timeout_s: float | None = None) -> "RunHandle":
         """Wait as `wait` does, without blocking the event loop: `await run.wait_async()`."""
-        with copied_run(self._dir) as copy:
-            for pause_s in self._look_until_ended(timeout_s, copy):
-                await asyncio.sleep(pause_s)
+        try:
+            with copied_run(self._dir) as copy:
+                for pause_s in self._look_until_ended(timeout_s, copy):
+                    await asyncio.sleep(pause_s)
+        except asyncio.CancelledError:
+            from torchmuster.api.follow import in_notebook
+
+            if in_notebook():  # the kernel's interrupt
+                print(self._runs_on())
+            raise
         return self
+
+    def _runs_on(self) -> str:
+        name = short_id(self.run_id)
+        return f"{name} runs on; muster cancel {name} ends it, find_run({name!r}) finds it again"
 
     def results(self, timeout_s: float | None = None) -> list[Any]:
         """Wait until the run has succeeded; return what its function has returned on every rank, by rank.
@@ -193,7 +207,7 @@ class RunHandle:
         except KeyboardInterrupt:
             with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
                 self.cancel()
-            raise
+            raise Interrupted(f"cancelled {short_id(self.run_id)}") from None
         return self.wait()
 
     async def follow_async(self) -> "RunHandle":

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.api.failures import RunFailed
+from torchmuster.api.failures import Interrupted, RunFailed
 from torchmuster.api.run import RunHandle, copied_run
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir, short_id
@@ -176,7 +176,7 @@ class SweepHandle:
         except KeyboardInterrupt:
             with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
                 self.cancel()
-            raise
+            raise Interrupted(f"cancelled {short_id(self.run_id)}") from None
         return self.wait()
 
     def restart(self) -> "SweepHandle":

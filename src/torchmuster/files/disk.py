@@ -23,6 +23,8 @@ _TOO_SLOW = "the disk was too slow"
 _CONGESTED_BYTES = 8 << 20
 _PATIENCE_S = 0.5
 _LOOK_EVERY_S = 1.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ROOM_BYTES = 128 << 10
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class _Work:
     path: str
     data: bytes = b""
     replace: bool = False
+    is_room: bool = False
     close: bool = False
     mode: int = 0o644
     lost_lines: int = 0
@@ -92,6 +95,7 @@ class DiskWriter:
     _waiting_bytes: int = 0
     _progress_at: float = 0.0
     _busy: bool = False
+    _room: str = ""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
 
@@ -136,6 +140,20 @@ class DiskWriter:
         """Queue the whole new content of a small file; never waits."""
         with self._changed:
             self._put(_Work(path=path, data=data, replace=True, mode=mode))
+
+    def keep_room(self, path: str) -> None:
+        """Keep a file for a full disk: it makes room for what is written anew, so that the result of a run is not lost."""
+        with self._changed:
+            self._room = path
+            self._put(_Work(path=path, data=bytes(_ROOM_BYTES), is_room=True))
+
+    def _give_room(self) -> bool:
+        path, self._room = self._room, ""
+        with contextlib.suppress(OSError):
+            if path:
+                os.unlink(path)
+                return True
+        return False
 
     def close_file(self, path: str) -> None:
         """Queue the closing of a file."""
@@ -190,6 +208,10 @@ class DiskWriter:
                 self._lose(target, 0, error.strerror or str(error))
 
     def _do(self, work: _Work) -> None:
+        if work.is_room:
+            with contextlib.suppress(OSError), open(work.path, "wb") as file:
+                file.write(work.data)
+            return
         if work.replace:
             self._replace(work)
             return
@@ -208,7 +230,12 @@ class DiskWriter:
 
     def _replace(self, work: _Work) -> None:
         try:
-            atomic.replace_file(work.path, work.data, mode=work.mode)
+            try:
+                atomic.replace_file(work.path, work.data, mode=work.mode)
+            except OSError as error:
+                if error.errno not in _FULL or not self._give_room():
+                    raise
+                atomic.replace_file(work.path, work.data, mode=work.mode)
         except OSError as error:
             if self.on_loss is not None:
                 self.on_loss(0, f"{os.path.basename(work.path)}: {error.strerror}")

@@ -61,6 +61,7 @@ class RunDir:
     report_log = PathBelow("report.log")  # client: why the page of a failed run could not be made
     secret = PathBelow("secret")  # client: the key of the channel, 0600
     call = PathBelow("call")  # client: the function of `torchmuster.launch`, 0600
+    room = PathBelow("room")  # owner: kept for its result, should the disk be full
     owner = PathBelow("owner.json")  # client: who owns the run: pid, boot, host
     head = PathBelow("head.json")  # agent 0: where the head listens, 0600
     # Engine, when a head was lost: the addresses of the one in its place, for the agents that stay.

@@ -40,10 +40,12 @@ class StopRequest:
         is_unsure = self.cause is StopCause.NODE_LOST and now < self.kill_at
         return not is_unsure or now >= self.asked_at + _BETTER_WORD_S
 
-    def told(self, grace_s: float) -> dict[str, str]:
-        """Return the event that says who stops the run, and how."""
+    def told(self, grace_s: float, *, by_torchrun: bool) -> dict[str, str]:
+        """Return the event that says who stops the run, and how; `muster torchrun` counts one Ctrl-C more."""
         name, who = contract.signal_name(self.signum), self.cause.value
         text = f"{who} asked to stop: {name} goes to every worker, SIGKILL after {grace_s:.0f} s"
+        if self.signum == signal.SIGINT:
+            text += f" or {'a third' if by_torchrun else 'a second'} Ctrl-C"
         return {"signal": name, "who": who, "text": text}
 
     def is_known_better(self, cause: StopCause) -> bool:

@@ -37,7 +37,8 @@ class Member:
     worker_pids: tuple[int, ...] = ()
     running_attempt: int | None = None
     lost_why: str | None = None
-    interrupted_at: float | None = None  # its terminal has sent one Ctrl-C
+    num_interrupts: int = 0  # of its terminal; Ctrl-C reaches some twice
+    interrupted_at: float = 0.0
     is_left_out: bool = False  # it has computed wrongly: it stays, without ranks
 
     @property

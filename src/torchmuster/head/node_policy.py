@@ -345,13 +345,16 @@ class NodePolicy:
             return
         if self._lets_go(member, signum):
             return
-        # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
-        repeat = False
-        if signum == signal.SIGINT:
-            if member.interrupted_at is None:
-                member.interrupted_at = self.now
-            repeat = self.now - member.interrupted_at >= AGAIN_AFTER_S
-        self.stop(self.now, signum, cause_of_stop(signum), at_once=repeat)
+        # Schedulers send SIGTERM to every agent, some twice. Of an agent on a terminal (`muster torchrun`) the second
+        # Ctrl-C lets workers save, as torchrun does, and the third does not.
+        is_new = not member.num_interrupts or self.now - member.interrupted_at >= AGAIN_AFTER_S
+        if signum == signal.SIGINT and is_new:
+            member.num_interrupts, member.interrupted_at = member.num_interrupts + 1, self.now
+            if member.num_interrupts == 2 and self._stop is not None:
+                left_s = max(self._stop.kill_at - self.now, 0.0)
+                text = f"waiting for the workers: SIGKILL in {left_s:.0f} s, or with a third Ctrl-C"
+                self.tell("notice", node=self.members.name(member), text=text)
+        self.stop(self.now, signum, cause_of_stop(signum), at_once=member.num_interrupts > 2)
 
     def _lets_go(self, member: Member, signum: int) -> bool:
         """Say whether only this node ends, and begin with it."""

@@ -202,7 +202,9 @@ class TrainingPolicy(NodePolicy):
         if self._stop is None:
             grace_s = self.plan.limits.grace_s
             self._stop = StopRequest(signum, cause, now if at_once else now + grace_s, now)
-            self.tell("stopping", **self._stop.told(grace_s))
+            self.tell(
+                "stopping", **self._stop.told(grace_s, by_torchrun=self.plan.engine == "torchrun")
+            )
             return
         if self._stop.is_known_better(cause):  # an agent was first, and only saw a signal
             who = self._stop.cause.value

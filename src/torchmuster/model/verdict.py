@@ -213,6 +213,8 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
         )
     elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
         hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
+    elif cause.kind is EndKind.SIGNAL and cause.signum in (4, 6, 7, 8, 11) and not cause.tail:
+        hints.append("`--env PYTHONFAULTHANDLER=1` prints where it stood")
     if circumstances.dead_end:
         hints.append(circumstances.dead_end)
     elif circumstances.is_final:
@@ -232,8 +234,8 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
     if circumstances.log_path:
         # A log begins with the first byte: of a rank without one there is none to be named.
         silent = cause.kind in (EndKind.EXIT_CODE, EndKind.SIGNAL) and not cause.tail
-        words = f"the whole output is in {circumstances.log_path}"
-        hints.append(f"rank {cause.rank} wrote nothing" if silent else words)
+        if not silent:
+            hints.append(f"the whole output is in {circumstances.log_path}")
     return "; ".join(hints) or None
 
 

@@ -1,6 +1,8 @@
 """Writes an owner's files of the run directory in a thread: a file system that hangs must not keep it from its heads."""
 
 import asyncio
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -37,6 +39,7 @@ class RecordWriter:
             loop.call_soon_threadsafe(self._tell_of_loss, why)
 
         self._disk.on_loss = lose
+        self._disk.keep_room(self._run_dir.room)
         self._disk.start()
         return self
 
@@ -51,6 +54,9 @@ class RecordWriter:
         deadline = time.monotonic() + LAST_WRITES_S
         while not (is_written := self._disk.flush(0.0)) and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_EVERY_S)
+        if is_written:
+            with contextlib.suppress(OSError):
+                os.unlink(self._run_dir.room)
         self._disk.on_loss = None  # the loop ends
         if not is_written:
             self._tell_of_loss(f"the file system took more than {LAST_WRITES_S:.0f} s")

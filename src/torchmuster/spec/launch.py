@@ -339,6 +339,19 @@ def _program(options: RunRequest, problems: Problems) -> Program | None:
     )
 
 
+def other_environment(environment: Mapping[str, str]) -> str:
+    """Say that muster's own Python runs the workers, where it has no torch and another environment is active."""
+    import importlib.util
+
+    active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX") or ""
+    python = os.path.join(active, "bin", "python")
+    if not active or os.path.realpath(active) == os.path.realpath(sys.prefix):
+        return ""
+    if not os.access(python, os.X_OK) or importlib.util.find_spec("torch") is not None:
+        return ""
+    return f"muster's own Python runs the workers, {sys.executable}, and has no torch; the environment {active} is active"
+
+
 def find_python(text: str | None, problems: Problems) -> tuple[str, ...] | None:
     """Return the interpreter and its flags."""
     if text is None:

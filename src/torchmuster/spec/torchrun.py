@@ -20,6 +20,7 @@ from torchmuster.model.plan import Limits, Program, RestartPolicy, ScriptKind, S
 from torchmuster.spec.launch import (
     check_module,
     check_script,
+    other_environment,
     parse_hang_timeout,
     parse_nodes,
     parse_workers,
@@ -103,7 +104,7 @@ REFUSED = {
 
 
 # Options that torchrun does not have.
-OURS = frozenset({"no_spread", "restart_policy", "hang_timeout", "start"})
+OURS = frozenset({"no_spread", "restart_policy", "hang_timeout", "start", "use_env"})
 
 
 # What an option's value has to look like, what it is not otherwise, and a value that is right.
@@ -175,6 +176,7 @@ _OPTIONS: tuple[tuple[Any, ...], ...] = (
         "auto",
         "not torchrun's: fork workers from a process with torch, or start fresh interpreters",
     ),
+    ("use-env", False, "torch.distributed.launch's: accepted, LOCAL_RANK is always set"),
     ("no-spread", False, "not torchrun's: never start the other hosts of the job from here"),
 )
 
@@ -445,6 +447,8 @@ def _streams_of(text: str, local_rank: int) -> frozenset[int]:
 def _notes(given: argparse.Namespace, conf: Mapping[str, str]) -> tuple[str, ...]:
     static = given.rdzv_backend == "static"
     notes = notes_on(conf, static)
+    if other := other_environment(os.environ):
+        notes.append(other)
     if not static and given.node_rank not in ("0", None):
         notes.append("--node-rank has no effect with c10d, as in torchrun")
     if given.standalone and (given.rdzv_endpoint or given.nnodes not in ("1", "1:1")):

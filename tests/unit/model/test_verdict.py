@@ -238,5 +238,5 @@ def test_no_log_is_named_of_a_rank_that_wrote_nothing(end):
         explain_failure(e, [e], circumstances()).hint for e in (end, replace(end, tail=("boom",)))
     )
 
-    assert said.endswith("rank 3 wrote nothing")
+    assert LOG not in (said or "")
     assert wrote.endswith(LOG)

@@ -1,13 +1,17 @@
 """What an owner writes: in order, to the last line, and without waiting for a file system that stands still."""
 
 import asyncio
+import contextlib
 import json
 import os
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster.files import disk
 from torchmuster.files.layout import RunDir
 from torchmuster.owner import record_writer
@@ -111,6 +115,41 @@ def test_a_full_disk_is_told_once_for_each_reason(run_dir):
     full, in_the_way = write(run_dir, story)
     assert full.endswith(FULL)
     assert in_the_way.endswith("result.json: Is a directory")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Return the folder of a file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.getuid() or subprocess.run(mounted, capture_output=True, check=False).returncode:
+        pytest.skip("only root makes a file system that can be filled")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_others_have_filled_has_room_for_the_result(small_disk):
+    run_dir = RunDir(str(small_disk / "run"))
+    os.mkdir(run_dir.path)
+
+    def fill():
+        room = Path(run_dir.room)
+        wait_until(lambda: room.exists() and room.stat().st_size, "its room", AT_ONCE_S)
+        fd = os.open(small_disk / "others", os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while os.write(fd, bytes(1024)):
+                pass
+        os.close(fd)
+
+    async def story(record):
+        fill()
+        record.replace(run_dir.result, {"state": "done", "words": "x" * 20_000})
+
+    assert write(run_dir, story) == []
+    with open(run_dir.result) as file:
+        assert json.load(file)["state"] == "done"
+    assert not os.path.exists(run_dir.room)
 
 
 def test_what_the_queue_has_no_room_for_is_told(run_dir, monkeypatch):

@@ -10,6 +10,7 @@ from torchmuster.spec.launch import (
     RunRequest,
     debug_environment,
     find_python,
+    other_environment,
     parse_hang_timeout,
     parse_nodes,
     parse_workers,
@@ -81,6 +82,19 @@ def test_variables_of_the_command_line_reach_the_workers(planned):
     plan = planned(set_env=("A=1", "B=x=y"))
 
     assert plan.node_setup.environment == (("A", "1"), ("B", "x=y"))
+
+
+def test_another_active_environment_is_named_where_muster_s_own_has_no_torch(tmp_path, monkeypatch):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    active = {"VIRTUAL_ENV": str(tmp_path)}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert f"the environment {tmp_path} is active" in other_environment(active)
+    assert other_environment({}) == other_environment({"VIRTUAL_ENV": sys.prefix}) == ""
+    assert other_environment({"CONDA_PREFIX": str(tmp_path / "gone")}) == ""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert other_environment(active) == ""
 
 
 def test_a_script_can_t_come_from_standard_input(planned, problems):

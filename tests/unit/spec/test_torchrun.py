@@ -167,6 +167,10 @@ def test_variables_give_the_defaults_and_the_line_wins():
     assert found.program.kind is ScriptKind.MODULE
 
 
+def test_use_env_of_an_older_launcher_changes_nothing():
+    assert parse("--use_env train.py") == parse("--use-env train.py") == parse("train.py")
+
+
 def test_a_variable_of_0_sets_no_flag():
     assert parse("train.py", {"PET_MODULE": "0"}).program.kind is ScriptKind.FILE
     assert parse("train", {"PET_MODULE": "1"}).program.kind is ScriptKind.MODULE

@@ -280,7 +280,7 @@ def start_run(request: "RunRequest") -> int:
     from torchmuster.cli.places.find import find_place, where_of
     from torchmuster.cli.places.place import begin, check
     from torchmuster.cli.runs.start import check_debugger, choose_id
-    from torchmuster.spec.launch import read_job_limits
+    from torchmuster.spec.launch import other_environment, read_job_limits
     from torchmuster.spec.problems import Problems
 
     problems = Problems()
@@ -294,6 +294,11 @@ def start_run(request: "RunRequest") -> int:
     if request.dry_run:
         place.show(plan)
         return 0
+    if request.python is None and (other := other_environment(os.environ)):
+        click.echo(
+            f"muster: {other}: --python {os.environ.get('VIRTUAL_ENV') or os.environ.get('CONDA_PREFIX')}/bin/python",
+            err=True,
+        )
     if request.stdin_rank is None and _input_waits():
         text = "no worker reads standard input here; `--stdin 0` gives it to rank 0"
         click.echo(f"muster: {text}", err=True)

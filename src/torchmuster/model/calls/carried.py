@@ -162,6 +162,10 @@ def _checked(base: Any) -> Any:
                 if value is getattr(sys, name):
                     return getattr, (sys, name)  # the other side has its own
             _check(value)
+            if isinstance(value, types.CodeType) and types.CodeType in self.dispatch_table:
+                make, args = self.dispatch_table[types.CodeType](value)
+                # cloudpickle 3.1.3 calls all files so: tracebacks and debuggers would show no line.
+                return make, tuple(value.co_filename if a == "<dynamic-code>" else a for a in args)
             override = getattr(super(), "reducer_override", None)
             return override(value) if override is not None else NotImplemented
 
