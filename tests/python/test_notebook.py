@@ -116,8 +116,9 @@ def test_a_closure_fails_on_two_nodes_is_fixed_and_runs_again(notebook):
     assert "here 0\n" in text_of(failed)
     assert "RunFailed: rank 1 raised ValueError: bad batch 6" in text_of(failed)
     (error,) = (out for out in failed if out.output_type == "error")
-    shown = "\n".join(error.traceback)
-    assert shown.count('File "') == shown.count("ipykernel") + shown.count("<ipython-input"), shown
+    frames = re.findall(r'File "(.*?)"', "\n".join(error.traceback))
+    assert frames
+    assert all("/ipykernel_" in frame for frame in frames), frames  # none is of this library
     assert 'raise ValueError(f"bad batch {x}")' in text_of(failed)  # the line of the cell
     assert text_of(fixed) == "[42, 42]"
     assert text_of(awaited) == "[14]"

@@ -135,7 +135,7 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize(("num", "takes_s", "is_saved"), [(2, 4.0, True), (3, 100.0, False)])
-def test_the_third_ctrl_c_ends_workers_that_still_save(launch, num, takes_s, is_saved):  # noqa: F811
+def test_the_third_ctrl_c_ends_workers_that_still_save(launch, num, takes_s, is_saved):
     words = ("--nproc-per-node=1", launch.script(INTERRUPTED), str(takes_s))
     process = launch.begin(*words)
     wait_until((launch.folder / "told" / "begun").exists, "its workers")
