@@ -1,5 +1,6 @@
 """What is measured: every case lists the trials of one round, with all sides in turn."""
 
+import importlib.util
 import os
 import sys
 import time
@@ -15,6 +16,12 @@ FLOOR = "floor"
 # Without the end of the interpreter, since a start is over before its workers end.
 IMPORT_TORCH = "import os, torch; os._exit(0)"
 MEBIBYTE = 2**20
+# As the scripts `PACKAGE_worker.py` begin.
+_FIRST = {
+    "transformers": "from transformers import AutoModelForCausalLM, Trainer",
+    "lightning": "import lightning",
+    "accelerate": "from accelerate import Accelerator",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +67,14 @@ class Sizes:
 
     Attributes:
         starts: Workers of each start.
+        imports: Workers of each start of a script that begins with another package.
         restarts: Shapes of the jobs that lose a worker.
         num_quiet: Workers of the jobs that wait.
         steady_s: How long they are watched.
     """
 
     starts: tuple[int, ...]
+    imports: int
     restarts: tuple[Shape, ...]
     num_quiet: int
     steady_s: float
@@ -73,6 +82,7 @@ class Sizes:
 
 FULL = Sizes(
     starts=(1, 8, 16),
+    imports=8,
     restarts=(
         Shape(num_workers_per_node=8),
         Shape(num_nodes=2, num_workers_per_node=2),
@@ -84,6 +94,7 @@ FULL = Sizes(
 # Shows that everything works; the figures mean little.
 QUICK = Sizes(
     starts=(2,),
+    imports=2,
     restarts=(
         Shape(num_workers_per_node=2),
         Shape(num_workers_per_node=2, has_library=True),
@@ -100,6 +111,22 @@ def start_trials(sizes: Sizes, sides: Sequence[Side]) -> Iterator[Trial]:
         yield Trial(side=FLOOR, metrics=metrics, measure=partial(measure_python, IMPORT_TORCH))
         for side in sides:
             shape = Shape(num_workers_per_node=num_workers, restarts=False)
+            yield Trial(
+                side=side.name, metrics=metrics, measure=partial(measure_start, side, shape)
+            )
+
+
+def import_trials(sizes: Sizes, sides: Sequence[Side]) -> Iterator[Trial]:
+    """Yield starts of scripts that begin with other packages, as far as these are installed, the import of each before."""
+    for package in ("transformers", "lightning", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            continue
+        name = f"{counted(sizes.imports, 'worker')}, {package}"
+        metrics = (Metric(case="imports", name=name, unit="s"),)
+        code = f"import os, torch; {_FIRST[package]}; os._exit(0)"
+        yield Trial(side=FLOOR, metrics=metrics, measure=partial(measure_python, code))
+        shape = Shape(num_workers_per_node=sizes.imports, restarts=False, begins_with=package)
+        for side in sides:
             yield Trial(
                 side=side.name, metrics=metrics, measure=partial(measure_start, side, shape)
             )
@@ -161,6 +188,10 @@ def all_cases(sizes: Sizes) -> dict[str, Case]:
             title="Start of the launcher to the first all-reduce of the last rank, one node"
             " (floor: `import torch`)",
             trials=partial(start_trials, sizes),
+        ),
+        "imports": Case(
+            title="The same of scripts that begin with another package (floor: its import)",
+            trials=partial(import_trials, sizes),
         ),
         "restart": Case(
             title="SIGKILL of one worker to the first all-reduce of the last rank, next attempt",

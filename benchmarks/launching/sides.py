@@ -48,6 +48,7 @@ class Shape:
         num_workers_per_node: Workers of each agent.
         restarts: Whether the job must survive the loss of a worker.
         has_library: Whether its script uses `torchmuster.train`.
+        begins_with: The package that its script imports first; empty for torch.
         monitor_interval_s: How often torchrun's agent looks at its workers; 0.1 is its default.
     """
 
@@ -55,6 +56,7 @@ class Shape:
     num_workers_per_node: int
     restarts: bool = True
     has_library: bool = False
+    begins_with: str = ""
     monitor_interval_s: float = 0.1
 
     @property
@@ -65,6 +67,8 @@ class Shape:
     @property
     def worker(self) -> Path:
         """Return the script."""
+        if self.begins_with:
+            return WORKER.with_name(f"{self.begins_with}_worker.py")
         return LIBRARY_WORKER if self.has_library else WORKER
 
 

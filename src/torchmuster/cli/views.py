@@ -188,6 +188,9 @@ def print_status(run: str, *, as_json: bool) -> int:
         echo(f"problem  {forgotten}, and the run has left no result")
     print_account(account, has_job_line=job is not None)
     _print_attempts(view)
+    whys = [str(e["why"]) for e in view.events if e.get("event") == "imports_in_workers"]
+    if whys:
+        echo(f"imports  each worker makes its own: {in_one_line(whys[-1])}")
     if not view.state.is_final and view.plan is not None and view.plan.spares:
         echo(f"spare    {few_of(view.spares, 8) or 'none at the moment'}")
     if not view.state.is_final and (waits := narrate_wait(view.events, datetime.now(UTC))):

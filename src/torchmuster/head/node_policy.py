@@ -331,6 +331,8 @@ class NodePolicy:
             return
         if ready.why:
             self.tell("notice", node=self.members.name(member), text=ready.why)
+        if ready.imports_why:
+            self.tell("imports_in_workers", node=self.members.name(member), why=ready.imports_why)
         no_torch = ready.torch is None and ready.why is None and ready.forks
         if no_torch and not self._no_store_said:
             self._no_store_said = True

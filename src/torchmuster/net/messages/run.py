@@ -59,6 +59,7 @@ class SpawnerReady(Message):
     torch: str | None
     forks: bool
     why: str | None = None
+    imports_why: str = ""  # each worker makes the script's first imports itself
 
 
 class SpawnerRefused(Message):

@@ -57,5 +57,8 @@ if __name__ == "__main__":
     else:
         # Returns in every forked worker, with its task, and in the spawner only at its end.
         _task = serve.serve(_control_fd(), os.path.abspath(__file__), _at_start)  # type: ignore[no-untyped-call]
-        if _task is not None:
-            mainmodule.run(_task, _at_start)
+        if _task is None:
+            os._exit(
+                0
+            )  # a spawner at its end: what was imported for workers has nothing to say here
+        mainmodule.run(_task, _at_start)

@@ -92,6 +92,8 @@ class SpawnerKeeper:
         self.store_pid: int | None = None
         self._socket_path, self._user, self._waits = socket_path, user, waits
         self._still = {"spawner": Stillness(clock), "store": Stillness(clock)}
+        self._refused: orders.ImportsRefused | None = None
+        self._begins_anew = False  # one has refused an import, and ends
         self._num_early_deaths = 0  # of spawners, while they imported
         self._counters = memory.read_counters()
 
@@ -148,7 +150,10 @@ class SpawnerKeeper:
         if self.ready is not None:
             why = fell_back(self.ready.why) if self.ready.why else None
             python, torch, forks = self.ready.python, self.ready.torch, self.ready.forks
-            self._user.send(SpawnerReady(python=python, torch=torch, forks=forks, why=why))
+            ready = SpawnerReady(
+                python=python, torch=torch, forks=forks, why=why, imports_why=self.ready.imports_why
+            )
+            self._user.send(ready)
         if self.refusal is not None:
             self._user.send(self.refusal)
 
@@ -166,6 +171,8 @@ class SpawnerKeeper:
                 self.announce()
             case orders.InterpreterRefused():
                 self.refuse(event.why)
+            case orders.ImportsRefused():
+                self._refused, self._begins_anew = event, True
             case orders.FellBack():
                 self._user.send(Notice(text=fell_back(event.why)))
             case orders.ChildStarted(kind="store"):
@@ -215,6 +222,11 @@ class SpawnerKeeper:
         deadline = time.monotonic() + 5.0
         while (status := link.exit_status()) is None and time.monotonic() < deadline:
             await asyncio.sleep(REAP_EVERY_S)
+        if self._begins_anew:
+            self._begins_anew = False
+            link.kill()
+            self.adopt(*await self._start_another())
+            return
         killed = status is not None and status < 0
         self._num_early_deaths += self.ready is None
         if self.ready is None and not (killed and self._num_early_deaths < _MAX_EARLY_DEATHS):
@@ -232,13 +244,14 @@ class SpawnerKeeper:
         link.kill()
         while proc.end_children(self._user.setup_pids):  # what its dead workers started is ours now
             await asyncio.sleep(REAP_EVERY_S)
-        new = await asyncio.to_thread(
-            start_spawner, self.program, self.environment, self._socket_path
-        )
-        self.adopt(*new)
+        self.adopt(*await self._start_another())
         status = status if status is not None else -int(signal.SIGKILL)
         why = f"its spawner ended ({contract.describe_exit(status)})"
         await self._user.take_spawner_loss(why, was_killed=status == -signal.SIGKILL)
+
+    async def _start_another(self) -> tuple[proc.Child, Any]:
+        words = self.program, self.environment, self._socket_path, self._refused
+        return await asyncio.to_thread(start_spawner, *words)
 
     async def end(self) -> None:
         """Close the pair: the spawner ends its children and itself, or is killed after a second."""

@@ -17,13 +17,16 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchmuster.node.spawner import last_words, worker_call
 from torchmuster.node.spawner.debugging import Debugging
 from torchmuster.node.spawner.last_words import strip_own_frames
 from torchmuster.node.spawner.ran_code import CodeNote
 from torchmuster.node.spawner.surroundings import hidden_modules
+
+if TYPE_CHECKING:
+    from torchmuster.node.spawner.first_imports import FirstImports
 
 TASK_VARIABLE = "TORCHMUSTER_TASK"
 # The first that is a number above 0 counts. Source: OpenBLAS, driver/others/openblas_env.c and
@@ -45,6 +48,7 @@ class WorkerTask:
     forked: bool
     imports_torch: bool = False
     call_sha256: str = ""
+    first: "FirstImports | None" = None  # made before the fork
 
 
 def task_from_environment() -> WorkerTask:
@@ -73,6 +77,8 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
         _renew_identity()
         _reseed()
         _restore_blas_threads()
+        if task.first is not None:
+            task.first.renew()
     _line_buffer_stdout()
     last_words.notice_the_debugger(task.socket_path)
     last_words.write_stacks_on_signal(task.socket_path)

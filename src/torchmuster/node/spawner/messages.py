@@ -26,6 +26,9 @@ class BeginSpawner(SpawnerOrder):
         macros: `${local_rank}` in the arguments means what it does to torchrun.
         has_torch: Import torch before the first fork.
         call_sha256: Of the call file of a function, empty for none.
+        cache: The folder for what is found out about imports.
+        num_imports: How many of the script's first imports are made here at most; -1: as many as can be.
+        imports_why: Why no more.
     """
 
     wrapped: bool
@@ -40,6 +43,9 @@ class BeginSpawner(SpawnerOrder):
     socket_path: str
     has_torch: bool = True
     call_sha256: str = ""
+    cache: str = ""
+    num_imports: int = -1
+    imports_why: str = ""
 
 
 class PingSpawner(SpawnerOrder):
@@ -100,12 +106,24 @@ class TorchFound(SpawnerEvent):
 
 
 class InterpreterReady(SpawnerEvent):
-    """Workers can be started; `why` they will not be forked, where that needs a word."""
+    """Workers can be started; `why` they will not be forked, where that needs a word.
+
+    Attributes:
+        imports_why: Why each worker makes some of the script's first imports itself; empty where none does.
+    """
 
     python: str
     torch: str | None
     forks: bool
     why: str | None
+    imports_why: str = ""
+
+
+class ImportsRefused(SpawnerEvent):
+    """This spawner has tried an import that only a worker may make, and ends: another one makes `num_made` of them."""
+
+    num_made: int
+    why: str
 
 
 class InterpreterRefused(SpawnerEvent):

@@ -9,12 +9,16 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchmuster.model.installed import look_for_torch
 from torchmuster.node.spawner import debugging, mainmodule, messages, source, surroundings
+
+if TYPE_CHECKING:
+    from torchmuster.node.spawner.first_imports import FirstImports
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
 _NO_THREADS = {_BLAS_THREADS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -32,49 +36,95 @@ _TORCH_MODULES = (
 _LIBRARY = "torchmuster.train"
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a spawner can.
+
+    Attributes:
+        forks: Workers are forks of it; else fresh interpreters.
+        imports_torch: The script does.
+        first: The script's first imports that it has made.
+    """
+
+    forks: bool
+    imports_torch: bool
+    first: "FirstImports | None" = None
+
+
 def prepare(
     config: messages.BeginSpawner,
     at_start: Collection[str],
     send: Callable[[messages.SpawnerEvent], None],
-) -> tuple[bool, bool]:
-    """Tell the agent what this interpreter has and can; return whether it forks, and whether the script imports torch."""
+) -> Prepared:
+    """Tell the agent what this interpreter has and can."""
     # A second before torch is there: the nodes are compared while it is imported.
     found = look_for_torch() if config.kind != "command" else {}
     send(messages.TorchFound(facts=found))
     missing = debugging.what_is_missing(os.environ)
     if missing is not None:
         send(messages.InterpreterRefused(why=missing))
-        return False, False
+        return Prepared(False, False)
     text = _read_source(config)
     imported = source.imported_names(text)
     imports_torch = any(name.partition(".")[0] == "torch" for name in imported)
     why = _reason_for_fresh(config, text, imported, at_start)
     torch_version: str | None = None
+    first: FirstImports | None = None
     if why is None:
         # What lies beside the script may hide a module, for torch as for the script.
         folder = mainmodule.first_path(config.kind, config.target)
         for_calls = config.kind == "function"
+        first = _first_imports(config, text, folder)
         torch_version, problem = import_for_workers(
             folder,
             config.preload,
             has_torch=config.has_torch,
             has_library=_LIBRARY in imported,
             for_calls=for_calls,
+            first=functools.partial(first.make, [config.target, *config.args]) if first else None,
         )
         if problem is not None:
             send(messages.InterpreterRefused(why=problem))
-            return False, imports_torch
+            return Prepared(False, imports_torch)
+        if first is not None and first.stopped is not None and first.is_spoilt:
+            stopped = first.stopped
+            send(messages.ImportsRefused(num_made=stopped.num_made, why=stopped.why))
+            os._exit(0)  # nothing of what was imported may say a last word
         why = reason_not_to_fork()
     elif config.kind != "command":
         # The package's metadata would say the same and take longer than all else here.
         torch_version = found.get("torch") or _installed_version("torch")
     is_news = config.start != "fresh" and config.kind != "command"
     python = sys.version.split()[0]
+    left = first.stopped if first is not None else None
     ready = messages.InterpreterReady(
-        python=python, torch=torch_version, forks=why is None, why=why if is_news else None
+        python=python,
+        torch=torch_version,
+        forks=why is None,
+        why=why if is_news else None,
+        imports_why=left.why if left is not None else "",
     )
     send(ready)
-    return ready.forks, imports_torch
+    return Prepared(ready.forks, imports_torch, first if ready.forks else None)
+
+
+def _first_imports(
+    config: messages.BeginSpawner, text: bytes, folder: str | None
+) -> "FirstImports | None":
+    """Return the imports that the script begins with; None where something comes before them, or looks at them."""
+    is_script = config.kind == "file" or (config.kind == "module" and "." not in config.target)
+    from torchmuster.node.spawner.first_imports import FirstImports, Stopped
+    from torchmuster.node.spawner.import_watch import ImportWatch
+
+    path = source.script_path(config.kind, config.target)
+    is_timed = bool(sys.flags.verbose) or "importtime" in sys._xoptions
+    if not (is_script and config.has_torch) or path is None or is_timed:
+        return None
+    limit = config.num_imports
+    known = Stopped(limit, config.imports_why) if limit >= 0 else None
+    return FirstImports(
+        text, path, folder, config.cache, ImportWatch(flush_everything), stopped=known
+    )
 
 
 def _read_source(config: messages.BeginSpawner) -> bytes:
@@ -128,6 +178,7 @@ def import_for_workers(
     has_torch: bool = True,
     has_library: bool = False,
     for_calls: bool = False,
+    first: Callable[[], None] | None = None,
 ) -> tuple[str | None, str | None]:
     """Import torch, what the user named, and our library; return torch's version and what went wrong.
 
@@ -137,6 +188,7 @@ def import_for_workers(
         has_torch: The workers need torch.
         has_library: The script imports our library.
         for_calls: The workers call functions that travel.
+        first: Makes the imports that the script begins with.
     """
     own = {name: os.environ.get(name) for name in _NO_THREADS}
     # numpy would start its threads at import, and pyarrow's allocator one.
@@ -156,10 +208,12 @@ def import_for_workers(
             if has_torch and has_library:
                 with contextlib.suppress(Exception):  # the script says it in its own words
                     importlib.import_module(_LIBRARY)
+            if first is not None and problem is None and reason_not_to_fork() is None:
+                first()
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
-        _flush_everything()
+        flush_everything()
     if problem is not None:
         return None, problem
     for name, value in own.items():
@@ -240,7 +294,7 @@ def _line_outside_of_torch(frame: FrameType | None) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 
 
-def _flush_everything() -> None:
+def flush_everything() -> None:
     """Write out what the imports printed, else every worker would print it again."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from torchmuster import proc
@@ -41,8 +42,8 @@ class Spawner:
         self.control = control
         self.config: messages.BeginSpawner  # the first packet
         self.entry_path = entry_path
+        self.can = prepare.Prepared(False, False)
         self.forks = False
-        self.imports_torch = False
         self.children: dict[int, messages.ChildStarted] = {}
         self.ending = False
         self.spares_until: float | None = None  # after a good end: when to look who stays
@@ -87,7 +88,8 @@ def serve(control_fd: int, entry_path: str, at_start: Collection[str]) -> Worker
     if not isinstance(config, messages.BeginSpawner):
         return None
     spawner.config = config
-    spawner.forks, spawner.imports_torch = prepare.prepare(config, at_start, spawner.send)
+    spawner.can = prepare.prepare(config, at_start, spawner.send)
+    spawner.forks = spawner.can.forks
     proc.become_subreaper()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         # The agent decides what workers get; a signal to the whole job must not end the spawner.
@@ -244,9 +246,15 @@ def _start_worker(
         args=arguments,
         socket_path=order.env.get(contract.SOCKET_VARIABLE, config.socket_path),
         forked=spawner.forks,
-        imports_torch=spawner.imports_torch,
+        imports_torch=spawner.can.imports_torch,
         call_sha256=config.call_sha256,
     )
+    first = spawner.can.first if spawner.forks else None
+    differs = first.what_differs(order.env, order.unset) if first is not None else None
+    if differs is not None:
+        _fall_back(
+            spawner, f"{differs}, which the script's imports read, is another one for workers"
+        )
     if _fork(spawner, "worker", order.rank, fds):
         return None
     for name in order.unset:
@@ -256,7 +264,7 @@ def _start_worker(
         os.dup2(fd, target)
         os.close(fd)
     if spawner.forks:
-        return task
+        return replace(task, first=first)
     if config.kind == "command":
         _execute([config.target, *arguments])
     os.environ[mainmodule.TASK_VARIABLE] = mainmodule.task_to_environment(task)
@@ -302,11 +310,9 @@ def _start_store(spawner: Spawner, order: messages.StartStore, fds: list[int]) -
 
 def _fork(spawner: Spawner, kind: str, rank: int, fds: list[int]) -> bool:
     """Fork; return True in the spawner. The child is prepared up to its standard streams."""
-    if spawner.forks:
-        why = prepare.reason_not_to_fork()
-        if why is not None:
-            spawner.forks = False
-            spawner.send(messages.FellBack(why=why))
+    why = prepare.reason_not_to_fork() if spawner.forks else None
+    if why is not None:
+        _fall_back(spawner, why)
     parent_pid = os.getpid()
     # A signal that comes now waits until the child has its own dispositions: it must not get lost.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, spawner.dispositions)
@@ -332,6 +338,11 @@ def _fork(spawner: Spawner, kind: str, rank: int, fds: list[int]) -> bool:
     os.close(spawner.wakeup_r)
     os.close(spawner.wakeup_w)
     return False
+
+
+def _fall_back(spawner: Spawner, why: str) -> None:
+    spawner.forks = False
+    spawner.send(messages.FellBack(why=why))
 
 
 def _execute(argv: list[str]) -> None:

@@ -7,19 +7,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchmuster import proc
+from torchmuster.files.layout import muster_home
 from torchmuster.model.liveness.lease import LEASE_S
 from torchmuster.model.message import encode
 from torchmuster.model.plan import Program
 from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink, send_first
-from torchmuster.node.spawner.messages import BeginSpawner, SpawnerEvent
+from torchmuster.node.spawner.messages import BeginSpawner, ImportsRefused, SpawnerEvent
 from torchmuster.node.spawner.wrapped import SpawnerServer, WrappedLink
 
 
 def start_spawner(
-    program: Program, env: Mapping[str, str], socket_path: str
+    program: Program,
+    env: Mapping[str, str],
+    socket_path: str,
+    refused: ImportsRefused | None = None,
 ) -> tuple[proc.Child, Any]:
     """Start the job's interpreter at once; it imports torch while the agent gets ready.
+
+    `refused` is the last word of a spawner before, which has ended by it.
 
     Returns the process, and the socket or the desk (`wrapped.SpawnerServer`) that `make_link` takes.
 
@@ -29,7 +35,7 @@ def start_spawner(
     entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
     if not is_interpreter(program.python[0]):
         desk = SpawnerServer(
-            os.path.dirname(socket_path), _config(program, socket_path, wrapped=True)
+            os.path.dirname(socket_path), _config(program, socket_path, refused, wrapped=True)
         )
         words = [*program.python, entry, "spawner", desk.path, "--", *program.display()]
         return desk.start(words, env, program.cwd), desk
@@ -41,7 +47,7 @@ def start_spawner(
             cwd=program.cwd,
             pass_fds=[theirs.fileno()],
         )
-    begin_spawner(ours, program, socket_path)
+    begin_spawner(ours, program, socket_path, refused)
     return child, ours
 
 
@@ -53,9 +59,14 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def begin_spawner(control: socket.socket, program: Program, socket_path: str) -> None:
+def begin_spawner(
+    control: socket.socket,
+    program: Program,
+    socket_path: str,
+    refused: ImportsRefused | None = None,
+) -> None:
     """Tell a spawner what it is for."""
-    send_first(control, _config(program, socket_path, wrapped=False))
+    send_first(control, _config(program, socket_path, refused, wrapped=False))
 
 
 def is_interpreter(word: str) -> bool:
@@ -65,7 +76,9 @@ def is_interpreter(word: str) -> bool:
     )
 
 
-def _config(program: Program, socket_path: str, *, wrapped: bool) -> bytes:
+def _config(
+    program: Program, socket_path: str, refused: ImportsRefused | None, *, wrapped: bool
+) -> bytes:
     begin = BeginSpawner(
         wrapped=wrapped,
         kind=program.kind.value,
@@ -79,6 +92,9 @@ def _config(program: Program, socket_path: str, *, wrapped: bool) -> bytes:
         socket_path=socket_path,
         has_torch=program.has_torch,
         call_sha256=program.call.sha256 if program.call is not None else "",
+        cache=os.path.join(muster_home(), "cache", "imports"),
+        num_imports=refused.num_made if refused is not None else -1,
+        imports_why=refused.why if refused is not None else "",
     )
     return encode(begin)
 

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator
 
-_RANK = re.compile(
+RANK = re.compile(
     r"\b(?:(?:LOCAL_|GROUP_|ROLE_)?RANK|(?:LOCAL_|GROUP_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)"
     r"|TORCHELASTIC_\w+|TORCHMUSTER_\w+|SLURM_(?:PROCID|LOCALID)|(?:PMI|PMIX|OMPI_COMM_WORLD)_RANK)\b"
 )
@@ -66,7 +66,7 @@ def refuses_torch(imported: Collection[str], folder: str | None) -> str | None:
 
 def start_code_with_rank() -> str | None:
     """Return the file that Python ran at its start and that reads what only a worker has."""
-    return next((path for path, text in _start_code() if _RANK.search(text)), None)
+    return next((path for path, text in _start_code() if RANK.search(text)), None)
 
 
 def _start_code() -> Iterator[tuple[str, str]]:

@@ -1,0 +1,7 @@
+"""What `worker.py` does, as a script that begins with Lightning."""
+
+import lightning  # noqa: F401 - its import is measured
+from worker import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The imports that a script begins with, made once in the spawner, where that makes no difference to the workers.
+
+Only statements that stand before everything else in the script, and only of installed distributions: the user's own files
+are for the workers. What stops a statement is kept beside the runs, so that the next run does not try it again.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+
+from torchmuster.files import atomic
+from torchmuster.node.spawner.import_watch import (
+    ImportWatch,
+    RefusedError,
+    is_installed,
+    is_of_a_worker,
+)
+
+_MOST_KEPT = 256
+_TRY_AGAIN_S = 86400.0  # some effects happen once: matplotlib writes its list of fonts
+_SKIPPED = ("torchmuster", "__future__")
+# They begin to talk to other processes, or to devices, in C.
+_NEVER = ("mpi4py", "horovod", "pycuda", "cupy", "jax", "tensorflow")
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Which statement is left to the workers, with all that follow it, and why."""
+
+    num_made: int
+    why: str
+
+
+@dataclass(slots=True)
+class FirstImports:
+    """The first imports of one script, and what the making of them has shown.
+
+    Attributes:
+        text: Of the script.
+        path: Of the script.
+        folder: What stands in front of `sys.path`.
+        cache: The folder for what has been found out; empty for none.
+        stopped: Where they stop short of all, and why.
+        is_spoilt: This process has tried one that it may not make, and can fork no worker.
+    """
+
+    text: bytes
+    path: str
+    folder: str | None
+    cache: str
+    watch: ImportWatch
+    stopped: Stopped | None = None
+    is_spoilt: bool = False
+    num_made: int = 0
+
+    def make(self, argv: list[str]) -> None:
+        """Make them, as far as no other process has stopped; `argv` is that of the workers."""
+        statements = self._statements()
+        self.stopped = self.stopped or self._known(statements)
+        limit = self.stopped.num_made if self.stopped is not None else len(statements)
+        before, sys.argv = sys.argv, argv
+        try:
+            for statement in statements[:limit]:
+                why = self._make_one(statement)
+                if why:
+                    self.stopped, self.is_spoilt = Stopped(self.num_made, why), True
+                    self._keep(statements, self.stopped)
+                    return
+                self.num_made += 1
+        finally:
+            sys.argv = before
+
+    def what_differs(self, environment: Mapping[str, str], unset: Collection[str]) -> str | None:
+        """Return a variable that an import has read and that is another one for a worker."""
+        reads = self.watch.reads
+        changed = (name for name, value in environment.items() if reads.get(name, value) != value)
+        gone = (name for name in unset if reads.get(name) is not None)
+        return next((name for name in (*changed, *gone) if not is_of_a_worker(name)), None)
+
+    def renew(self) -> None:
+        """Make anew, in a worker, what differs between workers."""
+        for generator, _ in self.watch.generators:
+            generator.seed()
+        for renewal in self.watch.renewals:
+            renewal.make()
+
+    def _make_one(self, statement: ast.stmt) -> str:
+        words = ast.unparse(statement)
+        code = compile(ast.Module(body=[statement], type_ignores=[]), self.path, "exec")
+        try:
+            with self.watch.watching(f"`{words}`"):
+                exec(code, {"__name__": "__main__"})
+        except RefusedError:
+            return self.watch.why
+        except BaseException as error:  # noqa: BLE001 - the workers say it, in the script's own words
+            return self.watch.why or f"`{words}` raises {type(error).__name__}"
+        return self.watch.why
+
+    def _statements(self) -> list[ast.stmt]:
+        """Return the imports that come before everything else, without those of Python's own modules."""
+        try:
+            body = ast.parse(self.text).body
+        except (SyntaxError, ValueError):
+            return []
+        found: list[ast.stmt] = []
+        for statement in body:
+            match statement:
+                case ast.Expr(value=ast.Constant()):
+                    continue
+                case ast.Import(names=names):
+                    tops = {name.name.partition(".")[0] for name in names}
+                case ast.ImportFrom(module=str(module), level=0):
+                    tops = {module.partition(".")[0]}
+                case _:
+                    return found
+            tops -= sys.stdlib_module_names.union(_SKIPPED)
+            if not all(self._is_installed(top) for top in tops):
+                return found
+            if tops:
+                found.append(statement)
+        return found
+
+    def _is_installed(self, name: str) -> bool:
+        if name in _NEVER:
+            return False
+        paths = [*([self.folder] if self.folder is not None else []), *sys.path]
+        spec = PathFinder.find_spec(name, paths)
+        if spec is None or spec.origin is None:
+            return False
+        return is_installed(spec.origin)
+
+    # What has been found out.
+
+    def _file(self, statements: list[ast.stmt]) -> str:
+        installed = [entry for entry in sys.path if os.path.isdir(entry)]
+        times = [os.stat(entry).st_mtime_ns for entry in installed if is_installed(f"{entry}/x")]
+        parts = [sys.version, sys.prefix, times, [ast.unparse(one) for one in statements]]
+        return os.path.join(self.cache, hashlib.sha256(repr(parts).encode()).hexdigest()[:32])
+
+    def _known(self, statements: list[ast.stmt]) -> Stopped | None:
+        if not self.cache:
+            return None
+        path = self._file(statements)
+        plain = atomic.read_json(path)
+        if not isinstance(plain, dict) or not isinstance(plain.get("num_made"), int):
+            return None
+        is_old = time.time() > os.stat(path).st_mtime + _TRY_AGAIN_S
+        return None if is_old else Stopped(max(0, plain["num_made"]), str(plain.get("why")))
+
+    def _keep(self, statements: list[ast.stmt], stopped: Stopped) -> None:
+        if not self.cache:
+            return
+        try:
+            os.makedirs(self.cache, mode=0o700, exist_ok=True)
+            names = sorted(
+                os.listdir(self.cache),
+                key=lambda name: os.stat(os.path.join(self.cache, name)).st_mtime,
+            )
+            for name in names[: max(0, len(names) - _MOST_KEPT)]:
+                os.unlink(os.path.join(self.cache, name))
+            said = json.dumps({"num_made": stopped.num_made, "why": stopped.why}).encode()
+            atomic.replace_file(self._file(statements), said)
+        except OSError:
+            return

@@ -1,0 +1,459 @@
+"""Watches imports that the spawner makes for its workers, and refuses what a worker would have to do itself.
+
+Whatever differs from an import in each worker ends this process, and the workers import as they always do: a thread, a
+child, a device, a file, a connection, output, a changed signal handler. A value that is drawn, or read from what differs
+between ranks, is made anew in each worker where one assignment makes it and nobody else holds it; else it is refused too.
+
+What C code does at its import is seen afterwards only: threads, descriptors and children that are there.
+"""
+
+import ast
+import contextlib
+import datetime as dt
+import functools
+import io
+import os
+import random
+import signal
+import socket
+import subprocess  # noqa: TID251 - to refuse it
+import sys
+import sysconfig
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NoReturn
+
+from torchmuster import proc
+from torchmuster.node.spawner.surroundings import RANK
+
+_OF_WORKERS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+# Who goes through all variables, to find those that begin so: none that differs between ranks does.
+_SEARCHES = {"fsspec.config": "FSSPEC_", "tqdm.utils": "TQDM_"}
+_OF_MAPPINGS = ("os", "collections.abc", "_collections_abc")
+_CHANGE_FILES = (
+    *("mkdir", "rename", "replace", "rmdir", "symlink", "link", "truncate", "chmod", "remove"),
+    "unlink",
+)
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri")
+_ENVIRON = type(os.environ)
+
+
+class RefusedError(BaseException):
+    """An import does what only a worker may do; no handler of the import's own takes this for a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """One assignment of a module that each worker makes again.
+
+    Attributes:
+        attribute: What it assigns to, where that is an attribute: it is removed before.
+    """
+
+    module: str
+    code: types.CodeType
+    name: str
+    attribute: tuple[types.CodeType, str] | None = None
+
+    def make(self) -> None:
+        """Make it again."""
+        names = vars(sys.modules[self.module])
+        if self.attribute is not None:
+            owner, attribute = self.attribute
+            with contextlib.suppress(AttributeError):
+                delattr(eval(owner, names), attribute)
+        exec(self.code, names)
+
+
+@dataclass(slots=True)
+class ImportWatch:
+    """What is seen while imports are made.
+
+    Attributes:
+        flush: Writes out what has been printed.
+        why: What was refused, in words: nothing may be forked from this process.
+        renewals: What each worker makes again.
+        generators: Those that began from the system's random numbers, and how.
+        reads: The variables that were read, with their values.
+    """
+
+    flush: Callable[[], None]
+    why: str = ""
+    renewals: list[Renewal] = field(default_factory=list)
+    generators: list[tuple[random.Random, object]] = field(default_factory=list)
+    reads: dict[str, str | None] = field(default_factory=dict)
+    _words: str = ""
+    _is_on: bool = False
+    _state: object = None
+
+    # What is refused before it happens.
+
+    def refuse(self, what: str, frame: FrameType | None = None) -> NoReturn:
+        """Note what an import does, and end it.
+
+        Args:
+            what: Verb first.
+            frame: Where it is done.
+        """
+        self._is_on = False
+        module = _module_frame(frame)
+        who = module.f_globals.get("__name__") if module is not None else self._words
+        self.why = self.why or f"{who} {what}"
+        raise RefusedError(self.why)
+
+    @contextlib.contextmanager
+    def watching(self, words: str) -> Iterator[None]:
+        """Watch what a statement, by its words, imports.
+
+        Raises:
+            RefusedError: It makes a difference; `why` says which.
+        """
+        self._words, before = words, _Traces.now()
+        replaced = [self._replace(owner, name, made) for owner, name, made in self._guards()]
+        self._state = random.getstate()
+        os.environ.__class__ = _watched(self)
+        self._is_on = True
+        try:
+            with captured(self.flush) as output:
+                yield
+            self._is_on = False
+            if output:
+                self.refuse(f"prints {output[0][:100]!r}")
+            self._compare(before)
+        finally:
+            self._is_on = False
+            os.environ.__class__ = _ENVIRON
+            for owner, name, is_own, original, guard in replaced:
+                if vars(owner).get(name) is guard:
+                    setattr(owner, name, original) if is_own else delattr(owner, name)
+            _give_back({id(guard): original for *_, original, guard in replaced}, before.modules)
+
+    def _replace(self, owner: Any, name: str, made: Callable[..., Any]) -> tuple[Any, ...]:
+        original, is_own = getattr(owner, name), name in vars(owner)
+
+        def guard(*args: Any, **options: Any) -> Any:
+            if self._is_on:
+                made(*args, **options)
+            result = original(*args, **options)
+            if self._is_on and name == "seed":
+                self._note_seed(*args, **options)
+            return result
+
+        guard.__name__, guard.__doc__ = name, getattr(original, "__doc__", None)
+        setattr(owner, name, guard)
+        return owner, name, is_own, original, guard
+
+    def _guards(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Yield what is replaced, and what is called before it: everything of Python that has an effect outside."""
+
+        def refusing(what: str) -> Callable[..., Any]:
+            return lambda *_, **__: self.refuse(what, sys._getframe(2))
+
+        for name in _CHANGE_FILES:
+            yield os, name, self._change_files
+        yield os, "open", self._open_descriptor
+        for owner in (io, sys.modules["builtins"]):
+            yield owner, "open", self._open
+        for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve"):
+            yield os, name, refusing("starts another process")
+        yield subprocess, "_fork_exec", refusing("starts another process")
+        yield threading, "_start_new_thread", refusing("starts a thread")
+        yield signal, "signal", refusing("changes a signal handler")
+        for name in ("connect", "connect_ex", "sendto", "listen"):
+            yield socket.socket, name, refusing("opens a connection")
+        for name in ("getaddrinfo", "gethostbyname"):
+            yield socket, name, refusing("asks for an address")
+        yield os, "urandom", lambda *_: self._renew("keeps a random value")
+        yield random, "_urandom", lambda *_: self._renew("keeps a random value")
+        for name in ("random", "getrandbits"):
+            yield random, name, self._draw
+            yield random._inst, name, self._draw
+        yield random.Random, "seed", lambda *_, **__: None
+        cuda = sys.modules.get("torch.cuda")
+        if any(os.path.exists(path) for path in _GPU_NODES):
+            for name in ("_lazy_init", "is_available", "device_count"):
+                if hasattr(cuda, name):
+                    yield cuda, name, refusing("asks for the GPUs")
+
+    def _open(self, file: object, mode: str = "r", *_: object, **__: object) -> None:
+        if not set(mode) <= set("rbtU"):
+            self._change_files(file)
+
+    def _open_descriptor(self, path: object, flags: int, *_: object, **__: object) -> None:
+        if flags & _WRITES:
+            self._change_files(path)
+
+    def _change_files(self, *given: object, **named: object) -> None:
+        path = next(iter((*given, *named.values())), None)
+        frame = sys._getframe(2)
+        if path != os.devnull and not _leaves_nothing(frame):
+            self.refuse(f"writes {path}", frame)
+
+    # What is made anew in each worker.
+
+    def _draw(self, *_: object) -> None:
+        self._renew("draws a random number")
+        self._state = None  # it is about to change
+
+    def _note_seed(self, generator: random.Random, a: object = None, **_: object) -> None:
+        by = sys._getframe(3).f_globals.get("__name__")
+        if a is None and by != "tempfile" and not isinstance(generator, random.SystemRandom):
+            self.generators.append((generator, generator.getstate()))
+
+    def read(self, name: str, value: str | None) -> None:
+        """Take that an import has read a variable."""
+        if not self._is_on:
+            return
+        search = _SEARCHES.get(_reader(sys._getframe(2)))
+        if search is None or name.startswith(search):
+            self.reads.setdefault(name, value)
+            if is_of_a_worker(name):
+                self._renew(f"reads {name}")
+
+    def read_all(self) -> None:
+        """Take that an import goes through all variables."""
+        frame = sys._getframe(2)
+        if self._is_on and _reader(frame) not in _SEARCHES:
+            self.refuse("reads all environment variables", frame)
+
+    def _renew(self, what: str) -> None:
+        """Let each worker make the assignment again that is being made, if it is one."""
+        frame = _module_frame(sys._getframe(2))
+        module = str(frame.f_globals.get("__name__")) if frame is not None else ""
+        if module.partition(".")[0] in ("torch", "numpy"):
+            return  # the one is imported here anyway; the other's generator is seeded in each worker
+        renewal = _assignment(module, frame) if frame is not None else None
+        if renewal is None:
+            self.refuse(what, frame)
+        if renewal not in self.renewals:
+            self.renewals.append(renewal)
+
+    # What is seen afterwards.
+
+    def _compare(self, before: "_Traces") -> None:
+        now, new = _Traces.now(), []
+        for name in now.modules - before.modules:
+            module = sys.modules.get(name)
+            if isinstance(module, types.ModuleType):
+                new.append(module)
+                self._check_origin(module)
+        has_drawn = self._state is not None and random.getstate() != self._state
+        if has_drawn or any(one.getstate() != state for one, state in self.generators):
+            self.refuse("draws a random number")
+        for what in ("threads", "children", "descriptors", "handlers"):
+            if getattr(now, what) != getattr(before, what):
+                self.refuse(f"leaves other {what} behind")
+        if any(now.generators[name] != state for name, state in before.generators.items()):
+            self.refuse("draws a random number")
+        for module in new:
+            for name, value in list(vars(module).items()):
+                if before.began(value):
+                    self.refuse(f"keeps the time, as {module.__name__}.{name}")
+        for renewal in self.renewals:
+            if renewal.attribute is None and _is_shared(renewal):
+                self.refuse(
+                    f"shares {renewal.module}.{renewal.name}, which differs between workers"
+                )
+
+    def _check_origin(self, module: types.ModuleType) -> None:
+        names = vars(module)
+        for place in (names.get("__file__"), *names.get("__path__", ())):
+            # torch.ops and its like name no real file.
+            if isinstance(place, str) and os.path.isabs(place) and not is_installed(place):
+                self.refuse(f"imports {module.__name__} from {place}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Traces:
+    """What a process has, before and after."""
+
+    modules: frozenset[str]
+    threads: int
+    children: tuple[int, ...]
+    descriptors: frozenset[str]
+    handlers: tuple[object, ...]
+    generators: dict[str, object]
+    times: tuple[float, float]
+
+    @classmethod
+    def now(cls) -> "_Traces":
+        links = set()
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                links.add(os.readlink(f"/proc/self/fd/{fd}"))
+        return cls(
+            modules=frozenset(sys.modules),
+            threads=len(os.listdir("/proc/self/task")),
+            children=tuple(proc.children_of(os.getpid())),
+            descriptors=frozenset(link for link in links if not link.startswith("/proc/")),
+            handlers=tuple(signal.getsignal(signum) for signum in sorted(signal.valid_signals())),
+            generators=_generator_states(),
+            times=(time.time(), time.monotonic()),
+        )
+
+    def began(self, value: object) -> bool:
+        """Say whether a value is a time after this one."""
+        if isinstance(value, dt.datetime):
+            with contextlib.suppress(ValueError, OverflowError):
+                return self.times[0] <= value.timestamp() <= time.time()
+            return False
+        if type(value) is not float:
+            return False
+        wall, since_boot = self.times
+        return wall <= value <= time.time() or since_boot <= value <= time.monotonic()
+
+
+def _generator_states() -> dict[str, object]:
+    torch, numpy_random = sys.modules.get("torch"), sys.modules.get("numpy.random")
+    states: dict[str, object] = {}
+    if torch is not None:
+        states["torch"] = bytes(torch.get_rng_state().tolist())
+    if numpy_random is not None:
+        states["numpy"] = (
+            repr(numpy_random.get_state(legacy=False)),
+            numpy_random.get_state()[1].tobytes(),
+        )
+    return states
+
+
+def is_of_a_worker(name: str) -> bool:
+    """Say whether a variable differs between the spawner and its workers, or between ranks."""
+    return name in _OF_WORKERS or RANK.search(name) is not None
+
+
+def is_installed(path: str) -> bool:
+    """Say whether a file or folder is of Python itself or of an installed distribution, not the user's own."""
+    roots = _roots(tuple(sys.path))
+    return path.startswith(roots) or os.path.realpath(path).startswith(roots)
+
+
+@functools.cache
+def _roots(paths: tuple[str, ...]) -> tuple[str, ...]:
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    names = ("site-packages", "dist-packages")
+    folders += [path for path in paths if os.path.basename(os.path.normpath(path)) in names]
+    return tuple(
+        f"{folder}{os.sep}" for path in folders for folder in {path, os.path.realpath(path)}
+    )
+
+
+def _leaves_nothing(frame: FrameType | None) -> bool:
+    """Say whether `tempfile` tries out a folder, or torch's compiler makes that of its cache, which is there for all."""
+    for _ in range(6):
+        if frame is None:
+            return False
+        where = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        if where == ("tempfile", "_get_default_tempdir") or (
+            where[0].startswith("torch._inductor.") and where[1] == "cache_dir"
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _reader(frame: FrameType | None) -> str:
+    """Return the module that asks for variables, behind the methods of mappings."""
+    while frame is not None and frame.f_globals.get("__name__") in _OF_MAPPINGS:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")) if frame is not None else ""
+
+
+def _module_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the module that is being imported."""
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame
+
+
+def _assignment(module: str, frame: FrameType) -> Renewal | None:
+    """Return the assignment to one name or attribute that a module is making; None for another statement."""
+    path = frame.f_code.co_filename
+    try:
+        with io.open_code(path) as file:
+            body = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return None
+    line = frame.f_lineno
+    found = [one for one in body if one.lineno <= line <= (one.end_lineno or one.lineno)]
+    match found:
+        case [ast.Assign(targets=[ast.Name(id=name)]) as statement]:
+            attribute = None
+        case [ast.AnnAssign(target=ast.Name(id=name)) as statement]:
+            attribute = None
+        case [
+            ast.Assign(
+                targets=[ast.Attribute(value=ast.Name(id=name) as owner, attr=attr)]
+            ) as statement
+        ]:
+            code = compile(ast.Expression(body=owner), path, "eval")
+            attribute = code, attr
+        case _:
+            return None
+    return Renewal(module, _code_of(statement, path), name, attribute)
+
+
+def _code_of(statement: ast.stmt, path: str) -> types.CodeType:
+    code: types.CodeType = compile(ast.Module(body=[statement], type_ignores=[]), path, "exec")
+    return code
+
+
+def _is_shared(renewal: Renewal) -> bool:
+    value = vars(sys.modules[renewal.module]).get(renewal.name)
+    holders = 0
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if isinstance(names, dict):
+            holders += sum(one is value for one in list(names.values()))
+    return holders > 1
+
+
+def _watched(watch: ImportWatch) -> type:
+    class Watched(_ENVIRON):  # type: ignore[misc, valid-type]
+        """The environment, which tells what is read."""
+
+        def __getitem__(self, key: str) -> str:
+            value = self._data.get(self.encodekey(key)) if isinstance(key, str) else None
+            watch.read(key, self.decodevalue(value) if value is not None else None)
+            found: str = super().__getitem__(key)
+            return found
+
+        def __iter__(self) -> Iterator[str]:
+            watch.read_all()
+            return iter(super().__iter__())
+
+    return Watched
+
+
+@contextlib.contextmanager
+def captured(flush: Callable[[], None]) -> Iterator[list[str]]:
+    """Keep what is written to the standard streams, by whomever, from them; return its lines."""
+    lines: list[str] = []
+    flush()
+    kept = [os.dup(fd) for fd in (1, 2)]
+    memory = os.memfd_create("output")
+    try:
+        for fd in (1, 2):
+            os.dup2(memory, fd)
+        yield lines
+    finally:
+        flush()
+        for fd, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, fd)
+            os.close(original)
+        os.lseek(memory, 0, os.SEEK_SET)
+        lines += os.read(memory, 4096).decode(errors="replace").strip().splitlines()
+        os.close(memory)
+
+
+def _give_back(originals: dict[int, Any], before: frozenset[str]) -> None:
+    """Let modules that took a guard by its name have the function itself."""
+    for name in set(sys.modules) - before:
+        names = getattr(sys.modules[name], "__dict__", None)
+        if isinstance(names, dict):
+            for key in [key for key, value in names.items() if id(value) in originals]:
+                names[key] = originals[id(names[key])]

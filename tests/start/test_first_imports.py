@@ -1,0 +1,87 @@
+"""What a script imports first is imported once for all its workers, unless that would make a difference."""
+
+import json
+import os
+
+import pytest
+
+from kit.command import SOURCE
+
+FINE = """
+import os, random, uuid
+MADE_BY = os.getpid()
+NAME = uuid.uuid4().hex
+GENERATOR = random.Random()
+
+def only_first():
+    return only_first.rank == 0
+
+only_first.rank = int(os.environ.get("RANK", -1))
+"""
+SCRIPT = """
+import fine
+import {second}
+import json, os
+print(json.dumps({{
+    "rank": os.environ["RANK"],
+    "kept": fine.only_first.rank,
+    "made_here": fine.MADE_BY == os.getpid(),
+    "second_here": {second}.MADE_BY == os.getpid(),
+    "name": fine.NAME,
+    "drawn": fine.GENERATOR.random(),
+}}))
+"""
+SECOND = "import os\nMADE_BY = os.getpid()\n"
+
+
+@pytest.fixture
+def script(launch):
+    def write(second: str, more: str) -> str:
+        for name, text in (("fine", FINE), (second, SECOND + more)):
+            folder = launch.folder / "site-packages" / name
+            folder.mkdir(parents=True)
+            (folder / "__init__.py").write_text(text)
+        launch.env["PYTHONPATH"] = f"{SOURCE}{os.pathsep}{launch.folder / 'site-packages'}"
+        return launch.script(SCRIPT.format(second=second))
+
+    return write
+
+
+def said_by_ranks(launch, path) -> list[dict]:
+    done = launch.run("--nproc-per-node=2", path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition("] ")[2] for line in done.stdout.splitlines() if "{" in line]
+    return sorted(map(json.loads, lines), key=lambda said: said["rank"])
+
+
+def why_not_made(launch) -> list[str]:
+    (path,) = launch.folder.glob("home/runs/*/events.jsonl")
+    events = map(json.loads, path.read_text().splitlines())
+    return [event["why"] for event in events if event["event"] == "imports_in_workers"]
+
+
+def test_they_are_made_once_and_each_worker_is_itself(launch, script):
+    ranks = said_by_ranks(launch, script("second", ""))
+    assert [(said["made_here"], said["second_here"]) for said in ranks] == [(False, False)] * 2
+    assert [said["kept"] for said in ranks] == [0, 1]
+    assert len({said["name"] for said in ranks}) == 2
+    assert len({said["drawn"] for said in ranks}) == 2
+    assert why_not_made(launch) == []
+
+
+def test_one_that_starts_a_thread_is_left_to_the_workers_and_status_says_why(launch, script):
+    path = script("second", "import threading\nthreading.Thread(target=int).start()\n")
+    ranks = said_by_ranks(launch, path)
+    assert [(said["made_here"], said["second_here"]) for said in ranks] == [(False, True)] * 2
+    assert [said["kept"] for said in ranks] == [0, 1]
+    assert why_not_made(launch) == ["second starts a thread"]
+
+
+def test_where_nothing_can_be_kept_another_run_finds_out_again(launch, script):
+    path = script("second", "print('hello')\n")
+    (launch.folder / "home").mkdir()
+    (launch.folder / "home" / "cache").write_text("no folder")
+    done = launch.run("--nproc-per-node=2", path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("hello") == 2
+    assert why_not_made(launch) == ["`import second` prints 'hello'"]
