@@ -11,6 +11,7 @@ import ast
 import contextlib
 import datetime as dt
 import functools
+import inspect
 import io
 import os
 import random
@@ -18,7 +19,6 @@ import signal
 import socket
 import subprocess  # noqa: TID251 - to refuse it
 import sys
-import sysconfig
 import threading
 import time
 import types
@@ -32,10 +32,15 @@ from torchmuster.node.spawner.surroundings import RANK
 
 _OF_WORKERS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 # Who goes through all variables, to find those that begin so: none that differs between ranks does.
-_SEARCHES = {"fsspec.config": "FSSPEC_", "tqdm.utils": "TQDM_"}
+_SEARCHES = {
+    "fsspec.config": "FSSPEC_",
+    "networkx.utils.backends": "NETWORKX_",
+    "numba.core.config": "NUMBA_",
+    "tqdm.utils": "TQDM_",
+}
 _OF_MAPPINGS = ("os", "collections.abc", "_collections_abc")
 _CHANGE_FILES = (
-    *("mkdir", "rename", "replace", "rmdir", "symlink", "link", "truncate", "chmod", "remove"),
+    *("rename", "replace", "rmdir", "symlink", "link", "truncate", "chmod", "remove"),
     "unlink",
 )
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -52,21 +57,26 @@ class Renewal:
     """One assignment of a module that each worker makes again.
 
     Attributes:
-        attribute: What it assigns to, where that is an attribute: it is removed before.
+        name: What it assigns to; or whose attribute, which is removed before.
+        in_class: It stands in the body of the class of this name; the code is that of its value.
     """
 
     module: str
     code: types.CodeType
     name: str
-    attribute: tuple[types.CodeType, str] | None = None
+    attribute: str = ""
+    in_class: bool = False
 
     def make(self) -> None:
         """Make it again."""
         names = vars(sys.modules[self.module])
-        if self.attribute is not None:
-            owner, attribute = self.attribute
+        if self.in_class:
+            owner = names[self.name]
+            setattr(owner, self.attribute, eval(self.code, names, dict(vars(owner))))
+            return
+        if self.attribute:
             with contextlib.suppress(AttributeError):
-                delattr(eval(owner, names), attribute)
+                delattr(names[self.name], self.attribute)
         exec(self.code, names)
 
 
@@ -156,6 +166,7 @@ class ImportWatch:
 
         for name in _CHANGE_FILES:
             yield os, name, self._change_files
+        yield os, "mkdir", self._make_folder
         yield os, "open", self._open_descriptor
         for owner in (io, sys.modules["builtins"]):
             yield owner, "open", self._open
@@ -172,7 +183,7 @@ class ImportWatch:
         yield random, "_urandom", lambda *_: self._renew("keeps a random value")
         for name in ("random", "getrandbits"):
             yield random, name, self._draw
-            yield random._inst, name, self._draw
+            yield random.Random, name, self._draw
         yield random.Random, "seed", lambda *_, **__: None
         cuda = sys.modules.get("torch.cuda")
         if any(os.path.exists(path) for path in _GPU_NODES):
@@ -188,6 +199,10 @@ class ImportWatch:
         if flags & _WRITES:
             self._change_files(path)
 
+    def _make_folder(self, path: Any, *_: object, **__: object) -> None:
+        if not os.path.isdir(path):
+            self._change_files(path)
+
     def _change_files(self, *given: object, **named: object) -> None:
         path = next(iter((*given, *named.values())), None)
         frame = sys._getframe(2)
@@ -196,9 +211,14 @@ class ImportWatch:
 
     # What is made anew in each worker.
 
-    def _draw(self, *_: object) -> None:
+    def _draw(self, generator: object = None, *_: object) -> None:
+        if not isinstance(generator, random.Random) or generator is random._inst:
+            self._state = None  # it is about to change
+        elif generator in (known := [one for one, _ in self.generators]):
+            self.generators[known.index(generator)] = generator, None
+        else:
+            return  # it began from a number that is the same for all
         self._renew("draws a random number")
-        self._state = None  # it is about to change
 
     def _note_seed(self, generator: random.Random, a: object = None, **_: object) -> None:
         by = sys._getframe(3).f_globals.get("__name__")
@@ -227,7 +247,10 @@ class ImportWatch:
         module = str(frame.f_globals.get("__name__")) if frame is not None else ""
         if module.partition(".")[0] in ("torch", "numpy"):
             return  # the one is imported here anyway; the other's generator is seeded in each worker
-        renewal = _assignment(module, frame) if frame is not None else None
+        if frame is not None and _is_documentation(frame):
+            return
+        within = _class_frame(sys._getframe(2))
+        renewal = _assignment(module, frame, within) if frame is not None else None
         if renewal is None:
             self.refuse(what, frame)
         if renewal not in self.renewals:
@@ -243,7 +266,7 @@ class ImportWatch:
                 new.append(module)
                 self._check_origin(module)
         has_drawn = self._state is not None and random.getstate() != self._state
-        if has_drawn or any(one.getstate() != state for one, state in self.generators):
+        if has_drawn or any(state and one.getstate() != state for one, state in self.generators):
             self.refuse("draws a random number")
         for what in ("threads", "children", "descriptors", "handlers"):
             if getattr(now, what) != getattr(before, what):
@@ -255,7 +278,7 @@ class ImportWatch:
                 if before.began(value):
                     self.refuse(f"keeps the time, as {module.__name__}.{name}")
         for renewal in self.renewals:
-            if renewal.attribute is None and _is_shared(renewal):
+            if not renewal.attribute and _is_shared(renewal):
                 self.refuse(
                     f"shares {renewal.module}.{renewal.name}, which differs between workers"
                 )
@@ -334,8 +357,8 @@ def is_installed(path: str) -> bool:
 
 @functools.cache
 def _roots(paths: tuple[str, ...]) -> tuple[str, ...]:
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     names = ("site-packages", "dist-packages")
+    folders = [os.path.dirname(os.__file__)]
     folders += [path for path in paths if os.path.basename(os.path.normpath(path)) in names]
     return tuple(
         f"{folder}{os.sep}" for path in folders for folder in {path, os.path.realpath(path)}
@@ -363,6 +386,15 @@ def _reader(frame: FrameType | None) -> str:
     return str(frame.f_globals.get("__name__")) if frame is not None else ""
 
 
+def _class_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the outermost class body below that of the module."""
+    found = None
+    while frame is not None and frame.f_code.co_name != "<module>":
+        found = found if frame.f_code.co_flags & inspect.CO_OPTIMIZED else frame
+        frame = frame.f_back
+    return found
+
+
 def _module_frame(frame: FrameType | None) -> FrameType | None:
     """Return the frame of the module that is being imported."""
     while frame is not None and frame.f_code.co_name != "<module>":
@@ -370,31 +402,42 @@ def _module_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _assignment(module: str, frame: FrameType) -> Renewal | None:
-    """Return the assignment to one name or attribute that a module is making; None for another statement."""
-    path = frame.f_code.co_filename
+def _statement(frame: FrameType) -> ast.stmt | None:
+    """Return the innermost statement that a frame executes."""
     try:
-        with io.open_code(path) as file:
-            body = ast.parse(file.read()).body
+        with io.open_code(frame.f_code.co_filename) as file:
+            body: list[ast.stmt] = ast.parse(file.read()).body
     except (OSError, SyntaxError, ValueError):
         return None
-    line = frame.f_lineno
-    found = [one for one in body if one.lineno <= line <= (one.end_lineno or one.lineno)]
-    match found:
-        case [ast.Assign(targets=[ast.Name(id=name)]) as statement]:
-            attribute = None
-        case [ast.AnnAssign(target=ast.Name(id=name)) as statement]:
-            attribute = None
-        case [
-            ast.Assign(
-                targets=[ast.Attribute(value=ast.Name(id=name) as owner, attr=attr)]
-            ) as statement
-        ]:
-            code = compile(ast.Expression(body=owner), path, "eval")
-            attribute = code, attr
-        case _:
-            return None
-    return Renewal(module, _code_of(statement, path), name, attribute)
+    found, line = None, frame.f_lineno
+    while inner := [one for one in body if one.lineno <= line <= (one.end_lineno or one.lineno)]:
+        found = inner[0]
+        body = [one for one in ast.iter_child_nodes(found) if isinstance(one, ast.stmt)]
+    return found
+
+
+def _is_documentation(frame: FrameType) -> bool:
+    match _statement(frame):
+        case ast.Assign(targets=[ast.Attribute(attr="__doc__")]):
+            return True
+    return False
+
+
+def _assignment(module: str, frame: FrameType, within: FrameType | None) -> Renewal | None:
+    """Return the assignment to one name or attribute that a module, or a class of it, is making; None for another statement."""
+    statement = _statement(within or frame)
+    if statement is None or statement.col_offset != (4 if within else 0):
+        return None
+    path = frame.f_code.co_filename
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if within is not None:
+            code = compile(ast.Expression(body=value), path, "eval")
+            return Renewal(module, code, within.f_code.co_name, name, in_class=True)
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return Renewal(module, _code_of(statement, path), name)
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=attribute)]):
+            return Renewal(module, _code_of(statement, path), name, attribute)
+    return None
 
 
 def _code_of(statement: ast.stmt, path: str) -> types.CodeType:

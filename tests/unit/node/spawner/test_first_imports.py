@@ -147,7 +147,6 @@ FORBIDDEN = {
     "a draw": ("import random\nnames = [random.random() for _ in range(2)]\nif random.random(): x = 1",
                "draws a random number"),
     "another draw": ("import random\nfor _ in '12': random.gauss(0, 1)", "draws a random number"),
-    "a draw of its own": ("import random\nX = random.Random().random()", "draws a random number"),
     "a random name that another has too": (
         "import uuid, holder\nNAME = uuid.uuid4().hex\nholder.NAME = NAME",
         "shares",
@@ -211,6 +210,12 @@ ALLOWED = {
     "a port that is closed again": (
         "import socket\nwith socket.socket() as one:\n    one.bind(('127.0.0.1', 0))"
     ),
+    "a folder that is there": "import os\nos.makedirs(os.getcwd(), exist_ok=True)",
+    "an example in its documentation": (
+        "import random\ndef work(): pass\nfor one in (work,):\n"
+        "    one.__doc__ = f'such as {random.Random().random()}'"
+    ),
+    "a draw that is always the same": "import random\nfor n in (1, 2): random.Random(n).random()",
     "nothing": "open('/dev/null', 'w').close()",
     "an own generator with a seed": "import random\nGENERATOR = random.Random(7)",
     "its arguments": "import sys\nVALUE = sys.argv",
@@ -233,7 +238,7 @@ def test_a_random_name_is_another_one_in_each_worker(made):
 
 @pytest.mark.parametrize(
     "draw",
-    ["random.getrandbits(60)", "random.uniform(0, 1)", "random.randrange(1 << 60)",
+    ["random.Random().random()", "random.getrandbits(60)", "random.uniform(0, 1)", "random.randrange(1 << 60)",
      "secrets.token_hex()", "os.urandom(8).hex()"],
 )  # fmt: skip
 def test_a_number_that_is_drawn_is_another_one_in_each_worker(made, draw):
@@ -252,6 +257,17 @@ def test_a_generator_of_its_own_goes_another_way_in_each_worker(made):
     assert (said["made"], said["why"]) == (1, "")
     assert said["worker"][0] != said["before"][0]
     assert said["worker"][1] == said["before"][1]
+
+
+def test_a_number_that_a_class_draws_is_another_one_in_each_worker(made):
+    """As sympy's `Dummy` has it."""
+    source = (
+        "import random\nclass Dummy:\n    count = 0\n    generator = random.Random()\n"
+        "    first = generator.randint(0, 1 << 60)\n"
+    )
+    said = made("from drawn import Dummy", asked="sys.modules['drawn'].Dummy.first", drawn=source)
+    assert (said["made"], said["why"]) == (1, "")
+    assert said["worker"] != said["before"]
 
 
 def test_a_rank_that_is_kept_as_an_attribute_is_that_of_the_worker(made):
