@@ -192,17 +192,6 @@ def test_a_preloaded_module_has_seen_no_rank(place):
         assert workers.run(RANK="3").stdout == "None 3\n"
 
 
-def test_what_a_script_imports_first_was_imported_once_per_node(place):
-    text = "import os, sys\nPID, ARGV = os.getpid(), sys.argv\nCOLOUR = os.environ.get('COLOUR')\n"
-    place.write("site-packages/early/__init__.py", text)
-    place.write(
-        "prog.py", "import early, sys\nprint(early.PID, early.ARGV == sys.argv, early.COLOUR)\n"
-    )
-    place.env["PYTHONPATH"] = str(place.cwd / "site-packages")
-    with Workers(place, "prog.py", "--lr", "1", python=PYTHON) as workers:
-        assert workers.run().stdout == f"{workers.pid} True None\n"
-
-
 ZERO = pytest.mark.skipif(
     sys.version_info < (3, 11, 4), reason="this Python reads a script up to its first zero byte"
 )
@@ -284,3 +273,14 @@ def test_what_was_imported_before_the_script_cleans_up_after_it(place):
     assert plain.stdout == "the module's\nthe script's\n"
     assert ours.code == 0, ours.stderr
     assert place.log(0, 0) == "the script's\nthe module's\n"
+
+
+def test_what_a_script_imports_first_was_imported_once_per_node(place):
+    text = "import os, sys\nPID, ARGV = os.getpid(), sys.argv\nCOLOUR = os.environ.get('COLOUR')\n"
+    place.write("site-packages/early/__init__.py", text)
+    place.write(
+        "prog.py", "import early, sys\nprint(early.PID, early.ARGV == sys.argv, early.COLOUR)\n"
+    )
+    place.env["PYTHONPATH"] = str(place.cwd / "site-packages")
+    with Workers(place, "prog.py", "--lr", "1", python=PYTHON) as workers:
+        assert workers.run().stdout == f"{workers.pid} True None\n"
