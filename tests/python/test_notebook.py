@@ -158,6 +158,27 @@ def test_a_cell_shows_the_status_and_the_kernel_s_interrupt_cancels_the_run(note
     assert Path(tmp_path, "shown").read_text().count("\n") > 1
 
 
+WAITED = """
+from torchmuster import launch
+
+def wait_a_while():
+    import time
+    time.sleep(5)
+    return 7
+
+launch(wait_a_while).results()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_cell_that_waits_for_results_shows_where_the_run_stands(notebook):
+    (waited,) = notebook([WAITED])
+    shown = [one["data"]["text/plain"] for one in waited if one.output_type == "display_data"]
+    assert shown == [""]  # it was replaced while the run went on, and is empty at the end
+    assert text_of(waited).endswith("[7]")
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_examples_of_the_page_do_what_it_says(notebook):

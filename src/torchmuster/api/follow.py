@@ -66,6 +66,24 @@ def _show(run_dir: RunDir) -> Generator[float, None, None]:
         shown.show("")
 
 
+def shown(run_dir: RunDir, pauses: Iterator[float]) -> Iterator[float]:
+    """Yield the pauses of a wait for a run; the cell of a notebook shows where the run stands meanwhile."""
+    cell = _cell()
+    if cell is None:
+        yield from pauses
+        return
+    reader, status_at = LiveReader(run_dir), time.monotonic() + _STATUS_EVERY_S
+    try:
+        for pause_s in pauses:
+            if time.monotonic() >= status_at:
+                status_at = time.monotonic() + _STATUS_EVERY_S
+                with contextlib.suppress(MusterError, OSError):
+                    cell.show("".join(status_rows(reader.read(), cell.columns(), 1)))
+            yield pause_s
+    finally:
+        cell.show("")
+
+
 def follow_sweep(run_dir: RunDir) -> None:
     """Show where the members of a sweep stand until it has ended, and then their table."""
     from torchmuster.cli.sweep_views import counted, describe_best, members_table, sweep_of

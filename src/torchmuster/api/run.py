@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -139,7 +140,7 @@ class RunHandle:
         """
         try:
             with copied_run(self._dir) as copy:
-                for pause_s in self._look_until_ended(timeout_s, copy):
+                for pause_s in self._shown(self._look_until_ended(timeout_s, copy)):
                     threading.Event().wait(pause_s)
         except KeyboardInterrupt:
             raise Interrupted(self._runs_on()) from None
@@ -149,7 +150,7 @@ class RunHandle:
         """Wait as `wait` does, without blocking the event loop: `await run.wait_async()`."""
         try:
             with copied_run(self._dir) as copy:
-                for pause_s in self._look_until_ended(timeout_s, copy):
+                for pause_s in self._shown(self._look_until_ended(timeout_s, copy)):
                     await asyncio.sleep(pause_s)
         except asyncio.CancelledError:
             from torchmuster.api.follow import in_notebook
@@ -158,6 +159,13 @@ class RunHandle:
                 print(self._runs_on())
             raise
         return self
+
+    def _shown(self, pauses: Iterator[float]) -> Iterator[float]:
+        if "IPython" not in sys.modules:
+            return pauses
+        from torchmuster.api.follow import shown
+
+        return shown(self._dir, pauses)
 
     def _runs_on(self) -> str:
         name = short_id(self.run_id)

@@ -26,6 +26,7 @@ from torchmuster.model.plan import (
 from torchmuster.spec.problems import Problems, near_file
 from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
 
+_MOST_READ_BYTES = 1 << 20
 _MAX_NODES = 65536
 _MAX_WORKERS = 4096
 _MOST_SIMULATED, _SIMULATED_PER_CPU = 64, 8
@@ -350,6 +351,29 @@ def other_environment(environment: Mapping[str, str]) -> str:
     if not os.access(python, os.X_OK) or importlib.util.find_spec("torch") is not None:
         return ""
     return f"muster's own Python runs the workers, {sys.executable}, and has no torch; the environment {active} is active"
+
+
+def own_processes(script: str) -> str:
+    """Say that a script starts the processes of its training itself; empty where it does not.
+
+    Their rendezvous waits for ever below a launcher: torchrun and muster say that a store is there (TORCHELASTIC_USE_AGENT_STORE),
+    but it is at the launcher's port, not at the script's own.
+    """
+    try:
+        with open(script, "rb") as file:
+            text = file.read(_MOST_READ_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    spawn = re.search(r"^[^#\n]*\bspawn\(", text, re.MULTILINE)
+    port = re.search(r"""^[^#\n]*environ\[["']MASTER_PORT["']\]\s*=""", text, re.MULTILINE)
+    if spawn is None or port is None:
+        return ""
+    line = text.count("\n", 0, spawn.start()) + 1
+    name = os.path.basename(script)
+    return (
+        f"{name} starts processes of its own (spawn in line {line}), which wait for a store at its own MASTER_PORT that"
+        f" nobody serves below a launcher: `python {name}` runs it as it is"
+    )
 
 
 def find_python(text: str | None, problems: Problems) -> tuple[str, ...] | None:

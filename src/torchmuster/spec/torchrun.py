@@ -21,6 +21,7 @@ from torchmuster.spec.launch import (
     check_module,
     check_script,
     other_environment,
+    own_processes,
     parse_hang_timeout,
     parse_nodes,
     parse_workers,
@@ -449,6 +450,12 @@ def _notes(given: argparse.Namespace, conf: Mapping[str, str]) -> tuple[str, ...
     notes = notes_on(conf, static)
     if other := other_environment(os.environ):
         notes.append(other)
+    if own := own_processes(given.training_script):
+        notes.append(own)
+    if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
+        notes.append(
+            "there is no server for file timers here: --hang-timeout ends workers that hang"
+        )
     if not static and given.node_rank not in ("0", None):
         notes.append("--node-rank has no effect with c10d, as in torchrun")
     if given.standalone and (given.rdzv_endpoint or given.nnodes not in ("1", "1:1")):

@@ -11,6 +11,7 @@ from torchmuster.spec.launch import (
     debug_environment,
     find_python,
     other_environment,
+    own_processes,
     parse_hang_timeout,
     parse_nodes,
     parse_workers,
@@ -284,3 +285,19 @@ def test_debug_keeps_what_the_user_has_set():
     assert "NCCL_DEBUG" not in found
     assert found["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert found["TORCHMUSTER_DEBUG"] == "1"
+
+
+def test_a_script_that_starts_its_training_itself_is_told_of(tmp_path):
+    script = tmp_path / "ddp.py"
+    port = 'os.environ["MASTER_PORT"] = "12355"\n'
+    script.write_text(f"import torch.multiprocessing as mp\n{port}mp.spawn(work, nprocs=2)\n")
+    assert "ddp.py starts processes of its own (spawn in line 3)" in own_processes(str(script))
+    for text in (
+        port,
+        "mp.spawn(work)\n",
+        f"# {port}mp.spawn(work)\n",
+        f"{port}# mp.spawn(work)\n",
+    ):
+        script.write_text(text)
+        assert own_processes(str(script)) == ""
+    assert own_processes(str(tmp_path / "none.py")) == ""

@@ -487,3 +487,10 @@ def test_a_blank_that_is_missing_between_two_options_is_named(line, glued):
 
 def test_an_argument_of_the_script_may_look_like_two_options():
     assert parse("--nnodes=1 train.py --tag=a--b=c").program.args == ("--tag=a--b=c",)
+
+
+def test_a_file_timer_without_a_server_is_said(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    assert any("file timers" in note for note in parse("train.py").notes)
+    monkeypatch.delenv("TORCHELASTIC_ENABLE_FILE_TIMER")
+    assert not any("file timers" in note for note in parse("train.py").notes)

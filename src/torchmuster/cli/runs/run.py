@@ -280,7 +280,7 @@ def start_run(request: "RunRequest") -> int:
     from torchmuster.cli.places.find import find_place, where_of
     from torchmuster.cli.places.place import begin, check
     from torchmuster.cli.runs.start import check_debugger, choose_id
-    from torchmuster.spec.launch import other_environment, read_job_limits
+    from torchmuster.spec.launch import other_environment, own_processes, read_job_limits
     from torchmuster.spec.problems import Problems
 
     problems = Problems()
@@ -299,6 +299,8 @@ def start_run(request: "RunRequest") -> int:
             f"muster: {other}: --python {os.environ.get('VIRTUAL_ENV') or os.environ.get('CONDA_PREFIX')}/bin/python",
             err=True,
         )
+    if own := own_processes(os.path.join(plan.program.cwd, plan.program.target)):
+        click.echo(f"muster: {own}", err=True)
     if request.stdin_rank is None and _input_waits():
         text = "no worker reads standard input here; `--stdin 0` gives it to rank 0"
         click.echo(f"muster: {text}", err=True)
