@@ -1,6 +1,6 @@
 """The user's objects as one packed state, and back: models, optimizers, anything with state_dict."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from torchmuster.errors import UsageError
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import SnapshotManifest
 from torchmuster.train.snapshot.load import LoadedSnapshot
@@ -44,8 +45,8 @@ class Objects:
 
     by_name: Mapping[str, Any]
 
-    def check(self) -> None:
-        """Refuse objects that can't be saved.
+    def check(self, options: Collection[str] = ()) -> None:
+        """Refuse objects that can't be saved; one of them may be a misspelt one of these options.
 
         Raises:
             UsageError: It has no state_dict and load_state_dict.
@@ -54,10 +55,11 @@ class Objects:
             raise UsageError(f"the name `{OWN_NAME}` is reserved for the run", where="World.resume")
         for name, thing in self.by_name.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                otherwise = "give it state_dict() and load_state_dict(state), or leave it out"
                 raise UsageError(
                     f"`{name}` can't be saved: its type {type(thing).__name__} has no state_dict()",
                     where="World.resume",
-                    fix="give it state_dict() and load_state_dict(state), or leave it out",
+                    fix=did_you_mean(name, options, otherwise),
                 )
 
     def models(self) -> dict[str, nn.Module]:

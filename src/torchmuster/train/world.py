@@ -369,7 +369,7 @@ class World:
         if self._run is not None:
             raise UsageError("resume() was called twice", fix="put all objects into one call")
         things = Objects(objects)
-        things.check()
+        things.check(World.resume.__kwdefaults__ or ())
         if is_replay():  # it writes nothing where the run that it replays does
             folder, sinks, tensorboard, memory_every_steps = None, None, None, None
         where, sharded = folder or default_folder(), things.is_sharded

@@ -161,6 +161,12 @@ def test_an_object_without_state_dict_is_refused():
         Objects({"history": []}).check()
 
 
+def test_a_misspelt_option_is_no_object():
+    with pytest.raises(UsageError, match="`save_every_steps` can't be saved") as caught:
+        Objects({"save_every_steps": 2}).check(["every_steps", "keep"])
+    assert caught.value.fix == "did you mean `every_steps`?"
+
+
 def test_the_runs_own_name_is_refused():
     with pytest.raises(UsageError, match="the name `muster` is reserved for the run"):
         Objects({"muster": Average()}).check()
