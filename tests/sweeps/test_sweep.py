@@ -132,6 +132,17 @@ def test_a_member_is_a_run_for_other_commands(tmp_path, env):
     assert "sweep of" in run_muster("ps", env=env).stdout
 
 
+@pytest.mark.short
+def test_a_metric_that_nobody_tells_is_said(tmp_path, env):
+    script = write(tmp_path, SUM)
+    words = ("--grid", "a=1", "b=0,2", "--metric", "valid_loss", "--run-id", "none")
+    done = run_muster("sweep", script, *words, env=env)
+    said = "no member has told `valid_loss`: a line `valid_loss=0.5`, or run.log, tells it"
+    assert done.returncode == 0
+    assert said in done.stderr
+    assert f"problem  {said}\n" in run_muster("status", "none", env=env).stdout
+
+
 def test_a_sweep_whose_plan_has_a_removed_field_is_shown(tmp_path, env):
     script = write(tmp_path, SUM)
     run_muster("sweep", script, "--grid", "a=3,4", "b=0", "--run-id", "old", env=env)

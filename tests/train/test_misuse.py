@@ -11,6 +11,7 @@ from torchmuster.net.ipc_messages import CallFailed
 from torchmuster.node.memory import HeldMemory
 from torchmuster.train.memory.held import NodeMemory
 from torchmuster.train.snapshot.state import MisfitError, SnapshotError
+from torchmuster.train.wrap import WeighedDDP
 
 
 class Ones(torch.utils.data.Dataset):
@@ -95,7 +96,7 @@ def test_a_metric_that_is_not_a_scalar_is_named(world):
     with pytest.raises(UsageError) as error:
         run.log(loss=torch.zeros(4))
     assert "the metric `loss` is not one number but a tensor of shape [4]" in message(error)
-    assert "loss=loss.mean()" in message(error)
+    assert "loss=loss.float().mean()" in message(error)
 
 
 @pytest.mark.parametrize(
@@ -293,3 +294,59 @@ def test_a_parameter_that_changes_between_steps_is_said_once_and_copied_at_once_
     said = capfd.readouterr().err
     assert said.count("was changed in place while it was copied, and not by optimizer.step()") == 1
     assert {f.part.step for f in run._saves._memory._memory.all() if f.part} >= {9}
+
+
+def refused(call, *words):
+    with pytest.raises(UsageError) as error:
+        call()
+    assert all(word in str(error.value) + (error.value.fix or "") for word in words), error.value
+
+
+def test_what_is_no_model_or_is_wrapped_already_is_not_wrapped(world):
+    refused(lambda: world.wrap(nn.Linear), "the class Linear", "tm.wrap(Linear())")
+    refused(lambda: world.wrap([nn.Linear(3, 1)]), "tm.wrap got list")
+    model = world.wrap(nn.Linear(3, 1))
+    refused(lambda: world.wrap(model), "wrapped already")
+
+
+def test_an_optimizer_of_another_model_is_refused(world):
+    model = world.wrap(nn.Linear(3, 1))
+    other = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
+    refused(lambda: world.resume(model=model, optimizer=other), "no parameter of the model")
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    world.resume(model=model, optimizer=own, other=other, folder="snapshots")  # one trains it
+
+
+def test_a_loader_of_torch_is_no_loader_of_the_run(world):
+    loader = torch.utils.data.DataLoader(Ones(8), batch_size=2)
+    model = world.wrap(nn.Linear(3, 1))
+    refused(lambda: world.resume(model=model, data=loader), "DataLoader", "tm.loader(dataset")
+    refused(lambda: world.loader(loader, batch_size=2), "takes a dataset")
+    sampler = torch.utils.data.SequentialSampler(Ones(8))
+    refused(
+        lambda: world.loader(Ones(8), batch_size=2, sampler=sampler), "`sampler`", "leave it out"
+    )
+
+
+def test_a_second_epoch_outside_of_the_runs_epochs_is_refused(world, tmp_path):
+    _, _, data, _ = begin(world, folder=str(tmp_path))
+    for _ in data:
+        break
+
+    def loop():
+        for _ in range(2):
+            for _x in data:
+                pass
+
+    with pytest.raises(UsageError) as error:
+        loop()
+    assert error.value.fix.startswith(("for epoch in run.epochs(N)", "call optimizer.step()"))
+
+
+def test_a_model_that_is_called_without_its_wrapper_is_found_at_the_first_step(world, tmp_path):
+    model = nn.Linear(3, 1)
+    WeighedDDP(model, world.step_state)  # as with several workers
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    world.resume(model=model, optimizer=optimizer, folder=str(tmp_path))
+    model(torch.ones(3)).mean().backward()
+    refused(optimizer.step, "never called", "call what tm.wrap returned")

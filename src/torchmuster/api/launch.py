@@ -88,6 +88,11 @@ def launch_by(
     Raises:
         NotLaunchedError: As of `launch`.
     """
+    if not callable(function) and not isinstance(function, str | os.PathLike):
+        raise NotLaunchedError(
+            f"launch got {type(function).__name__}: it takes a function, or the path of a script",
+            fix="pass the function itself: launch(train, 0.1), not launch(train(0.1))",
+        )
     cwd = os.getcwd()
     folder = tempfile.mkdtemp(prefix="muster-launch-")
     try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchmuster.cli.echo import echo, echo_json
 from torchmuster.errors import NotFoundError
-from torchmuster.files.layout import short_id
+from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.states import RunState
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def print_sweep(view: "RunView", *, as_json: bool) -> int:
     print_account(account_of(view, time.time()))
     if (best := describe_best(sweep)) is not None:
         echo(f"best     {best}")
+    if (missing := describe_missing(sweep, view.run_dir)) is not None:
+        echo(f"problem  {missing}")
     echo()
     echo(members_table(sweep), nl=False)
     if view.state.is_final and view.state is not RunState.SUCCEEDED:
@@ -80,6 +82,22 @@ def describe_best(sweep: "SweepView") -> str | None:
         f"{name}={value}" for name, value in sweep.plan.values_of(best.number).items()
     )
     return f"{metric.name} {best.value:.6g}: member {best.number}, {values}"
+
+
+def describe_missing(sweep: "SweepView", run_dir: RunDir) -> str | None:
+    """Say that no member that completed has told its metric, and what was told instead; None where that is not so."""
+    from torchmuster.owner.sweep.members import member_dir
+    from torchmuster.owner.views.record import read_events
+    from torchmuster.owner.views.training import view_training
+
+    metric, done = sweep.plan.metric, [m for m in sweep.members if m.state is RunState.SUCCEEDED]
+    if metric is None or not done or any(member.value is not None for member in sweep.members):
+        return None
+    record = member_dir(run_dir, sweep.plan, done[0].number).training
+    training = view_training(read_events(record))
+    names = ", ".join(f"`{name}`" for name in training.values) if training is not None else ""
+    told = f"it has told {names}" if names else f"a line `{metric.name}=0.5`, or run.log, tells it"
+    return f"no member has told `{metric.name}`: {told}"
 
 
 def members_table(sweep: "SweepView") -> str:

@@ -111,6 +111,13 @@ class Clock:
 
     def _note_optimizer_step(self, *_: Any) -> None:
         self.optimizer_steps += 1
+        for model in self.step_state.uncalled:
+            if any(parameter.grad is not None for parameter in model.module.parameters()):
+                raise UsageError(
+                    "the wrapped model was never called, but the one in it: no gradient was summed over the ranks",
+                    where=f"epoch {self.epoch}, step {self.steps_done}",
+                    fix="call what tm.wrap returned",
+                )
         if not self.step_state.ends_step:
             raise UsageError(
                 "the optimizer stepped in the middle of an accumulated step",

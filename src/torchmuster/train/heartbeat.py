@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torchmuster.model import contract, heartbeat
 from torchmuster.model.heartbeat import RankPhase
@@ -155,6 +156,7 @@ class StepState:
         serial: Counts the batches that the loader has returned.
         settles: Whether a throw-away pass runs, which is none of the script's.
         heartbeat: Reports progress to the agent.
+        uncalled: Wrapped models whose own forward was never called.
     """
 
     weight: float = 1.0
@@ -164,6 +166,7 @@ class StepState:
     serial: int = 0
     settles: bool = False
     heartbeat: Heartbeat = field(default_factory=open_heartbeat)
+    uncalled: list[Any] = field(default_factory=list)
 
     def clear(self) -> None:
         """Reset: there is no current batch."""

@@ -277,5 +277,5 @@ def _not_a_scalar(name: str, what: str) -> UsageError:
     return UsageError(
         f"the metric `{name}` is not one number but {what}",
         where="run.step / run.log",
-        fix=f"log its mean: {name}={name}.mean()",
+        fix=f"log its mean: {name}={name}.float().mean()",
     )

@@ -62,6 +62,24 @@ class Objects:
                     fix=did_you_mean(name, options, otherwise),
                 )
 
+    def check_optimizers(self, wrapped: Collection[nn.Module]) -> None:
+        """Refuse optimizers of which none trains a model that is wrapped or given here.
+
+        Raises:
+            UsageError: That is so.
+        """
+        models = [*wrapped, *self.models().values()]
+        known = {id(parameter) for model in models for parameter in model.parameters()}
+        groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
+        stepped = {id(parameter) for group in groups for parameter in group["params"]}
+        if known and stepped and not known & stepped:
+            raise UsageError(
+                "the optimizer has no parameter of the model",
+                where="World.resume",
+                why="it was made from another one, or before tm.wrap(..., sharded=True) made other parameters",
+                fix="make the optimizer from what tm.wrap returns",
+            )
+
     def models(self) -> dict[str, nn.Module]:
         """Return the models, unwrapped."""
         return {k: unwrap(v) for k, v in self.by_name.items() if isinstance(v, nn.Module)}

@@ -67,6 +67,7 @@ class Run:
         self._end_of_epoch: EndOfEpoch | None = None
         self._batch_counted = -1
         self._told_epoch = -1  # the last epoch whose end was told
+        self.is_in_epoch = False  # the script is in the loop over `epochs`
         self._epoch_began_at = 0.0  # by `time.monotonic()`
         self._is_over = False
         limit = TimeLimit(settings.time_limit_s, watches_job=world.rank == 0)
@@ -114,7 +115,9 @@ class Run:
             if data is None or data.position == 0:
                 self._put_generators_back()
             self._epoch_began_at = time.monotonic()
+            self.is_in_epoch = True
             yield clock.epoch
+            self.is_in_epoch = False
             self._tell_epoch()
             later = self._metrics.end_epoch(clock.steps_done)
             if later:

@@ -45,7 +45,7 @@ from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.saves import Saves, default_folder, find_crew, record_path
 from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
 from torchmuster.train.verify.watch import verify_steps
-from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
+from torchmuster.train.wrap import check_model, unwrap, wrap_sharded, wrap_whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -186,6 +186,7 @@ class World:
                 same order as one that never stopped (bitwise equality over restarts from 3 ranks on).
             options: Passed to DistributedDataParallel or `fully_shard`.
         """
+        check_model(model, self._models)
         model = model.to(self.device)
         if compile:
             model.compile()
@@ -370,6 +371,13 @@ class World:
             raise UsageError("resume() was called twice", fix="put all objects into one call")
         things = Objects(objects)
         things.check(World.resume.__kwdefaults__ or ())
+        things.check_optimizers(self._models)
+        if data is not None and not isinstance(data, Loader):
+            raise UsageError(
+                f"`data` is a {type(data).__name__}, whose position can't be saved",
+                where="World.resume",
+                fix="make it with tm.loader(dataset, ...)",
+            )
         if is_replay():  # it writes nothing where the run that it replays does
             folder, sinks, tensorboard, memory_every_steps = None, None, None, None
         where, sharded = folder or default_folder(), things.is_sharded

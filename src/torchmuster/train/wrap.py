@@ -13,7 +13,7 @@ It adds three things to torch's:
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -41,11 +41,14 @@ class WeighedDDP(DistributedDataParallel):
         self._step_state = step_state
         self._settled = not settle or self.static_graph
         self._waits = WaitMeter(self.module, step_state.heartbeat)
+        step_state.uncalled.append(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; the module's docstring says what is added in training."""
         if not torch.is_grad_enabled():
             return self._forward_alone(inputs, kwargs)
+        if self in self._step_state.uncalled:
+            self._step_state.uncalled.remove(self)
         if not self._settled:
             self._step_state.settles = True
             self._settle(inputs, kwargs)
@@ -203,6 +206,28 @@ def _weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor:
 
 def _name_of(value: Any) -> str:
     return type(value).__name__
+
+
+def check_model(model: object, wrapped: Collection[nn.Module]) -> None:
+    """Refuse what is no model, or is wrapped already.
+
+    Raises:
+        UsageError: It is one of these.
+    """
+    if not isinstance(model, nn.Module):
+        name = model.__name__ if isinstance(model, type) else type(model).__name__
+        what, fix = ("the class ", f"tm.wrap({name}())") if isinstance(model, type) else ("", None)
+        raise UsageError(
+            f"tm.wrap got {what}{name}, which is no model",
+            where="World.wrap",
+            fix=fix or "give it a torch.nn.Module",
+        )
+    if isinstance(model, DistributedDataParallel) or unwrap(model) in wrapped:
+        raise UsageError(
+            "the model is wrapped already",
+            where="World.wrap",
+            fix="give tm.wrap the model itself, once",
+        )
 
 
 def wrap_whole(

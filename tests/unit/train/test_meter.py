@@ -117,7 +117,7 @@ def test_what_is_not_one_number_is_refused(value, words):
         Meter().add({"accuracy": value}, 1.0)
     assert caught.value.what == f"the metric `accuracy` is not one number but {words}"
     assert caught.value.where == "run.step / run.log"
-    assert caught.value.fix == "log its mean: accuracy=accuracy.mean()"
+    assert caught.value.fix == "log its mean: accuracy=accuracy.float().mean()"
 
 
 def test_adding_tensors_reads_none_of_them():

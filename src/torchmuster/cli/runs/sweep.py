@@ -203,7 +203,7 @@ def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
         from torchmuster.cli.runs.sweep_words import say_end
         from torchmuster.owner.views.sweep_view import view_sweep
 
-        say_end(view_sweep(run_dir, is_alive=False), result, voice)
+        say_end(view_sweep(run_dir, is_alive=False), result, voice, run_dir)
     finally:
         status.close()
         voice.flush(5.0)

@@ -149,7 +149,7 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> int
     if view is None or view.result is None:
         voice.say(f"the sweep continues: muster wait {short_id(plan.run_id)}")
         return GOES_ON
-    say_end(view, view.result, voice)
+    say_end(view, view.result, voice, run_dir)
     return view.result.exit_code
 
 

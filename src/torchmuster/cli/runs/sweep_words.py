@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.errors import UsageError
-from torchmuster.files.layout import short_id
+from torchmuster.files.layout import RunDir, short_id
 
 if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
@@ -116,9 +116,16 @@ def plan_sweep(
     )
 
 
-def say_end(sweep: "SweepView | None", result: "Result", voice: "TerminalVoice") -> None:
+def say_end(
+    sweep: "SweepView | None", result: "Result", voice: "TerminalVoice", run_dir: RunDir
+) -> None:
     """Say how a sweep has ended: the table, what failed, the best."""
-    from torchmuster.cli.sweep_views import counted, describe_best, members_table
+    from torchmuster.cli.sweep_views import (
+        counted,
+        describe_best,
+        describe_missing,
+        members_table,
+    )
     from torchmuster.model.states import RunState
     from torchmuster.ui.messages import paint_report, uses_colour
 
@@ -130,5 +137,7 @@ def say_end(sweep: "SweepView | None", result: "Result", voice: "TerminalVoice")
         best = describe_best(sweep)
         more = f"; best {best}" if best is not None else ""
         voice.say(f"{counted(sweep)}, in {result.elapsed_s:.1f} s{more}")
+        if (missing := describe_missing(sweep, run_dir)) is not None:
+            voice.say(missing)
     if result.state is not RunState.SUCCEEDED and result.report is None:
         voice.say(f"muster restart {short_id(result.run_id)} goes on with what has not succeeded")

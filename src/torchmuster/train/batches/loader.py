@@ -34,7 +34,9 @@ from torchmuster.train.preempt import StopNow
 
 
 class Gate(Protocol):
-    """Callbacks of a run around batches."""
+    """Callbacks of a run around batches; `is_in_epoch`: the script is in the loop over `run.epochs`."""
+
+    is_in_epoch: bool
 
     def between_steps(self) -> None:
         """Called when all code of the last step has run, before the next batch is requested."""
@@ -140,11 +142,21 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the remaining batches of the epoch; after its end, those of the next."""
-        if self.gate is None and self.position >= self._division.end_from(self.position):
-            self.begin_epoch(self.epoch + 1)
+        if self.position >= self._division.end_from(self.position):
+            self._begin_next()
         with fork_quietly():
             batches = iter(self._batches)
         return self._iterate(batches)
+
+    def _begin_next(self) -> None:
+        if self.gate is None:
+            self.begin_epoch(self.epoch + 1)
+        elif not self.gate.is_in_epoch:
+            raise UsageError(
+                "the data of this epoch are used up, and no other epoch has begun",
+                where=f"epoch {self.epoch}",
+                fix="for epoch in run.epochs(N): it goes on where a snapshot was, and saves",
+            )
 
     def _iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
         shares = self._shares()

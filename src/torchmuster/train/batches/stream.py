@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
@@ -190,8 +190,8 @@ class StreamLoader(Loader):
         raise TypeError("the length of a stream isn't known")
 
     def __iter__(self) -> Iterator[Any]:
-        if self.gate is None and self._is_over:
-            self.begin_epoch(self.epoch + 1)
+        if self._is_over:
+            self._begin_next()
         if self._is_over:
             return iter(())
         self._heads_compared = False
@@ -263,6 +263,18 @@ def open_loader(
         UsageError: `shuffle` is given for a stream, or sizes don't fit.
         DatasetError: The dataset is empty or has no length.
     """
+    if isinstance(dataset, DataLoader):
+        raise UsageError(
+            "the loader takes a dataset, and got a DataLoader",
+            where="World.loader",
+            fix="give it the dataset: tm.loader(dataset, batch_size=...)",
+        )
+    if taken := {"sampler", "batch_sampler"} & of_rank.get("options", {}).keys():
+        raise UsageError(
+            f"the loader shares the samples out itself: `{taken.pop()}` can't be given",
+            where="World.loader",
+            fix="leave it out",
+        )
     if not isinstance(dataset, IterableDataset):
         several = of_rank["world_size"] > 1
         return Loader(dataset, settings, compare=compare if several else None, **of_rank)

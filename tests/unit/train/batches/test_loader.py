@@ -38,6 +38,8 @@ class Stops:
     def __init__(self):
         self.boundaries = 0
 
+    is_in_epoch = True
+
     def between_steps(self):
         self.boundaries += 1
 
