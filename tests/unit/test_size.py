@@ -74,7 +74,7 @@ BOUNDS = {
     "launcher": 41_700,
     "diagnose": 12_700,
     "workflow": 11_200,
-    "train": 7_800,
+    "train": 7_860,
     "kubernetes": 7_760,
     "session": 5_500,
     "report": 4_850,

@@ -386,10 +386,14 @@ def find_python(text: str | None, problems: Problems) -> tuple[str, ...] | None:
         words = []
     path = shutil.which(words[0]) if words else None
     if path is None:
+        inside = os.path.join(words[0] if words else "", "bin", "python")
+        is_folder = bool(words) and os.access(inside, os.X_OK)
         problems.add(
-            "the interpreter does not exist or can't be executed",
+            "the interpreter is a folder"
+            if is_folder
+            else "the interpreter does not exist or can't be executed",
             f"--python {text}",
-            fix=f"--python {sys.executable}",
+            fix=f"--python {inside if is_folder else sys.executable}",
         )
         return None
     return (os.path.abspath(path), *words[1:])
@@ -433,11 +437,27 @@ def check_script(
             "its name and its arguments stand in one pair of quotes",
         )
         problems.add(what, target, why, f"{command} {target}")
+    elif not os.path.exists(path) and target in ("torchrun", "accelerate") and args:
+        why = "muster starts the workers itself"
+        problems.add(
+            "another launcher stands before the script",
+            target,
+            why,
+            f"muster torchrun {shlex.join(args)}"
+            if target == "torchrun"
+            else f"{command} train.py",
+        )
     elif not os.path.exists(path):
         why = f"there is no file {os.path.normpath(path)}"
         problems.add("the script does not exist", target, why, near_file(target, cwd, (".py",)))
     elif not os.access(path, os.R_OK):
         problems.add("the script can't be read", target, fix=f"chmod u+r {target}")
+    elif target.endswith(".ipynb"):
+        fix = f"jupyter nbconvert --to script {target}; or torchmuster.launch in the notebook"
+        problems.add("the script is a notebook", target, fix=fix)
+    elif target.endswith((".yaml", ".yml")):
+        fix = f"a workflow: muster submit {target}"
+        problems.add("the script is a YAML file, not Python", target, fix=fix)
     elif shell := _shell_of(path):
         fix = f"name the Python script that it starts: {command} train.py"
         problems.add("the script is a shell script, not Python", target, shell, fix)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torchmuster.model.plan import Limits, ScriptKind, StartMethod, Tee
 from torchmuster.spec.launch import (
     RunRequest,
+    check_script,
     debug_environment,
     find_python,
     other_environment,
@@ -301,3 +302,30 @@ def test_a_script_that_starts_its_training_itself_is_told_of(tmp_path):
         script.write_text(text)
         assert own_processes(str(script)) == ""
     assert own_processes(str(tmp_path / "none.py")) == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "words"),
+    [
+        ("nb.ipynb", (), ("is a notebook", "nbconvert --to script nb.ipynb")),
+        ("flow.yaml", (), ("is a YAML file", "muster submit flow.yaml")),
+        ("torchrun", ("train.py",), ("another launcher", "muster torchrun train.py")),
+    ],
+)
+def test_what_another_command_takes_is_named(tmp_path, target, args, words):
+    if target != "torchrun":
+        (tmp_path / target).write_text("{}")
+    problems = Problems()
+    check_script(target, str(tmp_path), problems, args)
+    (problem,) = problems.found
+    said = f"{problem}\n{problem.explain_to_user()}"
+    assert all(word in said for word in words), said
+
+
+def test_the_folder_of_an_environment_is_no_interpreter(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    problems = Problems()
+    assert find_python(str(tmp_path), problems) is None
+    (problem,) = problems.found
+    assert problem.fix == f"--python {tmp_path}/bin/python"
