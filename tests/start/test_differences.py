@@ -277,9 +277,10 @@ def test_what_was_imported_before_the_script_cleans_up_after_it(place):
 
 def test_what_a_script_imports_first_was_imported_once_per_node(place):
     text = "import os, sys\nPID, ARGV = os.getpid(), sys.argv\nCOLOUR = os.environ.get('COLOUR')\n"
-    place.write("site-packages/early/__init__.py", text)
+    place.write("site-packages/accelerate/__init__.py", text)
     place.write(
-        "prog.py", "import early, sys\nprint(early.PID, early.ARGV == sys.argv, early.COLOUR)\n"
+        "prog.py",
+        "import accelerate as early, sys\nprint(early.PID, early.ARGV == sys.argv, early.COLOUR)\n",
     )
     place.env["PYTHONPATH"] = str(place.cwd / "site-packages")
     with Workers(place, "prog.py", "--lr", "1", python=PYTHON) as workers:

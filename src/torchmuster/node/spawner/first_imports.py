@@ -1,7 +1,9 @@
 """The imports that a script begins with, made once in the spawner, where that makes no difference to the workers.
 
-Only statements that stand before everything else in the script, and only of installed distributions: the user's own files
-are for the workers. What stops a statement is kept beside the runs, so that the next run does not try it again.
+Only statements that stand before everything else in the script, and only of packages that were compared with an import in
+each worker: a watch alone can't show that it makes no difference (a lock that all ranks share, a value that is made from the rank
+two lines later, a module that patches Python). What stops a statement is kept beside the runs, so that the next run does
+not try it again.
 """
 
 import ast
@@ -16,6 +18,7 @@ from importlib.machinery import PathFinder
 
 from torchmuster.files import atomic
 from torchmuster.node.spawner.import_watch import (
+    MOST_WHY,
     ImportWatch,
     RefusedError,
     is_installed,
@@ -25,8 +28,12 @@ from torchmuster.node.spawner.import_watch import (
 _MOST_KEPT = 256
 _TRY_AGAIN_S = 86400.0  # some effects happen once: matplotlib writes its list of fonts
 _SKIPPED = ("torchmuster", "__future__")
-# They begin to talk to other processes, or to devices, in C.
-_NEVER = ("mpi4py", "horovod", "pycuda", "cupy", "jax", "tensorflow")
+ROOTS = frozenset(
+    {
+        *("accelerate", "lightning", "numpy", "pandas", "pytorch_lightning", "safetensors"),
+        *("scipy", "sklearn", "tokenizers", "torch", "torchmetrics", "tqdm", "transformers"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class FirstImports:
         path: Of the script.
         folder: What stands in front of `sys.path`.
         cache: The folder for what has been found out; empty for none.
+        roots: The packages that may be imported here.
         stopped: Where they stop short of all, and why.
         is_spoilt: This process has tried one that it may not make, and can fork no worker.
     """
@@ -55,6 +63,7 @@ class FirstImports:
     folder: str | None
     cache: str
     watch: ImportWatch
+    roots: Collection[str] = ROOTS
     stopped: Stopped | None = None
     is_spoilt: bool = False
     num_made: int = 0
@@ -70,7 +79,8 @@ class FirstImports:
                 why = self._make_one(statement)
                 if why:
                     self.stopped, self.is_spoilt = Stopped(self.num_made, why), True
-                    self._keep(statements, self.stopped)
+                    if self.watch.why:  # not what may pass, such as an interrupt
+                        self._keep(statements, self.stopped)
                     return
                 self.num_made += 1
         finally:
@@ -127,7 +137,7 @@ class FirstImports:
         return found
 
     def _is_installed(self, name: str) -> bool:
-        if name in _NEVER:
+        if name not in self.roots:
             return False
         paths = [*([self.folder] if self.folder is not None else []), *sys.path]
         spec = PathFinder.find_spec(name, paths)
@@ -140,7 +150,13 @@ class FirstImports:
     def _file(self, statements: list[ast.stmt]) -> str:
         installed = [entry for entry in sys.path if os.path.isdir(entry)]
         times = [os.stat(entry).st_mtime_ns for entry in installed if is_installed(f"{entry}/x")]
-        parts = [sys.version, sys.prefix, times, [ast.unparse(one) for one in statements]]
+        parts = [
+            sys.version,
+            sys.prefix,
+            self.folder,
+            times,
+            [ast.unparse(one) for one in statements],
+        ]
         return os.path.join(self.cache, hashlib.sha256(repr(parts).encode()).hexdigest()[:32])
 
     def _known(self, statements: list[ast.stmt]) -> Stopped | None:
@@ -150,8 +166,12 @@ class FirstImports:
         plain = atomic.read_json(path)
         if not isinstance(plain, dict) or not isinstance(plain.get("num_made"), int):
             return None
-        is_old = time.time() > os.stat(path).st_mtime + _TRY_AGAIN_S
-        return None if is_old else Stopped(max(0, plain["num_made"]), str(plain.get("why")))
+        try:
+            is_old = time.time() > os.stat(path).st_mtime + _TRY_AGAIN_S
+        except OSError:  # another run has removed it
+            return None
+        why = str(plain.get("why"))[:MOST_WHY]
+        return None if is_old else Stopped(max(0, plain["num_made"]), why)
 
     def _keep(self, statements: list[ast.stmt], stopped: Stopped) -> None:
         if not self.cache:

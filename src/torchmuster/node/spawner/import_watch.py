@@ -1,8 +1,8 @@
 """Watches imports that the spawner makes for its workers, and refuses what a worker would have to do itself.
 
 Whatever differs from an import in each worker ends this process, and the workers import as they always do: a thread, a
-child, a device, a file, a connection, output, a changed signal handler. A value that is drawn, or read from what differs
-between ranks, is made anew in each worker where one assignment makes it and nobody else holds it; else it is refused too.
+child, a device, a file, a connection, output, a changed signal handler, a value that is drawn or read from what differs
+between ranks. A few such values are known, with nothing that is made from them: they are made again in each worker.
 
 What C code does at its import is seen afterwards only: threads, descriptors and children that are there.
 """
@@ -11,6 +11,7 @@ import ast
 import contextlib
 import datetime as dt
 import functools
+import gc
 import inspect
 import io
 import os
@@ -22,7 +23,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
@@ -38,6 +39,18 @@ _SEARCHES = {
     "numba.core.config": "NUMBA_",
     "tqdm.utils": "TQDM_",
 }
+MOST_WHY = 200
+# What differs between workers, is made by one assignment, and has nothing that is made from it when it is imported.
+RENEWED = frozenset(
+    {
+        ("lightning.fabric.utilities.rank_zero", "rank_zero_only"),
+        ("lightning_fabric.utilities.rank_zero", "rank_zero_only"),
+        ("rich.style", "_id_generator"),
+        ("sympy.core.symbol", "Dummy"),
+        ("torchmetrics.utilities.prints", "rank_zero_only"),
+        ("transformers.utils.hub", "SESSION_ID"),
+    }
+)
 _OF_MAPPINGS = ("os", "collections.abc", "_collections_abc")
 _CHANGE_FILES = (
     *("rename", "replace", "rmdir", "symlink", "link", "truncate", "chmod", "remove"),
@@ -86,6 +99,7 @@ class ImportWatch:
 
     Attributes:
         flush: Writes out what has been printed.
+        renewed: Modules and names that may be made again.
         why: What was refused, in words: nothing may be forked from this process.
         renewals: What each worker makes again.
         generators: Those that began from the system's random numbers, and how.
@@ -93,6 +107,7 @@ class ImportWatch:
     """
 
     flush: Callable[[], None]
+    renewed: Collection[tuple[str, str]] = RENEWED
     why: str = ""
     renewals: list[Renewal] = field(default_factory=list)
     generators: list[tuple[random.Random, object]] = field(default_factory=list)
@@ -110,10 +125,9 @@ class ImportWatch:
             what: Verb first.
             frame: Where it is done.
         """
-        self._is_on = False
         module = _module_frame(frame)
         who = module.f_globals.get("__name__") if module is not None else self._words
-        self.why = self.why or f"{who} {what}"
+        self.why = self.why or f"{who} {what}"[:MOST_WHY]
         raise RefusedError(self.why)
 
     @contextlib.contextmanager
@@ -177,6 +191,7 @@ class ImportWatch:
         yield signal, "signal", refusing("changes a signal handler")
         for name in ("connect", "connect_ex", "sendto", "listen"):
             yield socket.socket, name, refusing("opens a connection")
+        yield socket.socket, "bind", self._bind
         for name in ("getaddrinfo", "gethostbyname"):
             yield socket, name, refusing("asks for an address")
         yield os, "urandom", lambda *_: self._renew("keeps a random value")
@@ -190,6 +205,10 @@ class ImportWatch:
             for name in ("_lazy_init", "is_available", "device_count"):
                 if hasattr(cuda, name):
                     yield cuda, name, refusing("asks for the GPUs")
+
+    def _bind(self, one: socket.socket, *_: object) -> None:
+        if one.family not in (socket.AF_INET, socket.AF_INET6):  # else nothing is left of it
+            self.refuse("opens a socket", sys._getframe(2))
 
     def _open(self, file: object, mode: str = "r", *_: object, **__: object) -> None:
         if not set(mode) <= set("rbtU"):
@@ -251,7 +270,7 @@ class ImportWatch:
             return
         within = _class_frame(sys._getframe(2))
         renewal = _assignment(module, frame, within) if frame is not None else None
-        if renewal is None:
+        if renewal is None or (module, renewal.name) not in self.renewed:
             self.refuse(what, frame)
         if renewal not in self.renewals:
             self.renewals.append(renewal)
@@ -268,13 +287,13 @@ class ImportWatch:
         has_drawn = self._state is not None and random.getstate() != self._state
         if has_drawn or any(state and one.getstate() != state for one, state in self.generators):
             self.refuse("draws a random number")
-        for what in ("threads", "children", "descriptors", "handlers"):
+        for what in ("threads", "children", "descriptors", "handlers", "shared_memory", "settings"):
             if getattr(now, what) != getattr(before, what):
                 self.refuse(f"leaves other {what} behind")
         if any(now.generators[name] != state for name, state in before.generators.items()):
             self.refuse("draws a random number")
         for module in new:
-            for name, value in list(vars(module).items()):
+            for name, value in list(_names_of(module).items()):
                 if before.began(value):
                     self.refuse(f"keeps the time, as {module.__name__}.{name}")
         for renewal in self.renewals:
@@ -284,7 +303,7 @@ class ImportWatch:
                 )
 
     def _check_origin(self, module: types.ModuleType) -> None:
-        names = vars(module)
+        names = _names_of(module)
         for place in (names.get("__file__"), *names.get("__path__", ())):
             # torch.ops and its like name no real file.
             if isinstance(place, str) and os.path.isabs(place) and not is_installed(place):
@@ -300,6 +319,8 @@ class _Traces:
     children: tuple[int, ...]
     descriptors: frozenset[str]
     handlers: tuple[object, ...]
+    shared_memory: tuple[str, ...]
+    settings: tuple[object, ...]
     generators: dict[str, object]
     times: tuple[float, float]
 
@@ -315,13 +336,15 @@ class _Traces:
             children=tuple(proc.children_of(os.getpid())),
             descriptors=frozenset(link for link in links if not link.startswith("/proc/")),
             handlers=tuple(signal.getsignal(signum) for signum in sorted(signal.valid_signals())),
+            shared_memory=_shared_memory(),
+            settings=_settings(),
             generators=_generator_states(),
             times=(time.time(), time.monotonic()),
         )
 
     def began(self, value: object) -> bool:
         """Say whether a value is a time after this one."""
-        if isinstance(value, dt.datetime):
+        if type(value) is dt.datetime:  # a lazy object may say that it is one
             with contextlib.suppress(ValueError, OverflowError):
                 return self.times[0] <= value.timestamp() <= time.time()
             return False
@@ -329,6 +352,24 @@ class _Traces:
             return False
         wall, since_boot = self.times
         return wall <= value <= time.time() or since_boot <= value <= time.monotonic()
+
+
+def _shared_memory() -> tuple[str, ...]:
+    with open("/proc/self/maps") as maps:
+        return tuple(line for line in maps if line.split(maxsplit=2)[1][3:] == "s")
+
+
+def _settings() -> tuple[object, ...]:
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return os.getcwd(), tuple(sys.path), tuple(sys.argv), tuple(map(id, streams)), gc.isenabled()
+
+
+def _names_of(module: object) -> dict[str, Any]:
+    """Return what a module has, without asking it: a lazy one would be executed."""
+    names = (
+        object.__getattribute__(module, "__dict__") if isinstance(module, types.ModuleType) else {}
+    )
+    return names if isinstance(names, dict) else {}
 
 
 def _generator_states() -> dict[str, object]:
@@ -449,9 +490,7 @@ def _is_shared(renewal: Renewal) -> bool:
     value = vars(sys.modules[renewal.module]).get(renewal.name)
     holders = 0
     for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None)
-        if isinstance(names, dict):
-            holders += sum(one is value for one in list(names.values()))
+        holders += sum(one is value for one in list(_names_of(module).values()))
     return holders > 1
 
 
@@ -489,14 +528,13 @@ def captured(flush: Callable[[], None]) -> Iterator[list[str]]:
             os.dup2(original, fd)
             os.close(original)
         os.lseek(memory, 0, os.SEEK_SET)
-        lines += os.read(memory, 4096).decode(errors="replace").strip().splitlines()
+        lines += os.read(memory, 4096).decode(errors="replace").splitlines()
         os.close(memory)
 
 
 def _give_back(originals: dict[int, Any], before: frozenset[str]) -> None:
     """Let modules that took a guard by its name have the function itself."""
     for name in set(sys.modules) - before:
-        names = getattr(sys.modules[name], "__dict__", None)
-        if isinstance(names, dict):
-            for key in [key for key, value in names.items() if id(value) in originals]:
-                names[key] = originals[id(names[key])]
+        names = _names_of(sys.modules[name])
+        for key in [key for key, value in names.items() if id(value) in originals]:
+            names[key] = originals[id(names[key])]

@@ -112,18 +112,17 @@ def _first_imports(
     config: messages.BeginSpawner, text: bytes, folder: str | None
 ) -> "FirstImports | None":
     """Return the imports that the script begins with; None where something comes before them, or looks at them."""
-    is_script = config.kind == "file" or (config.kind == "module" and "." not in config.target)
+    is_timed = bool(sys.flags.verbose) or "importtime" in sys._xoptions
+    has_macros = config.macros and any("$" in word for word in config.args)
+    if config.kind != "file" or not config.has_torch or is_timed or has_macros:
+        return None
     from torchmuster.node.spawner.first_imports import FirstImports, Stopped
     from torchmuster.node.spawner.import_watch import ImportWatch
 
-    path = source.script_path(config.kind, config.target)
-    is_timed = bool(sys.flags.verbose) or "importtime" in sys._xoptions
-    if not (is_script and config.has_torch) or path is None or is_timed:
-        return None
     limit = config.num_imports
     known = Stopped(limit, config.imports_why) if limit >= 0 else None
     return FirstImports(
-        text, path, folder, config.cache, ImportWatch(flush_everything), stopped=known
+        text, config.target, folder, config.cache, ImportWatch(flush_everything), stopped=known
     )
 
 
@@ -217,7 +216,7 @@ def import_for_workers(
     if problem is not None:
         return None, problem
     for name, value in own.items():
-        del os.environ[name]
+        os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
     tempfile.tempdir = None  # a script may still say where with TMPDIR

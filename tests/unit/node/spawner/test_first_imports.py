@@ -16,9 +16,11 @@ import json, os, sys
 from torchmuster.node.spawner.first_imports import FirstImports, Stopped
 from torchmuster.node.spawner.import_watch import ImportWatch
 given = json.loads(sys.argv[1])
-first = FirstImports(
-    given["text"].encode(), "train.py", os.getcwd(), given["cache"], ImportWatch(sys.stdout.flush)
-)
+renewed = {("named", "NAME"), ("drawn", "DRAWN"), ("drawn", "Dummy"), ("lit", "only")}
+renewed |= {("forbidden", "NAME"), ("forbidden", "RANK")}
+watch = ImportWatch(sys.stdout.flush, renewed)
+roots = set(os.listdir(os.environ["PYTHONPATH"].partition(":")[2])) - {"other"}
+first = FirstImports(given["text"].encode(), "train.py", os.getcwd(), given["cache"], watch, roots)
 sys.path.insert(0, os.getcwd())
 first.make(["train.py", "--lr", "1"])
 stopped = first.stopped
@@ -89,14 +91,14 @@ def made(tmp_path):
         ("import os\nos.environ['A'] = '1'\nimport fine\n", 0),
         ("try:\n    import fine\nexcept ImportError:\n    pass\n", 0),
         ("import nowhere\nimport fine\n", 0),
-        ("import mpi4py\n", 0),
+        ("import other\nimport fine\n", 0),  # nobody has compared it
         ("import fine as", 0),
         ("", 0),
     ],
 )
 def test_the_imports_of_distributions_that_come_before_everything_else_are_made(made, text, num):
     (made.folder / "here" / "own.py").write_text("")
-    said = made(text, fine="x = 1\n", mpi4py="")
+    said = made(text, fine="x = 1\n", other="")
     assert (said["made"], said["why"]) == (num, "")
 
 
@@ -166,6 +168,22 @@ FORBIDDEN = {
     "a date": ("import datetime\nBEGUN = datetime.datetime.now()", "keeps the time"),
     "an error": ("import nowhere", "raises ModuleNotFoundError"),
     "an end": ("import sys\nsys.exit(3)", "raises SystemExit"),
+    "a folder to be in": ("import os\nos.chdir('/')", "leaves other settings"),
+    "a place for modules": ("import sys\nsys.path.insert(0, '/')", "leaves other settings"),
+    "an argument": ("import sys\nsys.argv.remove('--lr')", "leaves other settings"),
+    "a lock of all": ("import mmap\nkept = mmap.mmap(-1, 4096)", "leaves other shared_memory"),
+    "a socket file": (
+        "import socket\nsocket.socket(socket.AF_UNIX).bind('HERE/made')",
+        "opens a socket",
+    ),
+    "a random name": ("import uuid\nTOKEN = uuid.uuid4().hex", "keeps a random value"),
+    "the rank": ("import os\nIS_FIRST = os.environ.get('RANK', '0') == '0'", "reads RANK"),
+    "an empty line": ("print()", "prints ''"),
+    "two effects, both swallowed": (
+        "for _ in '12':\n    try: open('HERE/made', 'w')\n    except BaseException: pass",
+        "writes HERE/made",
+    ),
+    "a long reason": ("open('HERE/' + 'x' * 70000, 'w')", "writes HERE/xxx"),
     "what it swallows": (
         "try:\n    open('HERE/made', 'w')\nexcept BaseException:\n    pass",
         "writes HERE/made",
@@ -188,6 +206,17 @@ def test_an_effect_that_only_a_worker_may_have_is_refused_before_it_happens(made
     assert {path.name for path in here.iterdir()} == {"there", "own.py"} | (
         {"__pycache__"} if (here / "__pycache__").exists() else set()
     )
+
+
+def test_a_lazy_module_is_not_executed_by_the_watch(made):
+    source = (
+        "import importlib.util, sys\nspec = importlib.util.find_spec('wave')\n"
+        "module = importlib.util.module_from_spec(spec)\nsys.modules['wave'] = module\n"
+        "importlib.util.LazyLoader(spec.loader).exec_module(module)\n"
+    )
+    asked = "'open' in object.__getattribute__(sys.modules['wave'], '__dict__')"
+    said = made("import lazy", asked=asked, lazy=source)
+    assert (said["made"], said["worker"]) == (1, False)
 
 
 def test_what_was_refused_once_is_not_tried_again(made):
