@@ -56,10 +56,7 @@ def _show(run_dir: RunDir) -> Generator[float, None, None]:
                 return
             if time.monotonic() >= status_at:
                 status_at = time.monotonic() + _STATUS_EVERY_S
-                with contextlib.suppress(
-                    MusterError, OSError
-                ):  # a scheduler that does not answer now
-                    shown.show("".join(status_rows(reader.read(), shown.columns(), 1)))
+                shown.show_run(reader)
             yield _POLL_S
     finally:
         watch.close()
@@ -77,8 +74,7 @@ def shown(run_dir: RunDir, pauses: Iterator[float]) -> Iterator[float]:
         for pause_s in pauses:
             if time.monotonic() >= status_at:
                 status_at = time.monotonic() + _STATUS_EVERY_S
-                with contextlib.suppress(MusterError, OSError):
-                    cell.show("".join(status_rows(reader.read(), cell.columns(), 1)))
+                cell.show_run(reader)
             yield pause_s
     finally:
         cell.show("")
@@ -126,6 +122,11 @@ class _Status:
 
     def show(self, row: str) -> None:
         """Show the status in place of the last one; an empty one takes it away."""
+
+    def show_run(self, reader: LiveReader) -> None:
+        """Show the status of a run, if it can be known now: a scheduler may not answer."""
+        with contextlib.suppress(MusterError, OSError):
+            self.show("".join(status_rows(reader.read(), self.columns(), 1)))
 
     def columns(self) -> int:
         """Return how long the status may be."""

@@ -209,13 +209,8 @@ class RunHandle:
         """
         from torchmuster.api.follow import follow
 
-        try:
-            with copied_run(self._dir):
-                follow(self._dir)
-        except KeyboardInterrupt:
-            with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
-                self.cancel()
-            raise Interrupted(f"cancelled {short_id(self.run_id)}") from None
+        with interrupt_cancels(self.run_id, self.cancel), copied_run(self._dir):
+            follow(self._dir)
         return self.wait()
 
     async def follow_async(self) -> "RunHandle":
@@ -310,6 +305,21 @@ class RunHandle:
             values.read_value(self._dir.rank_value(attempt, rank), note, rank)
             for rank, note in notes.items()
         ]
+
+
+@contextlib.contextmanager
+def interrupt_cancels(run_id: str, cancel: Callable[[], None]) -> Iterator[None]:
+    """Let an interrupt of what is done here cancel a run, or a sweep, and say so.
+
+    Raises:
+        Interrupted: There was one.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
+            cancel()
+        raise Interrupted(f"cancelled {short_id(run_id)}") from None
 
 
 def copied_run(run_dir: RunDir) -> "contextlib.AbstractContextManager[RunCopy | None]":

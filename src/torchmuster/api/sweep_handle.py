@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.api.failures import Interrupted, RunFailed
-from torchmuster.api.run import RunHandle, copied_run
+from torchmuster.api.failures import RunFailed
+from torchmuster.api.run import RunHandle, copied_run, interrupt_cancels
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.states import RunState
@@ -170,13 +170,8 @@ class SweepHandle:
         """
         from torchmuster.api.follow import follow_sweep
 
-        try:
-            with copied_run(self._dir):
-                follow_sweep(self._dir)
-        except KeyboardInterrupt:
-            with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
-                self.cancel()
-            raise Interrupted(f"cancelled {short_id(self.run_id)}") from None
+        with interrupt_cancels(self.run_id, self.cancel), copied_run(self._dir):
+            follow_sweep(self._dir)
         return self.wait()
 
     def restart(self) -> "SweepHandle":

@@ -340,8 +340,11 @@ def _program(options: RunRequest, problems: Problems) -> Program | None:
     )
 
 
-def other_environment(environment: Mapping[str, str]) -> str:
-    """Say that muster's own Python runs the workers, where it has no torch and another environment is active."""
+def other_environment(environment: Mapping[str, str], option: str = "") -> str:
+    """Say that muster's own Python runs the workers, where it has no torch and another environment is active.
+
+    `option` is the one that would name the other's interpreter, of a command that has one.
+    """
     import importlib.util
 
     active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX") or ""
@@ -350,7 +353,8 @@ def other_environment(environment: Mapping[str, str]) -> str:
         return ""
     if not os.access(python, os.X_OK) or importlib.util.find_spec("torch") is not None:
         return ""
-    return f"muster's own Python runs the workers, {sys.executable}, and has no torch; the environment {active} is active"
+    said = f"muster's own Python runs the workers, {sys.executable}, and has no torch; the environment {active} is active"
+    return f"{said}: {option} {python}" if option else said
 
 
 def own_processes(script: str) -> str:

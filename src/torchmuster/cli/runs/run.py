@@ -294,16 +294,12 @@ def start_run(request: "RunRequest") -> int:
     if request.dry_run:
         place.show(plan)
         return 0
-    if request.python is None and (other := other_environment(os.environ)):
-        click.echo(
-            f"muster: {other}: --python {os.environ.get('VIRTUAL_ENV') or os.environ.get('CONDA_PREFIX')}/bin/python",
-            err=True,
-        )
-    if own := own_processes(os.path.join(plan.program.cwd, plan.program.target)):
-        click.echo(f"muster: {own}", err=True)
-    if request.stdin_rank is None and _input_waits():
-        text = "no worker reads standard input here; `--stdin 0` gives it to rank 0"
-        click.echo(f"muster: {text}", err=True)
+    other = other_environment(os.environ, "--python") if request.python is None else ""
+    own = own_processes(os.path.join(plan.program.cwd, plan.program.target))
+    unread = "no worker reads standard input here; `--stdin 0` gives it to rank 0"
+    is_unread = request.stdin_rank is None and _input_waits()
+    for note in filter(None, (other, own, unread if is_unread else "")):
+        click.echo(f"muster: {note}", err=True)
     return begin(place, plan, detach=request.detach)
 
 

@@ -24,6 +24,7 @@ from torchmuster.node.spawner.import_watch import (
     is_installed,
     is_of_a_worker,
 )
+from torchmuster.node.spawner.messages import ImportsRefused
 
 _MOST_KEPT = 256
 _TRY_AGAIN_S = 86400.0  # some effects happen once: matplotlib writes its list of fonts
@@ -34,14 +35,6 @@ ROOTS = frozenset(
         *("scipy", "sklearn", "tokenizers", "torch", "torchmetrics", "tqdm", "transformers"),
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """Which statement is left to the workers, with all that follow it, and why."""
-
-    num_made: int
-    why: str
 
 
 @dataclass(slots=True)
@@ -64,7 +57,7 @@ class FirstImports:
     cache: str
     watch: ImportWatch
     roots: Collection[str] = ROOTS
-    stopped: Stopped | None = None
+    stopped: ImportsRefused | None = None
     is_spoilt: bool = False
     num_made: int = 0
 
@@ -78,7 +71,8 @@ class FirstImports:
             for statement in statements[:limit]:
                 why = self._make_one(statement)
                 if why:
-                    self.stopped, self.is_spoilt = Stopped(self.num_made, why), True
+                    self.stopped = ImportsRefused(num_made=self.num_made, why=why)
+                    self.is_spoilt = True
                     if self.watch.why:  # not what may pass, such as an interrupt
                         self._keep(statements, self.stopped)
                     return
@@ -159,7 +153,7 @@ class FirstImports:
         ]
         return os.path.join(self.cache, hashlib.sha256(repr(parts).encode()).hexdigest()[:32])
 
-    def _known(self, statements: list[ast.stmt]) -> Stopped | None:
+    def _known(self, statements: list[ast.stmt]) -> ImportsRefused | None:
         if not self.cache:
             return None
         path = self._file(statements)
@@ -171,9 +165,9 @@ class FirstImports:
         except OSError:  # another run has removed it
             return None
         why = str(plain.get("why"))[:MOST_WHY]
-        return None if is_old else Stopped(max(0, plain["num_made"]), why)
+        return None if is_old else ImportsRefused(num_made=max(0, plain["num_made"]), why=why)
 
-    def _keep(self, statements: list[ast.stmt], stopped: Stopped) -> None:
+    def _keep(self, statements: list[ast.stmt], stopped: ImportsRefused) -> None:
         if not self.cache:
             return
         try:

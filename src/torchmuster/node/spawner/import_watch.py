@@ -161,11 +161,10 @@ class ImportWatch:
         original, is_own = getattr(owner, name), name in vars(owner)
 
         def guard(*args: Any, **options: Any) -> Any:
-            if self._is_on:
-                made(*args, **options)
+            later = made(*args, **options) if self._is_on else None
             result = original(*args, **options)
-            if self._is_on and name == "seed":
-                self._note_seed(*args, **options)
+            if later is not None:
+                later()
             return result
 
         guard.__name__, guard.__doc__ = name, getattr(original, "__doc__", None)
@@ -173,7 +172,10 @@ class ImportWatch:
         return owner, name, is_own, original, guard
 
     def _guards(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-        """Yield what is replaced, and what is called before it: everything of Python that has an effect outside."""
+        """Yield what is replaced, and what is called before it: everything of Python that has an effect outside.
+
+        What is called before may return what is called afterwards.
+        """
 
         def refusing(what: str) -> Callable[..., Any]:
             return lambda *_, **__: self.refuse(what, sys._getframe(2))
@@ -194,12 +196,12 @@ class ImportWatch:
         yield socket.socket, "bind", self._bind
         for name in ("getaddrinfo", "gethostbyname"):
             yield socket, name, refusing("asks for an address")
-        yield os, "urandom", lambda *_: self._renew("keeps a random value")
-        yield random, "_urandom", lambda *_: self._renew("keeps a random value")
+        for owner, name in ((os, "urandom"), (random, "_urandom")):
+            yield owner, name, lambda *_: self._renew("keeps a random value")
         for name in ("random", "getrandbits"):
             yield random, name, self._draw
             yield random.Random, name, self._draw
-        yield random.Random, "seed", lambda *_, **__: None
+        yield random.Random, "seed", self._seed
         cuda = sys.modules.get("torch.cuda")
         if any(os.path.exists(path) for path in _GPU_NODES):
             for name in ("_lazy_init", "is_available", "device_count"):
@@ -239,10 +241,13 @@ class ImportWatch:
             return  # it began from a number that is the same for all
         self._renew("draws a random number")
 
-    def _note_seed(self, generator: random.Random, a: object = None, **_: object) -> None:
+    def _seed(
+        self, generator: random.Random, a: object = None, **_: object
+    ) -> Callable[[], None] | None:
         by = sys._getframe(3).f_globals.get("__name__")
-        if a is None and by != "tempfile" and not isinstance(generator, random.SystemRandom):
-            self.generators.append((generator, generator.getstate()))
+        if a is not None or by == "tempfile" or isinstance(generator, random.SystemRandom):
+            return None
+        return lambda: self.generators.append((generator, generator.getstate()))
 
     def read(self, name: str, value: str | None) -> None:
         """Take that an import has read a variable."""
@@ -366,10 +371,10 @@ def _settings() -> tuple[object, ...]:
 
 def _names_of(module: object) -> dict[str, Any]:
     """Return what a module has, without asking it: a lazy one would be executed."""
-    names = (
-        object.__getattribute__(module, "__dict__") if isinstance(module, types.ModuleType) else {}
-    )
-    return names if isinstance(names, dict) else {}
+    if not isinstance(module, types.ModuleType):
+        return {}
+    names: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    return names
 
 
 def _generator_states() -> dict[str, object]:
@@ -445,16 +450,21 @@ def _module_frame(frame: FrameType | None) -> FrameType | None:
 
 def _statement(frame: FrameType) -> ast.stmt | None:
     """Return the innermost statement that a frame executes."""
-    try:
-        with io.open_code(frame.f_code.co_filename) as file:
-            body: list[ast.stmt] = ast.parse(file.read()).body
-    except (OSError, SyntaxError, ValueError):
-        return None
+    body = _body_of(frame.f_code.co_filename)
     found, line = None, frame.f_lineno
     while inner := [one for one in body if one.lineno <= line <= (one.end_lineno or one.lineno)]:
         found = inner[0]
         body = [one for one in ast.iter_child_nodes(found) if isinstance(one, ast.stmt)]
     return found
+
+
+@functools.lru_cache(maxsize=1)  # a module that draws once may draw for each of its classes
+def _body_of(path: str) -> list[ast.stmt]:
+    try:
+        with io.open_code(path) as file:
+            return ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
 
 
 def _is_documentation(frame: FrameType) -> bool:

@@ -87,8 +87,7 @@ def prepare(
             send(messages.InterpreterRefused(why=problem))
             return Prepared(False, imports_torch)
         if first is not None and first.stopped is not None and first.is_spoilt:
-            stopped = first.stopped
-            send(messages.ImportsRefused(num_made=stopped.num_made, why=stopped.why))
+            send(first.stopped)
             os._exit(0)  # nothing of what was imported may say a last word
         why = reason_not_to_fork()
     elif config.kind != "command":
@@ -116,11 +115,11 @@ def _first_imports(
     has_macros = config.macros and any("$" in word for word in config.args)
     if config.kind != "file" or not config.has_torch or is_timed or has_macros:
         return None
-    from torchmuster.node.spawner.first_imports import FirstImports, Stopped
+    from torchmuster.node.spawner.first_imports import FirstImports
     from torchmuster.node.spawner.import_watch import ImportWatch
 
     limit = config.num_imports
-    known = Stopped(limit, config.imports_why) if limit >= 0 else None
+    known = messages.ImportsRefused(num_made=limit, why=config.imports_why) if limit >= 0 else None
     return FirstImports(
         text, config.target, folder, config.cache, ImportWatch(flush_everything), stopped=known
     )
