@@ -56,14 +56,14 @@ def toy(tmp_path):
         "OMP_NUM_THREADS": "1",
     }
 
-    def muster(*words, module="torchmuster"):
+    def muster(*words, module="torchmuster", timeout_s=90):
         return subprocess.run(
             [sys.executable, "-m", module, *words],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=timeout_s,
         )
 
     yield muster
@@ -83,7 +83,8 @@ def test_an_installed_engine_is_listed(toy):
 def test_it_passes_the_contract_of_all_engines(toy):
     suite = str(ROOT / "tests" / "engines")
     options = ("-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
-    done = toy(suite, *options, "--dialect", "toy_engine.dialect", module="pytest")
+    # A suite in itself, beside the other lanes of a machine of two cores.
+    done = toy(suite, *options, "--dialect", "toy_engine.dialect", module="pytest", timeout_s=600)
     assert done.returncode == 0, done.stdout
     assert re.search(r"^[3-9]\d passed", done.stdout, re.MULTILINE), done.stdout
 

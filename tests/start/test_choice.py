@@ -181,9 +181,14 @@ def test_a_job_without_torch_is_forked_too(place):
             "torch.py",
             "raise RuntimeError('broken')",
             [],
-            "`import torch` failed: RuntimeError: broken",
+            "`import torch` failed: {file} has the name of a module that it needs: RuntimeError: broken",
         ),
-        ("torch.py", "import absent", [], "`import torch` failed: No module named 'absent'"),
+        (
+            "torch.py",
+            "",
+            [],
+            "`import torch` failed: {file} has the name of a module that it needs: No module",
+        ),
         ("mine.py", "1 / 0", ["mine"], "--preload mine: ZeroDivisionError: division by zero"),
         ("mine.py", "", ["mime"], "--preload mime: ModuleNotFoundError: No module named 'mime'"),
     ],
@@ -191,5 +196,8 @@ def test_a_job_without_torch_is_forked_too(place):
 def test_an_import_that_fails_before_the_fork_is_told(place, name, text, preload, why):
     place.write("prog.py", "")
     place.write(name, text)
+    file = place.cwd / name
     with Workers(place, "prog.py", way=FORKED, python=PYTHON, preload=preload) as workers:
-        assert workers.ready == InterpreterRefused(why=why)
+        assert isinstance(workers.ready, InterpreterRefused)
+        assert workers.ready.why.startswith(why.format(file=file))
+        assert workers.ready.hint == (None if preload else f"rename {file}")

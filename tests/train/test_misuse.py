@@ -166,7 +166,7 @@ def test_a_state_that_only_a_pickle_could_hold_is_named_when_it_is_saved(world):
 
 
 def test_init_and_resume_twice_are_errors(world):
-    with pytest.raises(UsageError, match=r"init\(\) was called twice"):
+    with pytest.raises(UsageError, match="in its world already"):
         tm.init()
     begin(world)
     with pytest.raises(UsageError, match=r"resume\(\) was called twice"):
@@ -315,6 +315,40 @@ def test_an_optimizer_of_another_model_is_refused(world):
     refused(lambda: world.resume(model=model, optimizer=other), "no parameter of the model")
     own = torch.optim.SGD(model.parameters(), lr=0.1)
     world.resume(model=model, optimizer=own, other=other, folder="snapshots")  # one trains it
+
+
+def test_an_optimizer_that_no_snapshot_would_have_is_refused_at_its_first_step(world):
+    model = world.wrap(nn.Linear(3, 1))
+    adam = torch.optim.Adam(model.parameters())
+    stateless = torch.optim.SGD(model.parameters(), lr=0.1)
+    elsewhere = torch.optim.Adam(nn.Linear(3, 1).parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(adam, 1)
+    world.resume(model=model, schedule=schedule, folder="snapshots")
+    model(torch.ones(2, 3)).mean().backward()
+    elsewhere.param_groups[0]["params"][0].grad = torch.ones(1, 3)
+    for optimizer in (stateless, elsewhere):
+        optimizer.step()
+    refused(adam.step, "no snapshot would have its state", "optimizer=...) with this Adam")
+
+
+def test_an_optimizer_in_an_object_that_saves_it_is_not_refused(world):
+    class Wrapper:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def state_dict(self):
+            return self.inner.state_dict()
+
+        def load_state_dict(self, state):
+            self.inner.load_state_dict(state)
+
+    model = world.wrap(nn.Linear(3, 1))
+    adam, other = (torch.optim.Adam(model.parameters()) for _ in range(2))
+    world.resume(model=model, mine=Wrapper(adam), folder="snapshots")
+    model(torch.ones(2, 3)).mean().backward()
+    adam.step()
+    world.close()
+    other.step()  # nobody looks once the world has gone
 
 
 def test_a_loader_of_torch_is_no_loader_of_the_run(world):

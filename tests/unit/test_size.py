@@ -71,10 +71,10 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 41_800,
+    "launcher": 41_850,
     "diagnose": 12_700,
     "workflow": 11_200,
-    "train": 7_860,
+    "train": 7_890,
     "kubernetes": 7_760,
     "session": 5_500,
     "report": 4_850,

@@ -96,8 +96,16 @@ class SweepHandle:
         return members_table(self._view())
 
     def best(self) -> SweepMember | None:
-        """Return the member with the best last value of the metric so far; None while there is none."""
+        """Return the member with the best last value of the metric so far; None while there is none.
+
+        Raises:
+            torchmuster.errors.NotFoundError: A member has completed, and none has told the metric.
+        """
+        from torchmuster.cli.sweep_views import describe_missing
+
         view = self._view()
+        if (missing := describe_missing(view, self._dir)) is not None:
+            raise NotFoundError(missing, where=self.path)
         return _member(view, view.best) if view.best is not None else None
 
     def run(self, number: int) -> RunHandle:

@@ -56,7 +56,12 @@ class RestartBook:
         return self.is_over or self.spent >= self.max_restarts
 
     def after_failure(
-        self, cause: WorkerEnd, step: int | None = None, *, dead_end: str | None = None
+        self,
+        cause: WorkerEnd,
+        step: int | None = None,
+        *,
+        dead_end: str | None = None,
+        after_early_end: bool = False,
     ) -> Next:
         """Judge a failure; spends a restart when the answer is `AGAIN`.
 
@@ -64,8 +69,10 @@ class RestartBook:
             cause: The failure that explains the others.
             step: The last step that a rank of this attempt has done; None where the script doesn't say.
             dead_end: Why no attempt can follow, whatever the budget.
+            after_early_end: Other ranks had ended with 0 before.
         """
-        answer = Next.FAIL_DEAD_END if dead_end else self._judge(cause, step)
+        recurs = self._recurs(mark(cause, after_early_end=after_early_end), cause.attempt, step)
+        answer = Next.FAIL_DEAD_END if dead_end else self._judge(cause, recurs=recurs)
         self.is_over |= answer is not Next.AGAIN
         self.spent += answer is Next.AGAIN
         return answer
@@ -80,8 +87,7 @@ class RestartBook:
             return replace(end, kind=EndKind.EXIT_CODE)
         return end
 
-    def _judge(self, cause: WorkerEnd, step: int | None) -> Next:
-        recurs = self._recurs(cause, step)
+    def _judge(self, cause: WorkerEnd, *, recurs: bool) -> Next:
         if self.policy is RestartPolicy.EVIDENCE:
             if prospect(cause) is Prospect.NONE:
                 return Next.FAIL_FINAL
@@ -93,15 +99,14 @@ class RestartBook:
 
     def after_preemption(self, end: WorkerEnd, step: int | None = None) -> Next:
         """Judge an unasked exit with code 75: again for free, unless it does nothing else."""
-        return Next.FAIL_SAME_BUG if self._recurs(end, step) else Next.AGAIN
+        return Next.FAIL_SAME_BUG if self._recurs(mark(end), end.attempt, step) else Next.AGAIN
 
-    def _recurs(self, end: WorkerEnd, step: int | None) -> bool:
+    def _recurs(self, found: Mark | None, attempt: int, step: int | None) -> bool:
         """Say whether this is the last failure once more, with no step between; remembers it."""
-        found = mark(end)
         moved = step is not None and (self.furthest is None or step > self.furthest)
         same = found is not None and found == self.last and not moved
         self.same_as = self.last_attempt if same else None
-        self.last, self.last_attempt = found, end.attempt
+        self.last, self.last_attempt = found, attempt
         if step is not None:
             self.furthest = max(step, self.furthest or 0)
         return same
@@ -144,7 +149,10 @@ def after_failure(
         log_path: Returns where the output of a rank of an attempt is.
         dead_end: Why no attempt can follow, whatever the budget.
     """
-    follows = book.after_failure(cause, last_step(attempt.ends), dead_end=dead_end)
+    early = bool(attempt.early_ranks)
+    follows = book.after_failure(
+        cause, last_step(attempt.ends), dead_end=dead_end, after_early_end=early
+    )
     again = follows is Next.AGAIN
     told = {
         "attempt": attempt.number,

@@ -6,6 +6,7 @@ it is, and if steps of training are known, they show whether there was progress.
 
 import enum
 import re
+import signal
 from dataclasses import dataclass
 
 from torchmuster.model.failure import ECHOES, OVERUSED, EndKind, WorkerEnd
@@ -37,7 +38,20 @@ class Mark:
 _CANT_BE_MENDED = frozenset({"SyntaxError", "ImportError", "NameError"})
 # Errors of the system that a missing or wrong path causes: they stay as long as the path does.
 _OF_A_PATH = frozenset(
-    {"FileNotFoundError", "NotADirectoryError", "IsADirectoryError", "PermissionError"}
+    {
+        "FileNotFoundError",
+        "NotADirectoryError",
+        "IsADirectoryError",
+        "PermissionError",
+        "FileExistsError",
+    }
+)
+# A worker has no terminal, and a build lacks what it lacks.
+_TOLD_FOR_EVER = re.compile(r"EOF when reading a line|doesn't have \w+ built in")
+# A limit that a script runs into at once, or a file that it finds cut off: what follows within a second finds it again.
+_TOLD_OF_A_LIMIT = re.compile(
+    r"DefaultCPUAllocator|no space left|disk quota|Ran out of input|collective mismatch",
+    re.IGNORECASE,
 )
 _OF_THE_SURROUNDINGS = frozenset({"OSError", "MemoryError", "EOFError"})
 _NAMED_FOR_SURROUNDINGS = re.compile(
@@ -48,15 +62,15 @@ _TOLD_BY_SURROUNDINGS = re.compile(
     r"""
       CUDA\ (driver\ )?error | CUBLAS | cuDNN\ error | CUDNN_STATUS | \bNCCL | HIP\ error
     | out\ of\ memory | can't\ allocate\ memory | cannot\ allocate\ memory | timed\ out
-    | too\ many\ open\ files | no\ space\ left | disk\ quota | input/output\ error | stale\ file\ handle
-    | resource\ temporarily\ unavailable | DataLoader\ worker
+    | too\ many\ open\ files | input/output\ error | stale\ file\ handle
+    | resource\ temporarily\ unavailable | DataLoader\ worker\ .*\ killed
     | gloo | c10d | TCPStore | rendezvous | connection | socket | \bpeer\b
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 # What differs between two starts, or between ranks, and says nothing of progress.
 _DIFFERS = re.compile(
-    r"0x[0-9a-f]+|\b(?:pid|process|rank|cuda:|thread-)\W?\d+|\b[0-9a-f]{8,}\b|/tmp/\S+",
+    r"0x[0-9a-f]+|\bpid\(s\) [\d, ]+|\b(?:pid|process|rank|cuda:|thread-)\W?\d+|\b[0-9a-f]{8,}\b|/tmp/\S+",
     re.IGNORECASE,
 )
 _SAID_WHY = (EndKind.EXCEPTION, EndKind.HANG)
@@ -66,8 +80,11 @@ _SHELLS_SIGNAL = 128
 
 def prospect(end: WorkerEnd) -> Prospect:
     """Return the prospect of another attempt after this end."""
-    if end.is_final:
+    said = _said(end)
+    if end.is_final or _TOLD_FOR_EVER.search(said):
         return Prospect.NONE
+    if _TOLD_OF_A_LIMIT.search(said):
+        return Prospect.DOUBTFUL
     if end.kind in (EndKind.EXIT_CODE, EndKind.PREEMPTED):
         by_signal = (end.exit_code or 0) > _SHELLS_SIGNAL  # a shell says so of what it ran
         return Prospect.OPEN if by_signal else Prospect.DOUBTFUL
@@ -81,8 +98,7 @@ def prospect(end: WorkerEnd) -> Prospect:
     if error.blames_node:
         return Prospect.OPEN  # its node gets no ranks again
     names = {error.type_name.rpartition(".")[2], *error.bases}
-    told = f"{error.type_name}: {error.message}"
-    if _TOLD_BY_SURROUNDINGS.search(told) or ECHOES.search(told):
+    if _TOLD_BY_SURROUNDINGS.search(said) or ECHOES.search(said):
         return Prospect.OPEN
     if names & _CANT_BE_MENDED or "ModuleNotFoundError" in names:
         return Prospect.NONE
@@ -93,8 +109,23 @@ def prospect(end: WorkerEnd) -> Prospect:
     return Prospect.DOUBTFUL
 
 
-def mark(end: WorkerEnd) -> Mark | None:
-    """Return the identity of a failure that may recur; None if its prospect is open."""
+def _said(end: WorkerEnd) -> str:
+    """Return the words of an end that tell its prospect; those of a process that was killed don't."""
+    if end.error is not None:
+        return f"{end.error.type_name}: {end.error.message}"
+    return "\n".join(end.tail) if end.signum in (None, signal.SIGABRT) else ""
+
+
+def mark(end: WorkerEnd, *, after_early_end: bool = False) -> Mark | None:
+    """Return the identity of a failure that may recur; None if its prospect is open.
+
+    Args:
+        end: Of the worker that failed.
+        after_early_end: Other ranks had ended with 0, so an error of the connection to them is no chance.
+    """
+    if after_early_end and end.looks_like_echo:
+        where = end.error.where if end.error is not None else None
+        return Mark(kind=end.kind, what="early end", where=where, words="")
     if prospect(end) is Prospect.OPEN:
         return None
     if end.kind is EndKind.HANG and end.error is not None:

@@ -258,7 +258,7 @@ def explain_refused_start(
         error=what or "the workers could not be started",
         at=where or node,
         because=tuple(why.splitlines()),
-        hint=hint if what else usual,
+        hint=hint or (None if what else usual),
     )
 
 

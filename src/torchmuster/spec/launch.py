@@ -1,5 +1,6 @@
 """Checks the options of `muster run` together: every problem is reported, not only the first."""
 
+import itertools
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from torchmuster.spec.problems import Problems, near_file
 from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
 
 _MOST_READ_BYTES = 1 << 20
+_ONLY_PYTHONS = frozenset({"-u", "-O", "-OO", "-B", "-E", "-s", "-I"})  # options without a value
 _MAX_NODES = 65536
 _MAX_WORKERS = 4096
 _MOST_SIMULATED, _SIMULATED_PER_CPU = 64, 8
@@ -432,9 +434,8 @@ def check_script(
         problems.add("the script is a directory", target or cwd, fix=fix)
     elif not os.path.exists(path) and re.fullmatch(r"python[0-9.]*", target) and args:
         why = "muster starts Python itself, one for each worker"
-        problems.add(
-            "Python stands before the script", target, why, f"{command} {shlex.join(args)}"
-        )
+        rest = shlex.join(itertools.dropwhile(_ONLY_PYTHONS.__contains__, args))
+        problems.add("Python stands before the script", target, why, f"{command} {rest}")
     elif not os.path.exists(path) and os.path.isfile(os.path.join(cwd, target.partition(" ")[0])):
         what, why = (
             "the script does not exist",

@@ -103,6 +103,12 @@ def _axis(word: str, option: str, problems: Problems) -> Axis | None:
     if _CONTROL.search(text):
         problems.add(_HAS_CONTROL.format(name), where, _NO_CONTROL)
         return None
+    if re.fullmatch(r"\[.*,.*\]|\(.*,.*\)", text):
+        fix = (
+            f"""{name}={text[1:-1].replace(" ", "")}; one value with commas is '{name}="{text}"'"""
+        )
+        problems.add(f"the values of `{name}` stand in brackets", where, fix=fix)
+        return None
     words = _split(text)
     if words is None:
         why = "a value that begins with a quotation mark ends with one; two of them stand for one"
@@ -133,10 +139,9 @@ def _split(text: str) -> list[tuple[str, bool]] | None:
             found.append((match[1].replace('""', '"'), True))
             rest = rest[match.end() :]
         else:
-            value, comma, _ = rest.partition(",")
+            value = rest.partition(",")[0]
             found.append((value, False))
             rest = rest[len(value) :]
-            del comma
         if not rest:
             return found
         rest = rest[1:]

@@ -106,7 +106,7 @@ class Clock:
         raise UsageError(
             "a batch was taken, and no optimizer has stepped",
             where=f"epoch {self.epoch}, step {self.steps_done}",
-            fix="call optimizer.step() in the loop's body (with accumulate=..., when data.ends_step)",
+            fix="call optimizer.step() and then run.step() in the body of the loop over the data (with accumulate=..., when data.ends_step)",
         )
 
     def _note_optimizer_step(self, *_: Any) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from torchmuster.train.launch import Launch, Launcher, read_launch, torchrun_var
 _CARD_BYTES = 512
 # Some sites forbid a zero time-out, torch's default is 10 or 30 minutes: long enough to compile in.
 DEFAULT_TIMEOUT_S = 600.0
+_WAIT_IS_SAID_S = 10.0
 
 
 class WorldError(MusterError):
@@ -257,6 +259,14 @@ def _open_group(launch: Launch, backend: str, timeout_s: float) -> Callable[[], 
         store = dist.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         return lambda: store
+    where = f"{launch.master_addr}:{launch.master_port}"
+    text = f"muster: rank {launch.rank} of {launch.world_size} waits for the others at {where}"
+    if launch.launcher is Launcher.TORCHRUN and not launch.run_id:
+        text += "; where no launcher has started it: unset RANK WORLD_SIZE"
+    waits = threading.Timer(_WAIT_IS_SAID_S, print, (text,), {"file": sys.stderr, "flush": True})
+    waits.daemon = True
+    if launch.launcher is not Launcher.MUSTER:  # whose own views say who is missing
+        waits.start()
     try:
         dist.init_process_group(
             backend,
@@ -268,10 +278,12 @@ def _open_group(launch: Launch, backend: str, timeout_s: float) -> Callable[[], 
     except (RuntimeError, ValueError) as error:
         raise WorldError(
             f"the process group of {launch.world_size} workers could not be made",
-            where=f"rank {launch.rank}, store at {launch.master_addr}:{launch.master_port}",
+            where=f"rank {launch.rank}, store at {where}",
             why=first_line(error),
             fix="check that all workers run and that MASTER_PORT is free on rank 0's host",
         ) from error
+    finally:
+        waits.cancel()
     return lambda: dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import did_you_mean
@@ -69,9 +72,7 @@ class Objects:
             UsageError: That is so.
         """
         models = [*wrapped, *self.models().values()]
-        known = {id(parameter) for model in models for parameter in model.parameters()}
-        groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
-        stepped = {id(parameter) for group in groups for parameter in group["params"]}
+        known, stepped = _trained(models), _stepped(self.optimizers())
         if known and stepped and not known & stepped:
             raise UsageError(
                 "the optimizer has no parameter of the model",
@@ -79,6 +80,21 @@ class Objects:
                 why="it was made from another one, or before tm.wrap(..., sharded=True) made other parameters",
                 fix="make the optimizer from what tm.wrap returns",
             )
+
+    def refuse_others(self, wrapped: Collection[nn.Module]) -> RemovableHandle:
+        """From now on refuse, at its first step, an optimizer of these models whose state no object here would save."""
+        saved = {id(part) for thing in self.by_name.values() for part in (thing, *_held(thing))}
+
+        def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if id(optimizer) in saved or not any(optimizer.state.values()):
+                return
+            if _trained([*wrapped, *self.models().values()]) & _stepped([optimizer]):
+                raise UsageError(
+                    "an optimizer trains the model, and no snapshot would have its state",
+                    fix=f"tm.resume(..., optimizer=...) with this {type(optimizer).__name__}",
+                )
+
+        return register_optimizer_step_post_hook(check)
 
     def models(self) -> dict[str, nn.Module]:
         """Return the models, unwrapped."""
@@ -107,7 +123,7 @@ class Objects:
     def stepped(self) -> "SteppedPaths":
         """Return the paths of what only an optimizer's step changes."""
         self.reshard()
-        stepped = {id(p) for o in self.optimizers() for g in o.param_groups for p in g["params"]}
+        stepped = _stepped(self.optimizers())
         parameters = {
             f"{k}.{name}"
             for k, model in self.models().items()
@@ -247,6 +263,20 @@ class Objects:
             if any(id(p) in ids for p in model.parameters()):
                 return model
         raise UsageError("an optimizer has no parameter of any model given to resume()")
+
+
+def _trained(models: Collection[nn.Module]) -> set[int]:
+    return {id(parameter) for model in models for parameter in model.parameters()}
+
+
+def _stepped(optimizers: Collection[torch.optim.Optimizer]) -> set[int]:
+    return {id(p) for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
+
+
+def _held(thing: Any) -> list[Any]:
+    """Return what an object holds and saves itself, as a wrapper does with an optimizer; a schedule saves none."""
+    parts = [] if isinstance(thing, LRScheduler) else getattr(thing, "__dict__", {}).values()
+    return [one for part in parts for one in (part if isinstance(part, list) else (part,))]
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:

@@ -23,6 +23,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from torchmuster.errors import UsageError
 from torchmuster.train import group, rng
@@ -78,7 +79,10 @@ def init(
     """
     global _world
     if _world is not None:
-        raise UsageError("tm.init() was called twice", fix="call it once and pass the world on")
+        raise UsageError(
+            "tm.init() was called when this process was in its world already",
+            fix="call it once, before tm.wrap and tm.loader, which join by themselves",
+        )
     group.print_own_errors_in_words(_note_failure)
     rng.seed_everything(seed)
     _world = World(group.join(timeout_s=timeout_s, device=device, share_gpus=share_gpus), seed)
@@ -122,6 +126,7 @@ class World:
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
         self._run: Run | None = None
+        self._optimizers: RemovableHandle | None = None
         self._failed = False
         # A store may outlive an attempt (torchrun's does): keys of the last one must not be found.
         self.token = broadcast_bytes(uuid.uuid4().hex.encode(), 0).decode()
@@ -409,7 +414,7 @@ class World:
         watch_gradients(on_nan, run, things, data, self, record)
         verify_steps(verify_every, run, things, self, record)
         run.begin(self.seed)
-        self._run = run
+        self._run, self._optimizers = run, things.refuse_others(self._models)
         return run
 
     def close(self) -> None:
@@ -422,6 +427,8 @@ class World:
             if self._run is not None:
                 self._run.close()
         finally:
+            if self._optimizers is not None:
+                self._optimizers.remove()
             for loader in list(self._loaders):
                 loader.close()
             group.leave(is_clean=not self._failed)

@@ -22,6 +22,8 @@ NOT_AGAIN = [
     raised(0, "UnboundLocalError", "x", bases=("UnboundLocalError", "NameError", "Exception")),
     raised(0, "SnapshotError", is_final=True),
     raised(0, "OSError", is_final=True),
+    raised(0, "EOFError", "EOF when reading a line"),
+    raised(0, "RuntimeError", "Distributed package doesn't have NCCL built in"),
 ]
 ONCE_MORE = [
     raised(0, "AttributeError", "module 'torch.nn' has no attribute 'CrossEntropyLos'"),
@@ -34,6 +36,12 @@ ONCE_MORE = [
     raised(0, "mine.OwnError", "no"),
     raised(0, "FileNotFoundError", "[Errno 2]", bases=("FileNotFoundError", "OSError")),
     raised(0, "PermissionError", "[Errno 13]", bases=("PermissionError", "OSError")),
+    raised(0, "FileExistsError", "[Errno 17]", bases=("FileExistsError", "OSError")),
+    raised(0, "OSError", "[Errno 122] Disk quota exceeded: 'last.pt'"),
+    raised(0, "EOFError", "Ran out of input"),
+    raised(0, "RuntimeError", "DataLoader worker (pid(s) 812, 813) exited unexpectedly"),
+    raised(0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"),
+    killed(0, signal.SIGABRT, tail=("Is there a distributed collective mismatch in your code?",)),
     hung(),
     exited(0, 3),
     preempted(0),
@@ -50,6 +58,9 @@ UP_TO_THE_BUDGET = [
     raised(0, "torch.OutOfMemoryError", "CUDA out of memory."),
     raised(0, "RuntimeError", "CUDA error: an illegal memory access was encountered"),
     raised(0, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed."),
+    killed(0, signal.SIGKILL, tail=("No space left on device",)),
+    killed(0, signal.SIGABRT, tail=("pure virtual method called",)),
+    raised(0, "EOFError"),
     raised(0, "RuntimeError", "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
     raised(0, "ImportError", "libx.so: cannot open shared object file: Input/output error"),
     hung(bases=("Hang", "TimeoutError")),
@@ -89,6 +100,10 @@ def test_what_its_surroundings_did_is_open_and_never_the_same_twice(end):
         (raised(0, "ValueError", "at 0x7f12"), raised(0, "ValueError", "at 0x7eff")),
         (raised(0, "ValueError", "rank 0, cuda:0"), raised(1, "ValueError", "rank 1, cuda:1")),
         (raised(0, "ValueError", "in /tmp/tmpab1/x"), raised(0, "ValueError", "in /tmp/tmpcd2/x")),
+        (
+            raised(0, "RuntimeError", "pid(s) 8, 9 ended"),
+            raised(0, "RuntimeError", "pid(s) 71 ended"),
+        ),
         (hung(), hung("rank 3 stood still for 62 s")),
         (exited(0, 3, tail=("no licence",)), exited(1, 3, tail=("no licence",))),
     ],
@@ -97,6 +112,7 @@ def test_what_its_surroundings_did_is_open_and_never_the_same_twice(end):
         "an address",
         "the rank's name",
         "a folder",
+        "processes",
         "a hang",
         "an exit code",
     ],
@@ -118,6 +134,14 @@ def test_the_same_failure_is_known_again_where_only_the_start_differs(first, aga
 )
 def test_another_failure_is_another_one(other):
     assert mark(raised(0, "ValueError", "bad batch 3")) != mark(other)
+
+
+def test_a_lost_connection_has_a_mark_once_other_ranks_have_ended():
+    first = raised(0, "RuntimeError", "Connection closed by peer [127.0.0.1]:26849", where="a.py:9")
+    again = raised(0, "RuntimeError", "Connection closed by peer [127.0.0.1]:41637", where="a.py:9")
+    assert mark(first) is None
+    assert mark(first, after_early_end=True) == mark(again, after_early_end=True)
+    assert mark(first, after_early_end=True) is not None
 
 
 def test_exit_codes_are_told_apart_by_their_number_and_the_last_lines():

@@ -70,6 +70,7 @@ def test_rows_of_zip_go_together_and_with_each_combination():
         (("a.b=1", "a_b=2"), (), "`a_b` and `a.b` can't be told apart"),
         (("member=1",), (), "`member` and the number of the member can't be told apart"),
         (("x=1,2,1",), (), "`x` has the value `1` 2 times"),
+        (("lr=[0.1, 0.3]",), (), "the values of `lr` stand in brackets"),
         (("x=3:3",), (), "the range `3:3` of `x` is empty"),
         (("x=0:3:0",), (), "the range `0:3:0` of `x` has a step of 0"),
         (('x="a',), (), "a quotation mark of `x` is not closed"),

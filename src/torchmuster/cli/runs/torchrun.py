@@ -389,7 +389,10 @@ def _bind_if_head(line: "TorchrunLine", party: "SpreadHosts | None") -> socket.s
         return None
     loopback = meeting.host in ("localhost", "127.0.0.1", "::1")
     spreads = party is not None and party.spreads
-    is_named = meeting.static or line.is_host or loopback or is_own_address(meeting.host)
+    is_own = loopback or is_own_address(meeting.host)
+    if meeting.static and not is_own and not meeting.alone:
+        _say(f"{meeting.host} is no address of this machine, and the others look for node 0 there")
+    is_named = meeting.static or line.is_host or is_own
     # A job's script runs on the first host, whatever host its lines have put into the endpoint.
     is_first = party is not None and spreads and party.is_first
     if not is_named and (not is_first or _is_answered(meeting.host, meeting.port)):

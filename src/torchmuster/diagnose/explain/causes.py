@@ -127,6 +127,7 @@ CAUSES: dict[str, str] = {
     # The program.
     "download-failed": "something could not be fetched from the network",
     "exception": "a rank raised an exception first",
+    "no-terminal": "a rank asked a question, and a worker has no terminal",
     "builds-differ": "torch and torchvision are builds that do not match",
     "versions-differ": "an installed library has another version than the code was written for",
     "no-process-group": "torch.distributed was used before init_process_group",

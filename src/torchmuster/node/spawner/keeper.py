@@ -170,7 +170,7 @@ class SpawnerKeeper:
                 self.ready, self._num_early_deaths = event, 0
                 self.announce()
             case orders.InterpreterRefused():
-                self.refuse(event.why)
+                self.refuse(event.why, hint=event.hint)
             case orders.ImportsRefused():
                 self._refused, self._begins_anew = event, True
             case orders.FellBack():

@@ -130,6 +130,7 @@ class InterpreterRefused(SpawnerEvent):
     """The job can't run in this interpreter."""
 
     why: str
+    hint: str | None = None
 
 
 class FellBack(SpawnerEvent):

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,8 @@ def prepare(
             first=functools.partial(first.make, [config.target, *config.args]) if first else None,
         )
         if problem is not None:
-            send(messages.InterpreterRefused(why=problem))
+            hint = f"rename {_in_the_way}" if _in_the_way else None
+            send(messages.InterpreterRefused(why=problem, hint=hint))
             return Prepared(False, imports_torch)
         if first is not None and first.stopped is not None and first.is_spoilt:
             send(first.stopped)
@@ -201,7 +203,7 @@ def import_for_workers(
         _import_for_calls()
     try:
         with mainmodule.torchmuster_of_the_job():
-            problem = _import_torch() if has_torch else None
+            problem = _import_torch(folder) if has_torch else None
             problem = problem or _import_named(preload)
             if has_torch and has_library:
                 with contextlib.suppress(Exception):  # the script says it in its own words
@@ -228,16 +230,24 @@ def import_for_workers(
     return version, None
 
 
-def _import_torch() -> str | None:
+_in_the_way = ""  # a file of the script's folder that an import of torch has taken for a module
+
+
+def _import_torch(folder: str | None = None) -> str | None:
     """Import torch; return what went wrong. A job without torch is allowed."""
+    global _in_the_way
     try:
         for name in _TORCH_MODULES:
             importlib.import_module(name)
     except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
-        if isinstance(error, ImportError) and error.name == "torch":
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             return None
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
-        return f"`import torch` failed: {kind}{error}"
+        ran = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        ran += [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+        _in_the_way = next((path for path in ran if folder and os.path.dirname(path) == folder), "")
+        by = f": {_in_the_way} has the name of a module that it needs" if _in_the_way else ""
+        return f"`import torch` failed{by}: {kind}{error}"
     return None
 
 

@@ -132,6 +132,8 @@ def _report_missing(
     near = any(did_you_mean(name, ["workflow"]) for name in names[:_MAX_REPORTED])
     if not near:
         fix = "workflow:\n  name: my-run\n  tasks: ..."
+        if source.path.endswith(".py"):
+            fix = f"muster run {source.path}"
         problems.add("there is no top-level key `workflow:`", source.path, fix=fix)
 
 

@@ -263,6 +263,9 @@ def test_a_package_that_lacks_a_part_of_itself_is_installed_anew(tmp_path):
         ),
         ("python: can't open file '/home/u/trian.py': [Errno 2] No such file\n", "train.py"),
         ("job.sh: line 7: pyton: command not found\n", "if python is meant"),
+        (raised("ModuleNotFoundError: No module named 'torchvison'"), "if torchvision is meant"),
+        (raised("ModuleNotFoundError: No module named 'agparse'"), "if argparse is meant"),
+        (raised("ModuleNotFoundError: No module named 'my_models'"), "install it"),
         (
             "usage: fit.py [-h] [--learning-rate LR]\nfit.py: error: unrecognized arguments: --learning_rate 0.1\n",
             "--learning-rate",

@@ -3,9 +3,10 @@
 import difflib
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 
-from torchmuster.diagnose.explain.advice.packages import distribution_of
+from torchmuster.diagnose.explain.advice.packages import KNOWN_MODULES, distribution_of
 from torchmuster.diagnose.explain.advice.said import (
     Value,
     code_at,
@@ -52,6 +53,18 @@ def _pip_install(case: Case, event: LogEvent) -> str:
     broken = _broken_part(case, event)
     name = broken or _distribution(case, event)
     return f"pip install {'--force-reinstall ' if broken else ''}{name}" if name else ""
+
+
+def _meant_module(_case: Case, event: LogEvent) -> str:
+    """Return a well known module that is spelled nearly like the missing one."""
+    top = first_of(_MODULE, text_of(event), "module").partition(".")[0]
+    return _nearest(top, KNOWN_MODULES | sys.stdlib_module_names) if top else ""
+
+
+def _hiding_file(_case: Case, event: LogEvent) -> str:
+    """Return the user's own file in which an import went round in a circle, where it has the name of a module of Python's."""
+    name = os.path.basename(event.get("where").rpartition(":")[0])
+    return name if name.removesuffix(".py") in sys.stdlib_module_names else ""
 
 
 def _meant_command(case: Case, event: LogEvent) -> str:
@@ -228,6 +241,8 @@ OF_NAMES: Mapping[str, Value] = {
     "distribution": _distribution,
     "pip_install": _pip_install,
     "meant_command": _meant_command,
+    "meant_module": _meant_module,
+    "hiding_file": _hiding_file,
     "lmod": _lmod,
     "existing_cluster": _existing_cluster,
     "meant_file": _meant_file,

@@ -186,3 +186,5 @@ _SAME_NAME = frozenset(
         *("einops", "mpi4py", "pycocotools", "rouge", "tensorboardX", "timm", "vllm", "wandb"),
     }
 )
+
+KNOWN_MODULES = frozenset({"torch", *_DISTRIBUTIONS, *_BUILT_AGAINST_TORCH, *_SAME_NAME})

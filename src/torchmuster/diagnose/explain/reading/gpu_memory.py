@@ -7,7 +7,7 @@ _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 _SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>[KMGT]iB|bytes|B)"
 # torch 1.x to 2.0: (GPU 0; 23.65 GiB total capacity; 12.87 GiB already allocated; 496.00 MiB free; 13.06 GiB reserved ...
 # torch 2.1 on: GPU 0 has a total capacity of 79.19 GiB of which 41.50 MiB is free. ... this process has 4.28 GiB memory in use
-_ASKED = re.compile(r"Tried to allocate " + _SIZE.format("asked"))
+_ASKED = re.compile(r"[Tt]ried to allocate " + _SIZE.format("asked"))
 _TOTAL = re.compile(
     rf"total capac?i?ty of {_SIZE.format('total')}|{_SIZE.format('old_total')} total capacity"
 )
