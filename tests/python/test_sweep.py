@@ -50,6 +50,16 @@ def test_each_member_gets_its_values_as_they_are_and_returns_one(project):
     assert torchmuster.find_sweep("last") == sweep
 
 
+def test_a_metric_that_no_member_has_told_is_no_best(project):
+    def fit(lr):
+        return {"loss": lr}
+
+    sweep = torchmuster.sweep(fit, {"lr": [0.1]}, metric="val_loss", **local()).wait(LIMIT_S)
+
+    with pytest.raises(NotFoundError, match="no member has told `val_loss`"):
+        sweep.best()
+
+
 def test_what_failed_is_raised_and_runs_again_alone(project):
     (project / "job.py").write_text(
         "import os, pathlib\n"

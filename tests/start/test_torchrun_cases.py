@@ -231,6 +231,15 @@ def test_a_worker_that_raises_fails_the_elastic_launch(launch, port):
     assert "ValueError: no" in done.stderr
 
 
+def test_the_address_of_another_machine_is_named_where_node_0_is(launch, port):
+    options = ("--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1", f"--master-port={port}")
+
+    done = launch.run(*options, "--rdzv-conf=join_timeout=1", launch.script(TELL))
+
+    assert done.returncode != 0
+    assert "192.0.2.1 is no address of this machine, and the others look for" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("nodes", "confs"),
     [("2", ("is_host=1", "is_host=0")), ("1:2", ("timeout=5", "timeout=5"))],

@@ -137,7 +137,7 @@ def test_a_metric_that_nobody_tells_is_said(tmp_path, env):
     script = write(tmp_path, SUM)
     words = ("--grid", "a=1", "b=0,2", "--metric", "valid_loss", "--run-id", "none")
     done = run_muster("sweep", script, *words, env=env)
-    said = "no member has told `valid_loss`: a line `valid_loss=0.5`, or run.log, tells it"
+    said = "no member has told `valid_loss`: a line `valid_loss=0.5`, run.log, or what a function returns tells it"
     assert done.returncode == 0
     assert said in done.stderr
     assert f"problem  {said}\n" in run_muster("status", "none", env=env).stdout

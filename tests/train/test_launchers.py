@@ -75,3 +75,22 @@ def test_no_launcher_is_a_world_of_one(tmp_path):
     other.mkdir()
     muster(tmp_path / "home", 1, EXACT, other, *QUICK)
     assert weights(other) == one
+
+
+@pytest.mark.parametrize("run_id", ["", "job-7"])
+def test_who_waits_for_ranks_that_nobody_has_started_says_so(tmp_path, run_id):
+    port, script = reserve_port(), tmp_path / "joins.py"
+    script.write_text(
+        "import torchmuster.train as tm\n"
+        "from torchmuster.train import group\n"
+        "group._WAIT_IS_SAID_S = 0.1\n"
+        "tm.init(timeout_s=2)\n"
+    )
+    left = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    environment = muster_env(tmp_path / "home", TORCHELASTIC_RUN_ID=run_id, **left)
+
+    ended = run([sys.executable, script], environment, check=False)
+
+    assert ended.returncode == 1
+    assert f"muster: rank 0 of 2 waits for the others at localhost:{port}" in ended.stderr
+    assert ("unset RANK WORLD_SIZE" in ended.stderr) is (not run_id)

@@ -96,7 +96,8 @@ def describe_missing(sweep: "SweepView", run_dir: RunDir) -> str | None:
     record = member_dir(run_dir, sweep.plan, done[0].number).training
     training = view_training(read_events(record))
     names = ", ".join(f"`{name}`" for name in training.values) if training is not None else ""
-    told = f"it has told {names}" if names else f"a line `{metric.name}=0.5`, or run.log, tells it"
+    ways = f"a line `{metric.name}=0.5`, run.log, or what a function returns"
+    told = f"it has told {names}" if names else f"{ways} tells it"
     return f"no member has told `{metric.name}`: {told}"
 
 

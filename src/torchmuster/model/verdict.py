@@ -3,6 +3,7 @@
 Pure text and values: `result.json` keeps the verdict, `ui.errors` prints it.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from torchmuster.model.ranks import name_ranks
 from torchmuster.model.states import RunState
 
 MORE_MEMORY = "ask for more memory"
+_IS_ERROR = re.compile(r"\berror\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,9 @@ def _headline(cause: WorkerEnd, ends: Sequence[WorkerEnd], circumstances: Circum
     if cause.kind is EndKind.SIGNAL:
         killed = " because memory ran out" if cause.memory_evidence else ""
         return f"rank {cause.rank} was ended by {describe(cause)}{killed}"
-    return f"rank {cause.rank} ended with {describe(cause)}"
+    last = cause.tail[-1].strip() if cause.tail else ""
+    said = f": {last:.160}" if _IS_ERROR.search(last) else ""
+    return f"rank {cause.rank} ended with {describe(cause)}{said}"
 
 
 def describe_loss(cause: WorkerEnd) -> str:
@@ -178,7 +182,7 @@ def _evidence(cause: WorkerEnd, circumstances: Circumstances) -> list[str]:
         lines.append("muster did not send it, and no memory counter of the kernel changed")
     if circumstances.early_ranks and cause.looks_like_echo:
         lines.append("that is the likely cause of the error above: its peer was gone")
-    if cause.tail and cause.error is None:
+    if cause.tail and (cause.error is None or cause.kind is EndKind.EXIT_CODE):
         lines.append("its last lines:")
         lines += [f"  {line}" for line in cause.tail]
     if not lines and own is None and cause.kind not in (EndKind.NODE_LOST, EndKind.NOT_STARTED):

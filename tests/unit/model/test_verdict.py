@@ -96,6 +96,11 @@ CASES = {
         [],
         {},
     ),
+    "refused_line": (
+        exited(3, 2, tail=("usage: fit.py [-h]", "fit.py: error: unrecognized arguments: --x")),
+        [],
+        {},
+    ),
     "sigkill": (killed(3, signal.SIGKILL, tail=("epoch 7",)), [ECHO], {}),
     "out_of_memory": (killed(3, signal.SIGKILL, memory_evidence=OOM), [], {}),
     "segmentation_fault": (killed(3, signal.SIGSEGV), [], {}),

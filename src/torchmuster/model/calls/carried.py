@@ -308,6 +308,8 @@ def _is_plain(full: str, known: str) -> bool:
 def _fix_for(culprit: Any) -> str:
     if _is_tensor(culprit):
         return "send it from the CPU: `.cpu()`, or `.item()` of one number"
+    if isinstance(culprit, types.GeneratorType):
+        return "send what it yields, `list(...)`, or make it inside the function that needs it"
     return "make it inside the function, or pass what it is made from: a path, an address, a number"
 
 
