@@ -409,6 +409,14 @@ def test_streams_are_kept_and_shown_with_torchruns_prefix(launch):
     }  # fmt: skip
 
 
+def test_an_empty_template_switches_the_prefix_off(launch):
+    script = launch.script("import os\nprint('here', os.environ['RANK'])\n")
+
+    done = launch.run("--nproc-per-node=2", script, TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="")
+
+    assert sorted(done.stdout.splitlines()) == ["here 0", "here 1"]
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -46,7 +46,7 @@ class Showing:
     def prefix_lines(self, ranks: NodeRanks, environment: dict[str, str]) -> None:
         """Let the lines shown here begin as torchrun's template says, if there is one."""
         template = environment.get(contract.PREFIX_VARIABLE)
-        if not template or not self._options.local_show:
+        if template is None or not self._options.local_show:
             return
         for local_rank in range(ranks.num_workers):
             rank, role = ranks.first_rank + local_rank, self._options.plan.role
