@@ -29,6 +29,7 @@ from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
 
 _MOST_READ_BYTES = 1 << 20
 _ONLY_PYTHONS = frozenset({"-u", "-O", "-OO", "-B", "-E", "-s", "-I"})  # options without a value
+_OF_EACH_WORKER = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"})
 _MAX_NODES = 65536
 _MAX_WORKERS = 4096
 _MOST_SIMULATED, _SIMULATED_PER_CPU = 64, 8
@@ -196,7 +197,11 @@ def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
     if options.set_env:
         from torchmuster.spec.values import parse_set_env
 
-        environment = (*environment, *parse_set_env(options.set_env, problems, "--env").items())
+        given = parse_set_env(options.set_env, problems, "--env")
+        for name in given.keys() & _OF_EACH_WORKER:
+            fix = "--nodes and --nproc-per-node say how many workers there are"
+            problems.add(f"muster sets `{name}` itself, in each worker", f"--env {name}", fix=fix)
+        environment = (*environment, *given.items())
     if not options.stage and not options.before:
         return NodeSetup(environment=environment)
     from torchmuster.spec.staging import parse_commands, parse_stages

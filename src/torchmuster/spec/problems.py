@@ -103,5 +103,11 @@ def near_file(path: str, folder: str = ".", suffixes: Sequence[str] = ("",)) -> 
         names = os.listdir(os.path.join(folder, above))
     except OSError:
         return None
+    below = next(
+        (one for one in sorted(names) if os.path.isfile(os.path.join(folder, above, one, name))),
+        None,
+    )
+    if below is not None and name:
+        return f"did you mean `{os.path.join(above, below, name)}`?"
     hint = did_you_mean(name, [near for near in names if near.endswith(tuple(suffixes))])
     return hint and hint.replace("`", f"`{os.path.join(above, '')}", 1)

@@ -175,6 +175,22 @@ def test_a_near_miss_of_the_script_is_suggested(planned, problems):
     assert problems.found[0].fix == "did you mean `train.py`?"
 
 
+def test_a_script_of_that_name_a_folder_below_is_suggested(planned, problems, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.py").write_text("")
+
+    planned(script="main.py")
+
+    assert problems.found[0].fix == "did you mean `src/main.py`?"
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_a_variable_of_each_worker_is_not_for_all(planned, problems, name):
+    planned(set_env=(f"{name}=8", "A=1"))
+
+    assert [one.what for one in problems.found] == [f"muster sets `{name}` itself, in each worker"]
+
+
 def test_a_near_miss_in_another_folder_is_suggested_with_its_folder(planned, problems, tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "main.py").write_text("")
