@@ -30,7 +30,7 @@ PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "nsenter")
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd")
 # What the kernel must allow: all kinds of namespaces, and a bridge in one.
 TRIAL = "ip link add lab0 type bridge"
-READY_LIMIT_S = 30.0
+READY_LIMIT_S = 120.0
 
 SLURM_CONF = """\
 ClusterName=lab

@@ -130,7 +130,7 @@ def test_a_run_that_is_preempted_with_a_grace_comes_back(login, slurm_lab, nodes
         assert json.loads(login("status", "r", "--json").stdout)["state"] == "running"
         assert waiting.poll() is None  # it knows that the job comes back
         assert login("cancel", "r").returncode == 0
-        waiting.communicate(timeout=60)
+        waiting.communicate(timeout=180)
         assert waiting.returncode in (130, 143)
 
 

@@ -155,13 +155,13 @@ def test_a_run_is_cancelled_and_a_killed_client_leaves_the_session(held, slurm_l
     assert busy.returncode == 2
     assert "error: the session main is busy" in busy.stderr
     assert held.muster("cancel", run).returncode == 0
-    client.communicate(timeout=60)
+    client.communicate(timeout=180)
     assert client.returncode != 0
 
     killed = held.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")
     wait_until(lambda: "sum 2" in killed.stdout.readline(), "the first line")
     os.kill(_client_of(slurm_lab), signal.SIGKILL)
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=180)
     again = held.muster("run", "--session", "main", "train.py")
     assert again.returncode == 0, again.stderr
     assert "answer 0 sum 2" in again.stdout
@@ -249,7 +249,7 @@ def test_dev_runs_saved_code_on_the_nodes_of_a_job_and_ends_its_session(held, sl
     assert sum("answer 1 sum 4" in line for line in seen) == 4
     mark = f"{sys.executable}\0-m\0torchmuster\0dev".encode()
     os.kill(min(_ours(slurm_lab, "login", mark)), signal.SIGINT)
-    dev.communicate(timeout=60)
+    dev.communicate(timeout=180)
     for node in ("n1", "n2"):
         wait_until(
             lambda node=node: not _ours(slurm_lab, node, b"torchmuster"), f"the end on {node}"

@@ -61,7 +61,7 @@ def test_one_task_a_worker_needs_no_launcher_of_pytorchs(alone, tmp_path, variab
         line = bare(TRAIN, "--snapshots", tmp_path / "snapshots")
         tasks.append(subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True))
     try:
-        outputs = [task.communicate(timeout=60)[0] for task in tasks]
+        outputs = [task.communicate(timeout=180)[0] for task in tasks]
     finally:
         for task in tasks:
             task.kill()

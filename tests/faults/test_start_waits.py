@@ -9,7 +9,7 @@ from kit.command import SOURCE
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 MEETS = str(Path(__file__).with_name("meets.py"))
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 @pytest.fixture

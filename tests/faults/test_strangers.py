@@ -13,7 +13,7 @@ from torchmuster.net.channel import ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.messages import ExecStart
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 WAITS = "import os, signal; os.write(1, b'began\\n'); signal.pause()\n"
 
 

@@ -326,7 +326,7 @@ def test_a_kit_that_is_stopped_leaves_nothing_running(pretend, tmp_path, signum,
     mine = str(tmp_path)
     wait_until(lambda: any(mine in line for line in running("scripts/train.py")), "a worker")
     kit.send_signal(signum)
-    said, _ = kit.communicate(timeout=60)
+    said, _ = kit.communicate(timeout=180)
 
     assert kit.returncode == code
     assert "Traceback" not in said

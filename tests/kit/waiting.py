@@ -6,7 +6,7 @@ import time
 
 FIRST_PAUSE_S = 0.005
 LONGEST_PAUSE_S = 0.05
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 def wait_until(condition, what="the condition", limit_s=LIMIT_S):

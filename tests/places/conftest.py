@@ -14,7 +14,7 @@ from kit.command import SOURCE
 from torchmuster.node.sandbox.place import namespaces_available
 
 NOBODY = 65534
-LIMIT_S = 90.0
+LIMIT_S = 180.0
 STAGE = Path(__file__).with_name("stage.py")
 
 

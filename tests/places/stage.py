@@ -13,7 +13,7 @@ import sys
 from torchmuster.node.sandbox import place
 from torchmuster.node.sandbox.network import PrivateNetwork
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def start(task, base, network):

@@ -149,7 +149,7 @@ def test_two_processes_that_upload_one_dataset_make_two_versions(bucket, folder,
     children = [
         python(*words, "--store", f"{bucket}/sets", stdout=subprocess.PIPE) for _ in range(2)
     ]
-    ends = [json.loads(child.communicate(timeout=60)[0].splitlines()[-1]) for child in children]
+    ends = [json.loads(child.communicate(timeout=180)[0].splitlines()[-1]) for child in children]
 
     assert {end["done"]["version"] for end in ends} == {1, 2}
     store = DatasetStore(f"{bucket}/sets")
@@ -222,7 +222,7 @@ def test_the_checkpoint_process_uploads_once_more_at_the_end_of_its_input(bucket
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    out, _ = child.communicate("", timeout=60)
+    out, _ = child.communicate("", timeout=180)
 
     assert child.returncode == 0
     assert json.loads(out.splitlines()[-1])["done"]["number"] == 1
@@ -233,7 +233,7 @@ def test_the_checkpoint_process_uploads_once_more_at_the_end_of_its_input(bucket
 def test_denied_and_missing_end_the_process_with_11(bucket, tmp_path, python):
     words = ["-m", "torchmuster.data", "download", f"{bucket}/none", "--to", str(tmp_path / "x")]
     child = python(*words, stdout=subprocess.PIPE)
-    out, _ = child.communicate(timeout=60)
+    out, _ = child.communicate(timeout=180)
 
     assert child.returncode == 11
     assert json.loads(out)["error"]["what"] == "there is nothing to download"

@@ -50,7 +50,7 @@ def test_a_killed_spawner_is_replaced_and_the_run_goes_on(place):
     again = workers_of(place)
     assert not any(map(proc.is_running, workers))
     (place.project / "go").touch()
-    said, _ = client.communicate(timeout=60)
+    said, _ = client.communicate(timeout=180)
     assert client.returncode == 0, said
     run = newest_run(place.home, "train")
     assert json.loads((run / "result.json").read_text())["attempts"] == 2
@@ -68,7 +68,7 @@ def test_a_door_that_is_killed_with_a_run_in_it_opens_again_and_the_run_goes_on(
     again = workers_of(place)
     assert not any(map(proc.is_running, [*workers, *old]))
     (place.project / "go").touch()
-    said, _ = client.communicate(timeout=90)
+    said, _ = client.communicate(timeout=180)
     assert client.returncode == 0, said
     wait_until(lambda: not any(map(proc.is_running, again)), "the end of all workers")
     assert all(map(proc.is_running, place.doors()))

@@ -155,7 +155,7 @@ def test_a_second_run_at_the_same_time_is_refused(place):
     assert "muster wait" in result["report"]["hint"]
     assert place.muster("wait", refused_run.name).returncode == 2
     (place.project / "go").touch()
-    assert first.communicate(timeout=60)
+    assert first.communicate(timeout=180)
     assert first.returncode == 0
     assert place.run().returncode == 0
 
@@ -167,7 +167,7 @@ def test_the_death_of_a_client_ends_its_run_and_leaves_the_session(place):
     wait_until((place.project / "began").exists, "the run to begin")
     before = {pid for door in place.doors() for pid in proc.descendants(door)}
     client.kill()
-    client.communicate(timeout=60)
+    client.communicate(timeout=180)
     wait_until(lambda: not any(map(proc.is_running, before)), "the run's processes to end")
     (place.project / "go").touch()
     assert place.run().returncode == 0
@@ -183,7 +183,7 @@ def test_a_killed_agent_with_the_head_is_forked_again(place):
     os.kill(head, signal.SIGKILL)
     wait_until((place.project / "began").exists, "the next attempt to begin")
     (place.project / "go").touch()
-    said, _ = client.communicate(timeout=60)
+    said, _ = client.communicate(timeout=180)
     assert client.returncode == 0, said
     assert "the head's agent ended" in said
 

@@ -94,7 +94,7 @@ def test_an_agent_that_is_killed_leaves_no_folder_on_its_host(hosts):
         events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
         left = list(temporary.glob("muster-*"))
         os.kill(next(e["pid"] for e in events if e["event"] == "agent_joined"), signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=180)
 
     assert "the head's agent ended (SIGKILL)" in err
     assert left
@@ -191,7 +191,7 @@ def _start_waiting(hosts, end):
             wait_until(lambda: not left(), "the end on the hosts")
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     return left
 
 
@@ -241,7 +241,7 @@ def test_head_whose_connection_is_cut_begins_again(hosts):
         wait_until((hosts.home / "runs").exists, what="a run directory")
         wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
         hosts.cut("a")
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == 0, err
@@ -258,7 +258,7 @@ def test_stop_reaches_the_workers_and_leaves_nothing(hosts):
         wait_until((hosts.home / "runs").exists, what="a run directory")
         wait_until(started(only_run(hosts.home), 1), "the first attempt", 60)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM, err
@@ -273,7 +273,7 @@ def test_host_whose_connection_is_cut_comes_again(hosts):
         wait_until((hosts.home / "runs").exists, what="a run directory")
         wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
         hosts.cut("b")
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == 0, err
@@ -358,7 +358,7 @@ def test_stop_while_the_head_is_called_again_is_taken_at_once(hosts):
             hosts.cut("a")
             said = _read_until(process, "another one takes its place")
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=180)
             assert "can't be used" not in err  # as after the 10 s that a host has for its answer
     finally:
         process.kill()

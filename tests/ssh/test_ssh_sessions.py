@@ -82,7 +82,7 @@ def test_killed_clients_and_doors_leave_the_session(held):
     client = held.start("--session", "main", "train.py", "wait", MUSTER_PROGRESS="off")
     wait_until(lambda: "answer" in client.stdout.readline(), "the first line")
     client.kill()
-    client.communicate(timeout=60)
+    client.communicate(timeout=180)
     code, out, said = held.run("--session", "main", "train.py")
     assert (code, "answer 0 of 4" in out) == (0, True), said
 
@@ -115,10 +115,10 @@ def test_dev_runs_saved_code_on_hosts_and_ends_its_session(hosts):
         wait_until(lambda: "saved model.py" in said.read_text(), "the second run", 90)
         assert "answer 1 of 4" in dev.stdout.readline()
         dev.send_signal(signal.SIGINT)
-        dev.communicate(timeout=60)
+        dev.communicate(timeout=180)
     finally:
         dev.kill()
-        dev.communicate(timeout=60)
+        dev.communicate(timeout=180)
     for name in ("a", "b"):
         mine = str(hosts.folder / f"host-{name}/home/.muster")
         wait_until(lambda mine=mine: not processes_with(mine), f"the end on {name}")

@@ -90,7 +90,7 @@ def test_a_host_that_dies_costs_its_slot_and_not_its_members(two):
     wait_until(lambda: "is lost" in client.stderr.readline(), "the word on the slot", limit_s=90)
     assert [m["state"] for m in told(two)].count("running") == 1
     two.run("s", command="cancel")
-    client.communicate(timeout=90)
+    client.communicate(timeout=180)
     assert {m["state"] for m in told(two)} == {"cancelled"}
 
 
@@ -124,7 +124,7 @@ def test_a_member_goes_back_to_the_host_that_has_what_it_saved(two):
         lambda: states(two) == both and saved_step(members / "s.1") == 3, "a save", limit_s=90
     )
     client.send_signal(signal.SIGINT)
-    _, said = client.communicate(timeout=90)
+    _, said = client.communicate(timeout=180)
     assert client.returncode == 130, said
     (two.folder / "host-b/home/go").touch()
 

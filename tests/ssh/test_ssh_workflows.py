@@ -147,7 +147,7 @@ def test_a_client_that_ends_leaves_nothing_on_the_hosts(hosts, signum):
             log = task_log(hosts, f"{task}-group", task)
             wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
         process.send_signal(signum)
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     finally:
         process.kill()
     wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 30)
@@ -178,7 +178,7 @@ def test_a_host_that_is_lost_gives_its_task_to_its_next_session(hosts):
             log = task_log(hosts, f"{task}-group", task)
             wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
         hosts.cut("a")
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == 0, err + out
@@ -242,7 +242,7 @@ def test_exec_status_and_cancel_reach_tasks_on_hosts(hosts):
         assert out.count("RUNNING") >= 2
         code, _, err = hosts.run("r", command="cancel")
         assert code == 0, err
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
@@ -277,7 +277,7 @@ def test_a_task_of_a_host_that_stays_away_goes_to_another(hosts):
         moved = hosts.home / "runs" / "r" / "logs" / "one-group" / "one" / "attempt-1"
         wait_until((moved / "rank-0.log").exists, "the next attempt", 60)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=90)
+        _, err = process.communicate(timeout=180)
     finally:
         process.kill()
     assert "its task goes to b" in err

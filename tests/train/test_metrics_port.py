@@ -58,7 +58,7 @@ def test_a_run_tells_how_it_stands(tmp_path):
         assert found["torchmuster_rank_up"].value == 1
     finally:
         run.send_signal(signal.SIGINT)
-        said = run.communicate(timeout=60)[1].decode()
+        said = run.communicate(timeout=180)[1].decode()
     assert f"metrics for Prometheus at http://127.0.0.1:{port}/metrics" in said
     assert scrape(port) == {}
 

@@ -10,7 +10,7 @@ import pytest
 from kit.command import MUSTER, muster_env
 from kit.waiting import wait_until
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 class Workflow:

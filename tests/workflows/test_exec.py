@@ -24,7 +24,7 @@ from kit.command import SOURCE
 from kit.waiting import wait_until
 from torchmuster.node.sandbox.place import namespaces_available
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 NOBODY = 65534
 TASKS = """
 workflow:

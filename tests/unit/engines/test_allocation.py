@@ -12,7 +12,7 @@ from torchmuster.engines.registry import load_dialect
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import AllocatedNode, Allocation
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 HANGS = ("sh", "-c", "sleep 600")
 FAILS = ("sh", "-c", "echo mpiexec: no other MPI >&2; exit 3")
 

@@ -29,7 +29,7 @@ def start(program, *arguments, **streams):
 
 def said(program):
     with start(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     return out.decode(), err.decode()
 

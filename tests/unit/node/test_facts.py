@@ -14,7 +14,7 @@ from torchmuster.node.facts import FactsServer, script_path
 PROGRAM = Program(
     kind=ScriptKind.FILE, target="train.py", args=(), python=("python3",), cwd="/home/u"
 )
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 
 
 @pytest.mark.parametrize("torch_first", [True, False])

@@ -10,7 +10,7 @@ from torchmuster.node import probe
 from torchmuster.node.probe import NetworkProbe
 
 SECRET = bytes(32)
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 async def call(port, measured):

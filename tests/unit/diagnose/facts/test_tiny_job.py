@@ -34,7 +34,7 @@ def run_all(folder, num_ranks, *words, nodes=None):
         start(rank, num_ranks, folder, *words, group_rank=nodes[rank]) for rank in range(num_ranks)
     ]
     try:
-        said = [child.communicate(timeout=90) for child in children]
+        said = [child.communicate(timeout=180) for child in children]
     finally:
         for child in children:
             child.kill()

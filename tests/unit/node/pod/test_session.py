@@ -151,13 +151,13 @@ def test_of_two_owners_the_later_one_is_obeyed_and_the_earlier_one_ends(key, doo
     with claimed(key, port, "a", f"touch {begun}; cat; touch {ended}") as earlier:
         wait_until(begun.exists, "its command")
         with claimed(key, port, "b", "echo b") as later:
-            assert later.communicate(timeout=30)[0] == b"b\n"
+            assert later.communicate(timeout=180)[0] == b"b\n"
         assert (
             earlier.wait(30) == 255
         )  # its session has ended, and the input of its command with it
         wait_until(ended.exists, "the end of its command")
     with claimed(key, port, "a", f"touch {tmp_path}/never") as again:
-        _, said = again.communicate(timeout=30)
+        _, said = again.communicate(timeout=180)
     assert again.returncode == AGAIN_CODE
     assert b"another first pod has this run now" in said
     assert not (tmp_path / "never").exists()

@@ -19,7 +19,7 @@ from torchmuster.net.remote_messages import (
 )
 from torchmuster.node.remote.main import RemoteEnd
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 TOKEN = "t" * 32
 
 

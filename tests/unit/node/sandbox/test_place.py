@@ -15,7 +15,7 @@ from torchmuster.node.sandbox.place import (
     prepare_place,
 )
 
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 def plan(tmp_path, *paths, **options):

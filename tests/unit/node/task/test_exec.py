@@ -13,7 +13,7 @@ from torchmuster import proc
 from torchmuster.net import messages
 from torchmuster.node.task.exec import KILLED, Execs, launch_words
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 
 
 class Target:

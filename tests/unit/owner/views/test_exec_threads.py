@@ -7,7 +7,7 @@ import threading
 from torchmuster.net.messages import EXEC_WINDOW_BYTES
 from torchmuster.owner.views.exec_threads import InputThread, OutputThread
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 
 
 class Typed:
