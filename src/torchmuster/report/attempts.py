@@ -7,7 +7,7 @@ from typing import Any
 
 from torchmuster.model.display.narration import narrate
 from torchmuster.model.event import moment_of
-from torchmuster.report.loose import lines, listed, mapped, number, text, whole
+from torchmuster.model.record.loose import lines, listed, mapped, number, text, whole
 from torchmuster.report.story import (
     AttemptNode,
     AttemptTold,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from torchmuster.model.record.loose import several
 from torchmuster.report import plots
-from torchmuster.report.loose import several
 from torchmuster.report.plots import Area, Dot, Labels, PlotBar, PlotLine, PlotPiece
 from torchmuster.report.story import (
     Band,

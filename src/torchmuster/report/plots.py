@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from torchmuster.model.record.thin import thinned
 from torchmuster.report.png import colour_of, heatmap
 from torchmuster.report.scales import Scale, ticks, time_ticks, value_scale
-from torchmuster.report.thin import thinned
 from torchmuster.report.words import figure
 
 WIDTH, HEIGHT = 640, 250

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.model.event import moment_of
-from torchmuster.report.loose import number, text, whole
+from torchmuster.model.record.loose import number, text, whole
 from torchmuster.report.story import Band, RanksTold, RankTotals
 
 MAX_SPANS = 240

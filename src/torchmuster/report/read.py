@@ -12,6 +12,7 @@ from torchmuster.files.layout import RunDir, short_id
 from torchmuster.files.origin import CodeVersion, Origin
 from torchmuster.model import codec
 from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secrets, is_secret_name
+from torchmuster.model.record.loose import lines, listed, mapped, number, several, text, whole
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
 from torchmuster.owner.views.record import DAMAGED, with_losses
@@ -24,17 +25,7 @@ from torchmuster.report.attempts import (
     told_attempts,
 )
 from torchmuster.report.cost import cost_of
-from torchmuster.report.loose import (
-    LooseRecord,
-    lines,
-    listed,
-    mapped,
-    number,
-    object_in,
-    several,
-    text,
-    whole,
-)
+from torchmuster.report.loose import LooseRecord, object_in
 from torchmuster.report.ranks import SampleRecord, read_samples
 from torchmuster.report.story import Ending, Story, WhatRan
 from torchmuster.report.training import TrainingRecord, read_training

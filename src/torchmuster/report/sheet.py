@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from torchmuster.model.series import loss_of, since_words
+from torchmuster.model.record.loose import several
+from torchmuster.model.record.series import loss_of, since_words
 from torchmuster.report.charts import (
     PHASES,
     PlotSheet,
@@ -17,7 +18,6 @@ from torchmuster.report.charts import (
     slowest_of,
     step_time_plot,
 )
-from torchmuster.report.loose import several
 from torchmuster.report.story import (
     AttemptTold,
     RankTotals,

@@ -6,12 +6,13 @@ import time
 import torchmuster
 from torchmuster.files.layout import short_id
 from torchmuster.model.event import moment_of
+from torchmuster.model.record.loose import number, text
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.record import last_event
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 from torchmuster.report.attempts import read_events_of
-from torchmuster.report.loose import LooseRecord, number, text
+from torchmuster.report.loose import LooseRecord
 from torchmuster.report.read import read_what
 from torchmuster.report.story import Cost, Ending, MemberTold, Story, SweepTold
 

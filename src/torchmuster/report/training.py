@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.model.event import moment_of
-from torchmuster.model.series import bad_since, place_of, with_later
-from torchmuster.report.loose import mapped, number, text, whole
+from torchmuster.model.record.loose import mapped, number, text, whole
+from torchmuster.model.record.series import bad_since, place_of, with_later
+from torchmuster.model.record.thin import thinned
 from torchmuster.report.story import EpochTold, SaveTold, SeriesTold, TrainingTold
-from torchmuster.report.thin import thinned
 
 MAX_POINTS = 2000  # of a metric
 MAX_SERIES = 40

@@ -10,21 +10,13 @@ import torchmuster
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.event import moment_of
+from torchmuster.model.record.loose import lines, listed, mapped, number, text, whole
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.record import newest_training
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.report.attempts import read_events_of
-from torchmuster.report.loose import (
-    LooseRecord,
-    lines,
-    listed,
-    mapped,
-    number,
-    object_in,
-    text,
-    whole,
-)
+from torchmuster.report.loose import LooseRecord, object_in
 from torchmuster.report.read import MALFORMED, read_run_story, read_what
 from torchmuster.report.story import Cost, Ending, GroupTold, Story, TaskTold
 

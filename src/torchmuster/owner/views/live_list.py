@@ -12,8 +12,8 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.display.live import LiveRow, left_s
 from torchmuster.model.display.narration import narrate_wait
 from torchmuster.model.event import moment_of
+from torchmuster.model.record.series import bad_loss
 from torchmuster.model.sample import RankSample
-from torchmuster.model.series import bad_loss
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import all_dirs, ask_for_all, view_run
 from torchmuster.owner.views.live import (

@@ -9,7 +9,7 @@ from typing import Any
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.live import LiveTraining
 from torchmuster.model.event import moment_of
-from torchmuster.model.series import Metrics
+from torchmuster.model.record.series import Metrics
 from torchmuster.owner.views.record import DAMAGED, RecordTail
 
 _MOST_FILES = 10_000  # of a snapshot

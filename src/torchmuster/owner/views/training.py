@@ -7,7 +7,7 @@ from typing import Any
 
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_bytes
-from torchmuster.model.series import Metrics, bad_loss, with_later
+from torchmuster.model.record.series import Metrics, bad_loss, with_later
 from torchmuster.owner.views.record import DAMAGED, read_events
 
 _END_BYTES = 1 << 16

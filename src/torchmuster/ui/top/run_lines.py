@@ -14,8 +14,8 @@ from torchmuster.model.display.live import (
     left_s,
 )
 from torchmuster.model.display.text import in_one_line
+from torchmuster.model.record.series import since_words
 from torchmuster.model.sample import quiet_s
-from torchmuster.model.series import since_words
 from torchmuster.ui.top.ranks import HEADER, RankRow, cells, slowest
 from torchmuster.ui.top.words import (
     DASH,

@@ -1,0 +1,1 @@
+"""What the records of a run say: values taken loosely, series of metrics, folds of their lines."""
