@@ -138,6 +138,9 @@ class Play:
             live.append(("exec", one, "--", "true"))
         for words in live:
             said = self.stage.type(*words)
+            ended = words[0] == "exec" and "the attempt has ended" in said.text
+            if ended and said.code == 137 and self.case["fault"] == "hang":
+                continue  # on a loaded machine the hang comes to its limit while we look
             if said.code != 0 or (words[0] == "stacks" and "rank 0" not in said.out):
                 raise BrokenError("views", f"{words} of what runs: {said.code}: {said.text}")
 

@@ -71,13 +71,13 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 41_850,
+    "launcher": 42_100,
     "diagnose": 12_700,
     "workflow": 11_200,
     "train": 7_890,
     "kubernetes": 7_760,
     "session": 5_500,
-    "report": 4_850,
+    "report": 4_650,
     "GPU kit": 1_450,
 }
 

@@ -87,14 +87,12 @@ def describe_best(sweep: "SweepView") -> str | None:
 def describe_missing(sweep: "SweepView", run_dir: RunDir) -> str | None:
     """Say that no member that completed has told its metric, and what was told instead; None where that is not so."""
     from torchmuster.owner.sweep.members import member_dir
-    from torchmuster.owner.views.record import read_events
-    from torchmuster.owner.views.training import view_training
+    from torchmuster.owner.views.training import training_of
 
     metric, done = sweep.plan.metric, [m for m in sweep.members if m.state is RunState.SUCCEEDED]
     if metric is None or not done or any(member.value is not None for member in sweep.members):
         return None
-    record = member_dir(run_dir, sweep.plan, done[0].number).training
-    training = view_training(read_events(record))
+    training = training_of(member_dir(run_dir, sweep.plan, done[0].number))
     names = ", ".join(f"`{name}`" for name in training.values) if training is not None else ""
     ways = f"a line `{metric.name}=0.5`, run.log, or what a function returns"
     told = f"it has told {names}" if names else f"{ways} tells it"

@@ -21,9 +21,10 @@ from torchmuster.model.display.text import few_of, in_one_line
 from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
+    from torchmuster.model.record.training import EpochView
     from torchmuster.owner.views.account import Account
     from torchmuster.owner.views.run_view import RunView
-    from torchmuster.owner.views.training import EpochView, TrainingView
+    from torchmuster.owner.views.training import TrainingView
 
 _MOST_ROWS = 20
 _LOG_LINES = 10  # of a pod, in a status
@@ -140,7 +141,7 @@ def print_status(run: str, *, as_json: bool) -> int:
     from torchmuster.owner.views.find import look_at, view_job
     from torchmuster.owner.views.record import code_that_ran, read_events
     from torchmuster.owner.views.run_view import problems_of
-    from torchmuster.owner.views.training import view_training
+    from torchmuster.owner.views.training import training_of
     from torchmuster.ui.messages import last_report, paint_report
 
     view = look_at(run)
@@ -153,7 +154,7 @@ def print_status(run: str, *, as_json: bool) -> int:
 
         return print_sweep(view, as_json=as_json)
     only_log = _tell_reach(view)
-    training = view_training(read_events(view.run_dir.training))
+    training = training_of(view.run_dir)
     job = view_job(view.run_dir) if view.result is None else None
     account = account_of(view, time.time())
     if as_json:
@@ -274,7 +275,7 @@ def _print_training(training: "TrainingView", saved_step: int | None) -> None:
         [
             str(e.epoch),
             str(e.step),
-            f"{e.elapsed_s:.1f} s",
+            "-" if e.elapsed_s is None else f"{e.elapsed_s:.1f} s",
             _ledger(e),
             _words(e.values).strip(", "),
         ]

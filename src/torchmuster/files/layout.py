@@ -85,6 +85,7 @@ class RunDir:
     training = PathBelow(
         "training.jsonl"
     )  # rank 0, by torchmuster.train: metrics, saves, the ledger
+    training_fold = PathBelow("training.fold.json")  # whoever looks: what a long one says so far
 
     # Of a job of a scheduler.
     job_script = PathBelow("job.sh")  # client: what the scheduler got

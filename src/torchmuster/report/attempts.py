@@ -8,6 +8,7 @@ from typing import Any
 from torchmuster.model.display.narration import narrate
 from torchmuster.model.event import moment_of
 from torchmuster.model.record.loose import lines, listed, mapped, number, text, whole
+from torchmuster.model.record.training import LibraryStart, TrainingState
 from torchmuster.report.story import (
     AttemptNode,
     AttemptTold,
@@ -16,7 +17,7 @@ from torchmuster.report.story import (
     PairTold,
     RankEnd,
 )
-from torchmuster.report.training import LibraryStart, TrainingRecord
+from torchmuster.report.training import when_reached
 
 FIRST_ATTEMPTS, LAST_ATTEMPTS = 50, 150  # of very many
 _MAX_NODES = 64
@@ -188,7 +189,7 @@ def read_events_of(events: Iterable[Mapping[str, Any]]) -> EventRecord:
 
 
 def told_attempts(
-    record: EventRecord, training: TrainingRecord | None, saved_step: int | None
+    record: EventRecord, training: TrainingState | None, saved_step: int | None
 ) -> tuple[AttemptTold, ...]:
     """Return all attempts, joined with what the library has recorded of each.
 
@@ -214,7 +215,7 @@ def told_attempts(
         one = _told(attempt, start, is_last=index + 1 == len(record.attempts), record=record)
         if training is not None and start is not None and kept is not None:
             kept = min(kept, start.last_step)
-            one = replace(one, kept_step=kept, kept_at=training.when_reached(start, kept))
+            one = replace(one, kept_step=kept, kept_at=when_reached(training, start, kept))
         found.append(one)
     return tuple(found)
 

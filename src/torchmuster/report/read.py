@@ -13,6 +13,7 @@ from torchmuster.files.origin import CodeVersion, Origin
 from torchmuster.model import codec
 from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secrets, is_secret_name
 from torchmuster.model.record.loose import lines, listed, mapped, number, several, text, whole
+from torchmuster.model.record.training import TrainingState, fold_training
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
 from torchmuster.owner.views.record import DAMAGED, with_losses
@@ -28,7 +29,7 @@ from torchmuster.report.cost import cost_of
 from torchmuster.report.loose import LooseRecord, object_in
 from torchmuster.report.ranks import SampleRecord, read_samples
 from torchmuster.report.story import Ending, Story, WhatRan
-from torchmuster.report.training import TrainingRecord, read_training
+from torchmuster.report.training import told_training
 
 # What a value of another form than expected raises where a reader of other commands meets it.
 MALFORMED = DAMAGED
@@ -91,7 +92,7 @@ class _Reading:
             causes=frequent_causes(events),
             moments=tuple(events.moments),
             num_moments=events.num_moments,
-            training=training.told() if training is not None else None,
+            training=told_training(training) if training is not None else None,
             ranks=samples.told() if samples is not None else None,
             network=events.network,
             cost=cost,
@@ -109,14 +110,14 @@ class _Reading:
     def _record(self, path: str, *, needed: bool = False) -> LooseRecord:
         return _Counted(path, self.gaps, needed=needed)
 
-    def _training(self) -> TrainingRecord | None:
+    def _training(self) -> TrainingState | None:
         if not os.path.exists(self.run_dir.training):
             self.gaps.append(
                 "there is no training.jsonl: the script does not use torchmuster.train, or its first step never began;"
                 " so metrics, saves and samples are not known"
             )
             return None
-        return read_training(self._record(self.run_dir.training))
+        return fold_training(self._record(self.run_dir.training))
 
     def _samples(self) -> SampleRecord | None:
         if not os.path.exists(self.run_dir.samples):
@@ -131,11 +132,11 @@ class _Reading:
             )
         return samples
 
-    def _saved_step(self, training: TrainingRecord | None) -> int | None:
+    def _saved_step(self, training: TrainingState | None) -> int | None:
         told = whole(self.result.get("saved_step"))
         if told is not None or training is None:
             return told
-        done = [save.step for save in training.saves.values() if save.done_at is not None]
+        done = [save.step for save in training.saves if save.done_at is not None]
         return max(done, default=None)
 
     def _ending(self, events: EventRecord) -> Ending:

@@ -5,8 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-_MOST_POINTS = 2000  # of a series; then every second one is left out
-_MOST_SERIES = 100
+from torchmuster.model.record.loose import number
+from torchmuster.model.record.thin import thinned
+
+MOST_POINTS = 2000  # of a series, once it has twice as many
+MOST_REDONE = 500
+MOST_NOT_FINITE = 5
+_MOST_SERIES, _LONGEST_NAME = 100, 200
 T = TypeVar("T")
 
 
@@ -51,63 +56,90 @@ def with_later(means: Mapping[str, T], later: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(slots=True)
 class Series:
-    """The values of one metric.
+    """The values of one metric: bounded, of very many the extremes of each stretch are kept.
 
     Attributes:
-        points: Steps and values; of very many some are left out.
+        points: Steps and values that count.
         newest: The last of all of them.
         since: The step since which none is finite; None while the newest is.
+        num_points: How many count; of very many about.
+        redone: Those of steps that a later attempt did again.
+        not_finite: The first that are not finite, done again or not.
+        num_not_finite: How many there are of these.
     """
 
     points: list[tuple[int, float]] = field(default_factory=list)
     newest: tuple[int, float] = (0, 0.0)
     since: int | None = None
-    _every: int = 1
-    _num_points: int = 0
+    num_points: int = 0
+    redone: list[tuple[int, float]] = field(default_factory=list)
+    not_finite: list[tuple[int, float]] = field(default_factory=list)
+    num_not_finite: int = 0
 
     def add(self, step: int, value: float) -> None:
         """Add the value of a step."""
         self.newest = (step, value)
         if math.isfinite(value):
             self.since = None
-        elif self.since is None:
-            self.since = step
-        self._num_points += 1
-        if self._num_points % self._every == 0:
-            self.points.append(self.newest)
-        if len(self.points) > _MOST_POINTS:
-            self.points, self._every = self.points[::2], self._every * 2
+        else:
+            self.since = step if self.since is None else self.since
+            self.num_not_finite += 1
+            if self.num_not_finite <= MOST_NOT_FINITE:
+                self.not_finite.append(self.newest)
+        self.num_points += 1
+        self.points.append(self.newest)
+        if len(self.points) > 2 * MOST_POINTS:
+            self.points = thinned(self.points, MOST_POINTS)
 
     def go_back(self, step: int) -> None:
-        """Forget the values after a step: those steps are done again."""
-        self.points = [point for point in self.points if point[0] <= step]
-        if self.newest[0] > step and self.points:
-            self.newest, self.since = self.points[-1], bad_since(self.points)
+        """Take the values after a step as those of steps that are done again."""
+        kept = [point for point in self.points if point[0] <= step]
+        self.redone += [point for point in self.points if point[0] > step]
+        if len(self.redone) > 2 * MOST_REDONE:
+            self.redone = thinned(self.redone, MOST_REDONE)
+        self.num_points = round(self.num_points * len(kept) / max(len(self.points), 1))
+        self.points = kept
+        if self.newest[0] > step:
+            self.since = bad_since(kept)
+            self.newest = kept[-1] if kept else self.newest
+
+    @property
+    def counts(self) -> bool:
+        """Whether a value of it counts: the steps of all of them may be done again."""
+        return bool(self.points)
 
 
+@dataclass(slots=True)
 class Metrics:
     """All metrics of a record."""
 
-    def __init__(self) -> None:
-        self._series: dict[str, Series] = {}
+    by_name: dict[str, Series] = field(default_factory=dict)
 
     def take(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take a line of the record."""
-        numbers = {str(name): float(value) for name, value in values.items()}
-        for name, number in numbers.items():
-            if name in self._series or len(self._series) < _MOST_SERIES:
-                self._series.setdefault(name, Series()).add(step, number)
+        """Take a line of the record; what is no number is left out."""
+        for name, value in values.items():
+            if type(value) is not float and (value := number(value)) is None:
+                continue
+            key = str(name)[:_LONGEST_NAME]
+            series = self.by_name.get(key)
+            if series is None and len(self.by_name) >= _MOST_SERIES:
+                continue
+            if (
+                series is None or not series.points
+            ):  # what counts is in the order of its first value
+                self.by_name.pop(key, None)
+                self.by_name[key] = series = series or Series()
+            series.add(step, value)
 
     def go_back(self, step: int) -> None:
         """Forget what was logged after a step: an attempt goes on from there."""
-        for name, series in list(self._series.items()):
+        for series in self.by_name.values():
             series.go_back(step)
-            if series.newest[0] > step:
-                del self._series[name]
 
     def series(self) -> dict[str, Series]:
-        """Return the series by name, in the order in which views show them."""
-        return {name: self._series[name] for name in sorted(self._series, key=place_of)}
+        """Return the series that count by name, in the order in which views show them."""
+        names = [name for name, series in self.by_name.items() if series.counts]
+        return {name: self.by_name[name] for name in sorted(names, key=place_of)}
 
     def values(self) -> dict[str, float]:
         """Return the newest value of each metric."""

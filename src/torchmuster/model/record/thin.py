@@ -1,6 +1,7 @@
 """Make a long series short without losing its extremes: 100,000 steps keep their spikes on a plot of 900 pixels."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import TypeVar
 
 Point = TypeVar("Point", bound=tuple[float, float | None])
@@ -10,7 +11,7 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     """Return at most about `most` points: of each stretch its first, its least, its greatest, and one of those that are missing.
 
     Args:
-        points: (step, value) by step; None where a value was not finite.
+        points: (step, value) by step; None or not finite where a value was not.
         most: At least 8.
     """
     if len(points) <= most:
@@ -28,7 +29,7 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def _telling(part: Sequence[Point]) -> list[Point]:
-    known = [place for place, (_, value) in enumerate(part) if value is not None]
+    known = [p for p, (_, value) in enumerate(part) if value is not None and isfinite(value)]
     places = {0}
     if known:
         places |= {
@@ -36,5 +37,5 @@ def _telling(part: Sequence[Point]) -> list[Point]:
             max(known, key=lambda p: part[p][1] or 0.0),
         }
     if len(known) < len(part):
-        places.add(next(place for place, (_, value) in enumerate(part) if value is None))
+        places.add(next(p for p, (_, v) in enumerate(part) if v is None or not isfinite(v)))
     return [part[place] for place in sorted(places)]

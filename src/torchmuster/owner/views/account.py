@@ -25,7 +25,7 @@ from torchmuster.owner.views.record import (
     told_seconds,
 )
 from torchmuster.owner.views.run_view import RunView
-from torchmuster.owner.views.training import view_training
+from torchmuster.owner.views.training import TrainingReader
 
 _STEP = re.compile(r"step-(\d{9,})")
 
@@ -157,12 +157,9 @@ def find_saved(run_dir: RunDir) -> Saved | None:
 
     The record says where, since a script may name a folder of its own; the folder itself says which is the newest.
     """
-    events = list(read_events(run_dir.training))
-    places = [event.get("folder") for event in events]
-    named = [place for place in places if isinstance(place, str)]
-    folder = named[-1] if named else run_dir.snapshots
-    training = view_training(events)
-    recorded = training.saved_step if training is not None else None
+    training = TrainingReader(run_dir).read()
+    folder = training.folder or run_dir.snapshots
+    recorded = training.saved[0] if training.saved is not None else None
     if "://" in folder:  # whoever starts the run again asks there
         return Saved(step=recorded, folder=folder, is_seen=True)
     step = None if _is_of_a_host(run_dir, folder) else last_step(folder)
@@ -176,7 +173,11 @@ def find_saved(run_dir: RunDir) -> Saved | None:
     # What is not there was removed, or is on a disk of another host.
     went = by_pods and not on_volume
     seen = recorded is None
-    return Saved(step=recorded, folder=folder, is_seen=seen, went=went) if events else None
+    return (
+        Saved(step=recorded, folder=folder, is_seen=seen, went=went)
+        if training.num_events
+        else None
+    )
 
 
 def _is_of_a_host(run_dir: RunDir, folder: str) -> bool:

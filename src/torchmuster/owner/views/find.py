@@ -26,6 +26,7 @@ from torchmuster.owner.views.record import (
     read_result,
     unreadable,
     with_losses,
+    without_ends,
 )
 from torchmuster.owner.views.run_view import RunView, submitted_at
 from torchmuster.owner.views.sweep_view import view_sweep
@@ -292,7 +293,8 @@ def _is_run(run_dir: RunDir) -> bool:
 
 def view_run(run_dir: RunDir, read: Sequence[dict[str, object]] | None = None) -> RunView:
     """Return what a run directory says now; `read` are its events, where they have been read already."""
-    events = tuple(with_losses(read_events(run_dir.events) if read is None else read, run_dir))
+    told = without_ends(read_events(run_dir.events)) if read is None else read
+    events = tuple(with_losses(told, run_dir))
     try:
         return _view(run_dir, events)
     except DAMAGED as error:  # one bad record must not take the list of all runs with it

@@ -27,7 +27,13 @@ from torchmuster.model.states import JobState, RunState
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_job, view_run
 from torchmuster.owner.views.live_training import TrainingTail
-from torchmuster.owner.views.record import DAMAGED, RecordTail, newest_training, unreadable
+from torchmuster.owner.views.record import (
+    DAMAGED,
+    RecordTail,
+    newest_training,
+    unreadable,
+    without_ends,
+)
 from torchmuster.owner.views.run_view import RunView, problems_of
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 
@@ -87,7 +93,7 @@ class LiveReader:
         new, anew = self._tail.read()
         if anew:
             self._events = []
-        self._events += [event for event in new if event.get("event") != "worker_ended"]
+        self._events += without_ends(new)
         view = view_run(self._run_dir, self._events)
         now = time.time()
         account = account_of(view, now)

@@ -23,7 +23,7 @@ from torchmuster.owner.views.live import (
     num_workers_of,
 )
 from torchmuster.owner.views.live_training import TrainingTail
-from torchmuster.owner.views.record import DAMAGED, RecordTail, unreadable
+from torchmuster.owner.views.record import DAMAGED, RecordTail, unreadable, without_ends
 from torchmuster.owner.views.run_view import RunView
 
 _MOST_ENDED = 5
@@ -85,7 +85,7 @@ class _ListedRun:
         new, anew = self._tail.read()
         if anew:
             self._events = []
-        self._events += [event for event in new if event.get("event") != "worker_ended"]
+        self._events += without_ends(new)
         self._view = view_run(self.run_dir, self._events)
         self.is_final, self.submitted = self._view.state.is_final, self._view.submitted
         self._mark = mark if self.is_final and _is_old(self.run_dir, mark) else None

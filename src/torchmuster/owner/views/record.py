@@ -87,6 +87,11 @@ def with_losses(events: Iterable[dict[str, Any]], run_dir: RunDir) -> Iterator[d
         before = number if name == "attempt_started" else before
 
 
+def without_ends(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run without the ends of single ranks, most of the record of many ranks: no view holds them."""
+    return (event for event in events if event.get("event") != "worker_ended")
+
+
 def last_event(path: str) -> dict[str, Any] | None:
     """Return the last event of a record; None when there is none."""
     num_bytes = 1 << 16
@@ -114,29 +119,41 @@ class RecordTail:
 
     Args:
         path: Of the record. It may not be there yet; one that is shorter than before is read anew.
+        position: How far it has been read already.
+
+    Attributes:
+        position: How far it is read, in bytes.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, position: int = 0) -> None:
         self._path = path
-        self._position = 0
+        self.position = position
 
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return the new events, and whether the record has begun anew."""
+    def read(self) -> tuple[Iterator[dict[str, Any]], bool]:
+        """Return the new events, a block of the file at a time, and whether the record has begun anew."""
         try:
-            with open_plain(
-                self._path
-            ) as file:  # opened each time: NFS caches what an open file shows
-                began_anew = os.fstat(file.fileno()).st_size < self._position
-                if began_anew:
-                    self._position = 0
-                file.seek(self._position)
-                data = file.read()
+            began_anew = os.stat(self._path).st_size < self.position
         except OSError:
-            return [], False
-        whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole)
-        events = [event for line in whole.splitlines() if (event := _event(line)) is not None]
-        return events, began_anew
+            return iter(()), False
+        if began_anew:
+            self.position = 0
+        return self._events(), began_anew
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        size = _BLOCK_BYTES
+        # Opened at each look: NFS caches what an open file shows.
+        with contextlib.suppress(OSError), open_plain(self._path) as file:
+            file.seek(self.position)
+            while data := file.read(size):
+                whole = data.rfind(b"\n") + 1
+                if not whole and len(data) < size:
+                    return
+                file.seek(self.position + whole)
+                size = _BLOCK_BYTES if whole else size * 2  # a line that is longer than a block
+                for line in data[:whole].split(b"\n")[:-1]:
+                    self.position += len(line) + 1
+                    if (event := _event(line)) is not None:
+                        yield event
 
 
 def next_attempt(run_dir: RunDir) -> int:

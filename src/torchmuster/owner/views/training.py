@@ -1,33 +1,24 @@
 """What the training library has recorded of a run: where it stands, and the ledger of each epoch."""
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
+import torchmuster
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_bytes
-from torchmuster.model.record.series import Metrics, bad_loss, with_later
-from torchmuster.owner.views.record import DAMAGED, read_events
+from torchmuster.model import codec
+from torchmuster.model.record.series import bad_loss
+from torchmuster.model.record.training import EpochView, TrainingState, fold_training
+from torchmuster.owner.views.record import RecordTail
+from torchmuster.plainfile import open_plain
 
 _END_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochView:
-    """An epoch that has ended.
-
-    Attributes:
-        samples: How many were seen, each exactly once; None when the script had no loader of ours.
-        is_whole: Whether those are all samples of the epoch.
-    """
-
-    epoch: int
-    step: int
-    elapsed_s: float
-    values: dict[str, float]
-    samples: int | None
-    is_whole: bool
+_KNOWN_BY_BYTES = 1 << 12
+_WORTH_KEEPING_BYTES = 4 << 20  # it is read in a fifth of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +28,7 @@ class TrainingView:
     Attributes:
         values: The newest value of each metric, the loss first.
         not_finite: Those of them that are not finite, and the step since which they are not.
+        epochs: The last ones, of very many.
     """
 
     step: int
@@ -46,25 +38,95 @@ class TrainingView:
     epochs: tuple[EpochView, ...]
 
 
-def view_training(events: Iterable[dict[str, Any]]) -> TrainingView | None:
-    """Return what a record says; None when there is nothing in it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A fold that is kept beside its record.
 
-    An epoch that was done again, because its end was not saved, is shown once: the last time.
+    Attributes:
+        version: Of muster.
+        before: The checksum of what stands before `position`, by which the record is known again.
+        position: How far it was read.
     """
-    seen = _Seen()
-    for event in events:
-        with suppress(*DAMAGED):
-            seen.take(event)
-    if not seen.is_anything:
+
+    version: str
+    before: str
+    position: int
+    state: TrainingState
+
+
+class TrainingReader:
+    """Folds `training.jsonl`, each line once, also those that an earlier command has folded.
+
+    Attributes:
+        state: What the lines say that were read.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._path = run_dir.training
+        self._fold = run_dir.training_fold
+        kept = self._read_kept()
+        self.state = kept.state if kept is not None else TrainingState()
+        self._kept_at = kept.position if kept is not None else 0
+        self._tail = RecordTail(self._path, position=self._kept_at)
+
+    def read(self) -> TrainingState:
+        """Take the lines that are new."""
+        events, anew = self._tail.read()
+        if anew:
+            self.state, self._kept_at = TrainingState(), 0
+        for event in events:
+            self.state.take(event)
+        if self._tail.position - self._kept_at > _WORTH_KEEPING_BYTES:
+            self._keep()
+        return self.state
+
+    def _read_kept(self) -> _Kept | None:
+        with suppress(OSError, codec.CodecError):
+            kept = codec.from_plain(_Kept, atomic.read_json(self._fold))
+            if kept.version == torchmuster.__version__ and kept.before == self._before(
+                kept.position
+            ):
+                return kept
         return None
-    ended = tuple(seen.epochs[number] for number in sorted(seen.epochs))
+
+    def _before(self, position: int) -> str:
+        with open_plain(self._path) as file:
+            file.seek(max(0, position - _KNOWN_BY_BYTES))
+            return hashlib.sha256(file.read(min(position, _KNOWN_BY_BYTES))).hexdigest()
+
+    def _keep(self) -> None:
+        with suppress(OSError):  # what is kept saves time, and nothing else
+            self._kept_at = self._tail.position
+            kept = _Kept(
+                version=torchmuster.__version__,
+                before=self._before(self._kept_at),
+                position=self._kept_at,
+                state=self.state,
+            )
+            atomic.write_json(self._fold, codec.to_plain(kept), mode=0o600)
+
+
+def view_training(events: Iterable[Mapping[str, Any]]) -> TrainingView | None:
+    """Return what a record says; None when there is nothing in it."""
+    return seen_in(fold_training(events))
+
+
+def seen_in(state: TrainingState) -> TrainingView | None:
+    """Return where a training stands by its record; None when there is nothing in it."""
+    if not state.num_events:
+        return None
     return TrainingView(
-        step=seen.step,
-        saved_step=seen.saved_step,
-        values=seen.metrics.values(),
-        not_finite=seen.metrics.not_finite(),
-        epochs=ended,
+        step=state.step,
+        saved_step=state.saved[0] if state.saved is not None else None,
+        values=state.metrics.values(),
+        not_finite=state.metrics.not_finite(),
+        epochs=tuple(sorted(state.epochs, key=lambda one: one.epoch)),
     )
+
+
+def training_of(run_dir: RunDir) -> TrainingView | None:
+    """Return where the training of a run stands; None when it has recorded nothing."""
+    return seen_in(TrainingReader(run_dir).read())
 
 
 def bad_loss_of(run_dir: RunDir) -> str:
@@ -72,57 +134,5 @@ def bad_loss_of(run_dir: RunDir) -> str:
     end = last_bytes(run_dir.training, _END_BYTES)
     if b"NaN" not in end and b"Infinity" not in end:
         return ""
-    training = view_training(read_events(run_dir.training))
+    training = training_of(run_dir)
     return bad_loss(training.values, training.not_finite) if training is not None else ""
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What the events so far say."""
-
-    is_anything: bool = False
-    step: int = 0
-    saved_step: int | None = None
-    metrics: Metrics = field(default_factory=Metrics)
-    epochs: dict[int, EpochView] = field(default_factory=dict)
-    ended: int | None = None  # the epoch whose end the record has come to
-
-    def take(self, event: dict[str, Any]) -> None:
-        name, self.is_anything = event.get("event"), True
-        self.step = int(event.get("step", self.step))
-        if name == "metrics":
-            self.metrics.take(self.step, event["values"])
-            self._add_to_epoch(event["values"])
-        elif name == "saved":  # it is whole; `save` tells when it was ordered
-            self.saved_step = int(event["saved"])
-        elif name == "epoch":
-            self.ended = int(event["epoch"])
-            self.epochs[self.ended] = _epoch(event)
-        elif name == "resumed":
-            self.ended = None
-            self.metrics.go_back(self.step)
-            self.saved_step = self.step or self.saved_step  # it began with a snapshot of that step
-
-    def _add_to_epoch(self, values: dict[str, Any]) -> None:
-        """Take values that were logged at the end of an epoch as its own."""
-        ended = self.epochs.get(self.ended) if self.ended is not None else None
-        if ended is not None and ended.step == self.step:
-            self.epochs[ended.epoch] = replace(
-                ended, values=with_later(ended.values, _numbers(values))
-            )
-
-
-def _epoch(event: dict[str, Any]) -> EpochView:
-    ledger = event.get("ledger") or {}
-    return EpochView(
-        epoch=int(event["epoch"]),
-        step=int(event["step"]),
-        elapsed_s=float(event["elapsed_s"]),
-        values=_numbers(event.get("values") or {}),
-        samples=ledger.get("samples"),
-        is_whole=bool(ledger.get("whole", True)),
-    )
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in values.items()}

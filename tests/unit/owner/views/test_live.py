@@ -301,7 +301,23 @@ def test_ten_thousand_attempts_are_read_and_the_last_are_kept(run_dir):
 def test_a_record_that_begins_anew_is_read_anew(run_dir):
     tail = RecordTail(run_dir.events)
     write(run_dir.events, STARTED, FAILED)
-    assert len(tail.read()[0]) == 2
+    assert len(list(tail.read()[0])) == 2
     os.truncate(run_dir.events, 0)
     write(run_dir.events, STARTED)
-    assert tail.read() == ([STARTED], True)
+    events, began_anew = tail.read()
+    assert (list(events), began_anew) == ([STARTED], True)
+
+
+def test_a_record_is_read_a_block_at_a_time_and_a_torn_line_waits(run_dir, monkeypatch):
+    monkeypatch.setattr("torchmuster.owner.views.record._BLOCK_BYTES", 64)
+    events = [{"event": "notice", "text": "x" * size} for size in (1, 500, 0, 63, 64, 65)]
+    lines = "".join(json.dumps(event) + "\n" for event in events).encode()
+    for cut in range(0, len(lines), 7):
+        with open(run_dir.events, "wb") as record:
+            record.write(lines[:cut])
+        tail = RecordTail(run_dir.events)
+        first = list(tail.read()[0])
+        assert tail.position == lines[:cut].rfind(b"\n") + 1
+        with open(run_dir.events, "ab") as record:
+            record.write(lines[cut:])
+        assert first + list(tail.read()[0]) == events

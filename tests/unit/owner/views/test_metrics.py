@@ -4,14 +4,18 @@ import json
 import random
 from itertools import pairwise
 from math import isfinite
+from pathlib import Path
 
 import pytest
 
+import torchmuster
 from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.record.training import MOST_EPOCHS, TrainingState, fold_training
 from torchmuster.owner.views.live_training import TrainingTail
 from torchmuster.owner.views.record import read_events
-from torchmuster.owner.views.training import bad_loss_of, view_training
-from torchmuster.report.training import read_training
+from torchmuster.owner.views.training import TrainingReader, bad_loss_of, view_training
+from torchmuster.report.training import told_training
 
 TIME = "2027-01-15T08:00:10.000+00:00"
 
@@ -91,6 +95,10 @@ class Script:
         return [value for one, _, value in self.logged if one == name]
 
 
+def words_of(state):
+    return json.dumps(codec.to_plain(state))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_each_metric_has_its_own_values_in_every_view(tmp_path, seed):
     script, run_dir = Script(seed).train(), RunDir(str(tmp_path))
@@ -101,7 +109,7 @@ def test_each_metric_has_its_own_values_in_every_view(tmp_path, seed):
             record.writelines(json.dumps(event) + "\n" for event in script.events[begin:end])
         live = tail.read(is_over=False)
     view = view_training(read_events(run_dir.training))
-    told = read_training(read_events(run_dir.training)).told()
+    told = told_training(fold_training(read_events(run_dir.training)))
 
     newest = script.newest()
     assert words(live.values) == words(view.values.items()) == words(newest.items())
@@ -129,3 +137,52 @@ def test_each_metric_has_its_own_values_in_every_view(tmp_path, seed):
 def words(values):
     """Return values in words, in their order: nan equals itself there."""
     return [f"{name} {value}" for name, value in values]
+
+
+def test_what_an_earlier_command_has_read_is_not_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchmuster.owner.views.training._WORTH_KEEPING_BYTES", 100)
+    script, run_dir = Script(3).train(40), RunDir(str(tmp_path))
+    lines = [json.dumps(event) + "\n" for event in script.events]
+    whole = fold_training(script.events)
+    Path(run_dir.training).write_text("".join(lines[:90]))
+    TrainingReader(run_dir).read()
+    with open(run_dir.training, "a") as record:
+        record.writelines(lines[90:])
+
+    later = TrainingReader(run_dir)
+
+    assert later.state.num_events == 90  # before it has read a line
+    assert words_of(later.read()) == words_of(whole)
+    Path(run_dir.training).write_text("".join(lines[:120]))  # another record in its place
+    assert words_of(TrainingReader(run_dir).read()) == words_of(fold_training(script.events[:120]))
+
+
+def test_a_kept_fold_that_is_damaged_or_of_another_version_is_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchmuster.owner.views.training._WORTH_KEEPING_BYTES", 0)
+    run_dir, script = RunDir(str(tmp_path)), Script(5).train()
+    Path(run_dir.training).write_text("".join(json.dumps(e) + "\n" for e in script.events))
+    whole = words_of(TrainingReader(run_dir).read())
+    kept = Path(run_dir.training_fold)
+    text = kept.read_text()
+    for damaged in ("", "[]", text[: len(text) // 2], text.replace(torchmuster.__version__, "0.0")):
+        kept.write_text(damaged)
+        reader = TrainingReader(run_dir)
+        assert reader.state.num_events == 0
+        assert words_of(reader.read()) == whole
+
+
+def test_a_fold_is_bounded_however_long_its_record():
+    state = TrainingState()
+    for number in range(12_000):
+        when = {"time": TIME, "step": number}
+        values = {f"m{number % 300}": float("nan"), "loss": 1.0 if number != 773 else 99.0}
+        state.take({**when, "event": "metrics", "values": values})
+        state.take({**when, "event": "save"})
+        if number % 10 == 0:
+            state.take({**when, "event": "epoch", "epoch": number, "values": values})
+            state.take({**when, "event": "resumed", "step": number - 5 if number else 0})
+
+    assert len(json.dumps(codec.to_plain(state))) < 2_000_000
+    assert (state.num_saves, state.num_epochs) == (12_000, 1_200)
+    assert len(state.epochs) == MOST_EPOCHS
+    assert (773, 99.0) in state.metrics.by_name["loss"].points  # a spike stays on the chart
