@@ -114,7 +114,9 @@ class TrainingState:
         self.step = self.step if step is None else step
         if name == "resumed":
             self._begin(at, mapped(event.get("order")))
-        elif not self.starts and at is not None:  # the record's beginning is lost
+        elif (
+            not self.starts and step is not None and at is not None
+        ):  # the record's beginning is lost
             self.starts.append(LibraryStart(at, 0, 0))
         if self.starts:
             self.starts[-1].last_step = max(self.starts[-1].last_step, self.step)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from torchmuster.model.record.training import fold_training
 from torchmuster.owner.views.training import view_training
 
 LEDGER = {"samples": 101, "lost": 0, "twice": 0, "whole": True}
@@ -80,3 +81,14 @@ def test_a_line_of_another_version_is_left_out_and_the_others_count(damaged):
     assert (found.step, found.saved_step, found.values) == (7, 7, {"loss": 0.5})
     assert found.epochs == ()
     assert view_training([*good, damaged]).saved_step == 7
+
+
+def test_a_line_before_the_library_began_is_no_start_of_it():
+    time = "2027-01-15T08:00:10.000+00:00"
+    lines = [
+        {"time": time, "event": "code", "files": []},
+        {"time": time, "event": "resumed", "step": 400},
+        {"time": time, "event": "metrics", "step": 450, "values": {"loss": 1.0}},
+    ]
+    assert [(one.step, one.last_step) for one in fold_training(lines).starts] == [(400, 450)]
+    assert [(one.step, one.last_step) for one in fold_training(lines[2:]).starts] == [(0, 450)]
