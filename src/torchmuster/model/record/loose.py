@@ -43,6 +43,8 @@ def number(value: object) -> float | None:
 
 def whole(value: object) -> int | None:
     """Return a whole number that is not negative; None where it is none."""
+    if type(value) is int and 0 <= value < 2**53:  # nearly all
+        return value
     found = number(value)
     return int(found) if found is not None and 0 <= found < 2**53 else None
 

@@ -150,10 +150,10 @@ class RecordTail:
                     return
                 file.seek(self.position + whole)
                 size = _BLOCK_BYTES if whole else size * 2  # a line that is longer than a block
-                for line in data[:whole].split(b"\n")[:-1]:
-                    self.position += len(line) + 1
-                    if (event := _event(line)) is not None:
+                for line in data[:whole].decode(errors="replace").split("\n"):
+                    if line and (event := _event(line)) is not None:
                         yield event
+                self.position += whole
 
 
 def next_attempt(run_dir: RunDir) -> int:
