@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torchmuster.errors import UsageError
 from torchmuster.model import contract
 from torchmuster.model.display.text import nearest
 from torchmuster.model.plan import (
@@ -29,6 +30,9 @@ from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
 
 _MOST_READ_BYTES = 1 << 20
 _ONLY_PYTHONS = frozenset({"-u", "-O", "-OO", "-B", "-E", "-s", "-I"})  # options without a value
+_READS_RANK = re.compile(
+    r"""["'](?:LOCAL_)?RANK["']|["']WORLD_SIZE["']|torchelastic|env://|TORCHELASTIC"""
+)
 _OF_EACH_WORKER = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"})
 _MAX_NODES = 65536
 _MAX_WORKERS = 4096
@@ -364,11 +368,18 @@ def other_environment(environment: Mapping[str, str], option: str = "") -> str:
     return f"{said}: {option} {python}" if option else said
 
 
-def own_processes(script: str) -> str:
+def own_processes(script: str, *, refuses: bool = False) -> str:
     """Say that a script starts the processes of its training itself; empty where it does not.
 
     Their rendezvous waits for ever below a launcher: torchrun and muster say that a store is there (TORCHELASTIC_USE_AGENT_STORE),
-    but it is at the launcher's port, not at the script's own.
+    but it is at the launcher's port, not at the script's own. One that reads a launcher's variables may know.
+
+    Args:
+        script: Its path.
+        refuses: Raise an error where it reads nothing that a launcher sets, and so is sure to wait.
+
+    Raises:
+        UsageError: That is so.
     """
     try:
         with open(script, "rb") as file:
@@ -381,6 +392,13 @@ def own_processes(script: str) -> str:
         return ""
     line = text.count("\n", 0, spawn.start()) + 1
     name = os.path.basename(script)
+    if refuses and not _READS_RANK.search(text):
+        raise UsageError(
+            f"{name} starts the processes of its training itself",
+            where=f"{script}:{line}",
+            why="they wait for a store at its own MASTER_PORT that nobody serves below a launcher",
+            fix=f"`python {name}` runs it as it is; for muster, in place of spawn: rank, world_size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])",
+        )
     return (
         f"{name} starts processes of its own (spawn in line {line}), which wait for a store at its own MASTER_PORT that"
         f" nobody serves below a launcher: `python {name}` runs it as it is"

@@ -12,6 +12,7 @@ from torchmuster.spec.sweep_plan import MAX_MEMBERS, variable_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _RANGE = re.compile(r"(-?\d{1,18}):(-?\d{1,18})(?::(-?\d{1,18}))?")
+_FRACTIONS = re.compile(r"-?[\d.]+(?:e-?\d+)?(?:(?::|\.\.)-?[\d.]+(?:e-?\d+)?){1,2}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHAPE = "NAME=VALUE,VALUE,... or NAME=FIRST:END"
 _SHOWN = 60
@@ -149,6 +150,11 @@ def _split(text: str) -> list[tuple[str, bool]] | None:
 
 def _range(name: str, value: str, where: str, problems: Problems) -> str | range | None:
     match = _RANGE.fullmatch(value)
+    if match is None and len(value) <= _SHOWN and _FRACTIONS.fullmatch(value):
+        why = "a range counts whole numbers: FIRST:END, or FIRST:END:STEP"
+        fix = f"""{name}=0.1,0.2,0.5; the text itself is '{name}="{value}"'"""
+        problems.add(f"`{value}` of `{name}` is no range", where, why, fix)
+        return None
     if match is None:
         return value
     first, end, step = int(match[1]), int(match[2]), int(match[3] or 1)

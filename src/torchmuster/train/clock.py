@@ -104,7 +104,7 @@ class Clock:
         if any(getattr(scaler, "may_skip_steps", True) for scaler in scalers):
             return  # a gradient scaler leaves steps with infinite gradients out
         raise UsageError(
-            "a batch was taken, and no optimizer has stepped",
+            "a step was counted in which no optimizer has stepped",
             where=f"epoch {self.epoch}, step {self.steps_done}",
             fix="call optimizer.step() and then run.step() in the body of the loop over the data (with accumulate=..., when data.ends_step)",
         )

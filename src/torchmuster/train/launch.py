@@ -255,7 +255,7 @@ def _check(launch: Launch) -> None:
             f"{launch.world_size} workers can't find each other: nothing names rank 0's host",
             where=launch.launcher.value,
             why="MASTER_ADDR is not set and the launcher has no list of hosts",
-            fix="export MASTER_ADDR=<host of rank 0> before the launcher; where no launcher has started this process: unset RANK WORLD_SIZE",
+            fix="where no launcher has started this process: unset RANK WORLD_SIZE; else export MASTER_ADDR=<host of rank 0> and MASTER_PORT before the launcher",
         )
 
 

@@ -68,7 +68,7 @@ class Run:
         self._batch_counted = -1
         self._told_epoch = -1  # the last epoch whose end was told
         self.is_in_epoch = False  # the script is in the loop over `epochs`
-        self._epoch_began_at = 0.0  # by `time.monotonic()`
+        self._epoch_began_at = time.monotonic()
         self._is_over = False
         limit = TimeLimit(settings.time_limit_s, watches_job=world.rank == 0)
         self._watch = StopWatch(

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.errors import UsageError
 from torchmuster.model.plan import Limits, ScriptKind, StartMethod, Tee
 from torchmuster.spec.launch import (
     RunRequest,
@@ -309,6 +310,11 @@ def test_a_script_that_starts_its_training_itself_is_told_of(tmp_path):
     port = 'os.environ["MASTER_PORT"] = "12355"\n'
     script.write_text(f"import torch.multiprocessing as mp\n{port}mp.spawn(work, nprocs=2)\n")
     assert "ddp.py starts processes of its own (spawn in line 3)" in own_processes(str(script))
+    with pytest.raises(UsageError, match="starts the processes of its training itself") as refused:
+        own_processes(str(script), refuses=True)
+    assert (refused.value.where, "`python ddp.py`" in refused.value.fix) == (f"{script}:3", True)
+    script.write_text(script.read_text() + 'if "RANK" in os.environ: work()\n')
+    assert "spawn in line 3" in own_processes(str(script), refuses=True)
     for text in (
         port,
         "mp.spawn(work)\n",

@@ -71,6 +71,8 @@ def test_rows_of_zip_go_together_and_with_each_combination():
         (("member=1",), (), "`member` and the number of the member can't be told apart"),
         (("x=1,2,1",), (), "`x` has the value `1` 2 times"),
         (("lr=[0.1, 0.3]",), (), "the values of `lr` stand in brackets"),
+        (("lr=0.1:0.5:0.1",), (), "`0.1:0.5:0.1` of `lr` is no range"),
+        (("lr=1e-4..1e-3",), (), "`1e-4..1e-3` of `lr` is no range"),
         (("x=3:3",), (), "the range `3:3` of `x` is empty"),
         (("x=0:3:0",), (), "the range `0:3:0` of `x` has a step of 0"),
         (('x="a',), (), "a quotation mark of `x` is not closed"),

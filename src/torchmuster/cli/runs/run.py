@@ -295,7 +295,7 @@ def start_run(request: "RunRequest") -> int:
         place.show(plan)
         return 0
     other = other_environment(os.environ, "--python") if request.python is None else ""
-    own = own_processes(os.path.join(plan.program.cwd, plan.program.target))
+    own = own_processes(os.path.join(plan.program.cwd, plan.program.target), refuses=True)
     unread = "no worker reads standard input here; `--stdin 0` gives it to rank 0"
     is_unread = request.stdin_rank is None and _input_waits()
     for note in filter(None, (other, own, unread if is_unread else "")):

@@ -391,7 +391,9 @@ def _bind_if_head(line: "TorchrunLine", party: "SpreadHosts | None") -> socket.s
     spreads = party is not None and party.spreads
     is_own = loopback or is_own_address(meeting.host)
     if meeting.static and not is_own and not meeting.alone:
-        _say(f"{meeting.host} is no address of this machine, and the others look for node 0 there")
+        _say(
+            f"{meeting.host} is no address of this machine, and the others look for node 0 there: --master-addr takes one of its own"
+        )
     is_named = meeting.static or line.is_host or is_own
     # A job's script runs on the first host, whatever host its lines have put into the endpoint.
     is_first = party is not None and spreads and party.is_first

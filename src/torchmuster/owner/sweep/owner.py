@@ -412,5 +412,5 @@ class SweepOwner:
             error=f"{len(self._failures)} of {total} members of the sweep failed",
             at=self.run_dir.path,
             because=tuple(because),
-            hint=f"muster restart {short_id(self.plan.run_id)} runs those again",
+            hint=f"once that is mended, muster restart {short_id(self.plan.run_id)} runs those again",
         )

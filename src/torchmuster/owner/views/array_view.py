@@ -223,7 +223,7 @@ def _result_of(plan: SweepPlan, run_dir: RunDir, members: Sequence[MemberView]) 
             error=f"{len(bad)} of {len(members)} members of the sweep failed",
             at=run_dir.path,
             because=_reasons(plan, bad),
-            hint=f"muster restart {name} runs those again",
+            hint=f"once that is mended, muster restart {name} runs those again",
         )
     lacks = (RunState.SUCCEEDED, MissingRecordError.exit_code)
     lacking = [m for m in members if (m.state, m.exit_code) == lacks]

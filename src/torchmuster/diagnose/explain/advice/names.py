@@ -58,7 +58,8 @@ def _pip_install(case: Case, event: LogEvent) -> str:
 def _meant_module(_case: Case, event: LogEvent) -> str:
     """Return a well known module that is spelled nearly like the missing one."""
     top = first_of(_MODULE, text_of(event), "module").partition(".")[0]
-    return _nearest(top, KNOWN_MODULES | sys.stdlib_module_names) if top else ""
+    near = _nearest(top, KNOWN_MODULES) if top else ""
+    return near or (_nearest(top, sys.stdlib_module_names) if top else "")
 
 
 def _hiding_file(_case: Case, event: LogEvent) -> str:
