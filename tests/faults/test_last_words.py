@@ -26,7 +26,7 @@ def test_exit_code_gets_the_reason_from_the_log_with_file_and_line(job, tmp_path
         "    sys.stderr.flush()\n"
         "    os._exit(3)\n",
     )
-    assert said.startswith("rank 1 ended with exit code 3\n")
+    assert said.startswith("rank 1 ended with exit code 3: cp: error writing /scratch/x: No space")
     assert "because: the disk is full" in said
     assert "rank-1.log:2: cp: error writing" in said
     assert "hint: make room" in said
