@@ -324,7 +324,9 @@ def test_closing_the_socket_ends_the_calls_at_once():
         await wait_until_async(lambda: agent._writers)
         agent.close()
         async with asyncio.timeout(DEADLINE_S):
-            assert await reader.read() == b""
+            # A socket that is closed before the question has been read ends with a reset.
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
             writer.transport.abort()
             await settle()
 
