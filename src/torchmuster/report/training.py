@@ -7,7 +7,6 @@ from torchmuster.model.record.loose import number, text
 from torchmuster.model.record.series import MOST_POINTS, MOST_REDONE, Series, place_of
 from torchmuster.model.record.thin import thinned
 from torchmuster.model.record.training import (
-    MOST_EPOCHS,
     MOST_SAVES,
     LibraryStart,
     TrainingState,
@@ -54,7 +53,7 @@ def told_training(state: TrainingState) -> TrainingTold | None:
                 twice=one.twice,
                 is_whole=one.is_whole,
             )
-            for one in epochs[-MOST_EPOCHS:]
+            for one in epochs
         ),
         num_epochs=state.num_epochs,
         saves=tuple(

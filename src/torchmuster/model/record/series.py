@@ -54,6 +54,15 @@ def with_later(means: Mapping[str, T], later: Mapping[str, T]) -> dict[str, T]:
     return {**means, **later, **means}
 
 
+def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are numbers, finite or not."""
+    return {
+        str(name): float(value)
+        for name, value in values.items()
+        if type(value) is float or number(value) is not None
+    }
+
+
 @dataclass(slots=True)
 class Series:
     """The values of one metric: bounded, of very many the extremes of each stretch are kept.
@@ -103,11 +112,6 @@ class Series:
             self.since = bad_since(kept)
             self.newest = kept[-1] if kept else self.newest
 
-    @property
-    def counts(self) -> bool:
-        """Whether a value of it counts: the steps of all of them may be done again."""
-        return bool(self.points)
-
 
 @dataclass(slots=True)
 class Metrics:
@@ -117,10 +121,8 @@ class Metrics:
 
     def take(self, step: int, values: Mapping[str, Any]) -> None:
         """Take a line of the record; what is no number is left out."""
-        for name, value in values.items():
-            if type(value) is not float and (value := number(value)) is None:
-                continue
-            key = str(name)[:_LONGEST_NAME]
+        for name, value in numbers_in(values).items():
+            key = name[:_LONGEST_NAME]
             series = self.by_name.get(key)
             if series is None and len(self.by_name) >= _MOST_SERIES:
                 continue
@@ -138,7 +140,8 @@ class Metrics:
 
     def series(self) -> dict[str, Series]:
         """Return the series that count by name, in the order in which views show them."""
-        names = [name for name, series in self.by_name.items() if series.counts]
+        # All steps of one may be done again.
+        names = [name for name, series in self.by_name.items() if series.points]
         return {name: self.by_name[name] for name in sorted(names, key=place_of)}
 
     def values(self) -> dict[str, float]:

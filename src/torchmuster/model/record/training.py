@@ -9,7 +9,7 @@ from typing import Any
 
 from torchmuster.model.event import moment_of
 from torchmuster.model.record.loose import mapped, number, whole
-from torchmuster.model.record.series import Metrics, Series, with_later
+from torchmuster.model.record.series import Metrics, Series, numbers_in, with_later
 
 MOST_EPOCHS = MOST_SAVES = 500  # the last ones, and how many there were
 _MOST_STARTS, _FIRST_STARTS = 1000, 100
@@ -159,7 +159,7 @@ class TrainingState:
         last = self.epochs[-1] if self.epochs else None
         if last is not None and (last.epoch, last.step) == (self.ended, self.step):
             # Its own, though logged after its loop.
-            self.epochs[-1] = replace(last, values=with_later(last.values, _numbers(values)))
+            self.epochs[-1] = replace(last, values=with_later(last.values, numbers_in(values)))
 
     def _keep_epoch(self, ended: EpochView) -> None:
         """Keep an epoch; one that was done again is shown once, the last time."""
@@ -215,18 +215,9 @@ def _epoch(event: Mapping[str, Any]) -> EpochView | None:
         epoch=epoch,
         step=step,
         elapsed_s=number(event.get("elapsed_s")),
-        values=_numbers(mapped(event.get("values"))),
+        values=numbers_in(mapped(event.get("values"))),
         samples=whole(mapped(ledger).get("samples")),
         lost=whole(mapped(ledger).get("lost")) or 0,
         twice=whole(mapped(ledger).get("twice")) or 0,
         is_whole=mapped(ledger).get("whole") is not False,
     )
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are numbers, finite or not."""
-    return {
-        str(name): float(value)
-        for name, value in values.items()
-        if type(value) is float or number(value) is not None
-    }
