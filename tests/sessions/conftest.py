@@ -18,6 +18,7 @@ import os, sys
 import model
 import torch.distributed as dist
 dist.init_process_group("gloo")
+dist.barrier()  # torch waits for nobody at the end of init: a rank that leaves breaks one that still connects
 if dist.get_rank() == 0:
     print("answer", model.ANSWER, "of", dist.get_world_size(), flush=True)
 dist.destroy_process_group()
@@ -65,7 +66,9 @@ class Place:
 
     def listed(self):
         """Return what `session list --json` says."""
-        return json.loads(self.muster("session", "list", "--json").stdout)
+        done = self.muster("session", "list", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
     def owner(self):
         """Return the process that owns the session."""

@@ -59,6 +59,12 @@ class Dev:
         )
         return [line for line in self.err.read_text().splitlines() if WAITS in line][-1]
 
+    def wait_for_success(self, number):
+        """Wait for the status of a run that has succeeded; what was printed is told where it has not."""
+        line = self.wait_for_status(number)
+        assert "failed in" not in line, self.err.read_text() + self.out.read_text()
+        return line
+
     def type(self, text):
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
@@ -78,14 +84,14 @@ def living_session(place):
 
 def test_a_saved_module_runs_again_with_the_new_code_and_the_session_ends_with_the_command(place):
     with Dev(place, "--nodes", "2", "--nproc-per-node", "2") as dev:
-        assert dev.wait_for_status(1).startswith("muster: ran ")
+        assert dev.wait_for_success(1).startswith("muster: ran ")
         assert living_session(place) == ["dev-project"]
         place.write("model.py", "ANSWER = 1\n")
-        assert dev.wait_for_status(2).startswith("muster: saved model.py ")
+        assert dev.wait_for_success(2).startswith("muster: saved model.py ")
         place.write("train.py", "import model\nprint('new', model.ANSWER, flush=True)\n")
-        dev.wait_for_status(3)
+        dev.wait_for_success(3)
         dev.type("r")
-        dev.wait_for_status(4)
+        dev.wait_for_success(4)
         dev.type("q")
         assert dev.process.wait(LIMIT_S) == 0
 
@@ -236,7 +242,7 @@ def test_two_of_one_instant_have_a_session_each(place):
             assert living_session(place) == []
             fcntl.flock(held, fcntl.LOCK_UN)
             for dev in (first, second):
-                assert dev.wait_for_status(1).startswith("muster: ran ")
+                assert dev.wait_for_success(1).startswith("muster: ran ")
             assert sorted(living_session(place)) == ["dev-project", "dev-project-2"]
             for dev in (first, second):
                 dev.type("q")

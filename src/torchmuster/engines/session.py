@@ -74,19 +74,19 @@ class SessionEngine(LocalEngine):
 
     def _launch(self, order: AgentOrder) -> HasStatus:
         place, held = order.place, self.session
+        fds = [1, 2, order.lifeline_fd, *([order.listen_fd] if place == HEAD else [])]
+        environment = self._environment(order.place) or dict(os.environ)
+        fork = fork_order(self.plan, order, environment)
         try:
             if self._is_starting:
                 line = wait_for_door(held.run_dir, place, held.lives)
             else:  # within the owner's loop: a door that opens later is asked by the next attempt
                 line = call_door(held.run_dir, place)
+            send_order(line, fork, [fd for fd in fds if fd is not None])
         except ChannelError as error:
             if self._is_starting:
                 raise ended(held.name, error) from error
             return DoorAgent(None, held.name, f"{error.what}: {error.why or error.where}")
-        fds = [1, 2, order.lifeline_fd, *([order.listen_fd] if place == HEAD else [])]
-        environment = self._environment(order.place) or dict(os.environ)
-        fork = fork_order(self.plan, order, environment)
-        send_order(line, fork, [fd for fd in fds if fd is not None])
         return DoorAgent(line, held.name)
 
     def _words_of(self, child: HasStatus) -> tuple[str, ...]:

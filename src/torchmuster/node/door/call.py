@@ -160,10 +160,17 @@ def ask(run_dir: RunDir, place: int, order: messages.DoorOrder) -> messages.Door
 
 
 def send_order(line: socket.socket, order: messages.DoorOrder, fds: Sequence[int] = ()) -> None:
-    """Send an order with descriptors, which stay open here."""
+    """Send an order with descriptors, which stay open here.
+
+    Raises:
+        ChannelError: The door has gone since it was called.
+    """
     memory = messages.pack_order(order)
     try:
         socket.send_fds(line, [b"order"], [memory, *fds])
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ChannelError("the door of the session does not answer", why=why) from error
     finally:
         os.close(memory)
 
