@@ -83,7 +83,8 @@ def test_a_requeued_training_ends_with_the_weights_of_one_that_was_left_alone(lo
 
 
 @pytest.mark.parametrize(
-    ("lost", "left", "again"), [("n2", "n1", "n[1,3]"), ("n1", "n2", "n[2-3]")]
+    ("lost", "left", "again"),
+    [pytest.param("n2", "n1", "n[1,3]", marks=pytest.mark.lab), ("n1", "n2", "n[2-3]")],
 )
 def test_a_run_of_fixed_size_that_lost_a_node_is_requeued_as_a_plain_job_would_be(
     login, slurm_lab, lost, left, again

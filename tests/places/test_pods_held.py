@@ -100,6 +100,7 @@ def test_a_client_that_connects_late_gets_everything(lab):
     assert lab.jobs() == []
 
 
+@pytest.mark.lab
 def test_a_client_that_is_cut_off_at_the_end_gets_everything_later(lab):
     lab.hold()
     client = lab.follow()

@@ -213,6 +213,7 @@ def test_a_member_whose_pod_is_lost_begins_again_in_another(lab):
     assert lab.states() == ["succeeded"] * 2
 
 
+@pytest.mark.lab
 def test_a_secret_that_somebody_deletes_is_made_again_before_a_lost_member_needs_it(lab):
     lab.touch("hold-0")
     client = lab.popen(*lab.words(members=2))

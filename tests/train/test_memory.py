@@ -291,7 +291,9 @@ def test_shards_of_two_nodes_that_are_lost_at_once_come_from_their_second_copies
     assert global_losses(killed, 4) == pytest.approx(global_losses(alone, 1), rel=1e-9)
 
 
-@pytest.mark.parametrize("shape", [("2", 2), ("3", 1), ("1:3", 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(("2", 2), marks=pytest.mark.lab), ("3", 1), ("1:3", 1)], ids=str
+)
 def test_shards_of_a_killed_node_come_from_its_neighbour_at_any_world_size(shape, tmp_path):
     nodes, workers = shape
     alone, killed = tmp_path / "alone", tmp_path / "killed"
