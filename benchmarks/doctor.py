@@ -13,7 +13,6 @@ Processor time is that of the command and of all that it has started. On a busy 
 """
 
 import argparse
-import datetime as dt
 import json
 import os
 import shutil
@@ -29,7 +28,8 @@ from typing import Any
 
 from running.results import FOLDER, headline, machine_facts, save
 from running.stage import REPOSITORY, Stage, stage
-from torchmuster.owner.views.record import read_events
+from torchmuster.files.layout import RunDir
+from torchmuster.owner.views.record import read_events, record_of
 
 SOURCE = REPOSITORY / "src"
 
@@ -109,17 +109,13 @@ def measure_short(environment: Mapping[str, str], folder: Path) -> dict[str, Rea
         reading, _ = run_timed(muster(*words), environment, folder)
         home = Path(environment["MUSTER_HOME"])
         (run_dir,) = (home / "runs").iterdir()
-        events = {event["event"]: event for event in read_events(str(run_dir / "events.jsonl"))}
-        start_s = _at(events["workers_started"]) - _at(events["run_started"])
-        look = events.get("preflight", {})
-        held = {"held_s": float(look["held_s"]), "looked_s": float(look["took_s"])} if look else {}
+        found_at = {one.event.name: one.at for one in read_events(str(run_dir / "events.jsonl"))}
+        start_s = found_at["workers_started"] - found_at["run_started"]
+        look = record_of(RunDir(str(run_dir))).preflight
+        held = {"held_s": look.held_s, "looked_s": look.took_s} if look is not None else {}
         found[f"run --nodes 2, {name}"] = reading | {"start_s": start_s} | held
         shutil.rmtree(run_dir)
     return found
-
-
-def _at(event: Mapping[str, Any]) -> float:
-    return dt.datetime.fromisoformat(event["time"]).timestamp()
 
 
 CASES: dict[str, Callable[[Mapping[str, str], Path], dict[str, Reading]]] = {

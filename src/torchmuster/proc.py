@@ -32,15 +32,6 @@ _beside: set[int] = set()
 _left_sessions: set[int] = set()  # of processes that go on when the run has ended well
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftProcess:
-    """A process in a session that a worker has made: it outlives a run that ended well."""
-
-    pid: int
-    session: int
-    name: str
-
-
 def node_program(name: str, *words: str, python: str = sys.executable) -> list[str]:
     """Return the command line of one of our programs (`programs/__main__.py`), which no site or variable disturbs."""
     return [python, "-I", "-S", NODE_DOOR, name, *words]

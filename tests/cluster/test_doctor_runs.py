@@ -7,7 +7,7 @@ import pytest
 
 from kit.command import muster_env, run_muster
 from torchmuster.files.layout import RunDir
-from torchmuster.owner.views.record import read_events
+from torchmuster.owner.views.record import read_lines
 
 LIMIT_S = 120
 
@@ -92,4 +92,4 @@ def test_nothing_is_looked_at_where_nobody_wants_it(muster, tmp_path, how):
 
 
 def events(muster, run_id):
-    return list(read_events(RunDir(str(muster.home / "runs" / run_id)).events))
+    return list(read_lines(RunDir(str(muster.home / "runs" / run_id)).events))

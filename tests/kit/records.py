@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.sample import RankSample
 from torchmuster.model.states import RunState
@@ -32,9 +33,30 @@ def start(after_s, attempt, why="start", nodes=NODES):
     )
 
 
+def end_of_rank(rank, attempt=0, **fields):
+    """Return the end of a rank on n2 as records have it, a SIGKILL."""
+    end = WorkerEnd(
+        attempt=attempt,
+        rank=rank,
+        local_rank=rank,
+        node="n2",
+        kind=EndKind.SIGNAL,
+        asked=False,
+        elapsed_s=1.0,
+        signum=9,
+    )
+    return {**codec.to_plain(end), **fields}
+
+
 def failure(after_s, attempt, what="SIGKILL in rank 3 on n2", **cause):
-    told = {"rank": 3, "node": "n2", "kind": "signal", "tail": [], "error": None, **cause}
+    told = end_of_rank(3, attempt, **cause)
     return event(after_s, "attempt_failed", attempt=attempt, what=what, cause=told, restarts_left=2)
+
+
+def over(after_s, state="succeeded"):
+    """Return the event on the end of the run."""
+    told = {"run_id": "r", "state": state, "exit_code": 0, "attempts": 2, "restarts_spent": 1}
+    return event(after_s, "run_ended", elapsed_s=25.0, **told)
 
 
 # Attempt 0 trains from 5 s on, saves step 100 at 9 s and is killed at 11 s; attempt 1 trains from 15 s to 25 s.
@@ -47,7 +69,7 @@ EVENTS = [
     failure(11, 0),
     start(11, 1, why="after SIGKILL"),
     event(13, "workers_started", attempt=1, restart_s=2.0),
-    event(25, "run_ended", state="succeeded"),
+    over(25),
 ]
 TRAINING = [
     event(

@@ -12,7 +12,7 @@ from kit.waiting import wait_until
 from places.pods import PodWorld
 from torchmuster.model.states import State
 from torchmuster.model.workflow import GroupPlan, InputKind, InputPlan, TaskPlan, WorkflowPlan
-from torchmuster.owner.views.record import read_events, read_outcome
+from torchmuster.owner.views.record import read_lines, read_outcome
 
 WAIT = 'until [ -e "{stop}" ]; do sleep 0.05; done; '
 LEAD = (
@@ -127,7 +127,7 @@ def test_the_first_pod_made_again_goes_on_counting_and_a_cancel_is_final(group):
     )
     group.kill(0, signal.SIGTERM)
     assert group.wait(0) == 75
-    assert any(e["event"] == "group_started" for e in read_events(events))
+    assert any(e["event"] == "group_started" for e in read_lines(events))
     group.start(0)
     wait_for_other(group, 1)
     note = os.path.join(group.run_dir(0).group("work").path, "cancelled.json")

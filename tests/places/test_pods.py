@@ -12,7 +12,7 @@ from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
 from places.pods import PodWorld
 from torchmuster.model.states import RunState
-from torchmuster.owner.views.record import read_events, read_result
+from torchmuster.owner.views.record import read_lines, read_result
 from torchmuster.spec.launch import RunRequest, plan_run
 from torchmuster.spec.problems import Problems
 
@@ -66,7 +66,7 @@ def world(tmp_path, monkeypatch):
 
 
 def events(world, name, index=0):
-    return [e for e in read_events(world.run_dir(index).events) if e["event"] == name]
+    return [e for e in read_lines(world.run_dir(index).events) if e["event"] == name]
 
 
 def trains(world, attempt):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kit.browser import Look, chromium, needs_chromium
-from kit.records import EVENTS, TRAINING, event, failure, make_run, result, sample
+from kit.records import EVENTS, TRAINING, event, failure, make_run, over, result, sample
 from torchmuster.model.states import RunState
 from torchmuster.report.compare import compare
 from torchmuster.report.find import find_story
@@ -59,7 +59,7 @@ NETWORK = event(
     latency_s=5e-5,
     unused=[],
 )
-FAILED = [*EVENTS[:-1], failure(25, 1, tail=["x" * 300]), event(25, "run_ended", state="failed")]
+FAILED = [*EVENTS[:-1], failure(25, 1, tail=["x" * 300]), over(25, "failed")]
 
 
 @pytest.fixture(scope="module")

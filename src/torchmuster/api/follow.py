@@ -14,7 +14,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.display.text import as_bytes, printable
 from torchmuster.owner.views.board_watch import BoardWatch
 from torchmuster.owner.views.control import LogChoice, log_files
-from torchmuster.owner.views.find import any_result, owner_lives, view_run
+from torchmuster.owner.views.find import any_result, owner_lives, view_of_sweep, view_run
 from torchmuster.owner.views.live import LiveReader
 from torchmuster.owner.views.record import read_new
 from torchmuster.ui.status_line import status_rows
@@ -82,7 +82,7 @@ def shown(run_dir: RunDir, pauses: Iterator[float]) -> Iterator[float]:
 
 def follow_sweep(run_dir: RunDir) -> None:
     """Show where the members of a sweep stand until it has ended, and then their table."""
-    from torchmuster.cli.sweep_views import counted, describe_best, members_table, sweep_of
+    from torchmuster.cli.kinds.sweep import counted, describe_best, members_table
 
     cell = _cell()
     shown: _Status = cell if cell is not None else _Terminal() if sys.stdout.isatty() else _Status()
@@ -90,7 +90,7 @@ def follow_sweep(run_dir: RunDir) -> None:
     try:
         while True:
             over = any_result(run_dir) is not None or not owner_lives(run_dir)
-            view = sweep_of(view_run(run_dir))
+            view = view_of_sweep(run_dir)
             found = describe_best(view)
             if found is not None and found != best:
                 best = found

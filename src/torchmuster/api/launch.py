@@ -17,12 +17,10 @@ from torchmuster.api.program import command
 from torchmuster.api.run import RunHandle
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir, runs_dir, short_id
+from torchmuster.files.layout import Kind, RunDir, runs_dir, short_id
 from torchmuster.model import codec
 from torchmuster.model.calls.call_file import LaunchOrder
 from torchmuster.model.plan import FunctionCall
-from torchmuster.node.door.call import SESSION_FILE
-from torchmuster.owner.views.run_view import RunView
 
 
 class RunClient(Protocol):
@@ -210,12 +208,8 @@ def runs() -> list[RunHandle]:
     """
     from torchmuster.owner.views.find import all_runs
 
-    return [RunHandle(view.run_dir) for view in reversed(all_runs()) if _is_run(view)]
-
-
-def _is_run(view: RunView) -> bool:
-    is_session = os.path.isfile(os.path.join(view.run_dir.path, SESSION_FILE))
-    return not (view.is_workflow or view.is_sweep or is_session)
+    runs = [view for view in reversed(all_runs()) if view.kind is Kind.RUN]
+    return [RunHandle(view.run_dir) for view in runs]
 
 
 def find_run(word: str) -> RunHandle:
@@ -228,7 +222,7 @@ def find_run(word: str) -> RunHandle:
     from torchmuster.owner.views import find
 
     view = find.find_run(word)
-    if view.is_workflow:
+    if view.kind is Kind.WORKFLOW:
         name = short_id(view.run_id)
         raise NotFoundError(f"{name} is a workflow, not a run", fix=f"muster status {name}")
     return RunHandle(view.run_dir)

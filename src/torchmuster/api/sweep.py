@@ -17,7 +17,7 @@ from torchmuster.api.program import start_command
 from torchmuster.api.sweep_handle import SweepHandle
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir, runs_dir
+from torchmuster.files.layout import Kind, RunDir, runs_dir
 from torchmuster.model import codec
 from torchmuster.model.calls.call_file import LaunchOrder
 from torchmuster.model.plan import FunctionCall
@@ -88,7 +88,7 @@ def find_sweep(word: str) -> SweepHandle:
     from torchmuster.owner.views import find
 
     view = find.find_run(word)
-    if not view.is_sweep:
+    if view.kind is not Kind.SWEEP:
         raise NotFoundError(f"{view.run_id} is no sweep", fix="torchmuster.find_run finds runs")
     return SweepHandle(view.run_dir)
 

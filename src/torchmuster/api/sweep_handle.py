@@ -16,7 +16,7 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.states import RunState
 from torchmuster.owner.sweep.members import member_dir
-from torchmuster.owner.views.find import any_result, owner_lives, view_run
+from torchmuster.owner.views.find import any_result, owner_lives, view_of_sweep, view_run
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 
 _POLL_S = 0.05
@@ -66,7 +66,7 @@ class SweepHandle:
 
     def __repr__(self) -> str:
         """Return the name, and how many members are in which state."""
-        from torchmuster.cli.sweep_views import counted
+        from torchmuster.cli.kinds.sweep import counted
 
         return f"<torchmuster.SweepHandle {short_id(self.run_id)}: {counted(self._view())}>"
 
@@ -91,7 +91,7 @@ class SweepHandle:
 
     def table(self) -> str:
         """Return the table of the members as text: values, states, the metric, what failed and why."""
-        from torchmuster.cli.sweep_views import members_table
+        from torchmuster.cli.kinds.sweep import members_table
 
         return members_table(self._view())
 
@@ -101,7 +101,7 @@ class SweepHandle:
         Raises:
             torchmuster.errors.NotFoundError: A member has completed, and none has told the metric.
         """
-        from torchmuster.cli.sweep_views import describe_missing
+        from torchmuster.cli.kinds.sweep import describe_missing
 
         view = self._view()
         if (missing := describe_missing(view, self._dir)) is not None:
@@ -208,13 +208,11 @@ class SweepHandle:
     # How it is looked at.
 
     def _view(self) -> SweepView:
-        from torchmuster.cli.sweep_views import sweep_of
-
         if os.path.isdir(os.path.join(self._dir.path, "pods")):
             from torchmuster.owner.pods.members import catch_up_members
 
             catch_up_members(self._dir)
-        return sweep_of(view_run(self._dir))
+        return view_of_sweep(self._dir)
 
     def _look_until_ended(self, timeout_s: float | None) -> Iterator[float]:
         """Yield how long to wait until the next look, until the sweep has succeeded."""

@@ -11,12 +11,11 @@ from typing import Any
 
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
 from torchmuster.model.calls.call_file import own_python
 from torchmuster.model.calls.carried import unpack
 from torchmuster.model.failure import ValueNote
 from torchmuster.model.ranks import name_ranks
-from torchmuster.owner.views.record import DAMAGED, read_events
+from torchmuster.owner.views.record import record_of
 from torchmuster.plainfile import open_own
 
 
@@ -30,17 +29,11 @@ def noted_values(run_dir: RunDir) -> tuple[int, dict[int, ValueNote]]:
     Raises:
         NotFoundError: The run has no attempt, or ranks of the last one have returned nothing.
     """
-    attempt, world_size = -1, 0
-    found: dict[int, ValueNote] = {}
-    for event in read_events(run_dir.events):
-        try:
-            if event.get("event") == "attempt_started":
-                attempt, world_size, found = int(event["attempt"]), int(event["world_size"]), {}
-            elif event.get("event") == "worker_ended" and event["attempt"] == attempt:
-                note = event.get("value")
-                found |= {event["rank"]: codec.from_plain(ValueNote, note)} if note else {}
-        except DAMAGED:
-            continue
+    attempts = record_of(run_dir).attempts
+    attempt, world_size, found = -1, 0, dict[int, ValueNote]()
+    if attempts:
+        last = attempts[-1]
+        attempt, world_size, found = last.number, last.num_workers or 0, last.values
     missing = [rank for rank in range(world_size) if rank not in found]
     if attempt < 0 or missing:
         who = name_ranks(missing) if missing else "no rank"

@@ -77,7 +77,7 @@ def exec(  # noqa: A001 - the command's name
     from torchmuster.owner.views.find import find_run
 
     view = find_run(run)
-    if rank is not None or node is not None or (view.plan is not None and not view.is_workflow):
+    if rank is not None or node is not None or (view.has_ranks and view.is_readable):
         command = _command_of(words, ctx.meta[_COMMAND], rank, node, group)
         return _beside(view, rank, node, _order(command, None, tty, timeout))
     task, argv = _split(words, ctx.meta[_COMMAND], group)

@@ -56,6 +56,7 @@ def replay(
     at the first NaN, or at the exception. The run itself and its snapshots stay as they are.
     """
     from torchmuster.cli.ending import shown_here
+    from torchmuster.cli.kinds.table import commands_of
     from torchmuster.cli.places.here import Here
     from torchmuster.cli.places.place import start_and_follow
     from torchmuster.errors import NotFoundError, UsageError
@@ -67,14 +68,7 @@ def replay(
 
     view = find_run(run)
     name = short_id(view.run_id)
-    if view.is_workflow:
-        fix = f"muster replay {name}/TASK --step N"
-        raise UsageError(f"{name} is a workflow: its training tasks have steps", fix=fix)
-    if view.is_sweep:
-        raise UsageError(
-            f"{name} is a sweep: its members have steps",
-            fix=f"muster replay {name}.NUMBER; `muster status {name}` lists them",
-        )
+    commands_of(view).check_replay(view)
     plan = view.plan
     if plan is None:
         raise NotFoundError("the run has no plan that can be read", where=view.run_dir.plan)

@@ -71,7 +71,7 @@ class StatusLine:
 
         view = view_run(self._run_dir)
         watch = BoardWatch(view, ask_every_s=_EVERY_S)
-        if not view.is_workflow:
+        if view.has_ranks:
             watch.start()
         reader = LiveReader(self._run_dir, watch.newest)
         while not self._ends.wait(_EVERY_S):

@@ -66,7 +66,7 @@ def _print_once(view: "RunView | None", *, as_json: bool) -> int:
 def _read_once(view: "RunView") -> "LiveRun":
     from torchmuster.owner.views.live import LiveReader
 
-    if view.state.is_final or view.is_workflow:
+    if view.state.is_final or not view.has_ranks:
         return LiveReader(view.run_dir).read()
     from torchmuster.owner.views.board_watch import BoardWatch
 

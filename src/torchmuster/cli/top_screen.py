@@ -180,7 +180,7 @@ class _Viewer:
     def _open(self, view: RunView) -> None:
         self._close_run()
         self._view = view
-        self._is_called = view.state.is_final or view.is_workflow
+        self._is_called = view.state.is_final or not view.has_ranks
         self._run = _Feed(LiveReader(view.run_dir, self._board).read)
 
     def _board(self) -> "tuple[RankSample | None, str]":

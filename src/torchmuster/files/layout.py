@@ -12,6 +12,7 @@ runs/<run_id>/
 and what `RunDir` names below.
 """
 
+import enum
 import os
 import re
 from dataclasses import dataclass
@@ -46,6 +47,15 @@ def muster_home() -> str:
 def runs_dir() -> str:
     """Return the folder of all runs."""
     return os.path.join(muster_home(), "runs")
+
+
+class Kind(enum.Enum):
+    """What a run directory is the record of."""
+
+    RUN = "run"
+    WORKFLOW = "workflow"
+    SWEEP = "sweep"
+    SESSION = "session"  # a run whose program is a door (`RunPlan.is_session`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,12 @@ class RunDir:
     sweep = PathBelow("sweep.json")  # client: the plan, there is no plan.json
     arrays = PathBelow("arrays.json")  # client: which elements of which job arrays are its members
     members = PathBelow("members")  # a run directory for each member, named by its run id
+
+    @property
+    def kind(self) -> Kind | None:
+        """What it is the record of, by the name of its plan; None where it has none."""
+        plans = {self.workflow: Kind.WORKFLOW, self.sweep: Kind.SWEEP, self.plan: Kind.RUN}
+        return next((kind for path, kind in plans.items() if os.path.isfile(path)), None)
 
     def group(self, group: str) -> "GroupDir":
         """The folder of a group of a workflow."""

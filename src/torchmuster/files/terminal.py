@@ -8,10 +8,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from torchmuster.files.backlog import Backlog, PatientWriter
 from torchmuster.files.disk import DiskWriter
@@ -21,6 +20,8 @@ from torchmuster.model.display.repeats import Shown
 from torchmuster.model.display.status_below import StatusBelow
 from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.display.text import as_bytes, moved_in, printable
+from torchmuster.model.record import events
+from torchmuster.model.record.events import RecordEvent
 from torchmuster.plainfile import write_all
 
 _MAX_WAITING_BYTES = 1 << 20
@@ -122,14 +123,14 @@ class TerminalVoice:
         """Print a sentence that a user should see even where other sentences are left out: why something takes longer."""
         TerminalVoice.say(self, sentence)
 
-    def tell(self, event: str, fields: Mapping[str, Any]) -> None:
+    def tell(self, event: RecordEvent) -> None:
         """Print the sentence for an event of the run, if it has one."""
         with self._changed:
-            if event == "attempt_started":
+            if isinstance(event, events.AttemptStartedEvent):
                 self.shown.begin_attempt()
-            if event == "notice" and fields.get("logs_lost_lines"):
+            if isinstance(event, events.NoticeEvent) and event.logs_lost_lines:
                 self._joiner.lacks_logs = True
-            sentence = narrate(event, fields, self.shown)
+            sentence = narrate(event, self.shown)
         if sentence is not None:
             self.explain(sentence)
 
@@ -251,10 +252,10 @@ class BriefVoice(TerminalVoice):
     def say(self, sentence: str) -> None:
         """Say nothing."""
 
-    def tell(self, event: str, fields: Mapping[str, Any]) -> None:
+    def tell(self, event: RecordEvent) -> None:
         """Print the sentence for an event, unless it is a stop."""
-        if event != "stopping":
-            super().tell(event, fields)
+        if not isinstance(event, events.StoppingEvent):
+            super().tell(event)
 
 
 def _named(path: Callable[[], str], fd: int) -> str:

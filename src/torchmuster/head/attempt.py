@@ -3,12 +3,13 @@
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchmuster.head.membership import MAX_LISTED, Member
-from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.failure import EndKind, WorkerEnd, describe
 from torchmuster.model.nodelist import compress_counts
 from torchmuster.model.ranks import NodeRanks, compress_ranks
+from torchmuster.model.record import events
+from torchmuster.model.record.events import AttemptNode, event_of_end
 from torchmuster.net.messages import StartAttempt
 
 
@@ -22,6 +23,42 @@ class AttemptPhase(enum.Enum):
 
 
 EARLY_END_AGAIN_S = 10.0
+_MOST_SINGLE = {True: 8, False: 64}  # ends of an attempt, by whether muster had asked for them
+
+
+@dataclass(slots=True)
+class EndsTold:
+    """Bounds what the record says of the ends of an attempt: the first ones singly, of thousands the rest by how they ended."""
+
+    _num: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    _rest: dict[tuple[str, bool], tuple[list[int], float]] = field(default_factory=dict)
+    _attempt: int = 0
+
+    def take(self, end: WorkerEnd) -> events.WorkerEndedEvent | None:
+        """Note an end; return its event where it has one of its own."""
+        self._num[end.asked] += 1
+        if end.value or end.code or self._num[end.asked] <= _MOST_SINGLE[end.asked]:
+            return event_of_end(end)
+        self._attempt, key = end.attempt, (describe(end), end.asked)
+        ranks, longest_s = self._rest.get(key, ([], 0.0))
+        ranks.append(end.rank)
+        self._rest[key] = ranks, max(longest_s, end.elapsed_s)
+        return None
+
+    def rest(self) -> list[events.WorkersEndedEvent]:
+        """Return the events on all other ends, and forget those."""
+        rest, self._rest = self._rest, {}
+        return [
+            events.WorkersEndedEvent(
+                attempt=self._attempt,
+                ranks=compress_ranks(ranks),
+                num=len(ranks),
+                asked=asked,
+                what=what,
+                elapsed_s=longest_s,
+            )
+            for (what, asked), (ranks, longest_s) in rest.items()
+        ]
 
 
 @dataclass(slots=True)
@@ -58,6 +95,7 @@ class Attempt:
     early_at: float | None = None
     preempted_at: float | None = None
     ended_after_stop: bool = False
+    ends_told: EndsTold = field(default_factory=EndsTold)
     _ended: set[int] = field(default_factory=set)
     _told: set[int] = field(default_factory=set)  # the ranks whose agents have said how they ended
     _unreaped: dict[int, Member] = field(default_factory=dict)
@@ -172,20 +210,23 @@ class Attempt:
                 ),
             )
 
-    def told(self, why: str, name_of: Callable[[Member], str]) -> dict[str, Any]:
+    def told(
+        self, why: str, name_of: Callable[[Member], str], spares: tuple[str, ...] | None
+    ) -> events.AttemptStartedEvent:
         """Return the event on the start; `why` says what it follows."""
-        nodes = [
-            {"node": name_of(m), "host": m.hello.host, "ranks": _name_span(self.ranks[place])}
+        nodes = tuple(
+            AttemptNode(node=name_of(m), host=m.hello.host, ranks=_name_span(self.ranks[place]))
             for place, m in sorted(self.members.items())[:MAX_LISTED]
-        ]
-        return {
-            "attempt": self.number,
-            "world_size": self.world_size,
-            "num_nodes": len(self.members),
-            "why": why,
-            "master": self.store,
-            "nodes": nodes,
-        }
+        )
+        return events.AttemptStartedEvent(
+            attempt=self.number,
+            world_size=self.world_size,
+            num_nodes=len(self.members),
+            why=why,
+            master=self.store,
+            nodes=nodes,
+            spares=spares,
+        )
 
     def take(self, end: WorkerEnd, now: float) -> bool:
         """Note the end of a worker; say whether it is news, not told again after a broken connection."""

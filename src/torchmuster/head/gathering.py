@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.record.events import MissingNode, WaitingEvent
 from torchmuster.model.verdict import Report
 
 _MAX_NAMED = 8  # in a sentence
@@ -124,29 +124,29 @@ class Gathering:
             return missing
         return [place for place in missing if place not in self.asked_for]
 
-    def missing(self, place: int) -> dict[str, str]:
+    def missing(self, place: int) -> MissingNode:
         """Return the node of a place, and why it is missing."""
         why = "no agent has connected"
         if place in self.asked_for:
             why = "lost; a replacement has not connected"
         if place in self.start_failures:
             why = f"{why}: {self.start_failures[place]}"
-        return {"node": self.plan.node_name(place), "why": why}
+        return MissingNode(node=self.plan.node_name(place), why=why)
 
-    def wait(self, num_here: int, now: float, hint: str) -> dict[str, Any]:
-        """Return the event that names the nodes that are missing; empty where something is left of the last attempt only."""
+    def wait(self, num_here: int, now: float, hint: str) -> WaitingEvent | None:
+        """Return the event that names the nodes that are missing; None where something is left of the last attempt only."""
         wanted = self.plan.min_nodes  # of a fixed number that is all of them
         places = self.members.missing_places()[: wanted - num_here]
         if not places:
-            return {}
+            return None
         missing = [self.missing(place) for place in places]
-        return {
-            "missing": missing[:MAX_LISTED],
-            "num_missing": len(missing),
-            "wanted": wanted,
-            "left_s": round(self.left_s(now), 1),
-            **({"hint": hint} if hint else {}),
-        }
+        return WaitingEvent(
+            missing=tuple(missing[:MAX_LISTED]),
+            num_missing=len(missing),
+            wanted=wanted,
+            left_s=round(self.left_s(now), 1),
+            hint=hint,
+        )
 
     def report(self, num_here: int) -> Report:
         """Return the report on a run whose nodes did not come within the limit."""
@@ -174,7 +174,7 @@ class Gathering:
             came, hint = "can come", "another job may get other nodes"
         return Report(
             error=f"only {num_here} of {self.plan.min_nodes} nodes {came}",
-            at=", ".join(one["node"] for one in missing),
-            because=tuple(f"{one['node']}: {one['why']}" for one in missing),
+            at=", ".join(one.node for one in missing),
+            because=tuple(f"{one.node}: {one.why}" for one in missing),
             hint=hint,
         )

@@ -6,7 +6,7 @@ import signal
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from torchmuster import proc
 from torchmuster.files import atomic
@@ -25,6 +25,18 @@ from torchmuster.model.liveness.lease import SILENT_S, is_given_up
 from torchmuster.model.outcome import (
     GroupOutcome,
     TaskOutcome,
+)
+from torchmuster.model.record.events import (
+    AgentLostEvent,
+    DatasetVersionEvent,
+    GroupEndedEvent,
+    GroupStartedEvent,
+    GroupStateEvent,
+    GroupWaitsEvent,
+    NoticeEvent,
+    TaskEndedEvent,
+    TaskStartedEvent,
+    TaskStateEvent,
 )
 from torchmuster.model.states import State
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
@@ -120,7 +132,8 @@ class GroupHead(Head[_Agent]):
 
     def forward(self, signum: int) -> None:
         """Pass a signal on to what catches it: the scheduler's word that the time ends soon."""
-        self.event("notice", text=f"{signal.Signals(signum).name} goes to the tasks' processes")
+        text = f"{signal.Signals(signum).name} goes to the tasks' processes"
+        self.event(NoticeEvent(text=text))
         for agent in self._agents.values():
             agent.channel.send_nowait(messages.Forward(signum=signum))
 
@@ -131,9 +144,9 @@ class GroupHead(Head[_Agent]):
 
     async def conduct(self) -> GroupOutcome:
         """Conduct the group to its end and return how it ended."""
-        self.event("group_started", group=self._group.name)
+        self.event(GroupStartedEvent(group=self._group.name))
         for note in self._options.notes:
-            self.event("notice", text=f"group {self._group.name}: {note}")
+            self.event(NoticeEvent(text=f"group {self._group.name}: {note}"))
         self._obey(self._gang.start(self._options.first_attempts))
         await self.run()
         outcome = self._conclude()
@@ -194,7 +207,8 @@ class GroupHead(Head[_Agent]):
             left = ""
             if limit_s is not None and self._running_since is not None:
                 left = f"; {limit_s - (time.monotonic() - self._running_since):.0f} s left"
-            self.event("group_waits", group=self._group.name, text=f"waiting for {what}{left}")
+            text = f"waiting for {what}{left}"
+            self.event(GroupWaitsEvent(group=self._group.name, text=text))
 
     # What comes in.
 
@@ -245,26 +259,24 @@ class GroupHead(Head[_Agent]):
                 self._port_users.discard(task)
                 self._obey(self._gang.could_not_prepare(task, State(state), why, code))
             case messages.TaskStarted(attempt=attempt, pid=pid):
-                self.event(
-                    "task_started", task=task, attempt=attempt, pid=pid, host=agent.hello.host
-                )
+                host = agent.hello.host
+                self.event(TaskStartedEvent(task=task, attempt=attempt, pid=pid, host=host))
             case messages.TaskEnded(attempt=attempt, code=code, signum=signum):
-                self.event(
-                    "task_ended", task=task, attempt=attempt, code=code, elapsed_s=message.elapsed_s
-                )
+                took_s = message.elapsed_s
+                self.event(TaskEndedEvent(task=task, attempt=attempt, code=code, elapsed_s=took_s))
                 self._ends[task] = message
                 self._port_users.discard(task)
                 self._obey(self._gang.ended(task, code=code, signum=signum))
             case messages.TaskUploaded(error=error, notes=notes, versions=versions):
                 for note in notes:
-                    self.event("notice", text=f"{task}: {note}")
+                    self.event(NoticeEvent(text=f"{task}: {note}"))
                 for version in versions:
-                    self.event("dataset_version", task=task, version=version)
+                    self.event(DatasetVersionEvent(task=task, version=version))
                 self._obey(self._gang.uploaded(task, error))
             case messages.TaskOutput():
                 self.show(message)
             case messages.Notice(text=text):
-                self.event("notice", text=text)
+                self.event(NoticeEvent(text=text))
             case messages.BarrierCall():
                 self._barriers.call(task, message, time.monotonic())
             case messages.BarrierLeave(caller_id=caller_id):
@@ -318,7 +330,7 @@ class GroupHead(Head[_Agent]):
             return
         self._barriers.task_lost(task)
         self._starter.kill(task)
-        self.event("agent_lost", task=task, why=why)
+        self.event(AgentLostEvent(task=task, why=why))
         self._obey(self._gang.lost(task, why))
 
     # What has to be done.
@@ -375,15 +387,6 @@ class GroupHead(Head[_Agent]):
             agent.channel.send_nowait(message)
 
     def _tell(self, order: gang.Tell) -> None:
-        fields: dict[str, Any] = {
-            "group": self._group.name,
-            "task": order.task,
-            "attempt": order.attempt,
-            "state": order.state.value,
-            "why": order.why,
-        }
-        if order.code is not None:
-            fields["code"] = order.code
         self._outcomes[order.task] = TaskOutcome(
             task=order.task,
             state=order.state,
@@ -391,7 +394,16 @@ class GroupHead(Head[_Agent]):
             why=order.why,
             code=order.code,
         )
-        self.event("task_state", **fields)
+        self.event(
+            TaskStateEvent(
+                group=self._group.name,
+                task=order.task,
+                attempt=order.attempt,
+                state=order.state.value,
+                why=order.why,
+                code=order.code,
+            )
+        )
 
     def _note_state(self) -> None:
         state = self._gang.state
@@ -400,7 +412,7 @@ class GroupHead(Head[_Agent]):
         self._state = state
         if state is State.RUNNING and self._running_since is None:
             self._running_since = time.monotonic() - self._options.ran_s
-        self.event("group_state", group=self._group.name, state=state.value)
+        self.event(GroupStateEvent(group=self._group.name, state=state.value))
 
     def _begin_message(self, task: str, attempt: int) -> messages.TaskBegin:
         if not self._port_users:  # who begins beside others must get the ports that they have
@@ -433,8 +445,8 @@ class GroupHead(Head[_Agent]):
             atomic.write_json(path, codec.to_plain(outcome))
         except OSError as error:  # the owner hears it in the event below
             text = f"the result of group {self._group.name} could not be written: {error.strerror}"
-            self.event("notice", text=text)
-        self.event("group_ended", outcome=codec.to_plain(outcome))
+            self.event(NoticeEvent(text=text))
+        self.event(GroupEndedEvent(outcome=outcome))
         return outcome
 
     async def _say_goodbye(self) -> None:

@@ -12,13 +12,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from torchmuster import proc
 from torchmuster.files.backlog import Backlog
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.liveness.lease import SILENT_S, OwnClock
+from torchmuster.model.record.events import RecordEvent, fields_of
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.net.handshake import Role
@@ -331,9 +332,9 @@ class Head(ABC, Generic[AgentT]):
 
     # What goes out.
 
-    def event(self, name: str, **fields: Any) -> messages.Event:
+    def event(self, event: RecordEvent) -> messages.Event:
         """Write one event to the record and to everyone who watches."""
-        now = utc_now()
+        now, name, fields = utc_now(), event.name, fields_of(event)
         self.disk.append(self._record, event_line(now, name, fields).encode())
         message = messages.Event(name=name, time=now, fields=fields)
         for client in self._clients:

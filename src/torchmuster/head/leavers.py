@@ -13,6 +13,7 @@ from torchmuster.head.membership import Member
 from torchmuster.model import contract
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.record.events import StoppingEvent
 from torchmuster.model.stop import StopCause, better_cause
 
 _BETTER_WORD_S = 1.0  # from an agent's signal to the word of an owner who knows more
@@ -40,13 +41,13 @@ class StopRequest:
         is_unsure = self.cause is StopCause.NODE_LOST and now < self.kill_at
         return not is_unsure or now >= self.asked_at + _BETTER_WORD_S
 
-    def told(self, grace_s: float, *, by_torchrun: bool) -> dict[str, str]:
+    def told(self, grace_s: float, *, by_torchrun: bool) -> StoppingEvent:
         """Return the event that says who stops the run, and how; `muster torchrun` counts one Ctrl-C more."""
         name, who = contract.signal_name(self.signum), self.cause.value
         text = f"{who} asked to stop: {name} goes to every worker, SIGKILL after {grace_s:.0f} s"
         if self.signum == signal.SIGINT:
             text += f" or {'a third' if by_torchrun else 'a second'} Ctrl-C"
-        return {"signal": name, "who": who, "text": text}
+        return StoppingEvent(signal=name, who=who, text=text)
 
     def is_known_better(self, cause: StopCause) -> bool:
         """Take a second word on who asked for this stop; say whether it was news."""

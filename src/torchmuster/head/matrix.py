@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torchmuster.head.membership import Member
-from torchmuster.model.network import PairResult
+from torchmuster.model.network import PairResult, PairRow, pair_row
 from torchmuster.model.network_choice import draw_peers
 from torchmuster.net import messages
 
@@ -162,15 +162,6 @@ class Matrix:
         }
         return ends - {0}
 
-    def rows(self) -> list[list[object]]:
-        """Return source, target, why not (or None), microseconds and MB/s of each pair, for the event."""
-        return [
-            [
-                pair.source,
-                pair.target,
-                pair.why,
-                round(pair.latency_s * 1e6) if pair.latency_s is not None else None,
-                round(pair.bytes_per_s / 1e6, 1) if pair.bytes_per_s is not None else None,
-            ]
-            for pair in self.pairs()[:_MAX_ROWS]
-        ]
+    def rows(self) -> tuple[PairRow, ...]:
+        """Return the row of each pair, for the event."""
+        return tuple(map(pair_row, self.pairs()[:_MAX_ROWS]))

@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchmuster import proc
 from torchmuster.head.membership import Member
@@ -23,7 +22,9 @@ from torchmuster.model.network import (
     NetworkNode,
     NoNetwork,
     PairResult,
+    PairRow,
     Unused,
+    pair_row,
 )
 from torchmuster.model.network_choice import (
     NetworkFindings,
@@ -35,6 +36,7 @@ from torchmuster.model.network_choice import (
     matches,
     measured_peer,
 )
+from torchmuster.model.record.events import NetworkEvent, NoticeEvent, RecordEvent
 from torchmuster.model.verdict import Report
 from torchmuster.net import messages
 
@@ -82,7 +84,7 @@ class NetworkSurvey:
         self,
         send: Callable[[Member, messages.Message], None],
         name_of: Callable[[Member], str],
-        tell: Callable[..., Any],
+        tell: Callable[[RecordEvent], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         own_network_id: str | None = None,
@@ -239,17 +241,18 @@ class NetworkSurvey:
         rate, latency_s = chosen.bytes_per_s, chosen.latency_s
         now = self._clock()
         self._tell(
-            "network",
-            interface=name,
-            subnet=subnet,
-            num_nodes=len(survey.members),
-            nodes=survey.names[:_MAX_RECORDED],
-            pairs=_measured(survey.findings.results_of(chosen.candidate)),
-            gbit_per_s=gbit(rate) if rate is not None else None,
-            latency_s=round(latency_s, 7) if latency_s is not None else None,
-            unused=[{"name": u.name, "why": u.why} for u in chosen.unused],
-            survey_s=round(now - survey.began_at, 3),
-            waited_s=round(now - (survey.ready_at or now), 3),  # by workers that could have started
+            NetworkEvent(
+                interface=name,
+                subnet=subnet,
+                num_nodes=len(survey.members),
+                nodes=tuple(survey.names[:_MAX_RECORDED]),
+                pairs=_measured(survey.findings.results_of(chosen.candidate)),
+                gbit_per_s=gbit(rate) if rate is not None else None,
+                latency_s=round(latency_s, 7) if latency_s is not None else None,
+                unused=chosen.unused,
+                survey_s=round(now - survey.began_at, 3),
+                waited_s=round(now - (survey.ready_at or now), 3),
+            )
         )
         self._check_variables(survey, chosen)
 
@@ -261,7 +264,8 @@ class NetworkSurvey:
     def _take_failure(self, survey: _Survey, failure: NoNetwork) -> None:
         if survey.connect_s < PATIENT_CONNECT_S and survey.candidates:
             self._close()
-            self._tell("notice", node=survey.names[0], text=f"{failure.what}; trying once more")
+            text = f"{failure.what}; trying once more"
+            self._tell(NoticeEvent(node=survey.names[0], text=text))
             self._begin(survey.members, PATIENT_CONNECT_S, PATIENT_LIMIT_S)
             return
         unheard = [
@@ -284,7 +288,7 @@ class NetworkSurvey:
         """Go on as without a survey: on the addresses that the agents' connections use."""
         self._settle(survey)
         text = f"the network was not measured: {why}; workers use the agents' own connections"
-        self._tell("notice", node=survey.names[0], text=text)
+        self._tell(NoticeEvent(node=survey.names[0], text=text))
 
     # What the user has set himself.
 
@@ -300,22 +304,16 @@ class NetworkSurvey:
                 problem = _problem(variable, value, facts.names, bad)
                 if problem is not None:
                     text = f"{variable}={value[:80]} on {survey.names[node]} {problem}"
-                    self._tell("notice", node=survey.names[node], text=text)
+                    self._tell(NoticeEvent(node=survey.names[node], text=text))
 
 
-def _measured(results: Sequence[PairResult]) -> list[list[object]]:
-    """Return source, target, why not (or None), microseconds and MB/s of pairs, for the event."""
-    return [
-        [
-            pair.source,
-            pair.target,
-            pair.why,
-            round(pair.latency_s * 1e6) if pair.latency_s is not None else None,
-            round(pair.bytes_per_s / 1e6, 1) if pair.bytes_per_s is not None else None,
-        ]
+def _measured(results: Sequence[PairResult]) -> tuple[PairRow, ...]:
+    """Return the rows of pairs, for the event."""
+    return tuple(
+        pair_row(pair)
         for pair in results[: 8 * _MAX_RECORDED]
         if max(pair.source, pair.target) < _MAX_RECORDED
-    ]
+    )
 
 
 def _cannot_work(why: str) -> bool:

@@ -6,7 +6,6 @@ The base of `TrainingPolicy`, which says what follows for the attempt that runs.
 import math
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torchmuster.head.attempt import Attempt, AttemptPhase
 from torchmuster.head.gathering import Gathering
@@ -24,6 +23,8 @@ from torchmuster.head.training_actions import (
 )
 from torchmuster.model import contract
 from torchmuster.model.failure import OVERUSED, WorkerEnd
+from torchmuster.model.record import events
+from torchmuster.model.record.events import RecordEvent
 from torchmuster.model.stop import AGAIN_AFTER_S, StopCause, cause_of_stop
 from torchmuster.model.verdict import Result
 from torchmuster.net import messages
@@ -110,9 +111,9 @@ class NodePolicy:
         actions, self._actions = self._actions, []
         return actions
 
-    def tell(self, name: str, **fields: Any) -> None:
+    def tell(self, event: RecordEvent) -> None:
         """Write an event."""
-        self._actions.append(Record(name, fields))
+        self._actions.append(Record(event))
 
     def send(self, member: Member, message: messages.Message) -> None:
         """Send to an agent, if it is connected."""
@@ -153,7 +154,7 @@ class NodePolicy:
         for member in self.members.number_places():
             if self.plan.spares and member.place is not None and member.place != member.started_at:
                 name, before = self.members.name(member), self.plan.node_name(member.place)
-                self.tell("spare_taken", node=name, place=member.place, before=before)
+                self.tell(events.SpareTakenEvent(node=name, place=member.place, before=before))
 
     def _to_check(self, here: Sequence[Member]) -> list[Member]:
         """Return the nodes that are looked at before an attempt: spare ones before the first, later those that take part."""
@@ -183,10 +184,10 @@ class NodePolicy:
     def _is_spare(self, member: Member) -> bool:
         return self.plan.spares > 0 and member.place is None
 
-    def _told_spares(self) -> dict[str, list[str]]:
+    def _told_spares(self) -> tuple[str, ...] | None:
         """Return what the event on an attempt's start says of spare nodes."""
-        names = [self.members.name(member) for member in self.members.spares()]
-        return {"spares": names[:MAX_LISTED]} if self.plan.spares else {}
+        names = tuple(self.members.name(member) for member in self.members.spares())
+        return names[:MAX_LISTED] if self.plan.spares else None
 
     def _leave_out(self, attempt: Attempt, cause: WorkerEnd) -> str | None:
         """Give the node no ranks again that has computed wrongly, if that was the cause; return why the run can't go on, if so."""
@@ -199,7 +200,7 @@ class NodePolicy:
             return f"rank {cause.rank} did so on {before} as well: look at what the script does on this rank alone"
         self.members.leave_out(member)
         self._left_out[cause.rank] = name
-        self.tell("node_left_out", node=name, rank=cause.rank, machine=member.machine)
+        self.tell(events.NodeLeftOutEvent(node=name, rank=cause.rank, machine=member.machine))
         has_head = member.hello.wants_place_0  # nobody else can be its first node
         if has_head or len(self.members.present()) < self.plan.min_nodes:
             return f"{name} gets no ranks again, and the run can't go on without it: start it on other nodes"
@@ -216,7 +217,7 @@ class NodePolicy:
             for name in self._left_out.values()
         ]
         for note in notes:
-            self.tell("notice", text=note)
+            self.tell(events.NoticeEvent(text=note))
         return notes
 
     def _welcome(self, member: Member, channel: Channel) -> None:
@@ -231,23 +232,22 @@ class NodePolicy:
         )
         self.send(member, welcome)
         self._lost.pop(self.members.name_alone(member), None)
-        self.tell("agent_joined", node=name, host=hello.host, pid=hello.pid)
+        self.tell(events.AgentJoinedEvent(node=name, host=hello.host, pid=hello.pid))
         if self.result is not None:
             self._dismiss(member, self.result)
             return
         self._checks.greet(member)
         if channel.is_open:
             text = f"{name} has no common key with the head: its channel is not authenticated"
-            self.tell("notice", node=name, text=text)
+            self.tell(events.NoticeEvent(node=name, text=text))
         if member.is_left_out:
-            self.tell(
-                "notice", node=name, text=f"{name} has computed wrongly before, so it gets no ranks"
-            )
+            text = f"{name} has computed wrongly before, so it gets no ranks"
+            self.tell(events.NoticeEvent(node=name, text=text))
         elif self._is_spare(member):
             if self.next_attempt > self._options.first_attempt:
-                self.tell("spare_joined", node=name)
+                self.tell(events.SpareJoinedEvent(node=name))
         elif self.phase is not AttemptPhase.GATHERING:
-            self.tell("newcomer", node=name)
+            self.tell(events.NewcomerEvent(node=name))
             if self.plan.grow and self.running is not None:
                 self._why_next = f"{name} has come"
                 self._begin_ending()
@@ -266,7 +266,7 @@ class NodePolicy:
         """Write that an agent was refused, once a minute for the same reason."""
         if len(self._refusals) < _MAX_REFUSALS and now - self._refusals.get(why, -60.0) >= 60.0:
             self._refusals[why] = now
-            self.tell("agent_refused", host=host, why=why)
+            self.tell(events.AgentRefusedEvent(host=host, why=why))
 
     def gone(self, now: float, member: Member, channel: Channel, why: str) -> None:
         """Take the loss of an agent's connection."""
@@ -281,7 +281,7 @@ class NodePolicy:
         is_spare = self._is_spare(member) or member.is_left_out
         if not is_spare:  # nobody misses one
             self._lost[self.members.name_alone(member)] = why
-        self.tell("spare_lost" if is_spare else "node_lost", node=name, why=why)
+        self.tell((events.SpareLostEvent if is_spare else events.NodeLostEvent)(node=name, why=why))
         attempt = self.running or self._ending_by_echoes
         if attempt is not None and member in attempt.members.values():
             attempt.take_loss(member, name, why, now)
@@ -330,14 +330,16 @@ class NodePolicy:
         if again:
             return
         if ready.why:
-            self.tell("notice", node=self.members.name(member), text=ready.why)
+            self.tell(events.NoticeEvent(node=self.members.name(member), text=ready.why))
         if ready.imports_why:
-            self.tell("imports_in_workers", node=self.members.name(member), why=ready.imports_why)
+            self.tell(
+                events.ImportsInWorkersEvent(node=self.members.name(member), why=ready.imports_why)
+            )
         no_torch = ready.torch is None and ready.why is None and ready.forks
         if no_torch and not self._no_store_said:
             self._no_store_said = True
             text = "torch is not installed in the job's interpreter, so no rendezvous store can be offered"
-            self.tell("notice", node=self.members.name(member), text=text)
+            self.tell(events.NoticeEvent(node=self.members.name(member), text=text))
 
     # Nodes that leave.
 
@@ -355,7 +357,7 @@ class NodePolicy:
             if member.num_interrupts == 2 and self._stop is not None:
                 left_s = max(self._stop.kill_at - self.now, 0.0)
                 text = f"waiting for the workers: SIGKILL in {left_s:.0f} s, or with a third Ctrl-C"
-                self.tell("notice", node=self.members.name(member), text=text)
+                self.tell(events.NoticeEvent(node=self.members.name(member), text=text))
         self.stop(self.now, signum, cause_of_stop(signum), at_once=member.num_interrupts > 2)
 
     def _lets_go(self, member: Member, signum: int) -> bool:
@@ -375,7 +377,7 @@ class NodePolicy:
         returns = self.plan.nodes_return
         goes_on = "waits for another in its place" if returns else "continues without it"
         text = f"{name} was asked to end ({word}): the job {goes_on}"
-        self.tell("notice", node=name, text=text)
+        self.tell(events.NoticeEvent(node=name, text=text))
         self._leavers.add(member, self.now)
         if self.phase is AttemptPhase.GATHERING:
             self._dismiss_leavers()
@@ -387,7 +389,7 @@ class NodePolicy:
         """Let a node go that has no ranks."""
         name = self.members.name(member)
         text = f"the spare {name} {why}"
-        self.tell("notice", node=name, text=text)
+        self.tell(events.NoticeEvent(node=name, text=text))
         goodbye = messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=text)
         self.send(member, goodbye)
         self.members.lose(member, "it has left", by_itself=False)

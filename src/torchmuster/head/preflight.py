@@ -18,6 +18,7 @@ from torchmuster.head.matrix import Matrix
 from torchmuster.head.membership import Member
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.record.events import PreflightEvent, RecordEvent
 from torchmuster.model.verdict import Report
 from torchmuster.net import messages
 
@@ -55,7 +56,7 @@ class Preflight:
     plan: RunPlan
     send: Callable[[Member, messages.Message], None]
     name_of: Callable[[Member], str]
-    tell: Callable[..., Any]
+    tell: Callable[[RecordEvent], None]
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     own_network_id: str = field(default_factory=proc.network_id)
@@ -178,23 +179,25 @@ class Preflight:
             self.error = _report(certain[0])
 
     def _tell_all(self, situation: "Situation", findings: "Sequence[Finding]") -> None:
-        fields: dict[str, Any] = {
-            "form": LONG if self.is_long else self.plan.preflight,
-            "findings": [codec.to_plain(finding) for finding in findings[:_MAX_FINDINGS]],
-            "num_nodes": len(situation.nodes),
-            "took_s": round(self.clock() - (self._began_at or self.clock()), 3),
-            "held_s": round(self._held(), 3),
-        }
+        rows: dict[str, Any] = {}
         if not self.is_long:
             from torchmuster.diagnose.doctor.show import software_rows
 
-            fields["software"] = software_rows(situation.nodes)
+            rows["software"] = tuple(software_rows(situation.nodes))
         else:
             from torchmuster.diagnose.doctor.show import node_row
 
-            fields["nodes"] = [node_row(node) for node in situation.nodes[:_MAX_ROWS]]
-            fields["pairs"] = self._matrix.rows() if self._matrix is not None else []
-        self.tell("preflight", **fields)
+            rows["nodes"] = tuple(map(node_row, situation.nodes[:_MAX_ROWS]))
+            rows["pairs"] = self._matrix.rows() if self._matrix is not None else ()
+        event = PreflightEvent(
+            form=LONG if self.is_long else self.plan.preflight,
+            findings=tuple(codec.to_plain(finding) for finding in findings[:_MAX_FINDINGS]),
+            num_nodes=len(situation.nodes),
+            took_s=round(self.clock() - (self._began_at or self.clock()), 3),
+            held_s=round(self._held(), 3),
+            **rows,
+        )
+        self.tell(event)
 
     def _held(self) -> float:
         return self.clock() - self._ready_at if self._ready_at is not None else 0.0

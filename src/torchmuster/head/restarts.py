@@ -3,12 +3,12 @@
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torchmuster.head.attempt import Attempt
-from torchmuster.model import codec, contract
+from torchmuster.model import contract
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, last_step
 from torchmuster.model.plan import RestartPolicy, RunPlan
+from torchmuster.model.record.events import AttemptFailedEvent
 from torchmuster.model.recurrence import Mark, Prospect, mark, prospect
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import (
@@ -138,7 +138,7 @@ def after_failure(
     log_path: Callable[[int, int], str],
     *,
     dead_end: str | None = None,
-) -> tuple[dict[str, Any], TryAgain | EndRun]:
+) -> tuple[AttemptFailedEvent, TryAgain | EndRun]:
     """Return the event on a failed attempt, and what follows; spends a restart if that is another attempt.
 
     Args:
@@ -154,12 +154,12 @@ def after_failure(
         cause, last_step(attempt.ends), dead_end=dead_end, after_early_end=early
     )
     again = follows is Next.AGAIN
-    told = {
-        "attempt": attempt.number,
-        "what": _what_failed(cause),
-        "cause": codec.to_plain(cause),
-        "restarts_left": book.max_restarts - book.spent if again else None,
-    }
+    told = AttemptFailedEvent(
+        attempt=attempt.number,
+        what=_what_failed(cause),
+        cause=cause,
+        restarts_left=book.max_restarts - book.spent if again else None,
+    )
     if again:
         lost = f"the loss of {cause.node}: " if cause.kind is EndKind.NODE_LOST else ""
         return told, TryAgain(f"after {lost}{describe(cause)}")

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchmuster.errors import ChannelError
 from torchmuster.head.membership import Member
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.record.events import RecordEvent
 from torchmuster.model.verdict import Report
 from torchmuster.net import messages
 
@@ -51,7 +52,7 @@ class StartChecks:
         *,
         send: Callable[[Member, messages.Message], None],
         name_of: Callable[[Member], str],
-        tell: Callable[..., Any],
+        tell: Callable[[RecordEvent], None],
         clock: Callable[[], float],
         own_address: str,
         own_network_id: str,

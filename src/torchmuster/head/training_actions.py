@@ -1,10 +1,10 @@
 """What the policy of a training run asks its head to do."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torchmuster.head.attempt import Attempt
 from torchmuster.head.membership import Member
+from torchmuster.model.record.events import RecordEvent
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel
 
@@ -13,8 +13,7 @@ from torchmuster.net.channel import Channel
 class Record:
     """Write an event."""
 
-    name: str
-    fields: dict[str, Any]
+    event: RecordEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torchmuster
 from torchmuster.files import atomic
@@ -29,6 +29,13 @@ from torchmuster.head.training_actions import (
 )
 from torchmuster.head.training_policy import TrainingPolicy
 from torchmuster.model import codec
+from torchmuster.model.record.events import (
+    NoticeEvent,
+    RecordEvent,
+    RunEndedEvent,
+    RunStartedEvent,
+    TimeLimitEvent,
+)
 from torchmuster.model.verdict import Result
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel
@@ -61,7 +68,7 @@ class TrainingHead(Head[Member]):
         options: TrainingHeadOptions,
         disk: DiskWriter,
         open_store: Callable[[int, str], int],
-        on_event: Callable[[messages.Event], None] | None = None,
+        on_event: Callable[[RecordEvent], None] | None = None,
     ) -> None:
         super().__init__(disk, options.run_dir.events)
         self.plan, self.options = options.plan, options
@@ -137,13 +144,13 @@ class TrainingHead(Head[Member]):
 
     # The record.
 
-    def event(self, name: str, **fields: Any) -> messages.Event:
+    def event(self, event: RecordEvent) -> messages.Event:
         """Write one event to the record and to everyone who watches; an owner who comes later hears it, too."""
-        message = super().event(name, **fields)
+        message = super().event(event)
         if self.options.spread is not None:
-            self.options.spread.hear(message)
+            self.options.spread.hear(event)
         if self.on_event is not None:
-            self.on_event(message)
+            self.on_event(event)
         self._keep_for_owner(message)
         return message
 
@@ -159,14 +166,14 @@ class TrainingHead(Head[Member]):
         """Say a sentence about the whole run."""
         office = self.options.office
         node = office.node if office is not None else self.plan.node_name(0)
-        self.event("notice", node=node, text=text)
+        self.event(NoticeEvent(node=node, text=text))
 
     # The one loop.
 
     async def conduct(self) -> Result:
         """Conduct the run to its end and return its result."""
         first = self.options.first_attempt
-        self.event("run_started", run_id=self.plan.run_id, first_attempt=first)
+        self.event(RunStartedEvent(run_id=self.plan.run_id, first_attempt=first))
         await self.run()
         return await self._say_goodbye()
 
@@ -206,8 +213,8 @@ class TrainingHead(Head[Member]):
 
     def _do(self, action: TrainingAction) -> None:
         match action:
-            case Record(name=name, fields=fields):
-                self.event(name, **fields)
+            case Record(event=event):
+                self.event(event)
             case Send(channel=channel, message=message):
                 channel.send_nowait(message)
             case AskForNodes(places=places, again=again):
@@ -263,10 +270,8 @@ class TrainingHead(Head[Member]):
             case messages.Notice(text=text):
                 self._logs_lost += message.logs_lost_lines
                 if text:
-                    lost = message.logs_lost_lines
-                    fields = {"logs_lost_lines": lost} if lost else {}
-                    name = self.policy.members.name(agent)
-                    self.event("notice", node=name, text=text, **fields)
+                    lost, name = message.logs_lost_lines or None, self.policy.members.name(agent)
+                    self.event(NoticeEvent(node=name, text=text, logs_lost_lines=lost))
             case messages.Progress() | messages.Stacks():
                 self._take_progress(agent, message)
             case _ if isinstance(message, messages.FromExecTask):
@@ -317,7 +322,7 @@ class TrainingHead(Head[Member]):
             case messages.AskStacks(ask_id=ask_id):
                 self._ask_stacks(client, ask_id)
             case messages.JobEnds(ends_at=ends_at):
-                self.event("time_limit", ends_at=ends_at)
+                self.event(TimeLimitEvent(ends_at=ends_at))
             case messages.AskBoard(ask_id=ask_id):
                 for told in self._board.answer(self.clock(), ask_id):
                     client.channel.send_nowait(told)
@@ -415,9 +420,8 @@ class TrainingHead(Head[Member]):
             elapsed_s=round(time.monotonic() - self._started_at, 3),
             logs_lost_lines=self._logs_lost,
         )
-        plain = codec.to_plain(result)
-        self.disk.replace(self.options.run_dir.result, atomic.as_json(plain))
-        self.event("run_ended", **plain)
+        self.disk.replace(self.options.run_dir.result, atomic.as_json(codec.to_plain(result)))
+        self.event(RunEndedEvent(result=result))
         self.policy.dismiss_all()
         self._carry_out()
         began = time.monotonic()

@@ -9,9 +9,10 @@ then takes. Ends count in the order of their arrival (`docs/design.md`, rule 3).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from torchmuster.files.old_logs import attempts_kept, words_on_limit
 from torchmuster.head.attempt import Attempt, AttemptPhase
 from torchmuster.head.hangs.debuggers import Debuggers
 from torchmuster.head.leavers import StopRequest
@@ -21,9 +22,10 @@ from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.restarts import EndRun, TryAgain, after_failure, after_preemption
 from torchmuster.head.start_checks import StartChecks
 from torchmuster.head.training_actions import AskForNodes, OpenStore
-from torchmuster.model import codec, contract
+from torchmuster.model import contract
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
 from torchmuster.model.ranks import assign_ranks, compress_ranks
+from torchmuster.model.record import events
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause, better_cause, cause_of_stop, end_by_stop, not_replaced
 from torchmuster.model.verdict import (
@@ -69,7 +71,7 @@ class TrainingPolicy(NodePolicy):
         self._known = _Known()
         self._was_led = False  # by a head that was lost, in this very job
         self._say_at = now + FIRST_SAY_S
-        self._told_wait: list[object] = []
+        self._told_wait: tuple[object, ...] = ()
         self._tell_wait_at, self._wait_pause_s = 0.0, SAY_EVERY_S
         self._failed_at: float | None = None
         self._ending_grace_s = 0.0  # of the survivors of a failure
@@ -121,15 +123,24 @@ class TrainingPolicy(NodePolicy):
                 if number == member.running_attempt:
                     member.running_attempt = None
                 if left:
-                    processes = [codec.to_plain(process) for process in left[:MAX_LISTED]]
-                    self.tell("left_running", node=self.members.name(member), processes=processes)
+                    self.tell(
+                        events.LeftRunningEvent(
+                            node=self.members.name(member), processes=left[:MAX_LISTED]
+                        )
+                    )
                 if attempt and number == attempt.number and member.place is not None:
                     attempt.reap(member.place)
             case messages.NetworkFacts() | messages.ProbeResults() | messages.NodeFacts():
                 self._checks.take(member, message)
             case messages.Debugger():
-                if (event := self._known.debugging.take(message)) is not None:
-                    self.tell("debugger_waits", node=self.members.name(member), **event)
+                if self._known.debugging.take(message):
+                    name, tool = self.members.name(member), message.waits[:16]
+                    folder = message.folder[:4096]
+                    self.tell(
+                        events.DebuggerWaitsEvent(
+                            node=name, rank=message.rank, tool=tool, folder=folder
+                        )
+                    )
             case messages.LastStop(reason=reason):
                 self._known.last_stop = reason
             case messages.TrainingEnded(step=step, saved_step=saved_step):
@@ -149,7 +160,7 @@ class TrainingPolicy(NodePolicy):
             lost_s, self._failed_at = self.now - self._failed_at, None
             self._heard_last = math.inf
             self.lost_s += lost_s
-        self.tell("workers_started", attempt=attempt.number, restart_s=round(lost_s, 3))
+        self.tell(events.WorkersStartedEvent(attempt=attempt.number, restart_s=round(lost_s, 3)))
 
     def _take_end(self, attempt: Attempt, end: WorkerEnd) -> None:
         end = self.book.take(end, wants_to_resume=bool(self._known.last_stop))
@@ -157,10 +168,8 @@ class TrainingPolicy(NodePolicy):
             return
         attempt.ended_after_stop |= self._stop is not None
         self._known.debugging.discard(end.rank)
-        fields = {"attempt": end.attempt, "rank": end.rank, "node": end.node, "asked": end.asked}
-        told = {"value": end.value, "code": end.code}
-        fields |= {name: codec.to_plain(one) for name, one in told.items() if one is not None}
-        self.tell("worker_ended", what=describe(end), elapsed_s=end.elapsed_s, **fields)
+        if (event := attempt.ends_told.take(end)) is not None:
+            self.tell(event)
 
     def hung(self, now: float, end: WorkerEnd) -> None:
         """Take a rank that the watch has found to stand still for good."""
@@ -202,13 +211,12 @@ class TrainingPolicy(NodePolicy):
         if self._stop is None:
             grace_s = self.plan.limits.grace_s
             self._stop = StopRequest(signum, cause, now if at_once else now + grace_s, now)
-            self.tell(
-                "stopping", **self._stop.told(grace_s, by_torchrun=self.plan.engine == "torchrun")
-            )
+            by_torchrun = self.plan.engine == "torchrun"
+            self.tell(self._stop.told(grace_s, by_torchrun=by_torchrun))
             return
         if self._stop.is_known_better(cause):  # an agent was first, and only saw a signal
             who = self._stop.cause.value
-            self.tell("stopping", who=who, text=f"{who} asked for this stop")
+            self.tell(events.StoppingEvent(who=who, text=f"{who} asked for this stop"))
         if at_once:
             self._stop.kill_at = now
 
@@ -255,16 +263,16 @@ class TrainingPolicy(NodePolicy):
         if dangerous:
             name = self.members.name(dangerous[0])
             text = f"waiting until the lease of {name} has expired, so that its workers are certainly gone"
-            self.tell("waiting_for_end", text=text)
+            self.tell(events.WaitingForEndEvent(text=text))
         elif num_here < self.plan.min_nodes or not self.plan.is_elastic:
             waits = self._gathering.wait(num_here, self.now, self._options.hint)
             if waits and self._is_news(waits):
-                self.tell("waiting", **waits)
+                self.tell(waits)
             self._actions.append(AskForNodes(tuple(self.members.missing_places()), again=True))
 
-    def _is_news(self, waits: Mapping[str, object]) -> bool:
+    def _is_news(self, waits: events.WaitingEvent) -> bool:
         """Say whether a wait is told now: another one at once, the same one ever less often, at last once a minute."""
-        fact = [value for name, value in waits.items() if name != "left_s"]
+        fact: tuple[object, ...] = (waits.missing, waits.num_missing, waits.wanted, waits.hint)
         if fact != self._told_wait:
             self._told_wait, self._wait_pause_s = fact, SAY_EVERY_S
         elif self.now < self._tell_wait_at:
@@ -295,10 +303,12 @@ class TrainingPolicy(NodePolicy):
         self.attempt = Attempt(number, self.now, members, ranks)
         self.phase = AttemptPhase.RUNNING
         self._gathering.end()
+        if number == attempts_kept(self.attempt.world_size) + 1:
+            self.tell(events.NoticeEvent(text=words_on_limit(self.attempt.world_size)))
         # The end of an earlier attempt is not this one's.
         self._known.trained_step = self._known.saved_step = None
         if self.plan.is_elastic and len(members) < self.plan.max_nodes and number:
-            self.tell("shrunk", num_nodes=len(members), wanted=self.plan.max_nodes)
+            self.tell(events.ShrunkEvent(num_nodes=len(members), wanted=self.plan.max_nodes))
         for member in members.values():
             member.running_attempt, member.worker_pids = number, ()
         address = self._checks.master_address(here)
@@ -311,7 +321,7 @@ class TrainingPolicy(NodePolicy):
         interface_of, name_of = self._checks.interface_of, self.members.name
         for member, start in attempt.orders(budget, self.plan.stdin_rank, interface_of, name_of):
             self.send(member, start)
-        self.tell("attempt_started", **attempt.told(self._why_next, name_of), **self._told_spares())
+        self.tell(attempt.told(self._why_next, name_of, self._told_spares()))
 
     # Running.
 
@@ -343,15 +353,14 @@ class TrainingPolicy(NodePolicy):
                 f"rank {failures[0].rank} failed ({describe(failures[0])}) while rank"
                 f" {min(self._known.debugging)} is in the debugger; the restart waits for it"
             )
-            self.tell("notice", node=failures[0].node, text=text)
+            self.tell(events.NoticeEvent(node=failures[0].node, text=text))
         return True
 
     def _say_early_end(self, attempt: Attempt) -> None:
         if attempt.tells_early_ends(self.now):
             num_running = attempt.world_size - attempt.num_ended
-            self.tell(
-                "early_end", ranks=compress_ranks(attempt.early_ranks), num_running=num_running
-            )
+            ranks = compress_ranks(attempt.early_ranks)
+            self.tell(events.EarlyEndEvent(ranks=ranks, num_running=num_running))
 
     def _advance_stop(self, stop: StopRequest, attempt: Attempt) -> None:
         if not stop.sent and attempt.workers_up_at is None:
@@ -392,7 +401,7 @@ class TrainingPolicy(NodePolicy):
                         f"waiting for workers of {name} that handle SIGTERM: they have"
                         f" {self._ending_grace_s:g} s, and end when they enter a collective"
                     )
-                self.tell("waiting_for_end", text=text)
+                self.tell(events.WaitingForEndEvent(text=text))
             return
         dangerous = self.members.dangerous()
         could_finish = not attempt.failures and self._stop is None
@@ -406,6 +415,8 @@ class TrainingPolicy(NodePolicy):
         """Go on after an attempt of which nothing is left."""
         self._known.held_failure_said = False
         self._known.debugging.clear()
+        for event in attempt.ends_told.rest():
+            self.tell(event)
         follows = self._what_follows(attempt)
         if isinstance(follows, EndRun):
             self.finish(follows)
@@ -416,7 +427,7 @@ class TrainingPolicy(NodePolicy):
         if attempt.is_done:
             notes = notes_on_success(attempt.ends, attempt.world_size, self.plan.verify_every)
             for note in notes:
-                self.tell("notice", text=note)
+                self.tell(events.NoticeEvent(text=note))
             return EndRun(RunState.SUCCEEDED, 0, notes=notes)
         if self._stop is not None:
             return self._end_by_stop(self._stop)
@@ -430,14 +441,14 @@ class TrainingPolicy(NodePolicy):
             told, follows = after_failure(
                 attempt, cause, self.book, self.plan, log_path, dead_end=dead_end
             )
-            self.tell("attempt_failed", **told)
+            self.tell(told)
             return follows
         if preempted:
             end, last_stop = preempted[0], self._known.last_stop
             follows = after_preemption(attempt, end, self.book, self.plan.again, last_stop)
             if isinstance(follows, TryAgain):
                 text = f"rank {end.rank} was preempted (exit code 75): the run continues, no restart spent"
-                self.tell("notice", node=end.node, text=text)
+                self.tell(events.NoticeEvent(node=end.node, text=text))
             return follows
         return TryAgain(self._why_next)  # growth
 

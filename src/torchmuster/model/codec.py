@@ -7,6 +7,7 @@ anywhere (`docs/design.md`, rule 7).
 
 import base64
 import binascii
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -59,6 +60,21 @@ def from_plain(cls: type[T], value: Any, where: str = "") -> T:
     except _UnfitError as unfit:
         place = f"{where}{unfit.place if where else unfit.place.removeprefix('.')}"
         raise CodecError(f"{place or cls.__name__}: {unfit.why}") from None
+
+
+def known_of(cls: type[Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that `cls` declares."""
+    return {name: plain[name] for name in _readers(cls) if name in plain}  # type: ignore[arg-type]  # a class is hashable
+
+
+def fitting(cls: type[Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that `cls` declares and whose values fit: what another version has written may be read without the rest."""
+    found = {}
+    for name, (_, read, _) in _readers(cls).items():  # type: ignore[arg-type]  # a class is hashable
+        with contextlib.suppress(KeyError, _UnfitError):
+            read(plain[name])
+            found[name] = plain[name]
+    return found
 
 
 _Reader = Callable[[Any], Any]

@@ -124,6 +124,15 @@ class RanCode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftProcess:
+    """A process in a session that a worker has made: it outlives a run that ended well."""
+
+    pid: int
+    session: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
     """The end of one worker, with all evidence that its agent found.
 

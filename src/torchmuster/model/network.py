@@ -4,6 +4,7 @@ What is chosen among them, and why, is `model/network_choice.py`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 # Above 32 nodes a node calls the head, its two neighbours and 8 random ones, not all.
 ALL_PAIRS_UP_TO = 32
@@ -61,6 +62,21 @@ class Unused:
 
     name: str
     why: str
+
+
+# Source and target by their places, why one does not reach the other (or None), microseconds and MB/s.
+PairRow = tuple[int, int, str | None, float | None, float | None]
+
+
+def pair_row(pair: Any) -> PairRow:
+    """Return the row of a measured pair: a `PairResult`, or a `Pair` of the doctor's."""
+    return (
+        pair.source,
+        pair.target,
+        pair.why,
+        round(pair.latency_s * 1e6) if pair.latency_s is not None else None,
+        round(pair.bytes_per_s / 1e6, 1) if pair.bytes_per_s is not None else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

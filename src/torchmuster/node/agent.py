@@ -16,7 +16,7 @@ from torchmuster import proc
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model import contract
-from torchmuster.model.failure import OVERUSED
+from torchmuster.model.failure import OVERUSED, LeftProcess
 from torchmuster.model.liveness.lease import PING_EVERY_S
 from torchmuster.model.plan import Program
 from torchmuster.net import messages
@@ -381,7 +381,7 @@ class Agent:
         self.inquiries.end_execs()
         await self.attempts.lose(why, was_killed=was_killed)
 
-    async def _finish_attempt(self, left: tuple[proc.LeftProcess, ...]) -> None:
+    async def _finish_attempt(self, left: tuple[LeftProcess, ...]) -> None:
         self.inquiries.end_execs()
         await self.attempts.finish(left)
 

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 from torchmuster import proc
 from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.files.old_logs import remove_old
 from torchmuster.model import heartbeat
-from torchmuster.model.failure import WorkerEnd
+from torchmuster.model.failure import LeftProcess, WorkerEnd
 from torchmuster.net import messages
 from torchmuster.node.showing import Showing
 from torchmuster.node.spawner import messages as orders
@@ -96,6 +98,12 @@ class AttemptKeeper:
         attempt.start(self._disk, show, self._showing.is_congested)
         for problem in attempt.problems:
             self._user.tell(problem)
+        self._user.spawn(self._remove_old_logs(order, settings.run_dir))
+
+    async def _remove_old_logs(self, order: messages.StartAttempt, run_dir: RunDir) -> None:
+        first = order.ranks.first_rank
+        ranks = range(first, first + order.ranks.num_workers)
+        await asyncio.to_thread(remove_old, run_dir, order.attempt, ranks, order.world_size)
 
     def _start_store(self, order: messages.StartAttempt) -> None:
         store = self._take_store(order.attempt) if self._take_store is not None else None
@@ -171,7 +179,7 @@ class AttemptKeeper:
             living.note_lost(why, evidence)
             await self.finish()
 
-    async def finish(self, left: tuple[proc.LeftProcess, ...] = ()) -> None:
+    async def finish(self, left: tuple[LeftProcess, ...] = ()) -> None:
         """Take that all processes of the living attempt are gone, except those that may stay; start what waits."""
         attempt = self.living()
         if attempt is None:

@@ -2,13 +2,14 @@
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.diagnose.facts.gpus import visible_gpus
 from torchmuster.errors import RunDirectoryError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import Kind, RunDir
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.sweep.members import MEMBER_REQUEST
 
@@ -38,10 +39,8 @@ def detach_supervisor(run_dir: RunDir) -> None:
 def _own(path: str) -> int:
     os.dup2(1, 2)
     run_dir = RunDir(path)
-    if os.path.exists(run_dir.workflow):
-        return _own_workflow(run_dir)
-    if os.path.exists(run_dir.sweep):
-        return _own_sweep(run_dir)
+    if (own := _OWNERS.get(run_dir.kind)) is not None:
+        return own(run_dir)
     if os.path.exists(os.path.join(path, "..", "..", MEMBER_REQUEST)):
         from torchmuster.owner.sweep.pod_runs import own_member
 
@@ -69,6 +68,12 @@ def _own_sweep(run_dir: RunDir) -> int:
     result = follow_sweep(run_dir, voice)
     voice.flush(5.0)
     return result.exit_code
+
+
+_OWNERS: dict[Kind | None, Callable[[RunDir], int]] = {
+    Kind.WORKFLOW: _own_workflow,
+    Kind.SWEEP: _own_sweep,
+}
 
 
 def _cluster_of(run_dir: RunDir, voice: "TerminalVoice") -> "PodPlaces | None":

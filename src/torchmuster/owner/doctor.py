@@ -24,7 +24,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
 from torchmuster.model.display.text import name_alone, report_of_error
-from torchmuster.model.event import moment_of
+from torchmuster.model.record.events import AgentJoinedEvent, PreflightEvent, Stamped
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.room import nearest_folder
@@ -124,38 +124,38 @@ def look_here(script: str | None) -> Outcome:
 def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:
     """Return what a run with the long preflight has found."""
     events = list(read_events(run_dir.events))
-    event = next((e for e in events if e.get("event") == "preflight"), None)
+    event = next((one.event for one in events if isinstance(one.event, PreflightEvent)), None)
     result = read_result(run_dir)
     if event is None:
-        came = {name_alone(str(e.get("node"))) for e in events if e.get("event") == "agent_joined"}
+        joined = (one.event for one in events)
+        came = {name_alone(one.node) for one in joined if isinstance(one, AgentJoinedEvent)}
         found = _calls_in_vain(run_dir, came, result) or _nothing_seen(result)
         return Outcome(findings=tuple(found), could_tell=False)
-    findings = [codec.from_plain(Finding, one) for one in event["findings"]]
+    findings = [codec.from_plain(Finding, one) for one in event.findings]
     ended_early = any(finding.is_certain for finding in findings)
     job = _read_job(run_dir) if has_job and not ended_early else None
     if has_job and not ended_early:
         findings += _judge_job(job, result)
     return Outcome(
         findings=tuple(worst_first(findings)),
-        nodes=tuple(event["nodes"]),
-        pairs=tuple(event["pairs"]),
+        nodes=event.nodes,
+        pairs=event.pairs,
         job=job,
         could_tell=ended_early or _ended_well(result),
-        seconds={"looked": event["took_s"], **phases(events)},
+        seconds={"looked": event.took_s, **phases(events)},
         traceback=_traceback(result) if has_job and not ended_early else (),
     )
 
 
-def phases(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def phases(events: Sequence[Stamped]) -> dict[str, float]:
     """Return how long the parts of a look took, in seconds: agents, facts and pairs, start of workers, test job.
 
     What the client does before and after is not in it.
     """
     at: dict[str, float] = {}
-    for event in events:
-        name, time = event.get("event"), moment_of(event.get("time"))
-        if isinstance(name, str) and time is not None and (name not in at or name in _LAST_COUNTS):
-            at[name] = time
+    for one in events:
+        if (name := one.event.name) not in at or name in _LAST_COUNTS:
+            at[name] = one.at
     pairs = itertools.pairwise(_STEPS)
     return {
         word: round(at[end] - at[begin], 3)

@@ -3,12 +3,13 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import ClassVar, Protocol
 
 from torchmuster.engines.local import AgentEnd
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.record.events import RecordEvent
 
 _WAIT_S = 0.01
 _MAX_UNSENT_BYTES = 1 << 20
@@ -20,7 +21,7 @@ class RunDisplay(Protocol):
     def say(self, sentence: str) -> None:
         """Show a sentence of muster's own."""
 
-    def tell(self, event: str, fields: Mapping[str, Any]) -> None:
+    def tell(self, event: RecordEvent) -> None:
         """Show what an event of the run means."""
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
-from torchmuster.model.event import event_line, utc_now
+from torchmuster.model.record.events import RecordEvent, line_of
 
 LAST_WRITES_S = 5.0
 _LOOK_EVERY_S = 0.01
@@ -61,9 +61,9 @@ class RecordWriter:
         if not is_written:
             self._tell_of_loss(f"the file system took more than {LAST_WRITES_S:.0f} s")
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, event: RecordEvent) -> None:
         """Append an event with the time of now."""
-        self._disk.append(self._run_dir.events, event_line(utc_now(), name, fields).encode())
+        self._disk.append(self._run_dir.events, line_of(event).encode())
 
     def replace(self, path: str, value: Any, *, mode: int = 0o644) -> None:
         """Write a file anew, as JSON."""

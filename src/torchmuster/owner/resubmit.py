@@ -16,7 +16,7 @@ from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import cancel_job
 from torchmuster.owner.jobs.links import is_cancelled, read_chain, read_links, write_links
-from torchmuster.owner.views.record import read_events, read_result
+from torchmuster.owner.views.record import read_result, record_of
 
 QUICK_TIMEOUT_S = 3.0
 COMMAND_TIMEOUT_S = 8.0  # the job itself has only seconds left
@@ -278,12 +278,9 @@ class Chain:
 
 def restarts_spent(run_dir: RunDir, max_restarts: int) -> int:
     """Return what earlier lives of a run have spent of its restarts: a chain has one budget."""
-    spent = 0
-    for event in read_events(run_dir.events):
-        left = event.get("restarts_left") if event.get("event") == "attempt_failed" else None
-        if isinstance(left, int):
-            spent = max(spent, max_restarts - left)
-    return min(max(spent, 0), max_restarts)
+    failures = (one.failure for one in record_of(run_dir).attempts if one.failure is not None)
+    left = [one.restarts_left for one in failures if one.restarts_left is not None]
+    return min(max(max_restarts - min(left, default=max_restarts), 0), max_restarts)
 
 
 def parse_method(text: str | None) -> ResubmitMethod | None:

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torchmuster import proc
 from torchmuster.engines.starter import describe_end
@@ -21,6 +20,15 @@ from torchmuster.model import codec
 from torchmuster.model.contract import MACHINE_VARIABLE, describe_exit
 from torchmuster.model.display.text import name_on, report_of_error
 from torchmuster.model.liveness.lease import OwnClock
+from torchmuster.model.record.events import (
+    AttemptFailedEvent,
+    AttemptStartedEvent,
+    LeftRunningEvent,
+    RecordEvent,
+    RunEndedEvent,
+    WorkersStartedEvent,
+    event_of,
+)
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
 from torchmuster.model.verdict import Report, Result
@@ -188,17 +196,10 @@ class Supervisor:
 
     def _take(self, message: messages.Message) -> bool:
         match message:
-            case messages.Event(name="run_ended", fields=fields):
-                self.result = codec.from_plain(Result, fields)
             case messages.Event(name=name, fields=fields):
-                self._note_progress(name, fields)
-                if name == "left_running":
-                    proc.leave_sessions(process["session"] for process in fields["processes"])
-                if name == "workers_started":
-                    self._send_size()  # it may have changed while there was nobody to tell
-                if name == "workers_started" and self.forward_stdin:
-                    self._begin_input()  # not before: there is nobody yet to get it
-                self.display.tell(name, fields)
+                event = event_of(name, fields)
+                if event is not None:
+                    self._take_event(event)
             case messages.Output():
                 self.display.show(message.rank, message.stream, message.text, message.dropped_lines)
             case messages.NeedNodes(places=places, again=again):
@@ -206,12 +207,22 @@ class Supervisor:
                 self._changed.set()
         return self.result is None
 
-    def _note_progress(self, name: str, fields: dict[str, Any]) -> None:
-        if name == "attempt_started":
-            self._progress.next_attempt = fields["attempt"] + 1
-        if name == "attempt_failed" and fields["restarts_left"] is not None:
-            left = fields["restarts_left"]
-            self._progress.restarts_spent = self.engine.plan.limits.max_restarts - left
+    def _take_event(self, event: RecordEvent) -> None:
+        match event:
+            case RunEndedEvent(result=Result() as result):
+                self.result = result
+                return
+            case AttemptStartedEvent(attempt=attempt):
+                self._progress.next_attempt = attempt + 1
+            case AttemptFailedEvent(restarts_left=int(left)):
+                self._progress.restarts_spent = self.engine.plan.limits.max_restarts - left
+            case LeftRunningEvent(processes=processes):
+                proc.leave_sessions(process.session for process in processes)
+            case WorkersStartedEvent():
+                self._send_size()  # it may have changed while there was nobody to tell
+                if self.forward_stdin:
+                    self._begin_input()  # not before: there is nobody yet to get it
+        self.display.tell(event)
 
     # The head's loss.
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
@@ -17,6 +17,18 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.outcome import GroupOutcome, WorkflowResult
+from torchmuster.model.record.events import (
+    GroupEndedEvent,
+    GroupStateEvent,
+    GroupWaitsEvent,
+    HeadLostEvent,
+    NoticeEvent,
+    RecordEvent,
+    TaskStateEvent,
+    WorkflowEndedEvent,
+    WorkflowStartedEvent,
+    event_of,
+)
 from torchmuster.model.states import State, workflow_state
 from torchmuster.model.verdict import Report
 from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
@@ -136,7 +148,8 @@ class WorkflowOwner:
         if self._is_here:
             proc.become_subreaper()
         self._stops.listen(self._take_stop, early)
-        self._record.event("workflow_started", run_id=self._plan.run_id, groups=list(self._groups))
+        groups = tuple(self._groups)
+        self._record.event(WorkflowStartedEvent(run_id=self._plan.run_id, groups=groups))
         self._take_reused()
         try:
             while not all(group.state.is_final for group in self._groups.values()):
@@ -213,7 +226,7 @@ class WorkflowOwner:
         if waited_s > SAY_WAIT_S and not group.said_waiting:
             group.said_waiting = True
             left = f"; {limit_s - waited_s:.0f} s left" if limit_s is not None else ""
-            self._record.event("group_waits", group=group.plan.name, text=group.why)
+            self._record.event(GroupWaitsEvent(group=group.plan.name, text=group.why or ""))
             if len(self._groups) <= MAX_TOLD_GROUPS:
                 self._display.say(f"group {group.plan.name} {group.why}{left}")
 
@@ -241,7 +254,7 @@ class WorkflowOwner:
                 if group.outcome is None:
                     group.heads_lost += 1
                     sentence = f"the head of group {group.plan.name} was lost; it is started again"
-                    self._record.event("head_lost", group=group.plan.name)
+                    self._record.event(HeadLostEvent(group=group.plan.name))
                     self._display.say(sentence)
             self._end_group(group)
         except MusterError as error:
@@ -308,26 +321,30 @@ class WorkflowOwner:
                 self._display.show_task(
                     message.task, message.stream, message.text, message.dropped_lines
                 )
-            case messages.Event(name="task_state", fields=fields):
-                self._tell_task(group, fields)
-            case messages.Event(name="group_state", fields=fields):
-                state = State(fields["state"])
+            case messages.Event(name=name, fields=fields):
+                self._hear_event(group, event_of(name, fields))
+
+    def _hear_event(self, group: _Group, event: RecordEvent | None) -> None:
+        match event:
+            case TaskStateEvent():
+                self._tell_task(group, event)
+            case GroupStateEvent():
+                state = State(event.state)
                 if state is State.RUNNING and group.running_since is None:
                     group.running_since = time.monotonic()
                 if not state.is_final and group.state.may_become(state):
                     self._enter(group, state, None)
-            case messages.Event(name="group_waits", fields=fields):
-                group.why = str(fields["text"])
-                self._display.say(f"group {group.plan.name}: {fields['text']}")
-            case messages.Event(name="group_ended", fields=fields):
-                group.told = codec.from_plain(GroupOutcome, fields["outcome"])
-            case messages.Event(name="notice", fields=fields):
-                self._display.say(str(fields["text"]))
+            case GroupWaitsEvent(text=text):
+                group.why = text
+                self._display.say(f"group {group.plan.name}: {text}")
+            case GroupEndedEvent(outcome=outcome):
+                group.told = outcome
+            case NoticeEvent(text=text):
+                self._display.say(text)
 
-    def _tell_task(self, group: _Group, fields: dict[str, Any]) -> None:
+    def _tell_task(self, group: _Group, event: TaskStateEvent) -> None:
         """Say what a person would want to know now; the record has the rest."""
-        state = State(fields["state"])
-        task, why = fields["task"], fields.get("why")
+        state, task, why = State(event.state), event.task, event.why
         if task == group.plan.lead.name:
             group.lead_is_over = state.is_final
         if state is State.RESCHEDULED:
@@ -344,7 +361,8 @@ class WorkflowOwner:
             return
         changed = state is not group.state
         group.state, group.why = state, why
-        self._record.event("group_state", group=group.plan.name, state=state.value, why=why)
+        event = GroupStateEvent(group=group.plan.name, state=state.value, why=why)
+        self._record.event(event)
         worth_a_line = state is not State.SCHEDULING and len(self._groups) <= MAX_TOLD_GROUPS
         if changed and (worth_a_line or state.is_failed):
             has_report = group.outcome is not None and group.outcome.report is not None
@@ -388,7 +406,7 @@ class WorkflowOwner:
             groups={name: state.value for name, state in states.items()},
             reports=tuple(self._reports()),
         )
-        self._record.event("workflow_ended", state=state.value, exit_code=code)
+        self._record.event(WorkflowEndedEvent(state=state.value, exit_code=code))
         self._record.replace(self._run_dir.result, codec.to_plain(result))
         return result
 

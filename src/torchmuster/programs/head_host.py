@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.errors import HeadLostError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.head.options import OWNER_S
-from torchmuster.model import codec
+from torchmuster.model.record.events import RecordEvent, RunEndedEvent
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torchmuster.head.options import TrainingHeadOptions
     from torchmuster.head.training_head import TrainingHead
     from torchmuster.model.verdict import Result
-    from torchmuster.net.messages import Event
     from torchmuster.node.agent import Agent
     from torchmuster.node.options import HeadPlace
     from torchmuster.node.voice import Voice
@@ -143,20 +142,19 @@ async def _tell_metrics(head: "TrainingHead", port: int) -> None:
     await MetricsPage(CONTENT_TYPE, head.metrics).serve(listening)
 
 
-def _teller(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["Event"], None]:
-    def tell(event: "Event") -> None:
-        if event.name == "run_ended" and event.fields.get("report"):
+def _teller(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["RecordEvent"], None]:
+    def tell(event: "RecordEvent") -> None:
+        result = event.result if isinstance(event, RunEndedEvent) else None
+        if result is not None and result.report is not None:
             from torchmuster.diagnose.explain.end_of_run import explained
             from torchmuster.model.display.repeats import shortened
             from torchmuster.model.display.text import render_report
-            from torchmuster.model.verdict import Result
 
-            result = codec.from_plain(Result, event.fields)
             report: Any = explained(result, run_dir)
             if report is not None:
                 voice.print(render_report(shortened(report, result, voice.shown)))
             return
-        voice.tell(event.name, event.fields)
+        voice.tell(event)
 
     return tell
 

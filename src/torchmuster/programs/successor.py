@@ -15,9 +15,9 @@ from torchmuster.head.restarts import EndRun
 from torchmuster.head.terms import deposed
 from torchmuster.head.training_head import TrainingHead
 from torchmuster.head.training_policy import HEAD_IS_SILENT
-from torchmuster.model import codec
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.liveness.succession import Term
+from torchmuster.model.record.events import AttemptFailedEvent, HeadReplacedEvent
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report
 from torchmuster.net.address import bind, own_endpoints, split_endpoint
@@ -148,13 +148,16 @@ class Successor:
                 detail=HEAD_IS_SILENT,
             )
             head.event(
-                "attempt_failed",
-                attempt=attempt,
-                what=f"{before.node}: {end.detail}",
-                cause=codec.to_plain(end),
-                restarts_left=max(0, most - claim.restarts_spent),
+                AttemptFailedEvent(
+                    attempt=attempt,
+                    what=f"{before.node}: {end.detail}",
+                    cause=end,
+                    restarts_left=max(0, most - claim.restarts_spent),
+                )
             )
-        head.event("head_replaced", node=claim.node, before=before.node, attempt=claim.next_attempt)
+        head.event(
+            HeadReplacedEvent(node=claim.node, before=before.node, attempt=claim.next_attempt)
+        )
 
     def _before(self, claim: Term) -> Term | None:
         try:

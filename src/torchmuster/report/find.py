@@ -6,6 +6,8 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.views.find import find_run, view_run
 from torchmuster.owner.views.run_view import RunView
+from torchmuster.owner.views.sweep_view import SweepRun
+from torchmuster.owner.views.workflow_view import WorkflowRun
 from torchmuster.report.read import owner_of, read_run_story
 from torchmuster.report.story import Story
 from torchmuster.report.sweep import read_sweep_story
@@ -73,6 +75,6 @@ def _check_readable(path: str) -> None:
 
 def read_story(view: RunView) -> Story:
     """Return the story of a run, a workflow or a sweep."""
-    if view.is_sweep:
-        return read_sweep_story(view)
-    return read_workflow_story(view) if view.is_workflow else read_run_story(view)
+    if isinstance(view, WorkflowRun):
+        return read_workflow_story(view)
+    return read_sweep_story(view) if isinstance(view, SweepRun) else read_run_story(view)

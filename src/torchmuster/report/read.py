@@ -12,18 +12,18 @@ from torchmuster.files.layout import RunDir, short_id
 from torchmuster.files.origin import CodeVersion, Origin
 from torchmuster.model import codec
 from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secrets, is_secret_name
+from torchmuster.model.failure import RanCode
 from torchmuster.model.record.loose import lines, listed, mapped, number, several, text, whole
+from torchmuster.model.record.run import RunRecord, fold_run, frequent_causes
 from torchmuster.model.record.training import TrainingState, fold_training
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
-from torchmuster.owner.views.record import DAMAGED, with_losses
+from torchmuster.owner.views.record import DAMAGED, read_losses
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.report.attempts import (
-    EventRecord,
     few_attempts,
-    frequent_causes,
-    read_events_of,
     told_attempts,
+    told_network,
 )
 from torchmuster.report.cost import cost_of
 from torchmuster.report.loose import LooseRecord, object_in
@@ -49,6 +49,9 @@ def owner_of(path: str) -> str:
         return "another user"
 
 
+_MAX_CAUSES = 20
+
+
 class _Reading:
     """All files of one training run."""
 
@@ -60,14 +63,14 @@ class _Reading:
         self.result = self._object(self.run_dir.result, "how the run ended is not known")
 
     def story(self) -> Story:
-        events = read_events_of(
-            with_losses(self._record(self.run_dir.events, needed=True), self.run_dir)
-        )
+        events = fold_run(self._record(self.run_dir.events, needed=True))
+        recorded = events.with_losses(read_losses(self.run_dir))
         training = self._training()
         samples = self._samples()
         ending = self._ending(events)
         saved = self._saved_step(training)
-        attempts = told_attempts(events, training, saved)
+        attempts = told_attempts(events, recorded, training, saved)
+        causes = frequent_causes(recorded, _MAX_CAUSES)
         ended = events.last_at if ending.is_final else time.time()
         cost = cost_of(
             attempts,
@@ -89,12 +92,12 @@ class _Reading:
             ended=events.last_at if ending.is_final else None,
             attempts=few_attempts(attempts),
             num_attempts=len(attempts),
-            causes=frequent_causes(events),
+            causes=tuple((text(what, 300), num) for what, num in causes),
             moments=tuple(events.moments),
             num_moments=events.num_moments,
             training=told_training(training) if training is not None else None,
             ranks=samples.told() if samples is not None else None,
-            network=events.network,
+            network=told_network(events),
             cost=cost,
             gaps=tuple(self.gaps),
         )
@@ -139,7 +142,7 @@ class _Reading:
         done = [save.step for save in training.saves if save.done_at is not None]
         return max(done, default=None)
 
-    def _ending(self, events: EventRecord) -> Ending:
+    def _ending(self, events: RunRecord) -> Ending:
         state = self.view.state.value
         told = text(self.result.get("state"), 40)
         known = {one.value: one for one in RunState}
@@ -224,12 +227,13 @@ class _Counted(LooseRecord):
 
 
 def read_what(
-    view: RunView, plan: Mapping[str, Any], events: EventRecord, gaps: list[str]
+    view: RunView, plan: Mapping[str, Any], events: RunRecord, gaps: list[str]
 ) -> WhatRan:
     """Return what ran: from the plan, from the note of its origin, and from what the nodes have reported."""
     program, limits = mapped(plan.get("program")), mapped(plan.get("limits"))
     setup = mapped(plan.get("node_setup"))
     origin, code, why = _origin(view.run_dir, gaps)
+    ran = events.code or RanCode(files=())
     engine, jobs = text(plan.get("engine"), 80), _jobs(view)
     words = [
         text(word)
@@ -253,7 +257,7 @@ def read_what(
             n for n in map(whole, listed(plan.get("workers_per_node"))[:64]) if n is not None
         ),
         torchmuster=text(origin.get("torchmuster"), 40),
-        software=tuple(_software(row) for row in events.software[:8]),
+        software=tuple(_software(row) for row in _rows(events)[:8]),
         environment=tuple(_variables(setup)),
         setup=tuple(
             hide_secrets(text(line))
@@ -266,16 +270,15 @@ def read_what(
         ),
         code=code,
         why_no_code=why,
-        ran=tuple(map(_ran_file, listed(events.ran.get("files"))[:200])),
-        num_ran_left_out=whole(events.ran.get("num_left_out")) or 0,
+        ran=tuple((text(f.path, 300), text(f.sha256, 64), f.changed) for f in ran.files[:200]),
+        num_ran_left_out=ran.num_left_out,
         packages=tuple(text(one, 200) for one in listed(origin.get("packages"))[:2000]),
     )
 
 
-def _ran_file(row: object) -> tuple[str, str, bool]:
-    fields = mapped(row)
-    path, checksum = text(fields.get("path"), 300), text(fields.get("sha256"), 64)
-    return path, checksum, fields.get("changed") is True
+def _rows(record: RunRecord) -> tuple[dict[str, Any], ...]:
+    """Return what the nodes have reported of their software, one row for each kind of node, or for each node."""
+    return (record.preflight.software or record.preflight.nodes) if record.preflight else ()
 
 
 def _origin(run_dir: RunDir, gaps: list[str]) -> tuple[dict[str, Any], CodeVersion | None, str]:

@@ -7,6 +7,8 @@ otherwise, durations are seconds.
 from dataclasses import dataclass, field
 
 from torchmuster.files.origin import CodeVersion
+from torchmuster.model.record.events import AttemptNode
+from torchmuster.model.record.run import RankEnd, RecordMoment
 
 LEAST_STEPS = 20  # of each rank, before one is called slow
 FORM = 1  # of `--json`: a reader can tell whether it knows all of it
@@ -72,25 +74,6 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnd:
-    """The end of a rank that nobody had asked for."""
-
-    rank: int
-    node: str
-    at: float
-    what: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptNode:
-    """A node of an attempt with its ranks, as `0-7`."""
-
-    node: str
-    host: str
-    ranks: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTold:
     """One attempt.
 
@@ -127,15 +110,6 @@ class AttemptTold:
     evidence: tuple[str, ...] = ()
     ends: tuple[RankEnd, ...] = ()
     num_ends: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MomentTold:
-    """Something worth knowing that happened."""
-
-    at: float
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,7 +390,7 @@ class Story:
     attempts: tuple[AttemptTold, ...] = ()
     num_attempts: int = 0
     causes: tuple[tuple[str, int], ...] = ()
-    moments: tuple[MomentTold, ...] = ()
+    moments: tuple[RecordMoment, ...] = ()
     num_moments: int = 0
     training: TrainingTold | None = None
     ranks: RanksTold | None = None

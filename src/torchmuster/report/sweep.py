@@ -5,28 +5,23 @@ import time
 
 import torchmuster
 from torchmuster.files.layout import short_id
-from torchmuster.model.event import moment_of
 from torchmuster.model.record.loose import number, text
 from torchmuster.model.states import RunState
-from torchmuster.owner.views.record import last_event
 from torchmuster.owner.views.run_view import RunView
-from torchmuster.owner.views.sweep_view import MemberView, SweepView
-from torchmuster.report.attempts import read_events_of
-from torchmuster.report.loose import LooseRecord
+from torchmuster.owner.views.sweep_view import MemberView, SweepRun, SweepView
 from torchmuster.report.read import read_what
 from torchmuster.report.story import Cost, Ending, MemberTold, Story, SweepTold
 
 _MAX_MEMBERS = 10_000
 
 
-def read_sweep_story(view: RunView) -> Story:
+def read_sweep_story(view: SweepRun) -> Story:
     """Return the story of a sweep."""
     sweep, gaps = view.sweep, []
     if sweep is None:
         gaps.append("sweep.json can't be read: what was tried is not known")
-    last = last_event(view.run_dir.events)
-    events = read_events_of(LooseRecord(view.run_dir.events))
-    began, ended = moment_of(view.started), moment_of((last or {}).get("time"))
+    events = view.record
+    began, ended = events.began, events.last_at
     is_final = view.state.is_final
     return Story(
         made=time.time(),

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchmuster.model.record.run import RankEnd
 from torchmuster.report import plots
 from torchmuster.report.charts import PlotSheet
 from torchmuster.report.plots import Labels, PlotBar, PlotPiece
-from torchmuster.report.story import AttemptTold, RankEnd, Story
+from torchmuster.report.story import AttemptTold, Story
 from torchmuster.report.words import span
 
 _WELL = "exit code 0"

@@ -9,13 +9,19 @@ from typing import Any
 import torchmuster
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, short_id
-from torchmuster.model.event import moment_of
+from torchmuster.model.record.events import (
+    GroupStateEvent,
+    GroupWaitsEvent,
+    TaskStartedEvent,
+    TaskStateEvent,
+    parse,
+)
 from torchmuster.model.record.loose import lines, listed, mapped, number, text, whole
+from torchmuster.model.record.run import fold_run
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.record import newest_training
 from torchmuster.owner.views.run_view import RunView
-from torchmuster.report.attempts import read_events_of
 from torchmuster.report.loose import LooseRecord, object_in
 from torchmuster.report.read import MALFORMED, read_run_story, read_what
 from torchmuster.report.story import Cost, Ending, GroupTold, Story, TaskTold
@@ -59,15 +65,20 @@ def read_workflow_story(view: RunView) -> Story:
         gaps.append(
             f"events.jsonl is not complete: {record.why_not or f'{record.num_bad} lines are torn'}"
         )
-    stated = {text(e.get("group"), 200): e for e in own if e.get("event") == "group_state"}
+    said = [one for one in map(parse, own) if one is not None]
+    stated = {
+        text(one.event.group, 200): one.event
+        for one in said
+        if isinstance(one.event, GroupStateEvent)
+    }
     rows = [row for row in listed(plan.get("groups"))[:_MAX_GROUPS] if isinstance(row, dict)]
     found = [_group(run_dir, row, stated) for row in rows]
     groups = tuple(told for told, _, _ in found)
     times = [at for _, first, last in found for at in (first, last) if at is not None]
-    times += [at for event in own if (at := moment_of(event.get("time"))) is not None]
+    times += [one.at for one in said]
     began, ended = min(times, default=None), max(times, default=None)
     is_final = view.state.is_final
-    events = read_events_of(own)
+    events = fold_run(own)
     return Story(
         made=time.time(),
         made_by=torchmuster.__version__,
@@ -123,11 +134,13 @@ def _ending(
 
 
 def _group(
-    run_dir: RunDir, row: Mapping[str, Any], stated: Mapping[str, Mapping[str, Any]]
+    run_dir: RunDir, row: Mapping[str, Any], stated: Mapping[str, GroupStateEvent]
 ) -> tuple[GroupTold, float | None, float | None]:
     name = text(row.get("name"), 200)
-    said = stated.get(name, {})
-    group = _Group(state=text(said.get("state"), 60) or "SUBMITTING", why=text(said.get("why")))
+    said = stated.get(name)
+    group = _Group(state="SUBMITTING", why="")
+    if said is not None:
+        group = _Group(state=text(said.state, 60), why=text(said.why))
     folder = (
         run_dir.group(name) if name and os.sep not in name and name not in (".", "..") else None
     )
@@ -148,25 +161,21 @@ def _group(
     return told, group.first_at, group.last_at
 
 
-def _take_events(group: _Group, events: Iterable[Mapping[str, Any]]) -> None:
-    for event in events:
-        at = moment_of(event.get("time"))
-        if at is None:
-            continue
-        group.first_at = at if group.first_at is None else group.first_at
-        group.last_at = at
-        name = text(event.get("task"), 200)
-        task = group.tasks.setdefault(name, _Task()) if name else _Task()
-        if event.get("event") == "task_state":
-            task.state = text(event.get("state"), 60)
-            task.attempt = whole(event.get("attempt")) or 0
-            task.why = text(event.get("why"))
-            task.code = whole(event.get("code"))
-            task.ended = at if task.state.startswith(("COMPLETED", "FAILED")) else None
-        elif event.get("event") == "task_started":
-            task.began = at if task.began is None else task.began
-        elif event.get("event") == "group_waits":
-            group.why = text(event.get("text"))
+def _take_events(group: _Group, lines: Iterable[Mapping[str, Any]]) -> None:
+    for one in filter(None, map(parse, lines)):
+        group.first_at = one.at if group.first_at is None else group.first_at
+        group.last_at = one.at
+        match one.event:
+            case TaskStateEvent() as event:
+                task = group.tasks.setdefault(text(event.task, 200), _Task())
+                task.state, task.why = text(event.state, 60), text(event.why)
+                task.attempt, task.code = whole(event.attempt) or 0, whole(event.code)
+                task.ended = one.at if task.state.startswith(("COMPLETED", "FAILED")) else None
+            case TaskStartedEvent(task=name):
+                task = group.tasks.setdefault(text(name, 200), _Task())
+                task.began = one.at if task.began is None else task.began
+            case GroupWaitsEvent(text=why):
+                group.why = text(why)
 
 
 def _task(run_dir: RunDir, name: str, row: Mapping[str, Any], group: _Group) -> TaskTold:

@@ -33,7 +33,8 @@ def note_of(data, **more):
 
 def record(tmp_path, *events):
     run_dir = RunDir(str(tmp_path))
-    lines = [json.dumps(event) if isinstance(event, dict) else event for event in events]
+    stamp = {"time": "2027-01-15T08:00:00.000Z"}
+    lines = [json.dumps({**stamp, **one}) if isinstance(one, dict) else one for one in events]
     (tmp_path / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return run_dir
 
@@ -73,8 +74,8 @@ def test_ranks_without_a_value_are_named(tmp_path):
     [
         "{",
         "[]",
-        '{"event": "worker_ended"}',
-        '{"event": "worker_ended", "attempt": 0, "rank": 0, "value": 3}',
+        {"event": "worker_ended"},
+        {"event": "worker_ended", "attempt": 0, "rank": 0, "value": 3},
     ],
 )
 def test_a_damaged_record_is_left_out(tmp_path, line):

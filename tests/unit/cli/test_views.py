@@ -33,7 +33,7 @@ def view_of(tmp_path, **fields):
         workers_per_node=(1,),
     )
     write_json(run_dir.plan, codec.to_plain(plan))
-    given = {"state": RunState.WAITING, "plan": plan, "result": None, "events": ()}
+    given = {"state": RunState.WAITING, "plan": plan, "result": None}
     return RunView(run_id=plan.run_id, run_dir=run_dir, **{**given, **fields})
 
 

@@ -14,6 +14,7 @@ from kit.screen import TerminalOf
 PROLOGUE = """
 import os, sys
 from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model.record.events import event_of
 voice = TerminalVoice()
 voice.start()
 """
@@ -49,7 +50,7 @@ def test_a_sentence_of_muster_stands_on_a_line_of_its_own():
 TRANSFER = """
 for done in range(1, 6):
     text = f"staging /data: {done} GiB of 9 GiB (11 %), 1 GiB/s, {9 - done} s left"
-    voice.tell("notice", {"node": "n1", "text": text})
+    voice.tell(event_of("notice", {"node": "n1", "text": text}))
 voice.say("staged"); voice.flush(10)
 """
 
@@ -57,7 +58,8 @@ voice.say("staged"); voice.flush(10)
 def test_after_a_loss_of_logs_no_log_is_said_to_have_what_is_not_shown():
     out, err = said(
         "voice.show(0, 1, '', 2)\n"
-        "voice.tell('notice', {'text': 'logs are being lost on n1', 'logs_lost_lines': 9})\n"
+        "lost = {'text': 'logs are being lost on n1', 'logs_lost_lines': 9}\n"
+        "voice.tell(event_of('notice', lost))\n"
         "voice.show(0, 1, '', 3); voice.flush(10)"
     )
 
@@ -122,12 +124,16 @@ def test_a_sentence_with_words_of_others_is_shown_and_not_obeyed():
 
 FAILS = """
 traceback = 'Traceback (most recent call last):\\n  File "t", line 1, in f\\n    f()\\nE: x\\n'
-cause = {"rank": 3, "tail": traceback.splitlines(), "error": {"traceback": traceback}}
+from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
+from torchmuster.model.record.events import AttemptFailedEvent, AttemptStartedEvent
+error = PythonError(type_name="E", message="x", where=None, traceback=traceback)
+more = {"node": "n1", "kind": EndKind.EXCEPTION, "asked": False, "elapsed_s": 1.0, "error": error}
 for attempt in (0, 1):
-    voice.tell("attempt_started", {"attempt": attempt, "num_nodes": 1, "world_size": 4, "why": "y"})
+    voice.tell(AttemptStartedEvent(attempt=attempt, num_nodes=1, world_size=4, why="y"))
     voice.show(0, 2, "0\\n", 0)
-    failed = {"attempt": attempt, "what": "E in rank 3", "restarts_left": 1, "cause": cause}
-    voice.tell("attempt_failed", failed)
+    tail = tuple(traceback.splitlines())
+    cause = WorkerEnd(attempt=attempt, rank=3, local_rank=3, tail=tail, **more)
+    voice.tell(AttemptFailedEvent(attempt=attempt, what="E in rank 3", restarts_left=1, cause=cause))
 print(voice.shown.has(traceback))
 voice.flush(10)
 """

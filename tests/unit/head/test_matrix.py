@@ -54,7 +54,7 @@ def test_the_matrix_is_over_when_every_pair_has_a_result():
 
     assert bench.matrix.advance()
     assert bench.sent_of(messages.EndProbe).keys() == {0, 1}
-    assert bench.matrix.rows() == [[0, 1, None, 2, 3000.0], [1, 0, "refused", None, None]]
+    assert bench.matrix.rows() == ((0, 1, None, 2, 3000.0), (1, 0, "refused", None, None))
 
 
 def test_pairs_without_a_result_say_why_when_the_time_is_up():

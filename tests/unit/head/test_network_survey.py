@@ -3,6 +3,7 @@
 from torchmuster.head.membership import Member
 from torchmuster.head.network_survey import CONNECT_S, LIMIT_S, PATIENT_CONNECT_S, NetworkSurvey
 from torchmuster.model.network import Interface, PairResult
+from torchmuster.model.record.events import fields_of
 from torchmuster.net import messages
 
 READY = messages.SpawnerReady(python="3.11", torch="2.13", forks=True)
@@ -41,7 +42,7 @@ class House:
         self.survey = NetworkSurvey(
             lambda member, message: self.sent.append((member, message)),
             lambda member: member.hello.host,
-            lambda name, **fields: self.told.append((name, fields)),
+            lambda event: self.told.append((event.name, fields_of(event))),
             clock=lambda: self.now,
             own_network_id="net1",
         )

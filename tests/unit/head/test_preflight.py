@@ -8,6 +8,7 @@ from torchmuster.head.preflight import HOLD_S, LONG_HOLD_S, Preflight
 from torchmuster.model import codec
 from torchmuster.model.network import PairResult
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.model.record.events import fields_of
 from torchmuster.model.verdict import Report
 from torchmuster.net import messages
 from unit.diagnose.doctor.made_up import facts
@@ -57,7 +58,7 @@ class House:
             plan,
             lambda member, message: self.sent.append((member.hello.host, message)),
             lambda member: member.hello.host,
-            lambda name, **fields: self.told.append((name, fields)),
+            lambda event: self.told.append((event.name, fields_of(event))),
             clock=lambda: self.now,
             wall=lambda: 1000.0 + self.now,
             own_network_id="net1",
@@ -112,7 +113,7 @@ class House:
 
     def causes(self):
         ((_, fields),) = [told for told in self.told if told[0] == "preflight"]
-        return [finding["cause"] for finding in fields["findings"]]
+        return [finding["cause"] for finding in fields.get("findings", [])]
 
 
 def test_a_healthy_pair_may_begin_when_both_have_spoken():

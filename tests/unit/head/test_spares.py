@@ -3,6 +3,7 @@
 import pytest
 
 from torchmuster.head.attempt import AttemptPhase
+from torchmuster.model.record.events import fields_of
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause
 from torchmuster.net import messages
@@ -17,7 +18,7 @@ class Told(World):
         self.events = []
         self.asked = []
         self.goodbyes = []
-        self.policy.tell = lambda name, **fields: self.events.append((name, fields))
+        self.policy.tell = lambda event: self.events.append((event.name, fields_of(event)))
 
     def carry_out(self, action):
         if hasattr(action, "places"):

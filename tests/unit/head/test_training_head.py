@@ -14,6 +14,7 @@ from torchmuster.head.head import HeadClient
 from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.training_head import TrainingHead
 from torchmuster.model.plan import Limits
+from torchmuster.model.record.events import fields_of
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause
 from torchmuster.model.verdict import Result
@@ -198,7 +199,7 @@ def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_hea
     async def go():
         head = make_head(2)
         said = []
-        head.on_event = lambda event: said.append(event.fields.get("text"))
+        head.on_event = lambda event: said.append(getattr(event, "text", None))
         conduct = asyncio.create_task(head.conduct())
         words = [Stop(signum=15, cause=c) for c in (StopCause.OUTSIDE, StopCause.TIME)]
         owner = Line(*words, None)
@@ -220,7 +221,7 @@ def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it
     head.policy.advance(head.clock() + 5.0)
     head.advance()
     (waiting,) = [event for event in said if event.name == "waiting"]
-    whys = {one["node"]: one["why"] for one in waiting.fields["missing"]}
+    whys = {one.node: one.why for one in waiting.missing}
     assert whys["n2"] == "no agent has connected: mpiexec said no"
 
 
@@ -228,7 +229,7 @@ def test_who_looks_is_answered_and_the_end_of_the_time_is_recorded(make_head):
     async def go():
         head = make_head(2)
         said = []
-        head.on_event = lambda event: said.append((event.name, event.fields))
+        head.on_event = lambda event: said.append((event.name, fields_of(event)))
         conduct = asyncio.create_task(head.conduct())
         looks = [AskBoard(ask_id="x"), JobEnds(ends_at=99.5), Stop(signum=15)]
         client = Line(*looks, None)

@@ -62,6 +62,9 @@ class Agent:
             shown=lambda rank, local_rank: frozenset(),
         )
 
+    def spawn(self, work):
+        self.beside = asyncio.ensure_future(work)
+
     def settings_of(self, order):
         return self._settings if self.is_set_up else None
 

@@ -11,7 +11,9 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView
+from torchmuster.model.record.events import RecordEvent, Stamped
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.doctor import (
@@ -60,6 +62,7 @@ def written(tmp_path):
         run_dir = RunDir(str(tmp_path))
         if looked:
             event = {
+                "time": "2026-01-01T00:00:00Z",
                 "event": "preflight",
                 "form": "long",
                 "findings": list(findings),
@@ -80,9 +83,13 @@ def written(tmp_path):
     return write
 
 
+NEEDED = {"agent_joined": {"node": "n1"}, "workers_started": {"attempt": 0}}
+
+
 def test_phases_are_the_times_between_events():
     def event(name, second):
-        return {"event": name, "time": f"2026-01-01T00:00:{second:06.3f}Z"}
+        time = f"2026-01-01T00:00:{second:06.3f}Z"
+        return Stamped(time, moment_of(time), RecordEvent.kinds[name](**NEEDED.get(name, {})))
 
     events = [
         event("run_started", 1.0),
@@ -93,7 +100,7 @@ def test_phases_are_the_times_between_events():
         event("run_ended", 5.5),
     ]
     assert phases(events) == {"agents": 1.0, "nodes": 0.25, "workers": 1.75, "job": 1.5}
-    assert phases([event("run_started", 1.0), {"event": "agent_joined", "time": 7}]) == {}
+    assert phases([event("run_started", 1.0)]) == {}
 
 
 def test_a_good_run_has_no_findings(written):
@@ -152,7 +159,7 @@ def test_a_run_that_never_looked_says_why(written):
 def test_a_node_that_called_the_head_in_vain_is_named_with_its_reason(written, why, cause):
     report = Report(error="only 1 of 3 nodes came within 8 s", at="n2, n3")
     run_dir = written(looked=False, ended=result(RunState.FAILED, report))
-    joined = {"event": "agent_joined", "node": "n1"}
+    joined = {"time": "2026-01-01T00:00:00Z", "event": "agent_joined", "node": "n1"}
     with open(run_dir.events, "w") as file:
         file.write(json.dumps(joined) + "\n")
     os.makedirs(os.path.dirname(run_dir.agent_log("n1")))

@@ -14,9 +14,10 @@ import pytest
 from kit.waiting import wait_until
 from torchmuster.files import disk
 from torchmuster.files.layout import RunDir
+from torchmuster.model.record.events import NoticeEvent
 from torchmuster.owner import record_writer
 from torchmuster.owner.record_writer import RecordWriter
-from torchmuster.owner.views.record import read_events
+from torchmuster.owner.views.record import read_lines
 
 AT_ONCE_S = 5.0  # on a machine that is busy with other things
 FULL = "No space left on device"
@@ -44,11 +45,11 @@ def write(run_dir, story):
 def test_all_is_written_in_its_order_before_the_owner_ends(run_dir):
     async def story(record):
         for number in range(1000):
-            record.event("counted", number=number)
+            record.event(NoticeEvent(text=str(number)))
         record.replace(run_dir.result, {"state": "done"}, mode=0o600)
 
     assert write(run_dir, story) == []
-    assert [event["number"] for event in read_events(run_dir.events)] == list(range(1000))
+    assert [int(event["text"]) for event in read_lines(run_dir.events)] == list(range(1000))
     with open(run_dir.result) as file:
         assert json.load(file) == {"state": "done"}
     assert os.stat(run_dir.result).st_mode & 0o777 == 0o600
@@ -56,11 +57,11 @@ def test_all_is_written_in_its_order_before_the_owner_ends(run_dir):
 
 def test_what_an_earlier_owner_has_written_stays(run_dir):
     async def story(record):
-        record.event("again")
+        record.event(NoticeEvent(text="again"))
 
     write(run_dir, story)
     write(run_dir, story)
-    assert [event["event"] for event in read_events(run_dir.events)] == ["again", "again"]
+    assert [event["text"] for event in read_lines(run_dir.events)] == ["again", "again"]
 
 
 def test_a_file_system_that_stands_still_keeps_nobody_waiting(run_dir, monkeypatch):
@@ -70,7 +71,7 @@ def test_a_file_system_that_stands_still_keeps_nobody_waiting(run_dir, monkeypat
     async def story(record):
         started = time.monotonic()
         for _ in range(100):
-            record.event("counted")
+            record.event(NoticeEvent(text="counted"))
         record.replace(run_dir.head, {"port": 1})
         assert time.monotonic() - started < AT_ONCE_S
 
@@ -94,13 +95,13 @@ def test_a_slow_file_system_gets_its_time_at_the_end(run_dir):
     reader = threading.Thread(target=read_slowly)
 
     async def story(record):
-        record.event("first")
-        record.event("last")
+        record.event(NoticeEvent(text="first"))
+        record.event(NoticeEvent(text="last"))
         asyncio.get_running_loop().call_later(0.1, reader.start)
 
     assert write(run_dir, story) == []
     reader.join(AT_ONCE_S)
-    assert [event["event"] for event in read] == ["first", "last"]
+    assert [event["text"] for event in read] == ["first", "last"]
 
 
 def test_a_full_disk_is_told_once_for_each_reason(run_dir):
@@ -108,7 +109,7 @@ def test_a_full_disk_is_told_once_for_each_reason(run_dir):
 
     async def story(record):
         for _ in range(3):
-            record.event("counted")
+            record.event(NoticeEvent(text="counted"))
         os.mkdir(run_dir.result)
         record.replace(run_dir.result, {})
 
@@ -156,7 +157,7 @@ def test_what_the_queue_has_no_room_for_is_told(run_dir, monkeypatch):
     monkeypatch.setattr(disk, "MAX_WAITING_BYTES", 1)
 
     async def story(record):
-        record.event("too long")
+        record.event(NoticeEvent(text="too long"))
 
     (said,) = write(run_dir, story)
     assert said.endswith("the disk was too slow")

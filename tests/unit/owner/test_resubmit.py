@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from kit.records import failure, start
 from torchmuster import proc
 from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import UsageError
@@ -225,7 +226,9 @@ def test_a_job_after_one_that_was_killed_notes_itself(chain):
 
 def test_restarts_are_one_budget_for_all_links(tmp_path):
     run_dir = RunDir(str(tmp_path))
-    events = [{"event": "attempt_failed", "restarts_left": left} for left in (2, 1, None)]
+    events = []
+    for number, left in enumerate((2, 1, None)):
+        events += [start(number, number), {**failure(number, number), "restarts_left": left}]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
     assert restarts_spent(run_dir, 3) == 2
     assert restarts_spent(RunDir(str(tmp_path / "new")), 3) == 0

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kit.records import EVENTS, event, failure, make_run, result
+from kit.records import EVENTS, failure, make_run, over, result
 from kit.waiting import wait_until
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
@@ -19,7 +19,7 @@ ENDED = result(RunState.FAILED, "rank 3 was killed", exit_code=137)
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    events = [*EVENTS[:-1], failure(25, 1), event(25, "run_ended", state="failed")]
+    events = [*EVENTS[:-1], failure(25, 1), over(25, "failed")]
     return make_run(tmp_path / "r", events=events, ended=ENDED)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.records import event, make_run, result
+from kit.records import make_run, over, result
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
 from torchmuster.report.sheet import sheet_of
@@ -18,7 +18,7 @@ def story_of(tmp_path, count):
         for b in range(count)
         if a != b
     )
-    made = make_run(tmp_path / "r", events=[event(0, "run_ended", state="failed")], ended=result())
+    made = make_run(tmp_path / "r", events=[over(0, "failed")], ended=result())
     network = NetworkTold(sentence="eth0", nodes=tuple(f"n{n}" for n in range(count)), pairs=pairs)
     return replace(find_story(made.path), network=network)
 

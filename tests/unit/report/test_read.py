@@ -14,6 +14,7 @@ from kit.records import (
     failure,
     lines,
     make_run,
+    over,
     result,
     sample,
     start,
@@ -109,7 +110,7 @@ def test_without_the_library_goodput_is_a_range(folder):
 
 
 def test_a_run_that_ended_badly_has_lost_what_it_did_not_save(folder):
-    events = [*EVENTS[:-1], failure(25, 1), event(25, "run_ended", state="failed")]
+    events = [*EVENTS[:-1], failure(25, 1), over(25, "failed")]
     ended = result(RunState.FAILED, "rank 3 was killed", exit_code=137, saved_step=100)
     make_run(folder, events=events, ended=ended)
 
@@ -258,7 +259,9 @@ def test_a_torn_last_line_is_counted(folder):
 
 
 def test_a_result_of_another_version_is_read_as_far_as_it_goes(folder):
-    make_run(folder, ended={**result(RunState.FAILED, "rank 1 failed"), "new_field": 1})
+    events = [*EVENTS[:-1], over(25, "failed")]
+    odd = {**result(RunState.FAILED, "rank 1 failed"), "new_field": 1}
+    make_run(folder, events=events, ended=odd)
 
     ending = story_of(folder).ending
 

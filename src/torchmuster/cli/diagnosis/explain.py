@@ -106,8 +106,10 @@ def _verdict(what: tuple[str, ...]) -> "tuple[LogVerdict, str | None]":
     from torchmuster.diagnose.explain.own_run import foreign_store, with_own_result
 
     case = Case(read_logs(_logs_of_run(view), year=year))
-    verdict = with_own_result(judge(case), view.result, view.events, state=view.state)
-    foreign = foreign_store(case, view.result, view.events) if view.result is not None else None
+    verdict = with_own_result(judge(case), view.result, view.record, state=view.state)
+    foreign = (
+        foreign_store(case, view.result, view.record.masters) if view.result is not None else None
+    )
     if foreign is not None:
         verdict = replace(verdict, found=(foreign, *verdict.found))
     return verdict, _how_it_stands(view)
@@ -142,10 +144,10 @@ def _standard_input() -> "BinaryIO":
 def _run_of(word: str) -> "RunView | None":
     """Return the run that a word names; None when it names a file or a folder of logs."""
     from torchmuster.files.layout import RunDir
-    from torchmuster.owner.views.find import find_run, view_run
+    from torchmuster.owner.views.find import find_run, is_run, view_run
 
     folder = RunDir(os.path.abspath(word))
-    if os.path.isfile(folder.plan) or os.path.isfile(folder.workflow):
+    if is_run(folder):
         return view_run(folder)
     return None if os.path.exists(word) or _looks_like_a_path(word) else find_run(word)
 

@@ -16,6 +16,7 @@ from torchmuster.cli.runs.ssh import find_ssh_site, make_bundle_for, make_wishes
 from torchmuster.cli.sites import my_sites
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
+from torchmuster.model.record.events import RecordEvent, WorkerEndedEvent
 
 if TYPE_CHECKING:
     from torchmuster.cli.places.place import Follow, StartSweep
@@ -237,11 +238,11 @@ def hold_session(path: str, given: dict[str, Any]) -> int:
         raise UsageError("this is no session on hosts", where=path)
 
     class Voice(TerminalVoice):
-        def tell(self, event: str, fields: Mapping[str, Any]) -> None:
-            if event == "worker_ended" and (fields.get("rank"), fields.get("what")) == _DOOR_ENDED:
+        def tell(self, event: RecordEvent) -> None:
+            if isinstance(event, WorkerEndedEvent) and (event.rank, event.what) == _DOOR_ENDED:
                 # The first door decides when the session ends; the others share no file with it.
                 os.kill(os.getpid(), signal.SIGTERM)
-            super().tell(event, fields)
+            super().tell(event)
 
     voice = Voice()
     voice.start()

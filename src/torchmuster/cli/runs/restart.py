@@ -1,6 +1,7 @@
 """`muster restart`."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,6 +9,9 @@ from torchmuster.cli import options, status_line
 from torchmuster.cli.completion import complete_runs
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
+
+if TYPE_CHECKING:
+    from torchmuster.owner.views.run_view import RunView
 
 
 @click.command()
@@ -22,16 +26,9 @@ def restart(run: str, *, detach: bool) -> int:
     Of a workflow, the groups that have completed are not run again. A sweep goes on in its own folder, with
     the members that have not succeeded.
     """
-    from torchmuster.cli.places.find import place_again
-    from torchmuster.cli.places.place import begin
-    from torchmuster.cli.workflow_views import restart_workflow
-    from torchmuster.errors import NotFoundError
-    from torchmuster.model.contract import replay_order
-    from torchmuster.model.plan import Tee
+    from torchmuster.cli.kinds.table import restart_of
     from torchmuster.model.states import RunState
-    from torchmuster.owner.create import name_of, new_run_id
     from torchmuster.owner.views.find import find_run, owner_lives, view_run
-    from torchmuster.spec.problems import Problems
 
     view = find_run(run)
     if (whole := view.whole) is not None:
@@ -43,17 +40,24 @@ def restart(run: str, *, detach: bool) -> int:
             f"the run {view.run_id} has not ended: it is {view.state.value}",
             fix=f"muster cancel {view.run_id}, then restart it",
         )
-    if view.is_workflow:
-        return restart_workflow(view, detach=detach)
-    if view.is_sweep:
-        from torchmuster.cli.runs.sweep import restart_sweep
+    return restart_of(view)(view, detach=detach)
 
-        return restart_sweep(view, detach=detach)
+
+def restart_run(view: "RunView", *, detach: bool) -> int:
+    """Start a run again: a new one on the same snapshots."""
+    from torchmuster.cli.places.find import place_again
+    from torchmuster.cli.places.place import begin
+    from torchmuster.errors import NotFoundError
+    from torchmuster.model.contract import replay_order
+    from torchmuster.model.plan import Tee
+    from torchmuster.owner.create import name_of, new_run_id
+    from torchmuster.spec.problems import Problems
+
     plan = view.plan
     if plan is None:
         raise NotFoundError("the run has no plan that can be read", where=view.run_dir.plan)
     name = short_id(view.run_id)
-    if view.is_session:
+    if plan.is_session:
         what = f"{name} is a session: it holds nodes for runs, and has no training to go on with"
         raise UsageError(what, fix="muster session start")
     if plan.is_replay:

@@ -11,12 +11,12 @@ from torchmuster.cli.sets import SetCommand
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
 from torchmuster.model.plan import GRACE_S
+from torchmuster.owner.views.sweep_view import SweepRun
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.verdict import Result
-    from torchmuster.owner.views.run_view import RunView
     from torchmuster.spec.sweep_plan import SweepPlan
 
 
@@ -223,7 +223,7 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> "Re
     return follow_sweep(run_dir, voice)
 
 
-def restart_sweep(view: "RunView", *, detach: bool) -> int:
+def restart_sweep(view: "SweepRun", *, detach: bool) -> int:
     """Go on with a sweep in its own folder: members that have not succeeded run again, on their snapshots.
 
     Raises:
@@ -232,11 +232,10 @@ def restart_sweep(view: "RunView", *, detach: bool) -> int:
     """
     import contextlib
 
-    from torchmuster.cli.sweep_views import sweep_of
     from torchmuster.model.states import RunState
     from torchmuster.owner.create import write_owner
 
-    sweep_view = sweep_of(view)
+    sweep_view = view.sweep_view()
     done = (RunState.SUCCEEDED, RunState.STOPPED)
     if all(member.state in done for member in sweep_view.members):
         what = f"all members of the sweep {short_id(view.run_id)} have succeeded"

@@ -159,7 +159,7 @@ async def _watch(
     """Say where the members stand, whenever that has changed, until all have ended; a terminal has the table."""
     import asyncio
 
-    from torchmuster.cli.sweep_views import counted
+    from torchmuster.cli.kinds.sweep import counted
     from torchmuster.owner.jobs.answers import FIRST_POLL_S, LAST_POLL_S
     from torchmuster.owner.jobs.batch import TwiceCancels
     from torchmuster.owner.sweep.array_stops import cancel_sweep
@@ -201,8 +201,8 @@ def _live_table(view: "SweepView") -> list[str]:
     """Return the rows that a terminal shows while the members run; none where there is none, or nobody wants them."""
     import shutil
 
+    from torchmuster.cli.kinds.sweep import members_table
     from torchmuster.cli.status_line import is_drawable, wanted
-    from torchmuster.cli.sweep_views import members_table
 
     if wanted() == "off" or not is_drawable():
         return []

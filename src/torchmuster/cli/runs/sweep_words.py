@@ -120,7 +120,7 @@ def say_end(
     sweep: "SweepView | None", result: "Result", voice: "TerminalVoice", run_dir: RunDir
 ) -> None:
     """Say how a sweep has ended: the table, what failed, the best."""
-    from torchmuster.cli.sweep_views import (
+    from torchmuster.cli.kinds.sweep import (
         counted,
         describe_best,
         describe_missing,

@@ -26,6 +26,7 @@ from torchmuster.diagnose.finding import Confidence
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
 from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.record.run import fold_run
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 
@@ -96,7 +97,7 @@ def _with_logs(
     if not logs:
         return report
     reading = _read(logs, time.monotonic() + min(_READ_LIMIT_S, 0.7 * limit_s))
-    finding = foreign_store(reading.case, result, _events(run_dir.events))
+    finding = foreign_store(reading.case, result, _masters(run_dir.events))
     finding = finding or _reason(judge(reading.case), own_finding(result), cause)
     return report if finding is None else _joined(report, finding, reading, result.run_id)
 
@@ -128,14 +129,14 @@ def _read(logs: Sequence[str], until: float) -> _Reading:
     return _Reading(case=Case(record), num_read=num_read, num_all=len(logs))
 
 
-def _events(path: str) -> list[dict[str, object]]:
-    """Return what the run's record holds at its end."""
+def _masters(path: str) -> set[str]:
+    """Return the addresses of the run's stores, as the end of its record names them."""
     found: list[dict[str, object]] = []
     for line in last_lines(path, _MAX_RECORD_LINES, _MAX_RECORD_BYTES):
         with contextlib.suppress(ValueError):
             event = json.loads(line)
             found += [event] if isinstance(event, dict) else []
-    return found
+    return fold_run(found).masters
 
 
 def _reason(verdict: LogVerdict, own: LogFinding | None, cause: WorkerEnd) -> LogFinding | None:

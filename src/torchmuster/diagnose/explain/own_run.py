@@ -1,7 +1,7 @@
 """A run of muster's own: its head saw every end, so its first cause is stronger than any guess from logs."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
@@ -13,6 +13,7 @@ from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM
 from torchmuster.diagnose.explain.rules.signals import meaning_of
 from torchmuster.errors import HeadLostError
 from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.record.run import RunRecord
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 
@@ -31,7 +32,7 @@ _BY_STATE = {
 def with_own_result(
     verdict: LogVerdict,
     result: Result | None,
-    events: Sequence[Mapping[str, object]] = (),
+    record: RunRecord,
     *,
     state: RunState | None = None,
 ) -> LogVerdict:
@@ -40,7 +41,7 @@ def with_own_result(
     Args:
         verdict: From the logs.
         result: `result.json`; None when the run has none.
-        events: `events.jsonl`.
+        record: `events.jsonl`.
         state: Where the run stands, if there is no result.
     """
     stands = result.state if result is not None else state
@@ -52,7 +53,7 @@ def with_own_result(
             found=(),
             outcome=JobOutcome.ENDED_WELL,
             collect=(),
-            notes=_notes(verdict, events),
+            notes=_notes(verdict, record),
         )
     if not stands.is_final:
         note = f"the run has not ended: it is {stands.value}"
@@ -67,7 +68,7 @@ def with_own_result(
         found=(first, *rest),
         outcome=JobOutcome.FAILED,
         collect=(),
-        notes=_notes(verdict, events),
+        notes=_notes(verdict, record),
         num_files=max(verdict.num_files, 1),
     )
 
@@ -108,9 +109,7 @@ def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
     )
 
 
-def foreign_store(
-    case: Case, result: Result, events: Iterable[Mapping[str, object]]
-) -> LogFinding | None:
+def foreign_store(case: Case, result: Result, masters: Collection[str]) -> LogFinding | None:
     """Return the finding that a script calls another store than the launcher's; None when it doesn't.
 
     With torchrun and muster no rank hosts a store: whoever changes the address or the port waits until its time-out.
@@ -118,7 +117,6 @@ def foreign_store(
     error = result.cause.error if result.cause is not None else None
     if error is None or not _MAKES_STORE.search(error.traceback):
         return None
-    masters = {str(event.get("master")) for event in events if event.get("master")}
     ports = {master.rpartition(":")[2] for master in masters}
     calls = [
         call for call in case.of("store_connect", "store_validate") if call.get("port") not in ports
@@ -185,8 +183,7 @@ def _words(line: LogLine) -> str:
     return text if match(text) is not None or ": " in text else ""
 
 
-def _notes(verdict: LogVerdict, events: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
-    started = sum(event.get("event") == "attempt_started" for event in events)
-    slow = {e.get("rank"): str(e.get("text")) for e in events if e.get("event") == "straggler"}
+def _notes(verdict: LogVerdict, record: RunRecord) -> tuple[str, ...]:
+    started = len(record.attempts)
     made = (f"the run made {started} attempts",) if started > 1 else ()
-    return (*verdict.notes, *made, *slow.values())
+    return (*verdict.notes, *made, *record.slow.values())

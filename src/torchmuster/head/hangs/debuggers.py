@@ -1,7 +1,5 @@
 """Which ranks somebody debugs: meanwhile no rank hangs, and nothing is started again."""
 
-from typing import Any
-
 from torchmuster.model import contract
 from torchmuster.net import messages
 
@@ -16,19 +14,17 @@ class Debuggers(set[int]):
         super().clear()
         self._is_failure_seen = False
 
-    def take(self, told: messages.Debugger) -> dict[str, Any] | None:
-        """Note what a rank says of itself; return what the user's client has to know to bring a debugger.
+    def take(self, told: messages.Debugger) -> bool:
+        """Note what a rank says of itself; say whether the user's client has to know it, to bring a debugger.
 
         Of ranks that have failed, only the first of an attempt is looked at: the others fail because of it, or wait until they are ended.
         """
         if not told.active:
             self.discard(told.rank)
-            return None
+            return False
         if told.waits == contract.PDB:
             if self or self._is_failure_seen:
-                return None
+                return False
             self._is_failure_seen = True
         self.add(told.rank)
-        if not told.waits:
-            return None
-        return {"rank": told.rank, "tool": told.waits[:16], "folder": told.folder[:4096]}
+        return bool(told.waits)

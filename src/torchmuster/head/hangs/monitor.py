@@ -7,7 +7,7 @@ watch or for a client of `muster stacks`, a file for the answers, and an event f
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from torchmuster.diagnose.facts import stacks as reading
 from torchmuster.diagnose.facts.stacks import StackReading
@@ -20,6 +20,7 @@ from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, describe
 from torchmuster.model.plan import Limits
 from torchmuster.model.progress import RankStack
 from torchmuster.model.ranks import name_ranks
+from torchmuster.model.record.events import HangEvent, RecordEvent, StartWaitEvent, StragglerEvent
 from torchmuster.net import messages
 
 _LEAST_START_S = 3.0
@@ -39,7 +40,7 @@ class Surroundings(Protocol):
     def send_to_nodes(self, message: messages.Message) -> set[int]:
         """Send to all agents of the attempt; return their places."""
 
-    def event(self, name: str, **fields: Any) -> object:
+    def event(self, event: RecordEvent) -> object:
         """Write an event."""
 
     def write_file(self, path: str, text: str) -> None:
@@ -106,7 +107,7 @@ class HangMonitor:
         self._watch.take(now, progress.ranks)
         for one in self._stragglers.take(now, progress.ranks):
             self._around.event(
-                "straggler", rank=one.rank, node=one.node, part=one.part, text=one.tell()
+                StragglerEvent(rank=one.rank, node=one.node, part=one.part, text=one.tell())
             )
 
     def take_stacks(self, place: int, said: messages.Stacks) -> None:
@@ -228,16 +229,17 @@ class HangMonitor:
         path = self._write(judgement, question)
         ends = judgement.verdict is HangVerdict.END
         self._around.event(
-            "hang",
-            attempt=self.attempt,
-            rank=judgement.rank,
-            node=judgement.node,
-            silent_s=round(judgement.silent_s, 1),
-            limit_s=round(judgement.limit_s, 1),
-            ended=ends,
-            stacks=path,
-            sentence=judgement.sentence,
-            text=_told(judgement, path),
+            HangEvent(
+                attempt=self.attempt,
+                rank=judgement.rank,
+                node=judgement.node,
+                silent_s=round(judgement.silent_s, 1),
+                limit_s=round(judgement.limit_s, 1),
+                ended=ends,
+                stacks=path,
+                sentence=judgement.sentence,
+                text=_told(judgement, path),
+            )
         )
         return self._end(now, judgement, question, path) if ends else None
 
@@ -252,7 +254,7 @@ class HangMonitor:
         ]
         text = self._start.judge(looks, self._watch.ended())
         if text:
-            self._around.event("start_wait", attempt=self.attempt, text=text)
+            self._around.event(StartWaitEvent(attempt=self.attempt, text=text))
 
     def _write(self, judgement: Judgement, question: _Question) -> str:
         path = os.path.join(self._folder, f"stacks-{min(self._num_files, _MAX_FILES)}.txt")

@@ -3,8 +3,7 @@
 from dataclasses import field
 from typing import Any
 
-from torchmuster import proc
-from torchmuster.model.failure import WorkerEnd
+from torchmuster.model.failure import LeftProcess, WorkerEnd
 from torchmuster.model.progress import RankProgress, RankStack
 from torchmuster.model.ranks import NodeRanks
 from torchmuster.model.sample import RankSample
@@ -96,7 +95,7 @@ class AllReaped(Message):
     """No process of this attempt is left on this node, except those that continue after a good end."""
 
     attempt: int
-    left: tuple[proc.LeftProcess, ...] = ()
+    left: tuple[LeftProcess, ...] = ()
 
 
 class Output(Message):

@@ -5,8 +5,8 @@ Imported in the job's interpreter too, so it has to be quick.
 
 from typing import Any
 
+from torchmuster.model.failure import LeftProcess
 from torchmuster.model.message import TypedMessage
-from torchmuster.proc import LeftProcess
 
 # A packet has to fit into the socket's buffer, which the system may keep at 200 KiB; a longer order lies in memory of
 # its own, and its descriptor comes before the order's.

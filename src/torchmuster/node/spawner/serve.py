@@ -20,6 +20,7 @@ from typing import Any
 
 from torchmuster import proc
 from torchmuster.model import contract
+from torchmuster.model.failure import LeftProcess
 from torchmuster.model.liveness.lease import OwnClock, is_given_up, is_stopped
 from torchmuster.model.message import decode, encode
 from torchmuster.node.spawner import mainmodule, messages, prepare, store
@@ -208,7 +209,7 @@ def _continue_ending(spawner: Spawner) -> None:
     if left and spawner.spares_until is not None and time.monotonic() < spawner.spares_until:
         return
     spawner.ending, spawner.spares_until = False, None
-    told = (proc.LeftProcess(pid=p.pid, session=p.session, name=proc.name_of(p.pid)) for p in left)
+    told = (LeftProcess(pid=p.pid, session=p.session, name=proc.name_of(p.pid)) for p in left)
     spawner.send(messages.NoChildLeft(left=tuple(told)))
 
 

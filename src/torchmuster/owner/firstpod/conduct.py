@@ -31,7 +31,6 @@ from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.display.repeats import shortened
 from torchmuster.model.display.text import render_report, report_of_error
-from torchmuster.model.event import moment_of
 from torchmuster.model.failure import EndKind
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
@@ -52,7 +51,7 @@ from torchmuster.owner.resubmit import restarts_spent
 from torchmuster.owner.stops import EarlyStop
 from torchmuster.owner.supervise import Supervisor
 from torchmuster.owner.views.account import find_saved
-from torchmuster.owner.views.record import next_attempt, read_events, read_result
+from torchmuster.owner.views.record import next_attempt, read_events, read_lines, read_result
 
 _MESSAGE_FILE = "/dev/termination-log"
 MOST_MESSAGE_BYTES = 4096
@@ -374,7 +373,7 @@ def newest_values(run_dir: RunDir) -> dict[str, object] | None:
     """Return the newest value of each metric that a training has recorded, as the last of its events; None for none."""
     values: dict[str, object] = {}
     last: dict[str, object] | None = None
-    for event in read_events(run_dir.training):
+    for event in read_lines(run_dir.training):
         if event.get("event") == "metrics" and isinstance(found := event.get("values"), dict):
             values |= found
             last = {**event, "values": values}
@@ -420,5 +419,5 @@ def _plan_limit_s(brought: str) -> float:
 
 def _begun(run_dir: RunDir) -> float:
     """Return when the run first began: another pod may have."""
-    begun = moment_of(next(read_events(run_dir.events), {}).get("time"))
-    return begun if begun is not None else time.time()
+    first = next(read_events(run_dir.events), None)
+    return first.at if first is not None else time.time()

@@ -13,16 +13,14 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
-from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.failure import EndKind, WorkerEnd, describe
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.record.events import AttemptFailedEvent, AttemptStartedEvent, line_of
+from torchmuster.model.record.run import RunRecord
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Circumstances, Result, explain_failure, final_exit_code
 from torchmuster.net.secret import read_secret
@@ -30,7 +28,7 @@ from torchmuster.node.pod.lines import ask_pod
 from torchmuster.node.pod.order import AGAIN_CODE, PodOrder
 from torchmuster.node.pod.session import CLAIM_VARIABLE
 from torchmuster.owner.resubmit import restarts_spent
-from torchmuster.owner.views.record import read_events
+from torchmuster.owner.views.record import record_of
 
 _ENDS = ("attempt_failed", "run_ended")
 _CLAIM_FILE = "first-pod.json"
@@ -103,41 +101,36 @@ def count_loss(run_dir: RunDir, plan: RunPlan) -> Result | None:
     Raises:
         OSError: The record can't be written.
     """
-    start = _unfinished(read_events(run_dir.events))
+    start = _unfinished(record_of(run_dir))
     if start is None:
         return None
     most = plan.limits.max_restarts
     spent = restarts_spent(run_dir, most)
     is_last = spent >= most
     cause = _end_of(start)
-    told = {
-        "attempt": cause.attempt,
-        "what": f"{cause.node}: {describe(cause)}",
-        "cause": codec.to_plain(cause),
-        "restarts_left": None if is_last else most - spent - 1,
-    }
+    told = AttemptFailedEvent(
+        attempt=cause.attempt,
+        what=f"{cause.node}: {describe(cause)}",
+        cause=cause,
+        restarts_left=None if is_last else most - spent - 1,
+    )
     with open(run_dir.events, "a") as file:
-        file.write(event_line(utc_now(), "attempt_failed", told))
+        file.write(line_of(told))
     return _result(cause, start, spent, plan) if is_last else None
 
 
-def _unfinished(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+def _unfinished(record: RunRecord) -> AttemptStartedEvent | None:
     """Return the start of the last attempt, where nothing says how it ended."""
-    start = None
-    for event in events:
-        if event.get("event") == "attempt_started":
-            start = event
-        elif event.get("event") in _ENDS:
-            start = None
-    return start
+    last = record.attempts[-1] if record.attempts else None
+    return last.start if last is not None and last.ended is None else None
 
 
-def _end_of(start: dict[str, Any]) -> WorkerEnd:
+def _end_of(start: AttemptStartedEvent) -> WorkerEnd:
     return WorkerEnd(
-        attempt=int(start["attempt"]),
+        attempt=start.attempt,
         rank=0,
         local_rank=0,
-        node=str(start["nodes"][0]["node"]),
+        node=start.nodes[0].node if start.nodes else "the first pod",
         kind=EndKind.NODE_LOST,
         asked=False,
         elapsed_s=0.0,
@@ -146,9 +139,9 @@ def _end_of(start: dict[str, Any]) -> WorkerEnd:
     )
 
 
-def _result(cause: WorkerEnd, start: dict[str, Any], spent: int, plan: RunPlan) -> Result:
+def _result(cause: WorkerEnd, start: AttemptStartedEvent, spent: int, plan: RunPlan) -> Result:
     known = Circumstances(
-        world_size=int(start["world_size"]),
+        world_size=start.world_size,
         attempt=cause.attempt,
         restarts_spent=spent,
         max_restarts=plan.limits.max_restarts,

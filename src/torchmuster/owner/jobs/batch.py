@@ -16,6 +16,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.plan import RunPlan, Tee
+from torchmuster.model.record.events import AttemptStartedEvent, parse
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.links import cancel_jobs, describe_link, settled_result, view_newest
 from torchmuster.owner.jobs.never import NeverWatch
@@ -225,16 +226,14 @@ class JobFollower:
             self.voice.say(text)
 
     def _show_news(self) -> None:
-        events, began_anew = self._tail.read()
+        lines, began_anew = self._tail.read()
         if began_anew:  # a copy that begins again, see `owner/pods/mirror.py`
             self._attempts.clear()
             self._positions.clear()
-        for event in events:
-            fields = {k: v for k, v in event.items() if k not in ("event", "time")}
-            with contextlib.suppress(KeyError, TypeError):  # of another version of muster
-                if event.get("event") == "attempt_started":
-                    self._attempts.add(int(event["attempt"]))
-                self.voice.tell(str(event.get("event")), fields)
+        for one in filter(None, map(parse, lines)):
+            if isinstance(one.event, AttemptStartedEvent):
+                self._attempts.add(one.event.attempt)
+            self.voice.tell(one.event)
         if self.plan.tee is Tee.NONE:
             return
         for attempt in sorted(self._attempts):

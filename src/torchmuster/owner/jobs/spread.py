@@ -22,8 +22,9 @@ from torchmuster.engines.starter import Starter, describe_end
 from torchmuster.errors import MusterError
 from torchmuster.model.display.text import few_of
 from torchmuster.model.job import NodeLauncher
+from torchmuster.model.record import events
+from torchmuster.model.record.events import RecordEvent
 from torchmuster.net.address import own_addresses
-from torchmuster.net.messages import Event
 from torchmuster.programs.enter import EnterOrder, enter_argv
 
 # From the moment that the head listens. Agents started together with it called within 0.15 s (measured, 2 busy
@@ -125,13 +126,13 @@ class Spreader:
     environment: str
     after_s: float = SPREAD_AFTER_S
     hint: str = ""
-    _event: Callable[..., object] | None = None
+    _event: Callable[[RecordEvent], object] | None = None
     _starts: dict[int, _Start] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)
     _here: set[str] = field(default_factory=set)
     _task: "asyncio.Task[None] | None" = None
 
-    def begin(self, event: Callable[..., object]) -> None:
+    def begin(self, event: Callable[[RecordEvent], object]) -> None:
         """Wait for agents that others have started, and then start what is missing; `event` notes what is done."""
         self._event = event
         self._task = asyncio.get_running_loop().create_task(self._serve())
@@ -140,18 +141,19 @@ class Spreader:
         """Note places that the head lacks."""
         self._wanted.update(places)
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: RecordEvent) -> None:
         """Note who has called, and who is lost."""
-        node = str(event.fields.get("node", ""))
-        if event.name == "agent_joined" and node != self.party.job.node_names[0]:
-            self._here.add(node)
-            for place, name in enumerate(self.party.job.node_names):
-                if name == node and place in self._starts:
-                    self._starts[place].has_called = True
-                    self._starts[place].tries = 0
-            self._wanted -= {p for p, name in enumerate(self.party.job.node_names) if name == node}
-        elif event.name == "node_lost":
-            self._here.discard(node)
+        names = self.party.job.node_names
+        match event:
+            case events.AgentJoinedEvent(node=node) if node != names[0]:
+                self._here.add(node)
+                for place, name in enumerate(names):
+                    if name == node and place in self._starts:
+                        self._starts[place].has_called = True
+                        self._starts[place].tries = 0
+                self._wanted -= {place for place, name in enumerate(names) if name == node}
+            case events.NodeLostEvent(node=node):
+                self._here.discard(node)
 
     def is_ours(self, host: str) -> bool:
         """Say whether an agent for this host was started from here."""
@@ -227,7 +229,7 @@ class Spreader:
 
     def _say(self, text: str) -> None:
         if self._event is not None:
-            self._event("notice", node=self.party.job.node_names[0], text=text)
+            self._event(events.NoticeEvent(node=self.party.job.node_names[0], text=text))
 
     async def close(self) -> None:
         """See that nothing which was started here is left: agents that were told end by themselves."""

@@ -24,7 +24,7 @@ from torchmuster.owner.jobs.never import NeverWatch, note_group
 from torchmuster.owner.reuse import link_reused
 from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.record import read_new
-from torchmuster.owner.views.workflow_view import WorkflowView, task_logs
+from torchmuster.owner.views.workflow_view import WorkflowRun, WorkflowView, task_logs
 
 if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
@@ -108,7 +108,7 @@ class WorkflowFollower:
         interrupts.listen()
         while True:
             run = await asyncio.to_thread(view_run, self.run_dir)
-            if run.workflow is not None:
+            if isinstance(run, WorkflowRun) and run.workflow is not None:
                 self._show(run.workflow)
                 await asyncio.to_thread(self._end_what_can_not_start, run.workflow)
                 if all(group.state.is_final for group in run.workflow.groups):

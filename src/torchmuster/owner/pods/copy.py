@@ -31,7 +31,7 @@ from torchmuster.owner.pods.remake import ObjectsKept
 from torchmuster.owner.pods.starts import PodStarts
 from torchmuster.owner.pods.watch import PodWatch, looking
 from torchmuster.owner.views.account import find_saved, how_to_go_on
-from torchmuster.owner.views.record import read_events, read_result, told_seconds
+from torchmuster.owner.views.record import read_result, record_of, told_seconds
 from torchmuster.spec.sweep_plan import member_of_id
 
 _MOST_LINES = 1 << 16
@@ -185,8 +185,7 @@ class RunCopy:
             self._end_in_vain(view)
             return
         if has_begun and not self._has_trained:
-            events = read_events(self.run_dir.events)
-            self._has_trained = any(one.get("event") == "attempt_started" for one in events)
+            self._has_trained = bool(record_of(self.run_dir).attempts)
         report = self.starts.judge(view, has_begun=has_begun, has_trained=self._has_trained)
         if report is not None:
             self.mirror.stop()
@@ -279,7 +278,7 @@ def _keep_loss(run_dir: RunDir, job_id: str) -> None:
 
 def _keep_lost(run_dir: RunDir, report: Report) -> None:
     result = failed_before_start(run_dir, MissingRecordError.exit_code, report)
-    attempts = sum(e.get("event") == "attempt_started" for e in read_events(run_dir.events))
+    attempts = len(record_of(run_dir).attempts)
     elapsed_s = told_seconds(run_dir.events)
     result = replace(result, state=RunState.LOST, attempts=max(1, attempts), elapsed_s=elapsed_s)
     atomic.write_json(run_dir.result, codec.to_plain(result))
@@ -316,7 +315,7 @@ def _keep_deletion(run_dir: RunDir, job_id: str) -> None:
         hint=again,
     )
     result = failed_before_start(run_dir, 128 + signal.SIGTERM, report)
-    attempts = sum(e.get("event") == "attempt_started" for e in read_events(run_dir.events))
+    attempts = len(record_of(run_dir).attempts)
     result = replace(result, state=RunState.CANCELLED, attempts=attempts)
     atomic.write_json(run_dir.result, codec.to_plain(result))
     with contextlib.suppress(MusterError):

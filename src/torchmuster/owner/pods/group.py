@@ -5,9 +5,9 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchmuster.engines.kubernetes.answers import Pod
 from torchmuster.engines.kubernetes.dialect import DIALECT, job_id_of, place_of
@@ -16,9 +16,15 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, WorkingFolder, short_id
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
-from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.outcome import GroupOutcome
+from torchmuster.model.record.events import (
+    AgentLostEvent,
+    Stamped,
+    TaskStartedEvent,
+    fields_of,
+    parse,
+)
 from torchmuster.model.states import JobState, State
 from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.net import messages
@@ -302,29 +308,28 @@ class PodGroup:
         text = describe_job(view)
         if self._told.get(job_id) != text:
             self._told[job_id] = text
-            self.hear(messages.Event(name="group_waits", time="", fields={"text": text}))
+            fields = {"group": self.group.name, "text": text}
+            self.hear(messages.Event(name="group_waits", time="", fields=fields))
 
     def _pass_on(self) -> None:
         """Give on what has come of the record since the last look."""
-        events, began_anew = self._tail.read()
+        lines, began_anew = self._tail.read()
         if began_anew:  # a first pod that was made again
             self._positions.clear()
-        for event in events:
-            self._note_loss(event)
-            fields: dict[str, Any] = {k: v for k, v in event.items() if k not in ("event", "time")}
-            with contextlib.suppress(KeyError, ValueError):
-                name, when = str(event.get("event")), str(event.get("time"))
-                self.hear(messages.Event(name=name, time=when, fields=fields))
+        for one in filter(None, map(parse, lines)):
+            self._note_loss(one)
+            fields = fields_of(one.event)
+            self.hear(messages.Event(name=one.event.name, time=one.time, fields=fields))
         for task, path in self._logs():
             for text in read_new(path, self._positions):
                 self.hear(messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))
 
-    def _note_loss(self, event: Mapping[str, Any]) -> None:
-        task = str(event.get("task"))
-        if event.get("event") == "task_started":
-            self._started[task] = moment_of(event.get("time"))
-        elif event.get("event") == "agent_lost":
-            self._lost[task] = time.monotonic() + LOSS_KNOWN_S, self._started.get(task)
+    def _note_loss(self, one: Stamped) -> None:
+        match one.event:
+            case TaskStartedEvent(task=task):
+                self._started[task] = one.at
+            case AgentLostEvent(task=task):
+                self._lost[task] = time.monotonic() + LOSS_KNOWN_S, self._started.get(task)
 
     def _logs(self) -> Iterator[tuple[str, str]]:
         for task in self.group.tasks:

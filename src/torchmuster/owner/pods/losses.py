@@ -18,17 +18,17 @@ from torchmuster.engines.kubernetes.reasons import REASONS
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
 from torchmuster.model.display.text import name_alone, name_on, show_size
-from torchmuster.model.event import moment_of
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.job import JobView
 from torchmuster.model.outcome import GroupOutcome, TaskOutcome
+from torchmuster.model.record.events import TaskStartedEvent
+from torchmuster.model.record.run import AttemptRecord
 from torchmuster.model.verdict import MORE_MEMORY, Report, Result, describe_loss
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.pods.bring_group import pod_kinds
 from torchmuster.owner.pods.reach import find_pods
-from torchmuster.owner.views.record import read_events, read_losses
+from torchmuster.owner.views.record import read_events, read_losses, record_of
 from torchmuster.owner.views.workflow_view import read_workflow
 
 _OUT_OF_MEMORY = "OOMKilled"
@@ -71,7 +71,7 @@ def explain_group_loss(
     task = next(failed, None)
     if report is None or task is None or not outcome.state.is_failed:
         return outcome
-    begun = moment_of(_last(run_dir, order, "task_started", task.task).get("time"))
+    begun = _last_start(run_dir, order, task.task)
     try:
         pod = _last_gone(_pods_of_task(run_dir, order, task.task, job_id), begun)
     except MusterError:
@@ -109,11 +109,13 @@ def _is_about(report: Report, task: TaskOutcome) -> bool:
     return task.state.is_failed and report.error.startswith(f"task {task.task} failed: ")
 
 
-def _last(run_dir: RunDir, order: PodOrder, name: str, task: str) -> dict[str, object]:
-    """Return the last event of this name about a task; empty where there is none."""
-    events = read_events(run_dir.group(order.group or "").events)
-    found = [one for one in events if one.get("event") == name and one.get("task") == task]
-    return found[-1] if found else {}
+def _last_start(run_dir: RunDir, order: PodOrder, task: str) -> float | None:
+    """Return when a task was started last, in seconds since 1970; None where nothing says so."""
+    begun = None
+    for one in read_events(run_dir.group(order.group or "").events):
+        if isinstance(one.event, TaskStartedEvent) and one.event.task == task:
+            begun = one.at
+    return begun
 
 
 def _pods_of_task(run_dir: RunDir, order: PodOrder, task: str, job_id: str) -> Iterator[Pod]:
@@ -142,7 +144,7 @@ def _out_of_memory(
     cause: WorkerEnd,
     pod: Pod,
     end: PodEnd,
-    start: dict[str, object],
+    start: AttemptRecord | None,
 ) -> Result:
     evidence = _memory_evidence(pod, end)
     node = name_on(name_alone(cause.node), pod.node or "")
@@ -224,14 +226,14 @@ def _with_hint(report: Report, hint: str) -> Report:
 
 
 def _lost_pod(
-    pods: Iterable[Pod], order: PodOrder, node: str, start: dict[str, object]
+    pods: Iterable[Pod], order: PodOrder, node: str, start: AttemptRecord | None
 ) -> Pod | None:
     """Return the pod that was lost; one of its name may be there by now, and others may have ended in earlier attempts.
 
     Where the record does not say which (`node` is empty), it is the last one.
     """
     of_node = (pod for pod in pods if not node or order.host(pod.index) == node)
-    return _last_gone(of_node, moment_of(start.get("time")))
+    return _last_gone(of_node, start.began if start is not None else None)
 
 
 def _last_gone(pods: Iterable[Pod], begun: float | None) -> Pod | None:
@@ -245,21 +247,18 @@ def _last_gone(pods: Iterable[Pod], begun: float | None) -> Pod | None:
     return found
 
 
-def _start_of(run_dir: RunDir, attempt: int) -> dict[str, object]:
-    """Return the event on the start of an attempt; empty where the record has not come."""
-    events = read_events(run_dir.events)
-    starts = (one for one in events if one.get("event") == "attempt_started")
-    return next((one for one in starts if one.get("attempt") == attempt), {})
+def _start_of(run_dir: RunDir, attempt: int) -> AttemptRecord | None:
+    """Return what the record says of an attempt; None where it has not come."""
+    attempts = record_of(run_dir).attempts
+    return next((one for one in attempts if one.number == attempt), None)
 
 
-def _ranks_on(cause: WorkerEnd, start: dict[str, object]) -> str:
+def _ranks_on(cause: WorkerEnd, attempt: AttemptRecord | None) -> str:
     """Return `ranks 4-7 of 8 on `, as far as the record tells."""
-    nodes = start.get("nodes")
-    for node in nodes if isinstance(nodes, list) else ():
-        if name_alone(str(node.get("node"))) == name_alone(cause.node):
-            ranks = str(node.get("ranks"))
-            word = "rank" if ranks.isdecimal() else "ranks"
-            return f"{word} {ranks} of {start.get('world_size')} on "
+    for node in attempt.start.nodes if attempt is not None else ():
+        if attempt is not None and name_alone(node.node) == name_alone(cause.node):
+            word = "rank" if node.ranks.isdecimal() else "ranks"
+            return f"{word} {node.ranks} of {attempt.num_workers} on "
     return ""
 
 
@@ -312,10 +311,10 @@ class LossNotes:
             if said or self.clock() > until:
                 del self._open[attempt]
 
-    def _said_of_removed(self, node: str, start: dict[str, object]) -> str:
+    def _said_of_removed(self, node: str, start: AttemptRecord | None) -> str:
         """Return what the cluster said of a pod that `note_removed` has kept; empty for none, or one of an earlier attempt."""
         kept = _removed(self.run_dir).get(node)
-        begun = moment_of(start.get("time")) or 0.0
+        begun = start.began if start is not None else 0.0
         return str(kept[1]) if kept is not None and float(kept[0]) + _CLOCKS_S > begun else ""
 
     def _read(self, noted: dict[str, str]) -> None:
@@ -340,19 +339,13 @@ class LossNotes:
         Of a first pod that was drained the record of the next one tells.
         """
         goes_on: int | None = None
-        for event in read_events(self.run_dir.events):
-            if event.get("event") == "attempt_started":
-                why = str(event.get("why") or "")
-                if goes_on is not None and (not why or why.endswith(_HAS_LEFT)):
-                    yield goes_on, ""
-                elif goes_on is not None and why == f"after attempt {goes_on}":
-                    yield goes_on, name_alone(self.order.host(self.order.index))
-                goes_on = int(event.get("attempt", 0))
-            elif event.get("event") == "attempt_failed":
-                goes_on = None
-                try:
-                    end = codec.from_plain(WorkerEnd, event.get("cause"))
-                except codec.CodecError:
-                    continue
-                if end.kind is EndKind.NODE_LOST and end.memory_evidence is None:
-                    yield end.attempt, name_alone(end.node)
+        for attempt in record_of(self.run_dir).attempts:
+            why, before = attempt.start.why, goes_on
+            if before is not None and (not why or why.endswith(_HAS_LEFT)):
+                yield before, ""
+            elif before is not None and why == f"after attempt {before}":
+                yield before, name_alone(self.order.host(self.order.index))
+            goes_on = attempt.number if attempt.failure is None else None
+            end = attempt.cause
+            if end is not None and end.kind is EndKind.NODE_LOST and end.memory_evidence is None:
+                yield end.attempt, name_alone(end.node)

@@ -17,6 +17,15 @@ from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.text import few_of, name_alone
 from torchmuster.model.job import JobRequest, JobView
+from torchmuster.model.record.events import (
+    AgentJoinedEvent,
+    AgentLostEvent,
+    GroupStartedEvent,
+    NodeLostEvent,
+    RunStartedEvent,
+    SpareLostEvent,
+    TaskStartedEvent,
+)
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.pods.losses import hosts_of_task, note_removed
@@ -80,24 +89,25 @@ class PlaceRelease:
         """Return the pods that the head has lost and not seen again, and those that it has; of a new head, what it has seen."""
         group, lost, joined = self.order.group, set[str](), set[str]()
         if group is not None:
-            for event in read_events(self.run_dir.group(group).events):
-                if event.get("event") == "agent_lost":
-                    lost.add(str(event.get("task")))
-                elif event.get("event") == "task_started":
-                    joined.add(str(event.get("task")))
-                    lost.discard(str(event.get("task")))
-                elif event.get("event") == "group_started":
-                    joined.clear()
+            for one in read_events(self.run_dir.group(group).events):
+                match one.event:
+                    case AgentLostEvent(task=task):
+                        lost.add(task)
+                    case TaskStartedEvent(task=task):
+                        joined.add(task)
+                        lost.discard(task)
+                    case GroupStartedEvent():
+                        joined.clear()
             return self._hosts_of(lost), self._hosts_of(joined - lost)
-        for event in read_events(self.run_dir.events):
-            name = name_alone(str(event.get("node")))
-            if event.get("event") in ("node_lost", "spare_lost"):
-                lost.add(name)
-            elif event.get("event") == "agent_joined":
-                joined.add(name)
-                lost.discard(name)
-            elif event.get("event") == "run_started":
-                joined.clear()  # whose nodes died with that of the first pod has not come back
+        for one in read_events(self.run_dir.events):
+            match one.event:
+                case NodeLostEvent(node=node) | SpareLostEvent(node=node):
+                    lost.add(name_alone(node))
+                case AgentJoinedEvent(node=node):
+                    joined.add(name_alone(node))
+                    lost.discard(name_alone(node))
+                case RunStartedEvent():
+                    joined.clear()  # whose nodes died with that of the first pod has not come back
         return lost, joined - lost
 
     def _hosts_of(self, tasks: set[str]) -> set[str]:

@@ -22,7 +22,7 @@ from torchmuster.model.plan import RunPlan
 from torchmuster.owner.sweep.runs import RunSlots
 from torchmuster.owner.sweep.slots import MemberEnd, TakeEnd
 from torchmuster.owner.views.account import find_saved
-from torchmuster.owner.views.record import read_events
+from torchmuster.owner.views.record import record_of
 from torchmuster.owner.views.sessions import find_session, lives
 from torchmuster.spec.sweep_plan import SweepPlace, SweepPlan
 
@@ -83,8 +83,7 @@ class HostSlots(RunSlots):
         saved = find_saved(run_dir)
         if saved is None or saved.step is None or saved.is_seen:
             return None
-        begun = (e for e in read_events(run_dir.events) if e.get("event") == "attempt_started")
-        nodes = [node["node"] for event in begun for node in event["nodes"]]
+        nodes = [node.node for one in record_of(run_dir).attempts for node in one.start.nodes]
         return frozenset(n for n, slot in enumerate(self._slots) if slot.place.host in nodes[-1:])
 
     async def close(self) -> None:

@@ -9,8 +9,17 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.contract import EX_TEMPFAIL
-from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.failure import EndKind, WorkerEnd, describe
+from torchmuster.model.record.events import (
+    AttemptFailedEvent,
+    AttemptNode,
+    AttemptStartedEvent,
+    RecordEvent,
+    RunEndedEvent,
+    RunStartedEvent,
+    event_of_end,
+    line_of,
+)
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import (
     Circumstances,
@@ -136,41 +145,31 @@ class MemberRecords:
     def begin(self, number: int, run_dir: RunDir, attempt: int, host: str) -> None:
         """Note that an attempt of a member starts, on a machine of this name."""
         node = self._plan.run.node_name(0)
-        self._event(
-            run_dir, "run_started", run_id=self._plan.member_id(number), first_attempt=attempt
-        )
+        run_id = self._plan.member_id(number)
+        self._event(run_dir, RunStartedEvent(run_id=run_id, first_attempt=attempt))
         self._event(
             run_dir,
-            "attempt_started",
-            attempt=attempt,
-            world_size=1,
-            num_nodes=1,
-            nodes=[{"node": node, "host": host, "ranks": "rank 0"}],
-            why="first start" if attempt == 0 else "the sweep was started again",
+            AttemptStartedEvent(
+                attempt=attempt,
+                world_size=1,
+                num_nodes=1,
+                nodes=(AttemptNode(node=node, host=host, ranks="rank 0"),),
+                why="first start" if attempt == 0 else "the sweep was started again",
+            ),
         )
 
     def end(self, run_dir: RunDir, end: WorkerEnd, result: Result) -> None:
         """Note how a member has ended."""
-        value = {"value": codec.to_plain(end.value)} if end.value is not None else {}
-        self._event(
-            run_dir,
-            "worker_ended",
-            what=describe(end),
-            elapsed_s=end.elapsed_s,
-            attempt=end.attempt,
-            rank=0,
-            node=end.node,
-            **value,
-        )
+        self._event(run_dir, event_of_end(end))
         if result.state is RunState.FAILED:
-            self._event(run_dir, "attempt_failed", attempt=end.attempt, what=describe(end))
-        plain = codec.to_plain(result)
-        self._disk.replace(run_dir.result, atomic.as_json(plain))
-        self._event(run_dir, "run_ended", **plain)
+            what = describe(end)
+            self._event(run_dir, AttemptFailedEvent(attempt=end.attempt, what=what, cause=end))
+        self._disk.replace(run_dir.result, atomic.as_json(codec.to_plain(result)))
+        self._event(run_dir, RunEndedEvent(result=result))
         self._disk.close_file(run_dir.events)
 
-    def _event(self, run_dir: RunDir, name: str, **fields: object) -> None:
-        self._disk.append(run_dir.events, event_line(utc_now(), name, fields).encode())
+    def _event(self, run_dir: RunDir, event: RecordEvent) -> None:
+        self._disk.append(run_dir.events, line_of(event).encode())
 
 
 def lacks_files(result: Result) -> bool:

@@ -8,7 +8,7 @@ import asyncio
 import signal
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from torchmuster.diagnose.facts.gpus import visible_gpus
 from torchmuster.errors import MusterError, RunDirectoryError
@@ -18,6 +18,7 @@ from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.contract import EX_TEMPFAIL
 from torchmuster.model.display.text import report_of_error
+from torchmuster.model.record import events
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.record_writer import RecordWriter
@@ -151,7 +152,7 @@ class SweepOwner:
         self._slots = self._make_slots()
         self._policy.begin(range(len(self.plan.members)), settled)
         num = self._policy.num_waiting
-        self._record.event("sweep_started", members=num, slots=self.plan.slots)
+        self._record.event(events.SweepStartedEvent(members=num, slots=self.plan.slots))
         measuring = asyncio.create_task(self._measure_always())
         try:
             await self._open_slots()
@@ -243,7 +244,9 @@ class SweepOwner:
         reader = MetricReader(run_dir, metric.name) if metric is not None else None
         self._members[number] = _Member(run_dir, attempt, time.monotonic(), reader)
         self._num_started += 1
-        self._record.event("member_started", member=number, slot=start.slot, attempt=attempt)
+        self._record.event(
+            events.MemberStartedEvent(member=number, slot=start.slot, attempt=attempt)
+        )
         if self.plan.is_forked:
             self._records.begin(number, run_dir, attempt, self._slots.host(start.slot))
         self._slots.start(number, run_dir, attempt, start.slot)
@@ -255,7 +258,7 @@ class SweepOwner:
         starts_again = (end.is_lost and self._losses[number] < _MAX_LOSSES) or not end.has_begun
         if starts_again and not self._stops.count:
             self._policy.again(number, retire=end.has_lost_slot)
-            self._record.event("member_lost", member=number, attempt=member.attempt)
+            self._record.event(events.MemberLostEvent(member=number, attempt=member.attempt))
         else:
             state = self._policy.ended(number, end.state, retire=end.has_lost_slot)
             task = asyncio.create_task(self._settle(number, member, end, state))
@@ -285,15 +288,16 @@ class SweepOwner:
         why = why_of(result) if result is not None else "it left no result"
         elapsed_s = round(time.monotonic() - member.started_at, 3)
         self._record.event(
-            "member_ended",
-            member=number,
-            attempt=member.attempt,
-            state=state.value,
-            exit_code=result.exit_code if result is not None else None,
-            elapsed_s=end.worker.elapsed_s if end.worker is not None else elapsed_s,
-            why=why,
-            value=newest.value if newest is not None else None,
-            step=newest.step if newest is not None else None,
+            events.MemberEndedEvent(
+                member=number,
+                attempt=member.attempt,
+                state=state.value,
+                exit_code=result.exit_code if result is not None else None,
+                elapsed_s=end.worker.elapsed_s if end.worker is not None else elapsed_s,
+                why=why,
+                value=newest.value if newest is not None else None,
+                step=newest.step if newest is not None else None,
+            )
         )
         if state in (RunState.FAILED, RunState.LOST):
             self._tell_failure(number, why)
@@ -329,8 +333,9 @@ class SweepOwner:
         before = self._policy.best
         self._policy.measured(number, points[-1].value)
         if not is_last:
+            newest = points[-1]
             self._record.event(
-                "member_measured", member=number, value=points[-1].value, step=points[-1].step
+                events.MemberMeasuredEvent(member=number, value=newest.value, step=newest.step)
             )
         if self._policy.best == number and before != number and is_last and self.plan.metric:
             text = f"{self.plan.metric.name} {points[-1].value:.6g}"
@@ -338,7 +343,9 @@ class SweepOwner:
 
     def _end_early(self, number: int, step: int) -> None:
         if self._policy.stop(number):
-            self._record.event("member_stopped", member=number, step=step, rule=self.plan.stop)
+            self._record.event(
+                events.MemberStoppedEvent(member=number, step=step, rule=self.plan.stop)
+            )
             self._ask_to_end(number)
 
     def _ask_to_end(self, number: int) -> None:
@@ -387,9 +394,8 @@ class SweepOwner:
             elapsed_s=round(time.monotonic() - self._started_at, 3),
             report=report,
         )
-        plain: dict[str, Any] = codec.to_plain(result)
-        self._record.event("sweep_ended", **plain)
-        self._record.replace(self.run_dir.result, plain)
+        self._record.event(events.SweepEndedEvent(result=result))
+        self._record.replace(self.run_dir.result, codec.to_plain(result))
         return result
 
     def _report_rest(self) -> Report:

@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head.hangs.monitor import HangMonitor, watch_limits
-from torchmuster.model.event import event_line, utc_now
+from torchmuster.model.display.narration import narrate
 from torchmuster.model.failure import WorkerEnd
 from torchmuster.model.plan import Limits
+from torchmuster.model.record.events import RecordEvent, WorkerProcessEvent, line_of
 from torchmuster.net import messages
 from torchmuster.node.progress import NodeProgress
 from torchmuster.node.stacks import take_stacks
@@ -54,7 +54,7 @@ class MemberWatch:
         """Look until the member is to be ended because it stands; return that end."""
         number = self._attempt.attempt
         for _, pid in self._attempt.running:
-            self.event("worker_process", attempt=number, pid=pid, folder=self._folder)
+            self.event(WorkerProcessEvent(attempt=number, pid=pid, folder=self._folder))
         while True:
             ranks = await asyncio.to_thread(self._progress.read, self._attempt.running)
             now = time.monotonic()
@@ -79,11 +79,11 @@ class MemberWatch:
             self._asked = message.number
         return {0}
 
-    def event(self, name: str, **fields: Any) -> None:
-        """Write it into the member's record, and say its text."""
-        self._disk.append(self._run_dir.events, event_line(utc_now(), name, fields).encode())
-        if fields.get("text"):
-            self._say(fields["text"])
+    def event(self, event: RecordEvent) -> None:
+        """Write it into the member's record, and say its sentence."""
+        self._disk.append(self._run_dir.events, line_of(event).encode())
+        if (sentence := narrate(event)) is not None:
+            self._say(sentence)
 
     def write_file(self, path: str, text: str) -> None:
         """Write a file of the member's run directory."""

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, replace
 
 from torchmuster.errors import MissingRecordError
-from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec, contract
 from torchmuster.model.display.text import few_of
+from torchmuster.model.record.events import DatasetVersionEvent
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.node.pod.order import ORDER_FILE, PodOrder, read_order
@@ -18,7 +18,6 @@ from torchmuster.owner.views.record import (
     changed_at,
     damage_of_result,
     ends_of,
-    newest_training,
     read_events,
     read_plan,
     read_result,
@@ -74,22 +73,12 @@ def _place(view: RunView) -> tuple[str, tuple[str, ...]]:
     submitted = read_jobs_of(view.run_dir)
     if submitted is not None:
         return submitted
-    on_hosts = atomic.read_json(view.run_dir.site) if view.is_workflow else None
-    if isinstance(on_hosts, dict):
-        return str(on_hosts.get("site", "ssh")), ()
-    plan = view.plan
-    if view.sweep is not None:
-        places = dict.fromkeys(place.host for place in view.sweep.plan.places)
-        plan = view.sweep.plan.run
-        if places or plan.session is not None:
-            return few_of(places, 3) if places else f"session {plan.session}", ()
-    if plan is None:
-        return "local", ()
-    return plan.engine, (plan.job_id,) if plan.job_id is not None else ()
+    job_id = view.plan.job_id if view.plan is not None else None
+    return view.place, (job_id,) if job_id is not None else ()
 
 
 def _elapsed_s(view: RunView, now: float) -> float | None:
-    times = [time for path in _records(view) for time in ends_of(path)]
+    times = [time for path in view.records() for time in ends_of(path)]
     if view.result is None and not times and (began := changed_at(view.run_dir.arrays)) is not None:
         return max(0.0, now - began)  # an array has no owner that would write a record
     if not times:
@@ -104,17 +93,6 @@ def whole(result: Result, run_dir: RunDir) -> Result:
     return replace(result, elapsed_s=max(result.elapsed_s, told_seconds(run_dir.events)))
 
 
-def _records(view: RunView) -> list[str]:
-    groups = view.workflow.plan.groups if view.workflow is not None else ()
-    records = [view.run_dir.events, *(view.run_dir.group(group.name).events for group in groups)]
-    if view.state is not RunState.LOST:
-        return records
-    # Nobody wrote its end: what its trainings wrote last is the last that is known.
-    tasks = [task.name for group in groups for task in group.tasks if task.training is not None]
-    runs = [run for task in tasks if (run := newest_training(view.run_dir, task)) is not None]
-    return [*records, view.run_dir.training, *(RunDir(run).training for run in runs)]
-
-
 def _ended_by(view: RunView) -> str | None:
     result = view.result
     if view.state is RunState.SUCCEEDED or not view.state.is_final:
@@ -122,10 +100,8 @@ def _ended_by(view: RunView) -> str | None:
     if result is not None and result.report is not None:
         return result.report.error
     if result is not None:
-        kinds = {"workflow": view.is_workflow, "sweep": view.is_sweep}
-        kind = next((name for name, is_so in kinds.items() if is_so), "run")
         if view.state is RunState.CANCELLED and result.exit_code > 128:
-            return f"the {kind} was stopped with {contract.signal_name(result.exit_code - 128)}"
+            return f"the {view.kind.value} was stopped with {contract.signal_name(result.exit_code - 128)}"
         return f"exit code {result.exit_code}"
     if (damage := damage_of_result(view.run_dir)) is not None:
         return damage
@@ -265,10 +241,10 @@ def what_is_left(run_dir: RunDir) -> str:
 def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
     """Return where the results of a workflow are: the versions of datasets that it made, outputs and logs."""
     versions = [
-        str(event.get("version"))
+        one.event.version
         for group in groups
-        for event in read_events(run_dir.group(group).events)
-        if event.get("event") == "dataset_version"
+        for one in read_events(run_dir.group(group).events)
+        if isinstance(one.event, DatasetVersionEvent)
     ]
     parts = []
     if versions:

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from torchmuster import proc
@@ -12,6 +11,7 @@ from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.contract import EX_TEMPFAIL
 from torchmuster.model.job import JobView
+from torchmuster.model.record.events import MemberStoppedEvent
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.jobs.answers import FIRST_POLL_S, ask_scheduler
@@ -20,7 +20,6 @@ from torchmuster.owner.sweep.members import lacks_files, member_dir, why_of
 from torchmuster.owner.sweep.metric import MetricReader
 from torchmuster.owner.sweep.policy import state_of_sweep
 from torchmuster.owner.views.record import (
-    DAMAGED,
     changed_at,
     ends_of,
     next_attempt,
@@ -101,12 +100,8 @@ def _without_job(member: MemberView, noted: SweepArrays, run_dir: RunDir) -> Mem
 
 def _stopped(run_dir: RunDir) -> set[int]:
     """Return the members that a rule has ended: who followed the sweep has noted them."""
-    found: set[int] = set()
-    for event in read_events(run_dir.events):
-        with suppress(*DAMAGED):
-            if event["event"] == "member_stopped":
-                found.add(int(event["member"]))
-    return found
+    said = (one.event for one in read_events(run_dir.events))
+    return {event.member for event in said if isinstance(event, MemberStoppedEvent)}
 
 
 def _as_stopped(member: MemberView, plan: SweepPlan) -> MemberView:

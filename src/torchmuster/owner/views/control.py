@@ -30,7 +30,7 @@ from torchmuster.owner.views.find import any_result, owner_is_here, owner_lives,
 from torchmuster.owner.views.head_call import call_head
 from torchmuster.owner.views.record import read_new, told_seconds
 from torchmuster.owner.views.run_view import RunView
-from torchmuster.owner.views.workflow_view import task_logs
+from torchmuster.owner.views.workflow_view import WorkflowRun, task_logs
 
 if TYPE_CHECKING:
     from torchmuster.owner.pods.copy import RunCopy
@@ -71,7 +71,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
         return
     if cancel_sweep(view.run_dir):
         return
-    if view.workflow is not None or (view.is_sweep and not _is_job(view.run_dir)):
+    if view.is_conducted_by_owner:
         _signal_owner(view, signum, at_once=at_once)
         return
     try:
@@ -90,10 +90,6 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
             raise
         atomic.write_json(view.run_dir.cancelled, {"by": "muster cancel"})
         _signal_owner(view, signum, at_once=at_once)
-
-
-def _is_job(run_dir: RunDir) -> bool:
-    return os.path.isfile(run_dir.job)
 
 
 async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> None:
@@ -148,22 +144,18 @@ def log_files(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
     Raises:
         NotFoundError: There is no such task, attempt or rank, or nobody has written yet.
     """
-    return _rank_logs(view, choice) if view.workflow is None else _task_logs(view, choice)
+    if isinstance(view, WorkflowRun):
+        return _task_logs(view, choice)
+    return _rank_logs(view, choice)
 
 
-def task_names(view: RunView) -> list[str]:
-    """Return the tasks of a workflow, in the order of its file."""
-    groups = view.workflow.plan.groups if view.workflow is not None else ()
-    return [task.name for group in groups for task in group.tasks]
-
-
-def _task_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
-    names, task, attempt = task_names(view), choice.task, choice.attempt
+def _task_logs(view: WorkflowRun, choice: LogChoice) -> list[tuple[int, str]]:
+    names, task, attempt = view.task_names, choice.task, choice.attempt
     if task is not None and task not in names:
         fix = did_you_mean(task, names, f"its tasks: {', '.join(names[:12])}")
         raise NotFoundError(f"the run {view.run_id} has no task `{task}`", fix=fix)
     found: list[tuple[int, str]] = []
-    for name, logs in task_logs(view.workflow, view.run_dir) if view.workflow is not None else ():
+    for name, logs in task_logs(view.tasks_view(), view.run_dir):
         chosen = logs[-1:] if attempt is None else [log for log in logs if log[0] == attempt]
         if task is None or name == task:
             found += [(names.index(name), path) for _, path in chosen]
@@ -187,9 +179,11 @@ def _rank_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
     chosen = numbers[-1] if choice.attempt is None else choice.attempt
     if chosen not in numbers:
         known = f"it has {name_ranks(numbers).replace('rank', 'attempt')}"
-        raise NotFoundError(
-            f"the run {view.run_id} has no attempt {chosen}", where=view.run_dir.logs, why=known
-        )
+        what = f"the run {view.run_id} has no attempt {chosen}"
+        if any(one.number == chosen for one in view.record.attempts):
+            what = f"the logs of attempt {chosen} of {view.run_id} were removed"
+            known = f"of very many attempts the first and the last are kept: {known}"
+        raise NotFoundError(what, where=view.run_dir.logs, why=known)
     folder, rank = view.run_dir.attempt_logs(chosen), choice.rank
     ranks = _numbers(folder, "rank-", ".log")
     if rank is not None and rank not in ranks:

@@ -11,12 +11,12 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
+from torchmuster.model.record.events import DebuggerWaitsEvent, parse
 from torchmuster.net.port_owner import is_own_connection
 from torchmuster.owner.views.exec_threads import Write
 from torchmuster.owner.views.execute import ExecOrder, ExecResult
@@ -67,11 +67,12 @@ class DebuggerDoor:
         sessions: set[asyncio.Task[None]] = set()
         rank = -1
         while not self._ends.is_set():
-            for event in tail.read()[0]:
-                if event.get("event") != "debugger_waits" or not isinstance(event["rank"], int):
+            for line in tail.read()[0]:
+                one = parse(line)
+                if one is None or not isinstance(event := one.event, DebuggerWaitsEvent):
                     continue
-                rank = event["rank"]
-                if event.get("tool") == contract.DEBUGPY:
+                rank = event.rank
+                if event.tool == contract.DEBUGPY:
                     self._listen()
                     self._print(launch_text(event, self._port, self._folder))
                 else:
@@ -129,14 +130,12 @@ class DebuggerDoor:
 
     # pdb.
 
-    async def _open_pdb(self, event: Mapping[str, Any]) -> None:
-        rank = event["rank"]
+    async def _open_pdb(self, event: DebuggerWaitsEvent) -> None:
+        rank = event.rank
         what, keys = "has failed", "`q` ends the run"
-        if event.get("tool") == contract.PDB_STOPS:
+        if event.tool == contract.PDB_STOPS:
             what, keys = "has stopped", "`c` goes on, `q` ends the run"
-        self._say(
-            f"rank {rank} on {event.get('node')} {what}; all ranks wait while you look ({keys})"
-        )
+        self._say(f"rank {rank} on {event.node} {what}; all ranks wait while you look ({keys})")
 
         def write(task: str, number: int, data: bytes) -> None:
             del task, number
@@ -156,9 +155,9 @@ class DebuggerDoor:
             return None
 
 
-def launch_text(event: Mapping[str, Any], port: int, folder: str) -> str:
+def launch_text(event: DebuggerWaitsEvent, port: int, folder: str) -> str:
     """Return what the user has to know to attach an editor: a sentence, and a launch.json."""
-    rank, remote = event["rank"], str(event.get("folder") or folder)
+    rank, remote = event.rank, event.folder or folder
     configuration = {
         "name": f"muster: rank {rank}",
         "type": "debugpy",

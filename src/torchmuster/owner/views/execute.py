@@ -25,7 +25,7 @@ from torchmuster.owner.views.find import any_result, owner_is_here, owner_lives
 from torchmuster.owner.views.head_call import call_head
 from torchmuster.owner.views.raw_terminal import RawTerminal
 from torchmuster.owner.views.run_view import RunView
-from torchmuster.owner.views.workflow_view import TaskView, WorkflowView
+from torchmuster.owner.views.workflow_view import TaskView, WorkflowRun, WorkflowView
 
 TIMED_OUT = 124
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -99,7 +99,7 @@ def choose_group(view: RunView, name: str) -> list[TaskView]:
 
 
 def _workflow(view: RunView) -> WorkflowView:
-    if view.workflow is None:
+    if not isinstance(view, WorkflowRun) or view.workflow is None:
         raise NotFoundError(
             f"the run {view.run_id} has no tasks",
             where=view.run_dir.path,

@@ -1,36 +1,40 @@
 """Find runs, and whether they still live."""
 
 import glob
+import heapq
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir, runs_dir, short_id
+from torchmuster.files.layout import Kind, RunDir, runs_dir, short_id
 from torchmuster.model.display.text import did_you_mean, few_of
 from torchmuster.model.job import JobView
+from torchmuster.model.record.run import RunRecord
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import owner_process_lives
 from torchmuster.owner.views.record import (
     DAMAGED,
-    newest_training,
+    changed_at,
     read_events,
+    read_losses,
     read_outcome,
     read_plan,
     read_result,
+    record_of,
     unreadable,
-    with_losses,
-    without_ends,
 )
-from torchmuster.owner.views.run_view import RunView, submitted_at
-from torchmuster.owner.views.sweep_view import view_sweep
+from torchmuster.owner.views.run_view import RunView, SessionRun, submitted_at
+from torchmuster.owner.views.sweep_view import SweepRun, SweepView, view_sweep
 from torchmuster.owner.views.workflow_view import (
+    WorkflowRun,
     WorkflowView,
     as_result,
     read_workflow_result,
@@ -69,11 +73,41 @@ def all_dirs() -> list[RunDir]:
     return [RunDir(os.path.join(runs_dir(), name)) for name in _names()]
 
 
-def newest_and_open(views: Sequence[RunView], most: int) -> list[RunView]:
-    """Return the last so many of these runs, and before them all older ones that have not ended: what the user has started."""
-    views = [view for view in views if _is_of_user(view.run_dir)]
+def newest_and_open(most: int) -> list[RunView]:
+    """Return the last so many runs that the user has started, and before them all older ones that have not ended.
+
+    Of thousands that have ended only the last are looked into.
+
+    Raises:
+        NotFoundError: The folder of all runs can't be read.
+    """
+    ended: list[RunDir] = []
+    folders: list[RunDir] = []
+    for folder in filter(_is_of_user, all_dirs()):
+        (ended if _has_ended(folder) else folders).append(folder)
+    ask_for_all(folders)
+    views = sorted(map(view_run, folders + _last(ended, most)), key=lambda view: view.submitted)
     first = max(0, len(views) - most)
     return [view for place, view in enumerate(views) if place >= first or not view.state.is_final]
+
+
+def _last(folders: Iterable[RunDir], most: int) -> list[RunDir]:
+    """Return the last so many by when somebody asked for them, which is not after their folder's last change."""
+    newest: list[tuple[float, str]] = []
+    changed = ((changed_at(folder.path) or 0.0, folder.path) for folder in folders)
+    for last_change, path in sorted(changed, reverse=True):
+        if len(newest) == most and last_change <= newest[0][0]:
+            break
+        heapq.heappush(newest, (_submitted(RunDir(path)), path))
+        if len(newest) > most:
+            heapq.heappop(newest)
+    return [RunDir(path) for _, path in sorted(newest)]
+
+
+def _has_ended(run_dir: RunDir) -> bool:
+    """Say whether a run has a result that nothing changes: a link of a chain may follow that of a job."""
+    of_jobs = (run_dir.job, run_dir.jobs, run_dir.arrays)
+    return os.path.isfile(run_dir.result) and not any(map(os.path.exists, of_jobs))
 
 
 def _names() -> list[str]:
@@ -93,13 +127,12 @@ def _names() -> list[str]:
 
 def _last_run() -> RunDir | None:
     """Return the run submitted last, with no question to a scheduler."""
+    return next(iter(_last(filter(_is_of_user, all_dirs()), 1)), None)
 
-    def key(folder: RunDir) -> float:
-        first = next(read_events(folder.events), {})
-        return submitted_at(folder, str(first.get("time", "")))
 
-    folders = sorted(all_dirs(), key=key, reverse=True)
-    return next((one for one in folders if _is_of_user(one)), None)
+def _submitted(run_dir: RunDir) -> float:
+    first = next(read_events(run_dir.events), None)
+    return submitted_at(run_dir, first.at if first is not None else None)
 
 
 def _is_of_user(run_dir: RunDir) -> bool:
@@ -161,7 +194,7 @@ def find_run(word: str) -> RunView:
     Raises:
         NotFoundError: There is none, or more than one.
     """
-    if os.sep in word and _is_run(RunDir(word)):
+    if os.sep in word and is_run(RunDir(word)):
         return _view_found(RunDir(os.path.abspath(word)))
     exact = os.path.join(runs_dir(), word)
     if os.sep not in word and word not in ("", ".", "..") and os.path.isdir(exact):
@@ -210,20 +243,8 @@ def _member_dir(word: str) -> RunDir | None:
         NotFoundError: The sweep has no such member, or it has not begun.
     """
     named = member_of_id(word)
-    if named is None:
-        return None
-    view = _whole_named(named[0])
-    if view is None or view.sweep is None:
-        return None
-    if named[1] >= len(view.sweep.members):
-        what = f"the sweep {short_id(view.run_id)} has no member {named[1]}"
-        last = len(view.sweep.members) - 1
-        raise NotFoundError(what, where=view.run_dir.path, why=f"its members are 0 to {last}")
-    path = os.path.join(view.run_dir.members, view.sweep.plan.member_id(named[1]))
-    if not os.path.isdir(path):
-        what = f"member {named[1]} of the sweep {short_id(view.run_id)} has not begun"
-        raise NotFoundError(what, where=view.run_dir.path)
-    return RunDir(path)
+    view = _whole_named(named[0]) if named is not None else None
+    return view.member(named[1]) if view is not None and named is not None else None
 
 
 def _training_dir(word: str) -> RunDir | None:
@@ -237,15 +258,9 @@ def _training_dir(word: str) -> RunDir | None:
         folders = RunDir(os.path.join(glob.escape(runs_dir()), "*")).training_folder("*", 0)
         ending = ("*" if short_id(word) == word else "") + glob.escape(word)
         found = glob.glob(os.path.join(os.path.dirname(folders), "attempt-*", ending))
-        return RunDir(found[0]) if len(found) == 1 and _is_run(RunDir(found[0])) else None
+        return RunDir(found[0]) if len(found) == 1 and is_run(RunDir(found[0])) else None
     view = _whole_named(name)
-    if view is None or view.workflow is None:
-        return None
-    if (training := newest_training(view.run_dir, task)) is None:
-        tasks = [one.name for group in view.workflow.plan.groups for one in group.tasks]
-        what = f"the workflow {short_id(view.run_id)} has no training of a task `{task}`"
-        raise NotFoundError(what, where=view.run_dir.path, fix=did_you_mean(task, tasks))
-    return RunDir(training)
+    return view.training(task) if view is not None else None
 
 
 def _last_of_restarts(names: list[str]) -> list[str]:
@@ -287,16 +302,16 @@ def _as_typed(names: list[str]) -> list[str]:
     return [name if num_of[short_id(name)] > 1 else short_id(name) for name in names]
 
 
-def _is_run(run_dir: RunDir) -> bool:
-    return any(os.path.isfile(path) for path in (run_dir.plan, run_dir.workflow, run_dir.sweep))
+def is_run(run_dir: RunDir) -> bool:
+    """Say whether a folder is the record of something that muster has started."""
+    return run_dir.kind is not None
 
 
-def view_run(run_dir: RunDir, read: Sequence[dict[str, object]] | None = None) -> RunView:
-    """Return what a run directory says now; `read` are its events, where they have been read already."""
-    told = without_ends(read_events(run_dir.events)) if read is None else read
-    events = tuple(with_losses(told, run_dir))
+def view_run(run_dir: RunDir, record: RunRecord | None = None) -> RunView:
+    """Return what a run directory says now; `record` is what its record says, where that has been read already."""
+    record = record_of(run_dir) if record is None else record
     try:
-        return _view(run_dir, events)
+        return replace(_view(run_dir, record), record=record, losses=read_losses(run_dir))
     except DAMAGED as error:  # one bad record must not take the list of all runs with it
         return RunView(
             run_id=os.path.basename(run_dir.path),
@@ -304,25 +319,36 @@ def view_run(run_dir: RunDir, read: Sequence[dict[str, object]] | None = None) -
             state=RunState.UNKNOWN,
             plan=None,
             result=None,
-            events=(),
             problem=unreadable(error),
         )
 
 
-def _view(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunView:
-    if os.path.isfile(run_dir.workflow):
-        return _view_of_workflow(run_dir, events)
-    if os.path.isfile(run_dir.sweep):
-        return _view_of_sweep(run_dir, events)
-    result = _settled_result(run_dir)
-    return RunView(
+def _view(run_dir: RunDir, record: RunRecord) -> RunView:
+    return _VIEWS[run_dir.kind or Kind.RUN](run_dir, record)
+
+
+def _view_of_run(run_dir: RunDir, record: RunRecord) -> RunView:
+    result, plan = _settled_result(run_dir), read_plan(run_dir)
+    cls = SessionRun if plan is not None and plan.is_session else RunView
+    return cls(
         run_id=os.path.basename(run_dir.path),
         run_dir=run_dir,
-        state=result.state if result is not None else _state(run_dir, events),
-        plan=read_plan(run_dir),
+        state=result.state if result is not None else _state(run_dir, record),
+        plan=plan,
         result=result,
-        events=events,
     )
+
+
+def view_of_sweep(run_dir: RunDir) -> SweepView:
+    """Return where the members of a sweep stand.
+
+    Raises:
+        NotFoundError: Its plan can't be read, or it is no sweep.
+    """
+    view = view_run(run_dir)
+    if not isinstance(view, SweepRun):
+        raise NotFoundError("it is no sweep that can be read", where=run_dir.path, why=view.problem)
+    return view.sweep_view()
 
 
 def _settled_result(run_dir: RunDir) -> Result | None:
@@ -334,25 +360,26 @@ def _settled_result(run_dir: RunDir) -> Result | None:
     return settled_result(run_dir)
 
 
-def _view_of_workflow(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunView:
+def _view_of_workflow(run_dir: RunDir, record: RunRecord) -> RunView:
+    del record  # its groups have records of their own
     if os.path.isfile(run_dir.jobs):
         workflow = _view_of_jobs(run_dir)
         result = workflow.result if workflow is not None else None
     else:
         workflow = view_workflow(run_dir, is_alive=owner_lives(run_dir))
         result = read_workflow_result(run_dir)
-    return RunView(
+    return WorkflowRun(
         run_id=os.path.basename(run_dir.path),
         run_dir=run_dir,
         state=workflow.state if workflow is not None else RunState.LOST,
         plan=None,
         result=as_result(result) if result is not None else None,
-        events=events,
         workflow=workflow,
     )
 
 
-def _view_of_sweep(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunView:
+def _view_of_sweep(run_dir: RunDir, record: RunRecord) -> RunView:
+    del record  # `view_sweep` reads its members from it
     if os.path.isfile(run_dir.arrays):
         from torchmuster.owner.views.array_view import view_arrays
 
@@ -361,15 +388,21 @@ def _view_of_sweep(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> Ru
         # What was a Job is not asked for when it has ended.
         has_ended = os.path.isfile(run_dir.job) and read_result(run_dir) is not None
         sweep = view_sweep(run_dir, is_alive=not has_ended and owner_lives(run_dir))
-    return RunView(
+    return SweepRun(
         run_id=os.path.basename(run_dir.path),
         run_dir=run_dir,
         state=sweep.state if sweep is not None else RunState.LOST,
         plan=None,
         result=sweep.result if sweep is not None else None,
-        events=events,
         sweep=sweep,
     )
+
+
+_VIEWS: dict[Kind, Callable[[RunDir, RunRecord], RunView]] = {
+    Kind.WORKFLOW: _view_of_workflow,
+    Kind.SWEEP: _view_of_sweep,
+    Kind.RUN: _view_of_run,
+}
 
 
 def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
@@ -390,7 +423,7 @@ def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
     return view_job_workflow(run_dir, by_group)
 
 
-def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
+def _state(run_dir: RunDir, record: RunRecord) -> RunState:
     if os.path.isfile(run_dir.job):
         job = view_job(run_dir)
         state = job.state.of_run if job is not None else RunState.UNKNOWN
@@ -401,10 +434,9 @@ def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
             return told
     elif not owner_lives(run_dir):
         return RunState.LOST
-    names = [event.get("event") for event in events]
-    if "attempt_started" in names:
+    if record.attempts:
         return RunState.RUNNING
-    return RunState.WAITING if "waiting" in names else RunState.STARTING
+    return RunState.WAITING if record.has_waited else RunState.STARTING
 
 
 def _state_of_element(run_dir: RunDir) -> RunState | None:
@@ -413,15 +445,11 @@ def _state_of_element(run_dir: RunDir) -> RunState | None:
     named = member_of_id(os.path.basename(run_dir.path))
     if named is None:
         return None
-    if os.path.isfile(sweep_dir.sweep) and os.path.isfile(sweep_dir.job):
-        in_pods = view_run(sweep_dir).sweep
-        return in_pods.members[named[1]].state if in_pods is not None else None
-    if not os.path.isfile(sweep_dir.arrays):
+    is_in_pods = sweep_dir.kind is Kind.SWEEP and os.path.isfile(sweep_dir.job)
+    if not is_in_pods and not os.path.isfile(sweep_dir.arrays):
         return None
-    from torchmuster.owner.views.array_view import view_arrays
-
-    sweep = view_arrays(sweep_dir)
-    return sweep.members[named[1]].state if sweep is not None else None
+    parts = view_run(sweep_dir).parts()
+    return RunState(parts[named[1]].state) if parts else None
 
 
 def owner_is_here(run_dir: RunDir) -> bool:

@@ -5,12 +5,9 @@ A run whose record can't be read is a row of its own that says so: it takes no o
 
 import os
 import time
-from contextlib import suppress
-from datetime import UTC, datetime
 
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.live import LiveRow, left_s
-from torchmuster.model.display.narration import narrate_wait
 from torchmuster.model.event import moment_of
 from torchmuster.model.record.series import bad_loss
 from torchmuster.model.sample import RankSample
@@ -23,7 +20,7 @@ from torchmuster.owner.views.live import (
     num_workers_of,
 )
 from torchmuster.owner.views.live_training import TrainingTail
-from torchmuster.owner.views.record import DAMAGED, RecordTail, unreadable, without_ends
+from torchmuster.owner.views.record import DAMAGED, RunReader, unreadable
 from torchmuster.owner.views.run_view import RunView
 
 _MOST_ENDED = 5
@@ -69,8 +66,7 @@ class _ListedRun:
 
     def _forget(self) -> None:
         self._view: RunView | None = None
-        self._events: list[dict[str, object]] = []
-        self._tail = RecordTail(self.run_dir.events)
+        self._reader = RunReader(self.run_dir)
         self._training = TrainingTail(self.run_dir)
         self._sample: tuple[Mark, RankSample | None] | None = None
 
@@ -82,11 +78,7 @@ class _ListedRun:
         """Read what is new."""
         self._row = None
         mark = _mark_of(self.run_dir)
-        new, anew = self._tail.read()
-        if anew:
-            self._events = []
-        self._events += without_ends(new)
-        self._view = view_run(self.run_dir, self._events)
+        self._view = view_run(self.run_dir, self._reader.read())
         self.is_final, self.submitted = self._view.state.is_final, self._view.submitted
         self._mark = mark if self.is_final and _is_old(self.run_dir, mark) else None
 
@@ -112,14 +104,11 @@ class _ListedRun:
         if view.problem:
             return _unreadable_row(view, view.problem)
         account = account_of(view, now)
-        sample = self._newest_sample() if not view.is_workflow else None
+        sample = self._newest_sample() if view.has_ranks else None
         training = self._training.read(is_over=view.state.is_final)
         bad = bad_loss(dict(training.values), dict(training.not_finite)) if training else ""
         steps = [step for step in (sample.steps if sample is not None else ()) if step is not None]
-        waits = ""
-        if not view.state.is_final:
-            with suppress(*DAMAGED):
-                waits = narrate_wait(view.events, datetime.now(UTC)) or ""
+        waits = view.record.wait_words(now) if not view.state.is_final else ""
         return LiveRow(
             run_id=view.run_id,
             state=view.state.value,

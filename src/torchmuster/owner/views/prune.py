@@ -103,11 +103,7 @@ def plan_prune(
 
 def why_not(view: RunView) -> str | None:
     """Return why a run must stay; None when it has ended for sure."""
-    if (
-        view.plan is None
-        and not (view.is_workflow or view.is_sweep)
-        and not os.path.isfile(view.run_dir.result)
-    ):
+    if not view.is_readable and not os.path.isfile(view.run_dir.result):
         return "it is not a readable run"
     if view.state is RunState.UNKNOWN:
         return "it is unknown whether its job has ended"
@@ -186,11 +182,7 @@ def _without_linked(
 
 def used_folders(view: RunView) -> set[str]:
     """Return the folders of other runs that a run has links into."""
-    links = [view.run_dir.snapshots]
-    if view.workflow is not None:
-        links += list(view.workflow.plan.reused.values())
-        for group in view.workflow.plan.groups:
-            links += [view.run_dir.task_output(task.name) for task in group.tasks]
+    links = [view.run_dir.snapshots, *view.links()]
     root = os.path.realpath(runs_dir()) + os.sep
     found = set()
     for link in links:

@@ -7,12 +7,13 @@ import asyncio
 import os
 import secrets
 from dataclasses import dataclass
-from typing import Any
 
 from torchmuster import proc
 from torchmuster.errors import ChannelError, HeadLostError, UsageError
+from torchmuster.files.layout import Kind
 from torchmuster.head.hangs.monitor import shown, standing_of
 from torchmuster.head.hangs.stack_words import Seen, tell
+from torchmuster.model.record.events import WorkerProcessEvent
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.node.stacks import take_stacks
@@ -20,7 +21,6 @@ from torchmuster.owner.views.exec_threads import Write
 from torchmuster.owner.views.execute import ExecOrder, ExecResult, ExecSession
 from torchmuster.owner.views.find import any_result, owner_lives
 from torchmuster.owner.views.head_call import call_head
-from torchmuster.owner.views.record import read_events
 from torchmuster.owner.views.run_view import RunView
 
 ANSWER_LIMIT_S = 15.0
@@ -71,18 +71,16 @@ async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFo
         await channel.close()
 
 
-def _own_process(view: RunView) -> dict[str, Any] | None:
+def _own_process(view: RunView) -> WorkerProcessEvent | None:
     """Return what the record says of the process of a sweep's member that has no head, on this machine; None for all others."""
     if os.path.exists(view.run_dir.head):
         return None
-    told = [e for e in read_events(view.run_dir.events) if e.get("event") == "worker_process"]
-    lives = bool(told) and proc.read_process(int(told[-1]["pid"])) is not None
-    return told[-1] if lives else None
+    told = view.record.process
+    return told if told is not None and proc.read_process(told.pid) is not None else None
 
 
-def _stacks_of(member: dict[str, Any]) -> StacksFound:
-    pid = int(member["pid"])
-    (stack,) = take_stacks(str(member["folder"]), int(member["attempt"]), [(0, pid)])
+def _stacks_of(member: WorkerProcessEvent) -> StacksFound:
+    (stack,) = take_stacks(member.folder, member.attempt, [(0, member.pid)])
     seen = Seen(rank=0, node=os.uname().nodename, standing=standing_of(stack), kernel=stack.kernel)
     return StacksFound(sentence=tell([seen]), lines=tuple(shown(stack).splitlines()))
 
@@ -125,7 +123,7 @@ def check_running(view: RunView) -> None:
     Raises:
         UsageError: It is one.
     """
-    if view.is_workflow:
+    if view.kind is Kind.WORKFLOW:
         raise UsageError(
             f"the run {view.run_id} is a workflow: its tasks have no ranks of their own",
             fix=f"muster exec {view.run_id} TASK -- COMMAND; a training task's own run by its folder",

@@ -2,13 +2,12 @@
 
 import codecs
 import contextlib
-import dataclasses
 import glob
 import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from torchmuster.files import atomic
@@ -19,6 +18,13 @@ from torchmuster.model import codec
 from torchmuster.model.event import moment_of
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.record.events import (
+    AttemptStartedEvent,
+    Stamped,
+    TaskStateEvent,
+    parse,
+)
+from torchmuster.model.record.run import RunRecord
 from torchmuster.model.verdict import Result
 from torchmuster.plainfile import open_plain
 
@@ -33,8 +39,8 @@ def unreadable(error: BaseException) -> str:
     return f"this record can't be read: {type(error).__name__}: {error}"[:200]
 
 
-def read_events(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run in order; a torn line is left out, and what is no plain file has none."""
+def read_lines(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a record in order; a torn one is left out, and what is no plain file has none."""
     try:
         with io.TextIOWrapper(open_plain(path), errors="replace") as file:
             for line in file:
@@ -42,6 +48,37 @@ def read_events(path: str) -> Iterator[dict[str, Any]]:
                     yield event
     except OSError:
         return
+
+
+def read_events(path: str) -> Iterator[Stamped]:
+    """Yield the events of a record in order; what can't be understood is left out."""
+    return (event for line in read_lines(path) if (event := parse(line)) is not None)
+
+
+class RunReader:
+    """Folds the record of a run, each line once.
+
+    Attributes:
+        record: What the lines say that were read.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._tail = RecordTail(run_dir.events)
+        self.record = RunRecord()
+
+    def read(self) -> RunRecord:
+        """Take the lines that are new."""
+        lines, anew = self._tail.read()
+        if anew:
+            self.record = RunRecord()
+        for line in lines:
+            self.record.take(line)
+        return self.record
+
+
+def record_of(run_dir: RunDir) -> RunRecord:
+    """Return what the record of a run says now."""
+    return RunReader(run_dir).read()
 
 
 def changed_at(path: str) -> float | None:
@@ -54,7 +91,7 @@ def changed_at(path: str) -> float | None:
 
 def ends_of(path: str) -> list[float]:
     """Return the time of the first and of the last event of a record, without reading what is between them."""
-    first, last = next(read_events(path), None), last_event(path)
+    first, last = next(read_lines(path), None), last_event(path)
     words = [event.get("time") for event in (first, last) if event is not None]
     return [time for word in words if (time := moment_of(word)) is not None]
 
@@ -69,27 +106,6 @@ def read_losses(run_dir: RunDir) -> dict[str, str]:
     """Return what its cluster said of the pods that the attempts of a run have lost, by attempt."""
     noted = atomic.read_json(run_dir.losses)
     return {str(a): str(said) for a, said in noted.items()} if isinstance(noted, dict) else {}
-
-
-def with_losses(events: Iterable[dict[str, Any]], run_dir: RunDir) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run, those on lost pods, and on what came after one was taken away, with what the cluster said of them."""
-    losses = read_losses(run_dir)
-    before = ""
-    for event in events:
-        number, name = str(event.get("attempt")), event.get("event")
-        if name == "attempt_failed" and number in losses:
-            yield {**event, "what": f"{event.get('what')}; {losses.pop(number)}"}
-        elif name == "attempt_started" and before in losses:
-            why = "; ".join(filter(None, (str(event.get("why") or ""), losses.pop(before))))
-            yield {**event, "why": why}
-        else:
-            yield event
-        before = number if name == "attempt_started" else before
-
-
-def without_ends(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run without the ends of single ranks, most of the record of many ranks: no view holds them."""
-    return (event for event in events if event.get("event") != "worker_ended")
 
 
 def last_event(path: str) -> dict[str, Any] | None:
@@ -158,8 +174,8 @@ class RecordTail:
 
 def next_attempt(run_dir: RunDir) -> int:
     """Return the number of the next attempt, from the record, the folders of logs and the claims: a lost head may have left one only."""
-    starts = [e for e in read_events(run_dir.events) if e.get("event") == "attempt_started"]
-    numbers = [int(event["attempt"]) for event in starts]
+    found = (one.event for one in read_events(run_dir.events))
+    numbers = [one.attempt for one in found if isinstance(one, AttemptStartedEvent)]
     with contextlib.suppress(OSError):
         names = (name.removeprefix("attempt-") for name in os.listdir(run_dir.logs))
         numbers += [int(name) for name in names if name.isdigit()]
@@ -173,20 +189,10 @@ def next_attempt(run_dir: RunDir) -> int:
 def next_task_attempts(events: str) -> dict[str, int]:
     """Return the number of the next attempt of each task, by the record of a group whose head was lost."""
     following: dict[str, int] = {}
-    for event in read_events(events):
-        if event.get("event") == "task_state":
-            task, attempt = str(event["task"]), int(event["attempt"])
-            following[task] = max(following.get(task, 0), attempt + 1)
+    for one in read_events(events):
+        if isinstance(event := one.event, TaskStateEvent):
+            following[event.task] = max(following.get(event.task, 0), event.attempt + 1)
     return following
-
-
-def code_that_ran(events: Iterable[Mapping[str, Any]]) -> Any:
-    """Return what rank 0 has said last of its code (`model.failure.RanCode`, as plain values); None where it has not."""
-    said = (event.get("code") for event in events if event.get("event") == "worker_ended")
-    last = None
-    for code in said:
-        last = code or last
-    return last
 
 
 def read_plan(run_dir: RunDir) -> RunPlan | None:
@@ -202,7 +208,7 @@ def read_result(run_dir: RunDir) -> Result | None:
     """Return the result of a run that has one; of a damaged file, what the record says of the same end."""
     result = _as_result(atomic.read_json(run_dir.result))
     if result is None and os.path.lexists(run_dir.result):
-        return _recorded_result(run_dir)
+        return record_of(run_dir).result
     return result
 
 
@@ -232,18 +238,6 @@ def _as_result(plain: Any) -> Result | None:
         return result if math.isfinite(result.elapsed_s + result.lost_s) else None
     except (codec.CodecError, OverflowError):
         return None
-
-
-def _recorded_result(run_dir: RunDir) -> Result | None:
-    """Return the end that the record of a run has, unless an attempt has begun since."""
-    names = {field.name for field in dataclasses.fields(Result)}
-    result = None
-    for event in read_events(run_dir.events):
-        if event.get("event") == "run_ended":
-            result = _as_result({name: event[name] for name in names & event.keys()})
-        elif event.get("event") == "attempt_started":
-            result = None
-    return result
 
 
 def keep_result(run_dir: RunDir, result: Result) -> str | None:

@@ -4,15 +4,20 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model import codec
 from torchmuster.model.display.text import few_of
-from torchmuster.owner.views.record import code_that_ran, read_events
-from torchmuster.owner.views.run_view import RunView, workers_of
+from torchmuster.model.failure import RanCode, WorkerEnd
+from torchmuster.model.record.events import AttemptNode
+from torchmuster.model.record.run import AttemptRecord
+from torchmuster.owner.views.record import read_lines, record_of
+from torchmuster.owner.views.run_view import RunView
 from torchmuster.plainfile import open_plain
 
 _STEP = re.compile(r"step-(\d{9,})")
@@ -58,10 +63,10 @@ class _Try:
     number: int | None = None
     reached: int = 0
     is_exact: bool = False  # nothing behind `reached` was begun
-    cause: Mapping[str, Any] | None = None
+    cause: WorkerEnd | None = None
     bad: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # steps, by number
     stopped_by: int | None = None  # one of those
-    nodes: Any = ()
+    nodes: tuple[AttemptNode, ...] = ()
 
     @property
     def has_failed(self) -> bool:
@@ -99,7 +104,7 @@ def find_step(view: RunView, number: int | None) -> StepOfRun:
             raise UsageError(what, where=f"--step {number}", why=f"its last was {last}", fix=fix)
     bad = made.bad.get(number)
     fails = made.cause is not None and number == made.reached
-    error = _error(made) if fails and bad is None else {}
+    error = made.cause.error if made.cause is not None and fails and bad is None else None
     return StepOfRun(
         number=number,
         world_size=made.world_size,
@@ -108,14 +113,14 @@ def find_step(view: RunView, number: int | None) -> StepOfRun:
         folder=made.folder,
         snapshot=_snapshot_before(made.folder, number, name),
         gradients=_numbers(bad.get("gradients")) if bad is not None else (),
-        failed="its gradients were not finite" if bad else str(error.get("type_name", ""))[:200],
-        words=str(error["message"]) if "message" in error else None,
+        failed="its gradients were not finite" if bad else (error.type_name[:200] if error else ""),
+        words=error.message if error is not None else None,
     )
 
 
 def _read_tries(run_dir: RunDir) -> list[_Try]:
     tries: list[_Try] = []
-    for event in read_events(run_dir.training):
+    for event in read_lines(run_dir.training):
         step, kind = event.get("step"), event.get("event")
         if type(step) is not int:
             continue
@@ -128,26 +133,20 @@ def _read_tries(run_dir: RunDir) -> list[_Try]:
             if kind in ("not_finite", "skipped"):
                 tries[-1].bad[step] = event
                 tries[-1].stopped_by = step if kind == "not_finite" else None
-    _add_attempts(tries, read_events(run_dir.events))
+    _add_attempts(tries, record_of(run_dir).attempts)
     return tries
 
 
-def _add_attempts(tries: list[_Try], events: Iterable[Mapping[str, Any]]) -> None:
+def _add_attempts(tries: list[_Try], attempts: Iterable[AttemptRecord]) -> None:
     """Add what the head knows: the nodes of each attempt, and in which step it failed."""
-    by_number: dict[Any, _Try] = {}
-    for event in events:
-        if event.get("event") == "attempt_started":
-            following = [one for one in tries if one.time >= str(event.get("time"))]
-            size = workers_of(event)
-            if following and following[0].world_size == size:
-                by_number[event.get("attempt")] = following[0]
-                following[0].nodes = event.get("nodes")
-        cause = event.get("cause")
-        made = by_number.get(event.get("attempt"))
-        if event.get("event") == "attempt_failed" and made is not None and isinstance(cause, dict):
-            step = cause.get("step")
-            made.reached = max(made.reached, (step if type(step) is int else made.began) + 1)
-            made.reached = made.stopped_by or made.reached
+    for attempt in attempts:
+        made = next((one for one in tries if one.time >= attempt.time), None)
+        if made is None or made.world_size != attempt.num_workers:
+            continue
+        made.nodes, cause = attempt.start.nodes, attempt.cause
+        if cause is not None:
+            step = cause.step if cause.step is not None else made.began
+            made.reached = made.stopped_by or max(made.reached, step + 1)
             made.cause, made.is_exact = cause, True
 
 
@@ -163,17 +162,11 @@ def _failed_step(tries: list[_Try], name: str) -> int:
     )
 
 
-def _rank(bad: Mapping[str, Any] | None, cause: Mapping[str, Any] | None) -> int:
+def _rank(bad: Mapping[str, Any] | None, cause: WorkerEnd | None) -> int:
     ranks = bad.get("ranks") if bad is not None else None
     if isinstance(ranks, list) and ranks and type(ranks[0]) is int:
         return ranks[0]
-    rank = cause.get("rank") if cause is not None else None
-    return rank if type(rank) is int and rank >= 0 else 0
-
-
-def _error(made: _Try) -> Mapping[str, Any]:
-    error = made.cause.get("error") if made.cause is not None else None
-    return error if isinstance(error, dict) else {}
+    return max(cause.rank, 0) if cause is not None else 0
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
@@ -181,11 +174,11 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(value) if is_fit else ()
 
 
-def _layout(nodes: Any, world_size: int) -> tuple[int, ...]:
+def _layout(nodes: Iterable[AttemptNode], world_size: int) -> tuple[int, ...]:
     """Return how many workers each node had: `0-3`, `4,5`; all on one where the record does not tell of all."""
     try:
-        counts = [_count(str(node["ranks"])) for node in nodes]
-    except (TypeError, KeyError, ValueError):
+        counts = [_count(node.ranks) for node in nodes]
+    except ValueError:
         counts = []
     return tuple(counts) if sum(counts) == world_size else (world_size,)
 
@@ -234,16 +227,16 @@ def changed_code(view: RunView, folder: str) -> tuple[str, ...] | None:
         view: Of the run.
         folder: Where its program runs.
     """
-    noted = [one for one in read_events(view.run_dir.training) if one.get("event") == "code"]
-    code = code_that_ran(read_events(view.run_dir.events)) or (noted[-1] if noted else None)
-    files = code.get("files") if isinstance(code, dict) else None
-    if not isinstance(files, list) or not files:
+    code = view.record.code
+    if code is None:  # rank 0 has not ended; the library says it, too
+        for line in read_lines(view.run_dir.training):
+            if line.get("event") == "code":
+                with suppress(codec.CodecError):
+                    code = codec.from_plain(RanCode, codec.known_of(RanCode, line))
+    if code is None or not code.files:
         return None
-    told = [one for one in files if isinstance(one, dict) and isinstance(one.get("path"), str)]
     return tuple(
-        one["path"]
-        for one in told
-        if _checksum(os.path.join(folder, one["path"])) != one.get("sha256")
+        one.path for one in code.files if _checksum(os.path.join(folder, one.path)) != one.sha256
     )
 
 

@@ -2,40 +2,40 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torchmuster.files.claims import Claims
-from torchmuster.files.layout import RunDir, short_id
+from torchmuster.files.layout import Kind, RunDir, short_id
 from torchmuster.model.contract import replay_order
-from torchmuster.model.event import moment_of
-from torchmuster.model.plan import RunPlan
+from torchmuster.model.display.live import LiveTask
+from torchmuster.model.display.text import in_one_line
+from torchmuster.model.plan import GRACE_S, RunPlan
+from torchmuster.model.record.run import AttemptRecord, RunRecord
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.views.record import changed_at
-from torchmuster.owner.views.sweep_view import SweepView
-from torchmuster.owner.views.workflow_view import WorkflowView
-
-_MOST_WORKERS = 10**7  # more than any machine has processors: the record is damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run as its directory shows it; `problem` says why its record can't be read, or is empty."""
+    """A training run as its directory shows it, and what all kinds of records answer.
 
+    Attributes:
+        problem: Why its record can't be read; empty where it can.
+        has_ranks: Its head knows how ranks stand, and each has a log.
+    """
+
+    kind: ClassVar[Kind] = Kind.RUN
+    has_ranks: ClassVar[bool] = True
     run_id: str
     run_dir: RunDir
     state: RunState
     plan: RunPlan | None
     result: Result | None
-    events: tuple[dict[str, object], ...]
-    workflow: WorkflowView | None = None
-    sweep: SweepView | None = None
+    record: RunRecord = field(default_factory=RunRecord)
+    losses: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
-
-    @property
-    def is_sweep(self) -> bool:
-        """Say whether it was started by `muster sweep`."""
-        return os.path.isfile(self.run_dir.sweep)
 
     @property
     def is_headless_member(self) -> bool:
@@ -43,21 +43,20 @@ class RunView:
         whole = self.whole
         heads = (self.run_dir.head, os.path.join(self.run_dir.path, "pods"))
         return (
-            whole is not None
-            and os.path.isfile(whole.sweep)
-            and not any(map(os.path.exists, heads))
+            whole is not None and whole.kind is Kind.SWEEP and not any(map(os.path.exists, heads))
         )
 
     @property
-    def is_session(self) -> bool:
-        """Say whether it is a session, in which runs are started, and no run itself."""
-        return self.plan is not None and self.plan.is_session
+    def name(self) -> str:
+        """What it is, in a few words."""
+        target = self.plan.program.target if self.plan is not None else "-"
+        return in_one_line(os.path.basename(target))
 
     @property
     def command(self) -> str:
         """What is run, in words: of a replay the step that it makes again."""
-        if self.plan is None or self.is_session:
-            return "session" if self.is_session else ""
+        if self.plan is None:
+            return "" if self.problem else "(plan.json can't be read)"
         if (order := replay_order(dict(self.plan.node_setup.environment))) is not None:
             return f"replay of {short_id(order.run_id)}, step {order.step}"
         return " ".join(self.plan.program.display())
@@ -67,49 +66,91 @@ class RunView:
         """The run that it is a part of: the sweep of a member, the workflow of a task's training; None of any other."""
         folders = self.run_dir.path.split(os.sep)
         sweep, workflow = (RunDir(os.sep.join(folders[:-up])) for up in (2, 5))
-        if folders[-2:-1] == ["members"] and os.path.isfile(sweep.sweep):
+        if folders[-2:-1] == ["members"] and sweep.kind is Kind.SWEEP:
             return sweep
-        is_task = folders[-3:-2] == ["training"] and os.path.isfile(workflow.workflow)
+        is_task = folders[-3:-2] == ["training"] and workflow.kind is Kind.WORKFLOW
         return workflow if is_task else None
 
     @property
-    def is_workflow(self) -> bool:
-        """Say whether it was started by `muster submit`."""
-        return os.path.isfile(self.run_dir.workflow)
+    def size(self) -> str:
+        """How much of it there is."""
+        return str(self.record.num_workers or "-")
 
     @property
-    def attempts(self) -> list[dict[str, object]]:
-        """The starts of its attempts, in order."""
-        return [e for e in self.events if e.get("event") == "attempt_started"]
+    def grace_s(self) -> float:
+        """How long its workers have from SIGTERM to SIGKILL."""
+        return self.plan.limits.grace_s if self.plan is not None else GRACE_S
 
     @property
-    def num_workers(self) -> int | None:
-        """How many workers its last attempt has; None before the first one, and where its record is damaged."""
-        return workers_of(self.attempts[-1]) if self.attempts else None
+    def is_readable(self) -> bool:
+        """Whether its folder says what it is."""
+        return self.plan is not None
 
     @property
-    def spares(self) -> list[str]:
-        """The nodes that wait for the loss of another one, as far as the record says."""
-        names: list[str] = []
-        for event in self.events:
-            match event:
-                case {"event": "attempt_started", "spares": [*told]}:
-                    names = [str(name) for name in told]
-                case {"event": "spare_joined", "node": node}:
-                    names.append(str(node))
-                case {"event": "spare_lost" | "spare_taken", "node": node} if str(node) in names:
-                    names.remove(str(node))
-        return names
+    def plan_problem(self) -> str:
+        """Why its plan is not known; empty where it is."""
+        what = "plan.json is missing, half written, or of another version of muster"
+        return "" if self.plan is not None else what
 
     @property
-    def started(self) -> str:
-        """When it began, as the record says."""
-        return str(self.events[0].get("time", "")) if self.events else ""
+    def place(self) -> str:
+        """Where it was sent, where it has no job."""
+        return self.plan.engine if self.plan is not None else "local"
+
+    @property
+    def is_conducted_by_owner(self) -> bool:
+        """Whether there is no head that could be told to stop it, but an owner."""
+        return not self.has_ranks and not os.path.isfile(self.run_dir.job)
+
+    @property
+    def task_names(self) -> list[str]:
+        """Its tasks; none but of a workflow."""
+        return []
+
+    def records(self) -> list[str]:
+        """Return the records by which one knows how long it took."""
+        is_lost = self.state is RunState.LOST  # nobody wrote its end: what was written last is
+        return [self.run_dir.events, *([self.run_dir.training] if is_lost else [])]
+
+    def links(self) -> list[str]:
+        """Return the folders of it that may be links into other runs, besides its snapshots."""
+        return []
+
+    def parts(self) -> tuple[LiveTask, ...]:
+        """Return what it consists of, as that is shown: tasks, members."""
+        return ()
+
+    def member(self, number: int) -> RunDir | None:
+        """Return the folder of a member; None of what is no sweep."""
+        del number
+        return None
+
+    def training(self, task: str) -> RunDir | None:
+        """Return the folder of the last training of a task; None of what is no workflow."""
+        del task
+        return None
+
+    @property
+    def attempts(self) -> list[AttemptRecord]:
+        """Its attempts, those that lost a pod with what the cluster said of it."""
+        return self.record.with_losses(self.losses)
 
     @property
     def submitted(self) -> float:
         """When somebody asked for it, seconds since 1970: a job may begin days later."""
-        return submitted_at(self.run_dir, self.started)
+        return submitted_at(self.run_dir, self.record.began)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRun(RunView):
+    """What holds the nodes of a session: no run itself, but it lives, is cancelled and leaves a record as one."""
+
+    kind: ClassVar[Kind] = Kind.SESSION
+
+    @property
+    def command(self) -> str:
+        """What it is."""
+        return "session"
 
 
 def problems_of(view: RunView) -> tuple[str, ...]:
@@ -121,12 +162,12 @@ def problems_of(view: RunView) -> tuple[str, ...]:
         return (f"its folder can't be read by this user: {path}",)
     if view.problem:
         return (view.problem,)
-    if view.is_workflow:
-        return () if view.workflow is not None else ("the plan of the workflow can't be read",)
-    if view.is_sweep:
-        return () if view.sweep is not None else ("the plan of the sweep can't be read",)
-    if view.plan is None:
-        return ("plan.json is missing, half written, or of another version of muster",)
+    if view.plan_problem:
+        return (view.plan_problem,)
+    if not view.has_ranks:
+        return ()
+    if (bad := view.record.num_bad) and not view.record.began:
+        return (f"none of the {bad} events of its record can be understood",)
     return () if view.result is not None else lost_head(view.run_dir)
 
 
@@ -145,13 +186,7 @@ def lost_head(run_dir: RunDir) -> tuple[str, ...]:
     return (f"{said} scheduler says that its machine is lost",)
 
 
-def workers_of(start: Mapping[str, object]) -> int | None:
-    """Return how many workers an attempt has, by the event of its start; None where that is no such number."""
-    count = start.get("world_size")
-    return count if type(count) is int and 0 < count <= _MOST_WORKERS else None
-
-
-def submitted_at(run_dir: RunDir, started: str) -> float:
+def submitted_at(run_dir: RunDir, began: float | None) -> float:
     """Return when a run was asked for: the earliest sign of it.
 
     The client writes these files before anything starts; a later link or a copy may write some of them again.
@@ -159,6 +194,6 @@ def submitted_at(run_dir: RunDir, started: str) -> float:
     of_kind = (run_dir.plan, run_dir.workflow, run_dir.sweep)
     files = (run_dir.secret, *of_kind, run_dir.owner, run_dir.job)
     times = [time for path in files if (time := changed_at(path)) is not None]
-    if (begun := moment_of(started)) is not None:  # a job in a queue has no event
-        times.append(begun)
+    if began is not None:  # a job in a queue has no event
+        times.append(began)
     return min(times, default=changed_at(run_dir.path) or 0.0)

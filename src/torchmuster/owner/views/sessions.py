@@ -15,7 +15,7 @@ from torchmuster.model.plan import RunPlan
 from torchmuster.node.door import messages
 from torchmuster.node.door.call import SESSION_FILE, ask, door_file, read_setup
 from torchmuster.owner.create import owner_process_lives
-from torchmuster.owner.views.record import read_events, read_plan
+from torchmuster.owner.views.record import read_plan, record_of
 
 PREFIX = "session-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")  # with the prefix 40, as of a run
@@ -151,8 +151,7 @@ def plan_of(run_dir: RunDir) -> RunPlan:
 
 def job_ends_at(run_dir: RunDir) -> float | None:
     """Return when the job that holds the nodes of a session has to end, seconds since 1970; None where nobody knows."""
-    told = [e.get("ends_at") for e in read_events(run_dir.events) if e.get("event") == "time_limit"]
-    return next((float(at) for at in reversed(told) if isinstance(at, int | float)), None)
+    return record_of(run_dir).ends_at
 
 
 def why_gone(held: HeldSession, error: ChannelError) -> ChannelError:

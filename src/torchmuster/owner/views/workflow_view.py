@@ -5,17 +5,34 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
+from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import Kind, RunDir, short_id
 from torchmuster.model import codec
+from torchmuster.model.display.live import LiveTask
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.outcome import WorkflowResult
+from torchmuster.model.plan import GRACE_S
+from torchmuster.model.record.events import (
+    GroupStateEvent,
+    GroupWaitsEvent,
+    TaskStartedEvent,
+    TaskStateEvent,
+)
 from torchmuster.model.states import JobState, RunState, State, workflow_state
 from torchmuster.model.verdict import Result
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
-from torchmuster.owner.views.record import changed_at, read_events, read_outcome, told_seconds
+from torchmuster.owner.views.record import (
+    changed_at,
+    newest_training,
+    read_events,
+    read_outcome,
+    told_seconds,
+)
+from torchmuster.owner.views.run_view import RunView
 
 _CANCELLED_CODE = 128 + signal.SIGTERM
 _LOST = "it had not ended when its owner was killed"
@@ -64,6 +81,117 @@ class WorkflowView:
         return [group.name for group in self.groups if group.state is State.COMPLETED]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowRun(RunView):
+    """What `muster submit` has started; `workflow` is None where its plan can't be read."""
+
+    kind: ClassVar[Kind] = Kind.WORKFLOW
+    has_ranks: ClassVar[bool] = False
+    workflow: WorkflowView | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is, in a few words."""
+        return f"workflow {self.workflow.plan.name}" if self.workflow is not None else "workflow"
+
+    @property
+    def command(self) -> str:
+        """What is run, in words."""
+        return self.name
+
+    @property
+    def size(self) -> str:
+        """How much of it there is."""
+        groups = self.workflow.groups if self.workflow is not None else ()
+        num_tasks = sum(len(group.tasks) for group in groups)
+        return f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
+
+    @property
+    def grace_s(self) -> float:
+        """How long its tasks have from SIGTERM to SIGKILL."""
+        return self.workflow.plan.grace_s if self.workflow is not None else GRACE_S
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its folder says what it is."""
+        return True
+
+    @property
+    def plan_problem(self) -> str:
+        """Why its plan is not known."""
+        return "" if self.workflow is not None else "the plan of the workflow can't be read"
+
+    @property
+    def place(self) -> str:
+        """Where it was sent, where it has no job."""
+        noted = atomic.read_json(self.run_dir.site)
+        return str(noted.get("site", "ssh")) if isinstance(noted, dict) else "local"
+
+    @property
+    def task_names(self) -> list[str]:
+        """Its tasks, in the order of its file."""
+        groups = self.workflow.plan.groups if self.workflow is not None else ()
+        return [task.name for group in groups for task in group.tasks]
+
+    def records(self) -> list[str]:
+        """Return the records by which one knows how long it took."""
+        groups = self.workflow.plan.groups if self.workflow is not None else ()
+        records = [self.run_dir.events, *(self.run_dir.group(g.name).events for g in groups)]
+        if self.state is RunState.LOST:  # nobody wrote its end: what its trainings wrote last is
+            tasks = [task.name for g in groups for task in g.tasks if task.training is not None]
+            runs = [run for task in tasks if (run := newest_training(self.run_dir, task))]
+            records += [self.run_dir.training, *(RunDir(run).training for run in runs)]
+        return records
+
+    def links(self) -> list[str]:
+        """Return the folders of it that may be links into other runs."""
+        plan = self.workflow.plan if self.workflow is not None else None
+        reused = list(plan.reused.values()) if plan is not None else []
+        return [*reused, *(self.run_dir.task_output(name) for name in self.task_names)]
+
+    def parts(self) -> tuple[LiveTask, ...]:
+        """Return its tasks as they are shown."""
+        groups = self.workflow.groups if self.workflow is not None else ()
+        return tuple(
+            LiveTask(
+                group=group.name,
+                name=task.name,
+                state=task.state.value,
+                attempt=task.attempt,
+                why=task.why or (group.why if not task.state.is_final else None) or "",
+                folder=newest_training(self.run_dir, task.name) or "",
+                log=self.run_dir.task_log(group.name, task.name, task.attempt),
+            )
+            for group in groups
+            for task in group.tasks
+        )
+
+    def tasks_view(self) -> WorkflowView:
+        """Return where its tasks stand.
+
+        Raises:
+            NotFoundError: Its plan can't be read.
+        """
+        if self.workflow is None:
+            what = "the plan of the workflow can't be read"
+            raise NotFoundError(what, where=self.run_dir.workflow)
+        return self.workflow
+
+    def training(self, task: str) -> RunDir | None:
+        """Return the folder of the last training of a task.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        if self.workflow is None:
+            return None
+        if (training := newest_training(self.run_dir, task)) is None:
+            what = f"the workflow {short_id(self.run_id)} has no training of a task `{task}`"
+            fix = did_you_mean(task, self.task_names)
+            raise NotFoundError(what, where=self.run_dir.path, fix=fix)
+        return RunDir(training)
+
+
 def read_workflow(run_dir: RunDir) -> WorkflowPlan | None:
     """Return the plan of a workflow, or None when there is no readable one."""
     try:
@@ -92,7 +220,7 @@ def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowV
         state, why = _state_of_job(jobs.get(group.name), failed, waits)
         if group.name in plan.reused:
             state, why = State.COMPLETED, f"taken from {os.path.basename(plan.reused[group.name])}"
-        stated = {"state": state.value, "why": why}
+        stated = GroupStateEvent(group=group.name, state=state.value, why=why)
         views[group.name] = _view_group(group, run_dir, stated, is_lost=False)
     groups = tuple(views[group.name] for group in plan.groups)
     result = _result_of_jobs(plan, run_dir, groups)
@@ -139,7 +267,7 @@ def view_workflow_elsewhere(
             open_ones = [name for name in group.after if not views[name].state.is_final]
             waits = f"waits for the outputs of {', '.join(open_ones)}"
             state, why = State.WAITING, waits if open_ones else "its owner has not begun it"
-        stated = {"state": state.value, "why": why}
+        stated = GroupStateEvent(group=group.name, state=state.value, why=why)
         views[group.name] = _view_group(group, run_dir, stated, is_lost=False)
     groups = tuple(views[group.name] for group in plan.groups)
     result = _result_of_jobs(plan, run_dir, groups)
@@ -213,14 +341,11 @@ def view_workflow(run_dir: RunDir, *, is_alive: bool) -> WorkflowView | None:
     if plan is None:
         return None
     result = read_workflow_result(run_dir)
-    stated = {
-        str(event["group"]): event
-        for event in read_events(run_dir.events)
-        if event.get("event") == "group_state"
-    }
+    said = (one.event for one in read_events(run_dir.events))
+    stated = {event.group: event for event in said if isinstance(event, GroupStateEvent)}
     is_lost = result is None and not is_alive
     groups = tuple(
-        _view_group(group, run_dir, stated.get(group.name, {}), is_lost=is_lost)
+        _view_group(group, run_dir, stated.get(group.name), is_lost=is_lost)
         for group in plan.groups
     )
     return WorkflowView(
@@ -261,23 +386,25 @@ def task_logs(view: WorkflowView, run_dir: RunDir) -> Iterator[tuple[str, list[t
 
 
 def _view_group(
-    group: GroupPlan, run_dir: RunDir, stated: dict[str, Any], *, is_lost: bool
+    group: GroupPlan, run_dir: RunDir, stated: GroupStateEvent | None, *, is_lost: bool
 ) -> GroupView:
-    state = State(stated.get("state", State.SUBMITTING.value))
-    why = stated.get("why")
-    tasks: dict[str, dict[str, Any]] = {}
-    for event in read_events(run_dir.group(group.name).events):
-        name = event.get("event")
-        if name == "task_state":
-            tasks.setdefault(str(event["task"]), {}).update(event)
-        elif name == "task_started":
-            tasks.setdefault(str(event["task"]), {})["started"] = event["time"]
-            if all("started" in tasks.get(task.name, {}) for task in group.tasks):
-                why = stated.get("why")  # nobody is waited for any more
-        elif name == "group_waits":
-            why = event["text"]
-        elif name == "group_state" and event["state"] != "RUNNING":
-            why = stated.get("why")
+    state = State(stated.state if stated is not None else State.SUBMITTING.value)
+    own_why = stated.why if stated is not None else None
+    why = own_why
+    tasks: dict[str, TaskStateEvent] = {}
+    started: dict[str, str] = {}
+    for one in read_events(run_dir.group(group.name).events):
+        match one.event:
+            case TaskStateEvent(task=task) as event:
+                tasks[task] = event
+            case TaskStartedEvent(task=task):
+                started[task] = one.time
+                if started.keys() >= {task.name for task in group.tasks}:
+                    why = own_why  # nobody is waited for any more
+            case GroupWaitsEvent(text=text):
+                why = text
+            case GroupStateEvent(state=told) if told != State.RUNNING.value:
+                why = own_why
     outcome = read_outcome(run_dir, group.name)
     if outcome is not None:
         state = outcome.state
@@ -285,29 +412,33 @@ def _view_group(
     elif is_lost and not state.is_final:
         why = _LOST
     views = tuple(
-        _view_task(task.name, group, tasks.get(task.name), state, why) for task in group.tasks
+        _view_task(task.name, group, tasks.get(task.name), started.get(task.name), (state, why))
+        for task in group.tasks
     )
     return GroupView(name=group.name, state=state, why=why, tasks=views)
 
 
 def _view_task(
-    name: str, group: GroupPlan, said: dict[str, Any] | None, state: State, why: str | None
+    name: str,
+    group: GroupPlan,
+    said: TaskStateEvent | None,
+    started: str | None,
+    of_group: tuple[State, str | None],
 ) -> TaskView:
-    is_lead = name == group.lead.name
-    if said is None or "state" not in said:  # its group has not begun, or never did
+    (state, why), is_lead = of_group, name == group.lead.name
+    if said is None:  # its group has not begun, or never did
         return TaskView(name=name, group=group.name, state=state, why=why, is_lead=is_lead)
-    own = State(said["state"])
-    reason = said.get("why")
+    own, reason = State(said.state), said.why
     if not own.is_final and (state.is_final or why == _LOST):  # its last events did not come here
         own, reason = (state if state.is_final else own), why
     return TaskView(
         name=name,
         group=group.name,
         state=own,
-        attempt=int(said.get("attempt", 0)),
+        attempt=said.attempt,
         why=reason,
-        code=said.get("code"),
-        started=said.get("started"),
+        code=said.code,
+        started=started,
         is_lead=is_lead,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.records import start
 from torchmuster.diagnose.explain import end_of_run
 from torchmuster.files.layout import RunDir
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
@@ -73,8 +74,7 @@ def run_dir(tmp_path):
             with open(os.path.join(folder.logs, "attempt-0", f"rank-{rank}.log"), "w") as file:
                 file.write(text)
         with open(folder.events, "w") as file:
-            event = {"event": "attempt_started", "attempt": 0, "master": master}
-            file.write(json.dumps(event) + "\n")
+            file.write(json.dumps({**start(0, 0), "master": master}) + "\n")
         return folder
 
     return make

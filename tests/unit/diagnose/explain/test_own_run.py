@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from kit.records import event, start
 from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.own_run import finding_of, with_own_result, word_of
 from torchmuster.errors import HeadLostError
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
+from torchmuster.model.record.run import fold_run
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 from unit.diagnose.explain.logs import explain, traceback_of
@@ -37,6 +39,10 @@ def result(
     )
 
 
+def joined(verdict, result, lines=(), **more):
+    return with_own_result(verdict, result, fold_run(lines), **more)
+
+
 VALUE_ERROR = PythonError(
     type_name="ValueError", message="bad label", where="train.py:9", traceback=""
 )
@@ -44,7 +50,7 @@ VALUE_ERROR = PythonError(
 
 def test_head_s_first_cause_comes_before_that_of_the_logs(tmp_path):
     verdict = explain(tmp_path, n1=traceback_of("KeyError: 'a later one'", rank=0))
-    own = with_own_result(verdict, result(cause=end(error=VALUE_ERROR)))
+    own = joined(verdict, result(cause=end(error=VALUE_ERROR)))
     assert own.first.error == "rank 1 raised ValueError: bad label"
     assert own.first.confidence.value == "high"
     assert own.first.at.endswith("attempt 0")
@@ -52,7 +58,7 @@ def test_head_s_first_cause_comes_before_that_of_the_logs(tmp_path):
 
 def test_evidence_of_the_logs_is_kept_where_it_is_of_the_same_end(tmp_path):
     verdict = explain(tmp_path, n2=traceback_of("ValueError: bad label", rank=1))
-    own = with_own_result(verdict, result(cause=end(error=VALUE_ERROR)))
+    own = joined(verdict, result(cause=end(error=VALUE_ERROR)))
     assert own.first.evidence == verdict.first.evidence
     assert len(own.found) == 1
 
@@ -60,9 +66,7 @@ def test_evidence_of_the_logs_is_kept_where_it_is_of_the_same_end(tmp_path):
 def test_line_without_a_second_reading_gives_the_better_word(tmp_path):
     error = "OSError: [Errno 28] No space left on device: '/scratch/a.pt'"
     verdict = explain(tmp_path, n2=traceback_of(error, rank=1))
-    own = with_own_result(
-        verdict, result(cause=end(), error="rank 1 raised OSError", because=(error,))
-    )
+    own = joined(verdict, result(cause=end(), error="rank 1 raised OSError", because=(error,)))
     assert own.first.cause == "disk-full"
     assert "make room" in own.first.hint
     assert own.first.error == "rank 1 raised OSError"
@@ -70,27 +74,26 @@ def test_line_without_a_second_reading_gives_the_better_word(tmp_path):
 
 def test_run_that_succeeded_is_healthy_whatever_its_logs_say(tmp_path):
     verdict = explain(tmp_path, n1=traceback_of("ValueError: caught"))
-    assert with_own_result(verdict, result(RunState.SUCCEEDED)).healthy
+    assert joined(verdict, result(RunState.SUCCEEDED)).healthy
 
 
 def test_run_that_still_runs_is_said_to(tmp_path):
     verdict = explain(tmp_path, n1="step 1\n")
-    own = with_own_result(verdict, None, state=RunState.RUNNING)
+    own = joined(verdict, None, state=RunState.RUNNING)
     assert any("running" in note for note in own.notes)
 
 
 def test_number_of_attempts_is_said(tmp_path):
     verdict = explain(tmp_path, n1=traceback_of("ValueError: x"))
-    own = with_own_result(verdict, result(cause=end()), [{"event": "attempt_started"}] * 3)
+    own = joined(verdict, result(cause=end()), [start(n, n) for n in range(3)])
     assert "the run made 3 attempts" in own.notes
 
 
 def test_slow_rank_is_said_beside_a_healthy_run(tmp_path):
     verdict = explain(tmp_path, n1="step 1\n")
-    slow = [
-        {"event": "straggler", "rank": 1, "text": f"rank 1 on n2 is {n} % slower"} for n in (30, 40)
-    ]
-    own = with_own_result(verdict, result(RunState.SUCCEEDED), slow)
+    words = [f"rank 1 on n2 is {n} % slower" for n in (30, 40)]
+    slow = [event(0, "straggler", rank=1, text=text) for text in words]
+    own = joined(verdict, result(RunState.SUCCEEDED), slow)
     assert own.healthy
     assert own.notes == ("rank 1 on n2 is 40 % slower",)
 
@@ -144,4 +147,4 @@ def test_end_without_a_worker_has_a_word(state, word):
 
 def test_run_of_which_nothing_is_known_is_judged_by_its_logs(tmp_path):
     verdict = explain(tmp_path, n1=traceback_of("ValueError: x"))
-    assert with_own_result(verdict, None) is verdict
+    assert joined(verdict, None) is verdict

@@ -8,6 +8,7 @@ from torchmuster.model.failure import EndKind
 from torchmuster.model.heartbeat import RankPhase
 from torchmuster.model.plan import Limits
 from torchmuster.model.progress import RankProgress, RankStack
+from torchmuster.model.record.events import fields_of
 from torchmuster.net import messages
 
 READ = (
@@ -31,8 +32,8 @@ class Head:
         self.sent.append(message)
         return set(self.places)
 
-    def event(self, name, **fields):
-        self.events.append((name, fields))
+    def event(self, event):
+        self.events.append((event.name, fields_of(event)))
 
     def write_file(self, path, text):
         self.files[path] = text

@@ -1,8 +1,8 @@
-from datetime import datetime
-
 import pytest
 
-from torchmuster.model.display.narration import narrate, narrate_wait
+from kit.records import end_of_rank
+from torchmuster.model.display.narration import narrate
+from torchmuster.model.record.events import event_of
 
 MISSING = [{"node": f"n{i}", "why": "no agent has connected"} for i in range(1, 11)]
 SENTENCES = [
@@ -59,7 +59,7 @@ SENTENCES = [
             "attempt": 0,
             "what": "SIGKILL in rank 3 on n2",
             "restarts_left": 1,
-            "cause": {"rank": 3, "tail": ["step 7"]},
+            "cause": end_of_rank(3, tail=["step 7"]),
         },
         "attempt 0 ended: SIGKILL in rank 3 on n2; 1 restart left\n  [rank 3] step 7",
     ),
@@ -93,13 +93,12 @@ SENTENCES = [
 
 @pytest.mark.parametrize(("name", "fields", "sentence"), SENTENCES)
 def test_an_event_becomes_a_sentence(name, fields, sentence):
-    assert narrate(name, fields) == sentence
+    assert narrate(event_of(name, fields)) == sentence
 
 
 def test_of_many_missing_nodes_eight_are_named():
-    sentence = narrate(
-        "waiting", {"missing": MISSING, "num_missing": 10, "wanted": 10, "left_s": 1.0}
-    )
+    fields = {"missing": MISSING, "num_missing": 10, "wanted": 10, "left_s": 1.0}
+    sentence = narrate(event_of("waiting", fields))
 
     assert sentence.count("no agent has connected") == 8
     assert sentence.endswith("n8 (no agent has connected) and 2 more; 1 s left")
@@ -107,40 +106,23 @@ def test_of_many_missing_nodes_eight_are_named():
 
 def test_the_first_attempt_of_a_run_is_not_worth_a_sentence():
     fields = {"attempt": 0, "world_size": 4, "num_nodes": 2, "why": "start"}
-
-    assert narrate("attempt_started", fields) is None
-    assert narrate("attempt_started", {**fields, "verbose": True}) is not None
+    assert narrate(event_of("attempt_started", fields)) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "fields"), [("worker_ended", {}), ("unheard_of", {}), ("notice", {"text": ""})]
+    ("name", "fields"), [("worker_ended", {"attempt": 0, "rank": 1}), ("notice", {"text": ""})]
 )
 def test_what_only_the_record_needs_has_no_sentence(name, fields):
-    assert narrate(name, fields) is None
+    assert narrate(event_of(name, fields)) is None
 
 
 def test_a_preflight_says_failures_and_warnings_and_no_notes():
     finding = {"error": "e1", "because": ["b"], "hint": "h", "at": "n1", "cause": "c"}
     findings = [finding | {"level": level} for level in ("failure", "warning", "note")]
-    said = narrate("preflight", {"form": "short", "findings": findings})
+    said = narrate(event_of("preflight", {"form": "short", "findings": findings}))
     assert said.splitlines() == [
         "preflight failure: e1 (b); h",
         "preflight warning: e1 (b); h",
     ]
-    assert narrate("preflight", {"form": "short", "findings": findings[2:]}) is None
-    assert narrate("preflight", {"form": "long", "findings": findings}) is None
-
-
-LOST = [{"node": "n2", "why": "lost; a replacement has not connected"}]
-WAIT = {"event": "waiting", "time": "2026-01-01T00:00:00.000Z", "missing": LOST}
-WAIT |= {"num_missing": 1, "wanted": 2, "left_s": 410.0}
-
-
-def test_a_wait_at_the_end_of_the_record_is_told_with_what_is_left_now():
-    now = datetime.fromisoformat("2026-01-01T00:00:10.000Z")
-    failed = {"event": "attempt_failed", "attempt": 0}
-    assert narrate_wait([failed, WAIT], now) == (
-        "waiting for 1 of 2 nodes: n2 (lost; a replacement has not connected); 400 s left"
-    )
-    assert narrate_wait([WAIT, {"event": "attempt_started"}], now) is None
-    assert narrate_wait([], now) is None
+    assert narrate(event_of("preflight", {"form": "short", "findings": findings[2:]})) is None
+    assert narrate(event_of("preflight", {"form": "long", "findings": findings})) is None

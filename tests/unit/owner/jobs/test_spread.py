@@ -12,7 +12,7 @@ from kit.waiting import wait_until_async
 from torchmuster.engines.own_job import OwnJob
 from torchmuster.errors import MusterError
 from torchmuster.model.job import AllocatedNode, Allocation
-from torchmuster.net.messages import Event
+from torchmuster.model.record.events import AgentJoinedEvent, NodeLostEvent
 from torchmuster.owner.jobs.spread import (
     ORDER,
     Spreader,
@@ -81,14 +81,14 @@ def spreader(tmp_path):
             after_s=after_s,
         )
         made.said = []
-        made.note = lambda name, **fields: made.said.append(fields["text"])
+        made.note = lambda event: made.said.append(event.text)
         return made
 
     return make
 
 
 def joined(node):
-    return Event(name="agent_joined", time="", fields={"node": node, "host": node, "pid": 1})
+    return AgentJoinedEvent(node=node, host=node, pid=1)
 
 
 FOREVER = (sys.executable, "-c", "import signal; signal.pause()")
@@ -153,7 +153,7 @@ def test_lost_agent_is_started_again_when_what_started_it_has_ended(spreader):
         made.begin(made.note)
         await wait_until_async(lambda: len(made.party.job.dialect.starts) == 2, "two starts")
         made.hear(joined("n2"))
-        made.hear(Event(name="node_lost", time="", fields={"node": "n2", "why": "killed"}))
+        made.hear(NodeLostEvent(node="n2", why="killed"))
         made.need([1])
         made._starts[1].child.send_signal(9)
         await wait_until_async(lambda: len(made.party.job.dialect.starts) == 3, "the third start")

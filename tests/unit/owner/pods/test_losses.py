@@ -194,8 +194,8 @@ def test_an_attempt_that_lost_its_pod_is_explained_while_the_run_goes_on(run_dir
 
     assert said == [f"attempt 0: {OOM_SAID}"]
     assert len(cluster.asked) == 1
-    (ended,) = (e for e in view_run(run_dir).events if e["event"] == "attempt_failed")
-    assert ended["what"].endswith(f"closed the connection); {OOM_SAID}")
+    (ended,) = view_run(run_dir).attempts
+    assert ended.failure.what.endswith(f"closed the connection); {OOM_SAID}")
     again, said = notes_of(run_dir)
     again.look()
     assert said == []
@@ -226,7 +226,7 @@ def test_why_a_first_pod_was_drained_is_kept_until_the_next_one_has_begun(run_di
     cluster.say(pods="job-pods-running")  # nobody has it any more
     event = {"event": "attempt_started", "attempt": 1, "why": "after attempt 0"}
     with open(run_dir.events, "a") as file:
-        file.write(json.dumps(event) + "\n")
+        file.write(json.dumps({"time": f"{AFTER}.000Z", **event}) + "\n")
     notes.look(JobView(job_id=JOB_ID, state=JobState.RUNNING))
     assert len(said) == 1
     assert said[0].startswith(f"attempt 0: kubernetes says of pod {leaver.name} on")
@@ -260,9 +260,8 @@ def test_ends_that_are_no_loss_of_a_pod_ask_nothing(run_dir, cluster):
     begin(run_dir, BETWEEN)
     lose(run_dir, memory_evidence="the kernel killed 1 process")
     with open(run_dir.events, "a") as file:
-        file.write(
-            '{"event": "attempt_failed", "attempt": 1, "cause": {"of": "another version"}}\n'
-        )
+        odd = {"event": "attempt_failed", "attempt": 1, "cause": {"of": "another version"}}
+        file.write(json.dumps({"time": f"{AFTER}.000Z", **odd}) + "\n")
     notes_of(run_dir)[0].look()
     assert cluster.asked == []
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.records import start
 from torchmuster.errors import UsageError
 from torchmuster.files import atomic
 from torchmuster.model import codec
@@ -35,7 +36,7 @@ from torchmuster.owner.sweep.arrays import read_arrays
 from torchmuster.owner.sweep.members import member_dir
 from torchmuster.owner.views import array_view
 from torchmuster.owner.views.find import view_run
-from torchmuster.owner.views.record import read_events, read_result
+from torchmuster.owner.views.record import read_lines, read_result
 from torchmuster.owner.views.training import view_training
 from torchmuster.spec.sweep_plan import SweepPlan
 from unit.engines.kubernetes.site_jobs import DEFAULT
@@ -225,7 +226,7 @@ def test_the_newest_metrics_are_in_the_last_message_of_a_pod_that_nobody_followe
 
     catch_up_members(run_dir)
 
-    seen = view_training(read_events(member.training))
+    seen = view_training(read_lines(member.training))
     assert seen.step == 40
     assert dict(seen.values) == {"loss": 0.5, "accuracy": 0.25, "lr": 1e-3}
 
@@ -251,7 +252,7 @@ def test_a_record_that_goes_on_on_a_volume_is_counted_though_only_its_end_has_co
     _, run_dir = sweep
     submitted(sweep)
     member = MemberCopies.of(run_dir).place(1)
-    begun = [{"event": "attempt_started", "attempt": attempt} for attempt in range(2)]
+    begun = [start(attempt, attempt) for attempt in range(2)]
     Path(member.events).write_text("".join(json.dumps(one) + "\n" for one in begun))
     done = says(pod(1, ended(0, 1, attempts=3)))
     cluster.say(answers=done, logs="loss=1\n")

@@ -9,6 +9,7 @@ from torchmuster.owner.pods.release import PlaceRelease, words_on_leavers
 from unit.engines.kubernetes.site_jobs import DEFAULT
 from unit.owner.pods.conftest import JOB_ID, order_of
 
+AT = "2026-11-22T00:27:30.000Z"
 LOST = {"event": "node_lost", "node": "run-7f3a-0 (n2)"}
 BACK = {"event": "agent_joined", "node": "run-7f3a-0 (n1)"}
 ANEW = {"event": "run_started"}
@@ -28,7 +29,7 @@ def release(run_dir, cluster):
 
 def events(run_dir, *lines):
     with open(run_dir.events, "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.writelines(json.dumps({"time": AT, **line}) + "\n" for line in lines)
 
 
 def changes(cluster):

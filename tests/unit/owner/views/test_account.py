@@ -129,7 +129,8 @@ def test_the_record_says_how_a_run_ended_whose_result_is_damaged(run_dir, left):
 @pytest.mark.parametrize("left", DAMAGED_RESULTS)
 def test_a_damaged_result_is_said_to_be_so_where_the_record_has_no_end(run_dir, left):
     ended = {"time": "2026-01-01T00:00:02Z", "event": "run_ended", **codec.to_plain(ENDED_WELL)}
-    write_events(run_dir.events, json.dumps(ended), '{"event":"attempt_started","attempt":1}')
+    began = {"time": "2026-01-01T00:00:03Z", "event": "attempt_started", "attempt": 1}
+    write_events(run_dir.events, json.dumps(ended), json.dumps(began))
     write_events(run_dir.result, left)
 
     account = account_of(view_run(run_dir), 0.0)

@@ -1,15 +1,19 @@
 import os
+import random
 
 import pytest
 
+from kit.records import result
 from torchmuster import proc
 from torchmuster.errors import NotFoundError
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.event import moment_of
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
+from torchmuster.owner.views import find
 from torchmuster.owner.views.find import all_runs, find_run, newest_and_open, owner_lives, view_run
 
 
@@ -99,9 +103,28 @@ def test_open_runs_are_listed_though_many_came_after_them(make_run):
     for number in range(25):
         make_run(f"b-{number:02}", event("attempt_started", f"2026-02-01T00:00:{number:02}Z"))
 
-    shown = [view.run_id for view in newest_and_open(all_runs(), 20)]
+    shown = [view.run_id for view in newest_and_open(20)]
 
     assert shown == ["a-lives", *(f"b-{number:02}" for number in range(5, 25))]
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_of_thousands_that_have_ended_only_the_last_are_looked_into(make_run, monkeypatch, touched):
+    numbers = list(range(59))
+    random.Random(3).shuffle(numbers)
+    for number in numbers:
+        begun = f"2026-02-01T00:00:{number:02}Z"
+        made = make_run(f"b-{number:02}", event("attempt_started", begun))
+        write_json(made.result, result())
+        if touched:
+            os.utime(made.path, (moment_of(begun), moment_of(begun)))
+    looked = []
+    monkeypatch.setattr(find, "view_run", lambda one: looked.append(one) or view_run(one))
+
+    shown = [view.run_id for view in newest_and_open(20)]
+
+    assert shown == [f"b-{number:02}" for number in range(39, 59)]
+    assert len(looked) == 20
 
 
 def test_a_folder_of_runs_that_is_a_file_is_told_of(tmp_path, monkeypatch):
@@ -120,7 +143,7 @@ def test_what_a_sweep_holds_on_a_host_is_nothing_that_the_user_started(make_run)
     assert find_run("sw").run_id == "20260101-000000-swim-ab12"
     assert find_run("session-sweep-2c7a0e-0-1d62").run_dir.path == slot.path
     assert len(all_runs()) == 2
-    assert len(newest_and_open(all_runs(), 20)) == 1
+    assert len(newest_and_open(20)) == 1
 
 
 def test_the_last_run_is_the_one_that_began_last(make_run):
@@ -187,7 +210,7 @@ def test_the_result_says_the_state_whatever_became_of_the_owner(make_run):
 def test_a_torn_line_of_the_record_is_left_out(make_run):
     run_dir = make_run("r", event("attempt_started"), '[1]\n{"time":"2026')
 
-    assert len(view_run(run_dir).events) == 1
+    assert len(view_run(run_dir).record.attempts) == 1
 
 
 @pytest.mark.parametrize(

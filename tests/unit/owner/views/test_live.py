@@ -12,6 +12,7 @@ from torchmuster.cli.top import _print_once
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.model.record.run import RunRecord
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
@@ -228,11 +229,14 @@ def test_a_run_that_goes_on_is_read_from_where_the_last_look_ended(run_dir, monk
     assert [row.state for row in reader.read()] == ["running"]
     reads = []
     monkeypatch.setattr(
-        live_list, "view_run", lambda where, read: reads.append(list(read)) or view_run(where, read)
+        live_list, "view_run", lambda where, record: reads.append(record) or view_run(where, record)
     )
     write(run_dir.events, FAILED)
+    taken = []
+    monkeypatch.setattr(RunRecord, "take", lambda record, line: taken.append(line["event"]))
     assert [row.state for row in reader.read()] == ["running"]
-    assert [event["event"] for event in reads[0]] == ["attempt_started", "attempt_failed"]
+    assert taken == ["attempt_failed"], "what was folded is not read again"
+    assert [one.number for one in reads[0].attempts] == [0]
 
 
 def test_the_list_and_the_page_tell_the_same_time_that_is_left(run_dir):

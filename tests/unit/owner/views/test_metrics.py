@@ -13,7 +13,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.record.training import MOST_EPOCHS, TrainingState, fold_training
 from torchmuster.owner.views.live_training import TrainingTail
-from torchmuster.owner.views.record import read_events
+from torchmuster.owner.views.record import read_lines
 from torchmuster.owner.views.training import TrainingReader, bad_loss_of, view_training
 from torchmuster.report.training import told_training
 
@@ -108,8 +108,8 @@ def test_each_metric_has_its_own_values_in_every_view(tmp_path, seed):
         with open(run_dir.training, "a") as record:
             record.writelines(json.dumps(event) + "\n" for event in script.events[begin:end])
         live = tail.read(is_over=False)
-    view = view_training(read_events(run_dir.training))
-    told = told_training(fold_training(read_events(run_dir.training)))
+    view = view_training(read_lines(run_dir.training))
+    told = told_training(fold_training(read_lines(run_dir.training)))
 
     newest = script.newest()
     assert words(live.values) == words(view.values.items()) == words(newest.items())

@@ -2,11 +2,12 @@
 
 import json
 
+from kit.records import start
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.text import as_bytes
 from torchmuster.owner.views.record import (
     next_attempt,
-    read_events,
+    read_lines,
     read_new,
     read_outcome,
     read_plan,
@@ -18,13 +19,13 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "a"}\n[1]\n{"event": "b"}\n{"event": "c')
 
-    assert [event["event"] for event in read_events(str(path))] == ["a", "b"]
+    assert [event["event"] for event in read_lines(str(path))] == ["a", "b"]
 
 
 def test_a_run_without_records_has_none(tmp_path):
     run_dir = RunDir(str(tmp_path))
 
-    assert list(read_events(str(tmp_path / "none"))) == []
+    assert list(read_lines(str(tmp_path / "none"))) == []
     assert read_plan(run_dir) is None
     assert read_result(run_dir) is None
     assert read_outcome(run_dir, "g") is None
@@ -61,7 +62,7 @@ def test_a_character_of_which_a_log_has_half_is_read_when_it_is_whole(tmp_path):
 def test_the_next_attempt_is_behind_all_that_any_record_knows(tmp_path):
     run_dir = RunDir(str(tmp_path))
     assert next_attempt(run_dir) == 0
-    events = [{"event": "attempt_started", "attempt": number} for number in (0, 1)]
+    events = [start(number, number) for number in (0, 1)]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert next_attempt(run_dir) == 2
     for name in ("attempt-2", "attempt-x", "other"):

@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from kit.records import end_of_rank
 from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.views.find import view_run
@@ -42,7 +43,8 @@ def started(attempt, nodes, second):
 
 
 def failed(attempt, step, rank):
-    cause = {"step": step, "rank": rank, "error": {"type_name": "ValueError"}}
+    error = {"type_name": "ValueError", "message": "m", "where": None, "traceback": ""}
+    cause = end_of_rank(rank, attempt, step=step, error=error)
     return {"event": "attempt_failed", "attempt": attempt, "cause": cause}
 
 
@@ -132,5 +134,7 @@ def test_code_is_compared_with_what_ran(run_dir, tmp_path):
     files = [{"path": name, "sha256": empty} for name in ("same.py", "other.py", "gone.py")]
     write(run_dir.training, {"event": "code", "files": files[:2]})
     assert changed_code(view, str(tmp_path)) == ("other.py",), "what the library has noted"
-    write(run_dir.events, {"event": "worker_ended", "code": {"files": files}})
+    ended = {"event": "worker_ended", "attempt": 0, "rank": 0, "code": {"files": files}}
+    write(run_dir.events, started(0, [[0]], "10"), ended)
+    view = view_run(run_dir)
     assert changed_code(view, str(tmp_path)) == ("other.py", "gone.py"), "and what rank 0 said last"

@@ -5,13 +5,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.cli.echo import echo, echo_json
-from torchmuster.errors import NotFoundError
+from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.states import RunState
 
 if TYPE_CHECKING:
-    from torchmuster.owner.views.run_view import RunView
-    from torchmuster.owner.views.sweep_view import MemberView, SweepView
+    from torchmuster.owner.views.sweep_view import MemberView, SweepRun, SweepView
 
 _MAX_ROWS = 40
 _CELL = 40
@@ -20,31 +19,37 @@ _WHY = 70
 _FIRST = (RunState.RUNNING, RunState.FAILED, RunState.LOST, RunState.PREEMPTED)
 
 
-def sweep_of(view: "RunView") -> "SweepView":
-    """Return the sweep of a run that is one.
+def check_logs(view: "SweepRun", task: str | None) -> None:
+    """Refuse to show logs.
 
     Raises:
-        NotFoundError: Its plan can't be read.
+        NotFoundError: Always: its members write them.
     """
-    if view.sweep is None:
-        raise NotFoundError("the plan of the sweep can't be read", where=view.run_dir.sweep)
-    return view.sweep
+    del task
+    name = short_id(view.run_id)
+    what = f"the sweep {name} writes no log of its own: each member does"
+    raise NotFoundError(what, fix=f"muster logs {name}.0; muster status {name}")
 
 
-def size_and_command(view: "RunView") -> tuple[str, str]:
-    """Return what the line of `muster ps` says of its size and of what it is."""
-    if view.sweep is None:
-        return "-", "sweep"
-    plan = view.sweep.plan
-    return f"{len(plan.members)} members", f"sweep of {' '.join(plan.run.program.display())}"
+def check_replay(view: "SweepRun") -> None:
+    """Refuse to make a step again.
+
+    Raises:
+        UsageError: Always: its members have steps.
+    """
+    name = short_id(view.run_id)
+    raise UsageError(
+        f"{name} is a sweep: its members have steps",
+        fix=f"muster replay {name}.NUMBER; `muster status {name}` lists them",
+    )
 
 
-def print_sweep(view: "RunView", *, as_json: bool) -> int:
+def print_status(view: "SweepRun", *, as_json: bool) -> int:
     """Show where a sweep stands: its members with their values, states and metric."""
     from torchmuster.cli.account import print_account
     from torchmuster.owner.views.account import account_of
 
-    sweep = sweep_of(view)
+    sweep = view.sweep_view()
     if as_json:
         echo_json(_plain(view, sweep))
         return 0
@@ -146,7 +151,7 @@ def _chosen(sweep: "SweepView") -> "list[MemberView]":
     return urgent + rest[: _MAX_ROWS - len(urgent)]
 
 
-def _plain(view: "RunView", sweep: "SweepView") -> dict[str, Any]:
+def _plain(view: "SweepRun", sweep: "SweepView") -> dict[str, Any]:
     from torchmuster.model import codec
 
     members = []

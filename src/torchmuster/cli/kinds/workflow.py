@@ -4,44 +4,44 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.cli.echo import echo, echo_json
-from torchmuster.errors import NotFoundError
+from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
     from torchmuster.cli.places.place import Place
-    from torchmuster.owner.views.run_view import RunView
-    from torchmuster.owner.views.workflow_view import WorkflowView
+    from torchmuster.owner.views.workflow_view import WorkflowRun, WorkflowView
 
 _MAX_ROWS = 60
 
 
-def workflow_of(view: "RunView") -> "WorkflowView":
-    """Return the workflow of a run that is one.
+def check_logs(view: "WorkflowRun", task: str | None) -> None:
+    """Take any task; one that is not there is refused where its logs are looked for.
 
     Raises:
-        NotFoundError: Its plan can't be read.
+        NotFoundError: The plan can't be read.
     """
-    if view.workflow is None:
-        what = "the plan of the workflow can't be read"
-        raise NotFoundError(what, where=view.run_dir.workflow)
-    return view.workflow
+    del task
+    view.tasks_view()
 
 
-def size_and_name(view: "RunView") -> tuple[str, str]:
-    """Return what the line of `muster ps` says of its size and of what it is."""
-    workflow = view.workflow
-    num_tasks = sum(len(g.tasks) for g in workflow.groups) if workflow else 0
-    name = f"workflow {workflow.plan.name}" if workflow else "workflow"
-    return f"{num_tasks} task{'s' if num_tasks != 1 else ''}", name
+def check_replay(view: "WorkflowRun") -> None:
+    """Refuse to make a step again.
+
+    Raises:
+        UsageError: Always: its trainings have steps.
+    """
+    name = short_id(view.run_id)
+    fix = f"muster replay {name}/TASK --step N"
+    raise UsageError(f"{name} is a workflow: its training tasks have steps", fix=fix)
 
 
-def print_status(view: "RunView", *, as_json: bool) -> int:
+def print_status(view: "WorkflowRun", *, as_json: bool) -> int:
     """Show where a workflow stands: every task with its state and the reason for every wait."""
     from torchmuster.cli.account import print_account
     from torchmuster.owner.views.account import account_of
     from torchmuster.ui.messages import paint_report, workflow_summary
 
-    workflow = workflow_of(view)
+    workflow = view.tasks_view()
     if as_json:
         echo_json(_plain(view, workflow))
         return 0
@@ -87,7 +87,7 @@ def _print_tasks(workflow: "WorkflowView") -> None:
         echo(f"and {len(rows) - len(shown)} more tasks: muster status --json has all")
 
 
-def _plain(view: "RunView", workflow: "WorkflowView") -> dict[str, Any]:
+def _plain(view: "WorkflowRun", workflow: "WorkflowView") -> dict[str, Any]:
     from torchmuster.model import codec
 
     return {
@@ -99,16 +99,15 @@ def _plain(view: "RunView", workflow: "WorkflowView") -> dict[str, Any]:
     }
 
 
-def restart_workflow(view: "RunView", *, detach: bool) -> int:
+def restart(view: "WorkflowRun", *, detach: bool) -> int:
     """Start a workflow again: a new run that takes over the groups which had finished."""
     import os
     import uuid
     from dataclasses import replace
 
-    from torchmuster.errors import UsageError
     from torchmuster.owner.create import create_workflow_dir, new_run_id
 
-    workflow = workflow_of(view)
+    workflow = view.tasks_view()
     if workflow.is_elsewhere:
         what = f"the workflow {short_id(view.run_id)} was submitted on another machine"
         why = "its file and the outputs that have come are there"
@@ -143,7 +142,7 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
     return place.submit_workflow(run_dir, plan, detach=detach, as_json=False)
 
 
-def _place_of(view: "RunView") -> "Place":
+def _place_of(view: "WorkflowRun") -> "Place":
     """Return where a workflow was submitted.
 
     Raises:

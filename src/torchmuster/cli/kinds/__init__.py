@@ -1,0 +1,1 @@
+"""What `status`, `logs`, `restart` and `replay` show and do of each kind of record."""
