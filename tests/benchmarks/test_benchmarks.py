@@ -30,6 +30,7 @@ QUICK = {
     "doctor": "--only many,short",
     "explain": "",
     "report": "",
+    "scale": "",
     "eyes": "",
     "python": "",
     "sessions": "",
