@@ -4,46 +4,31 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from torchmuster.owner.views.record import RecordTail
 from torchmuster.plainfile import open_plain
 
-_MAX_LINE_BYTES = 8 << 20  # a line of samples of 4,096 ranks has about 0.5 MB
 _DEEP = (ValueError, RecursionError)
 
 
 class LooseRecord:
-    """The lines of a file, each an object; counts what could not be read.
-
-    Attributes:
-        num_bad: Lines that are no objects: torn by a crash, or not ours.
-        why_not: Why the file can't be read; empty when it can or is not there.
-    """
+    """The lines of a file, each an object; counts what could not be read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.num_bad = 0
-        self.why_not = ""
+        self._tail = RecordTail(path)
+
+    @property
+    def num_bad(self) -> int:
+        """Lines that are no objects: torn by a crash, or not ours."""
+        return self._tail.num_bad + self._tail.has_rest
+
+    @property
+    def why_not(self) -> str:
+        """Why the file can't be read; empty when it can or is not there."""
+        return self._tail.why_not
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        try:
-            with open_plain(self.path) as file:
-                while line := file.readline(_MAX_LINE_BYTES):
-                    event = _object(line)
-                    if event is None:
-                        self.num_bad += bool(line.strip())
-                    else:
-                        yield event
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.why_not = error.strerror or str(error)
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except _DEEP:
-        return None
-    return found if isinstance(found, dict) else None
+        return self._tail.read()[0]
 
 
 def object_in(path: str) -> tuple[dict[str, Any], str]:

@@ -15,11 +15,12 @@ from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secret
 from torchmuster.model.failure import RanCode
 from torchmuster.model.record.loose import lines, listed, mapped, number, several, text, whole
 from torchmuster.model.record.run import RunRecord, fold_run, frequent_causes
-from torchmuster.model.record.training import TrainingState, fold_training
+from torchmuster.model.record.training import TrainingState
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
 from torchmuster.owner.views.record import DAMAGED, read_losses
 from torchmuster.owner.views.run_view import RunView
+from torchmuster.owner.views.training import TrainingReader
 from torchmuster.report.attempts import (
     few_attempts,
     told_attempts,
@@ -63,7 +64,11 @@ class _Reading:
         self.result = self._object(self.run_dir.result, "how the run ended is not known")
 
     def story(self) -> Story:
-        events = fold_run(self._record(self.run_dir.events, needed=True))
+        record = LooseRecord(self.run_dir.events)
+        events = fold_run(record)
+        if not self._note_gaps(record.path, record.why_not, record.num_bad) and not events.began:
+            what = "the run never began, or its head has written nothing"
+            self.gaps.append(f"events.jsonl has no event: {what}")
         recorded = events.with_losses(read_losses(self.run_dir))
         training = self._training()
         samples = self._samples()
@@ -110,9 +115,6 @@ class _Reading:
             self.gaps.append(f"{os.path.basename(path)} is missing: {gap}")
         return found
 
-    def _record(self, path: str, *, needed: bool = False) -> LooseRecord:
-        return _Counted(path, self.gaps, needed=needed)
-
     def _training(self) -> TrainingState | None:
         if not os.path.exists(self.run_dir.training):
             self.gaps.append(
@@ -120,7 +122,20 @@ class _Reading:
                 " so metrics, saves and samples are not known"
             )
             return None
-        return fold_training(self._record(self.run_dir.training))
+        reader = TrainingReader(self.run_dir)
+        training = reader.read()
+        self._note_gaps(self.run_dir.training, reader.why_not, reader.num_torn)
+        return training
+
+    def _note_gaps(self, path: str, why_not: str, num_bad: int) -> bool:
+        """Note what could not be read of a record; say whether that was something."""
+        name = os.path.basename(path)
+        if why_not:
+            self.gaps.append(f"{name} can't be read: {why_not}")
+        elif num_bad:
+            what = "torn by a crash, or not complete yet"
+            self.gaps.append(f"{several(num_bad, 'line')} of {name} can't be read: {what}")
+        return bool(why_not or num_bad)
 
     def _samples(self) -> SampleRecord | None:
         if not os.path.exists(self.run_dir.samples):
@@ -128,7 +143,9 @@ class _Reading:
                 "there is no samples.jsonl: how each rank stood over time is not known"
             )
             return None
-        samples = read_samples(self._record(self.run_dir.samples))
+        record = LooseRecord(self.run_dir.samples)
+        samples = read_samples(record)
+        self._note_gaps(record.path, record.why_not, record.num_bad)
         if samples.num_bad:
             self.gaps.append(
                 f"{several(samples.num_bad, 'line')} of samples.jsonl can't be understood"
@@ -199,31 +216,6 @@ class _Reading:
             return text(how_to_go_on(self.run_dir, self.view.result) or "")
         except MALFORMED:  # the record of the training is damaged, which is said where it is read
             return ""
-
-
-class _Counted(LooseRecord):
-    """A record that notes in `gaps` what it could not read."""
-
-    def __init__(self, path: str, gaps: list[str], *, needed: bool) -> None:
-        super().__init__(path)
-        self._gaps, self._needed = gaps, needed
-
-    def __iter__(self) -> Any:
-        count = 0
-        for event in super().__iter__():
-            count += 1
-            yield event
-        name = os.path.basename(self.path)
-        if self.why_not:
-            self._gaps.append(f"{name} can't be read: {self.why_not}")
-        elif self.num_bad:
-            self._gaps.append(
-                f"{several(self.num_bad, 'line')} of {name} can't be read: torn by a crash, or not complete yet"
-            )
-        elif not count and self._needed:
-            self._gaps.append(
-                f"{name} has no event: the run never began, or its head has written nothing"
-            )
 
 
 def read_what(

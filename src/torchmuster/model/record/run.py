@@ -23,6 +23,7 @@ WHOLE_FIRST, WHOLE_LAST = (
 _MOST_ENDS = 64
 _MOST_WORKERS = 10**7  # more than any machine has processors: the record is damaged
 _MOST_TEXT = 2000
+_START = events.AttemptStartedEvent.name
 _WORTH_KNOWING = (
     events.AgentRefusedEvent
     | events.EarlyEndEvent
@@ -161,7 +162,7 @@ class RunRecord:
         """Take a line."""
         # The nodes are nearly all of the record, and mostly those of the attempt before.
         nodes = line.get("nodes") or None
-        is_same = nodes is not None and nodes == self._nodes
+        is_same = nodes is not None and line.get("event") == _START and nodes == self._nodes
         stamped = parse({**line, "nodes": []} if is_same else line)
         if stamped is None:
             self.num_bad += 1

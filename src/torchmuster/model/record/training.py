@@ -82,6 +82,7 @@ class TrainingState:
         saving: The snapshot that is being written: its step, and since when.
         folder: Of the snapshots.
         order: What decides the order of the samples, by name.
+        num_bad: Lines that were read and are no objects.
     """
 
     num_events: int = 0
@@ -103,6 +104,7 @@ class TrainingState:
     order: dict[str, str] = field(default_factory=dict)
     is_finished: bool = False
     num_dropped: int = 0
+    num_bad: int = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take a line."""

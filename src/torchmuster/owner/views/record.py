@@ -29,6 +29,7 @@ from torchmuster.model.verdict import Result
 from torchmuster.plainfile import open_plain
 
 _BLOCK_BYTES = 1 << 20
+_MOST_LINE_BYTES = 64 << 20  # a line of samples of 4,096 ranks has about 0.5 MB
 # What a look into an event raises that another version wrote, or that was written on a full disk: it is left out.
 # OverflowError: an infinity as a number of something; RecursionError: a line of nothing but brackets.
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
@@ -139,11 +140,17 @@ class RecordTail:
 
     Attributes:
         position: How far it is read, in bytes.
+        num_bad: Lines that were read and are no objects: torn by a crash, or not ours.
+        has_rest: A line without its end is behind the others.
+        why_not: Why the record can't be read; empty where it can, or is not there.
     """
 
     def __init__(self, path: str, position: int = 0) -> None:
         self._path = path
         self.position = position
+        self.num_bad = 0
+        self.has_rest = False
+        self.why_not = ""
 
     def read(self) -> tuple[Iterator[dict[str, Any]], bool]:
         """Return the new events, a block of the file at a time, and whether the record has begun anew."""
@@ -152,24 +159,32 @@ class RecordTail:
         except OSError:
             return iter(()), False
         if began_anew:
-            self.position = 0
+            self.position = self.num_bad = 0
         return self._events(), began_anew
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        size = _BLOCK_BYTES
-        # Opened at each look: NFS caches what an open file shows.
-        with contextlib.suppress(OSError), open_plain(self._path) as file:
-            file.seek(self.position)
-            while data := file.read(size):
-                whole = data.rfind(b"\n") + 1
-                if not whole and len(data) < size:
-                    return
-                file.seek(self.position + whole)
-                size = _BLOCK_BYTES if whole else size * 2  # a line that is longer than a block
-                for line in data[:whole].decode(errors="replace").split("\n"):
-                    if line and (event := _event(line)) is not None:
-                        yield event
-                self.position += whole
+        size, self.has_rest = _BLOCK_BYTES, False
+        try:
+            # Opened at each look: NFS caches what an open file shows.
+            with open_plain(self._path) as file:
+                file.seek(self.position)
+                while data := file.read(size):
+                    whole = data.rfind(b"\n") + 1
+                    if not whole and len(data) < size:
+                        self.has_rest = True
+                        return
+                    if not whole and size >= _MOST_LINE_BYTES:
+                        whole, data = len(data), b"\0\n"  # nobody writes such a line
+                    file.seek(self.position + whole)
+                    size = _BLOCK_BYTES if whole else size * 2  # a line that is longer than a block
+                    for line in data[:whole].decode(errors="replace").split("\n"):
+                        if (event := _event(line)) is not None:
+                            yield event
+                        else:
+                            self.num_bad += bool(line.strip())
+                    self.position += whole
+        except OSError as error:
+            self.why_not = error.strerror or str(error)
 
 
 def next_attempt(run_dir: RunDir) -> int:

@@ -74,11 +74,23 @@ class TrainingReader:
         events, anew = self._tail.read()
         if anew:
             self.state, self._kept_at = TrainingState(), 0
+        before = self._tail.num_bad
         for event in events:
             self.state.take(event)
+        self.state.num_bad += self._tail.num_bad - before
         if self._tail.position - self._kept_at > _WORTH_KEEPING_BYTES:
             self._keep()
         return self.state
+
+    @property
+    def why_not(self) -> str:
+        """Why the record can't be read; empty where it can, or is not there."""
+        return self._tail.why_not
+
+    @property
+    def num_torn(self) -> int:
+        """Lines that are no objects, and one that has no end."""
+        return self.state.num_bad + self._tail.has_rest
 
     def _read_kept(self) -> _Kept | None:
         with suppress(OSError, codec.CodecError):
