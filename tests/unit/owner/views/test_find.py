@@ -127,6 +127,37 @@ def test_of_thousands_that_have_ended_only_the_last_are_looked_into(make_run, mo
     assert len(looked) == 20
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_last_and_the_open_ones_are_those_that_a_look_at_all_finds(make_run, seed):
+    dice = random.Random(seed)
+    base = moment_of("2026-02-01T00:00:00Z")
+    for number in range(dice.randrange(1, 40)):
+        begun = f"2026-02-01T00:{dice.randrange(60):02}:00Z"
+        events = [event("attempt_started", begun)] if dice.random() < 0.8 else []
+        made = make_run(f"r-{number:02}", *events)
+        for path in (made.plan, made.secret, made.owner):
+            if dice.random() < 0.5:
+                write_json(path, {})
+        if dice.random() < 0.7:
+            write_json(made.result, result())
+        asked = base + dice.randrange(3600)
+        for name in os.listdir(made.path):
+            os.utime(os.path.join(made.path, name), (asked, asked + dice.randrange(900)))
+        os.utime(made.path, (asked, asked + 900 + dice.randrange(7200)))
+    views = [view for view in all_runs() if find._is_of_user(view.run_dir)]
+    most = dice.randrange(1, 12)
+    first = max(0, len(views) - most)
+
+    last = sorted((view.submitted, view.run_id) for view in views)[first:]
+    wanted = {run_id for _, run_id in last} | {v.run_id for v in views if not v.state.is_final}
+    found = newest_and_open(most)
+    assert {(v.submitted, v.run_id) for v in found} >= set(last) or len(
+        {v.submitted for v in views}
+    ) < len(views), "equal times may take either"
+    assert len(found) == len(wanted)
+    assert [v.submitted for v in found] == sorted(v.submitted for v in found)
+
+
 def test_a_folder_of_runs_that_is_a_file_is_told_of(tmp_path, monkeypatch):
     (tmp_path / "runs").write_text("")
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
