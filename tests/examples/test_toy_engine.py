@@ -89,8 +89,10 @@ def test_it_passes_the_contract_of_all_engines(toy):
     assert re.search(r"^[3-9]\d passed", done.stdout, re.MULTILINE), done.stdout
 
 
-def test_a_run_trains_on_two_nodes_of_it(toy):
+def test_a_run_trains_on_two_nodes_of_it(toy, tmp_path):
     words = ("--nodes", "2", "--nproc-per-node", "1", "--run-id", "r", "--tee", "all")
+    # The scheduler is asked once a second: a job that is over by then was never seen to run.
+    (tmp_path / "train.py").write_text(f"{SCRIPT}\nimport time\ntime.sleep(5)\n")
     done = toy("run", "--on", "toy", *words, "train.py")
 
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ def muster_env(home, **more):
     return {**os.environ, **own, **more}
 
 
-def run_muster(*words, env, cwd=None, limit_s=120.0):
+def run_muster(*words, env, cwd=None, limit_s=240.0):
     """Run `muster WORDS` to its end; return its exit code and what it said."""
     return subprocess.run(
         [*MUSTER, *map(str, words)],
