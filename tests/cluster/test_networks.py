@@ -23,6 +23,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.display.narration import narrate
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind, Tee
+from torchmuster.model.record.events import parse
 from torchmuster.net.secret import new_secret, write_secret
 from torchmuster.node.options import AgentOrder
 
@@ -70,7 +71,7 @@ class Ran:
         return seconds_of(end) - seconds_of(begin)
 
     def lines(self):
-        told = (narrate(e["event"], e) for e in self.events)
+        told = (narrate(one.event) for one in map(parse, self.events) if one is not None)
         return [line for line in told if line is not None]
 
     def worker(self, rank):
