@@ -81,7 +81,7 @@ def main() -> int:
     table = aligned([["", "size", "record", "wall", "processor", "memory", "growth"], *rows])
     text = f"{headline(machine, f'{RANKS} ranks an attempt')}\n\n{table}"
     if args.json:
-        save(args.json, {"machine": machine, "readings": readings}, text)
+        save(args.json, {"machine": machine, "rows": readings}, text)
     else:
         print(text)
     return 0

@@ -14,6 +14,7 @@ from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.training_actions import Send
 from torchmuster.head.training_head import TrainingHead
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
+from torchmuster.model.record.events import fields_of
 from torchmuster.net import listener
 from torchmuster.programs.head_host import StorePorts
 
@@ -75,7 +76,7 @@ def coordinate(
     )
 
     def show(event: Any) -> None:
-        told.append(f"{event.name} {str(event.fields)[:200]}")
+        told.append(f"{event.name} {str(fields_of(event))[:200]}")
 
     head = CountingHead(options, disk, StorePorts().open, show)
     asyncio.run(_serve(head, limit_s, listening, answer, told))
