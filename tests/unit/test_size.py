@@ -71,7 +71,7 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 42_560,
+    "launcher": 42_590,
     "diagnose": 12_700,
     "workflow": 11_320,
     "train": 7_890,
