@@ -15,6 +15,12 @@ def attempts_kept(world_size: int) -> int:
     return max(_LEAST_KEPT, MOST_FILES // max(1, world_size))
 
 
+def too_old(newest: int, world_size: int) -> int | None:
+    """Return the attempt whose logs go when another starts; None while all are kept."""
+    old = newest - attempts_kept(world_size)
+    return old if old > 0 else None
+
+
 def words_on_limit(world_size: int) -> str:
     """Return the sentence for the first attempt whose logs are removed."""
     return (
@@ -23,18 +29,8 @@ def words_on_limit(world_size: int) -> str:
     )
 
 
-def remove_old(run_dir: RunDir, newest: int, ranks: Iterable[int], world_size: int) -> None:
-    """Remove what these ranks have left of the attempt that is too old now: their node has written it.
-
-    Args:
-        run_dir: Of the run.
-        newest: The attempt that starts.
-        ranks: Of this node.
-        world_size: Of all nodes.
-    """
-    old = newest - attempts_kept(world_size)
-    if old <= 0:
-        return
+def remove_old(run_dir: RunDir, old: int, ranks: Iterable[int]) -> None:
+    """Remove what these ranks have left of an attempt: their node has written it."""
     folder = run_dir.attempt_logs(old)
     for rank in ranks:
         nccl = os.path.join(folder, f"nccl-{rank}.log")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.files.old_logs import attempts_kept, words_on_limit
+from torchmuster.files.old_logs import too_old, words_on_limit
 from torchmuster.head.attempt import Attempt, AttemptPhase
 from torchmuster.head.hangs.debuggers import Debuggers
 from torchmuster.head.leavers import StopRequest
@@ -303,7 +303,7 @@ class TrainingPolicy(NodePolicy):
         self.attempt = Attempt(number, self.now, members, ranks)
         self.phase = AttemptPhase.RUNNING
         self._gathering.end()
-        if number == attempts_kept(self.attempt.world_size) + 1:
+        if too_old(number, self.attempt.world_size) == 1:
             self.tell(events.NoticeEvent(text=words_on_limit(self.attempt.world_size)))
         # The end of an earlier attempt is not this one's.
         self._known.trained_step = self._known.saved_step = None

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from torchmuster import proc
 from torchmuster.files.disk import DiskWriter
-from torchmuster.files.layout import RunDir
-from torchmuster.files.old_logs import remove_old
+from torchmuster.files.old_logs import remove_old, too_old
 from torchmuster.model import heartbeat
 from torchmuster.model.failure import LeftProcess, WorkerEnd
 from torchmuster.net import messages
@@ -98,12 +97,10 @@ class AttemptKeeper:
         attempt.start(self._disk, show, self._showing.is_congested)
         for problem in attempt.problems:
             self._user.tell(problem)
-        self._user.spawn(self._remove_old_logs(order, settings.run_dir))
-
-    async def _remove_old_logs(self, order: messages.StartAttempt, run_dir: RunDir) -> None:
-        first = order.ranks.first_rank
-        ranks = range(first, first + order.ranks.num_workers)
-        await asyncio.to_thread(remove_old, run_dir, order.attempt, ranks, order.world_size)
+        if (old := too_old(order.attempt, order.world_size)) is not None:
+            first = order.ranks.first_rank
+            ranks = range(first, first + order.ranks.num_workers)
+            self._user.spawn(asyncio.to_thread(remove_old, settings.run_dir, old, ranks))
 
     def _start_store(self, order: messages.StartAttempt) -> None:
         store = self._take_store(order.attempt) if self._take_store is not None else None

@@ -3,7 +3,7 @@
 import os
 
 from torchmuster.files.layout import RunDir
-from torchmuster.files.old_logs import MOST_FILES, attempts_kept, remove_old
+from torchmuster.files.old_logs import MOST_FILES, attempts_kept, remove_old, too_old
 
 
 def make(tmp_path, attempts, ranks):
@@ -29,15 +29,17 @@ def test_small_runs_keep_what_nobody_would_miss():
 def test_each_node_removes_what_its_ranks_have_left(tmp_path):
     run_dir, world = make(tmp_path, attempts=30, ranks=4), MOST_FILES // 20
     for newest in range(30):
-        for node in ((0, 1), (2, 3)):
-            remove_old(run_dir, newest, node, world)
+        old = too_old(newest, world)
+        for node in ((0, 1), (2, 3)) if old is not None else ():
+            remove_old(run_dir, old, node)
     assert kept(run_dir) == [0, *range(10, 30)]
 
 
 def test_what_others_have_written_there_stays(tmp_path):
     run_dir, world = make(tmp_path, attempts=22, ranks=4), MOST_FILES // 20
-    remove_old(run_dir, 21, (0, 1), world)
+    assert too_old(21, world) == 1
+    remove_old(run_dir, 1, (0, 1))
     assert sorted(os.listdir(run_dir.attempt_logs(1))) == ["rank-2.log", "rank-3.log"]
-    remove_old(run_dir, 21, (2, 3), world)
+    remove_old(run_dir, 1, (2, 3))
     assert 1 not in kept(run_dir)
-    remove_old(run_dir, 21, (0, 1), world)  # again, and of a node that never wrote
+    remove_old(run_dir, 1, (0, 1))  # again, and of a node that never wrote
