@@ -20,7 +20,7 @@ class LooseRecord:
     @property
     def num_bad(self) -> int:
         """Lines that are no objects: torn by a crash, or not ours."""
-        return self._tail.num_bad + self._tail.has_rest
+        return self._tail.num_torn
 
     @property
     def why_not(self) -> str:

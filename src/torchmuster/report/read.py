@@ -14,11 +14,11 @@ from torchmuster.model import codec
 from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secrets, is_secret_name
 from torchmuster.model.failure import RanCode
 from torchmuster.model.record.loose import lines, listed, mapped, number, several, text, whole
-from torchmuster.model.record.run import RunRecord, fold_run, frequent_causes
+from torchmuster.model.record.run import RunRecord, frequent_causes
 from torchmuster.model.record.training import TrainingState
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
-from torchmuster.owner.views.record import DAMAGED, read_losses
+from torchmuster.owner.views.record import DAMAGED
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.training import TrainingReader
 from torchmuster.report.attempts import (
@@ -64,12 +64,11 @@ class _Reading:
         self.result = self._object(self.run_dir.result, "how the run ended is not known")
 
     def story(self) -> Story:
-        record = LooseRecord(self.run_dir.events)
-        events = fold_run(record)
-        if not self._note_gaps(record.path, record.why_not, record.num_bad) and not events.began:
+        events, path = self.view.record, self.run_dir.events
+        if not self._note_gaps(path, events.why_not, events.num_torn) and not events.began:
             what = "the run never began, or its head has written nothing"
             self.gaps.append(f"events.jsonl has no event: {what}")
-        recorded = events.with_losses(read_losses(self.run_dir))
+        recorded = self.view.attempts
         training = self._training()
         samples = self._samples()
         ending = self._ending(events)

@@ -17,10 +17,9 @@ from torchmuster.model.record.events import (
     parse,
 )
 from torchmuster.model.record.loose import lines, listed, mapped, number, text, whole
-from torchmuster.model.record.run import fold_run
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_run
-from torchmuster.owner.views.record import newest_training
+from torchmuster.owner.views.record import newest_training, read_events
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.report.loose import LooseRecord, object_in
 from torchmuster.report.read import MALFORMED, read_run_story, read_what
@@ -59,26 +58,20 @@ def read_workflow_story(view: RunView) -> Story:
     result, why = object_in(run_dir.result)
     if why:
         gaps.append(f"result.json can't be read ({why}): how the workflow ended is not known")
-    record = LooseRecord(run_dir.events)
-    own = list(record)
-    if record.num_bad or record.why_not:
+    events = view.record
+    if events.num_torn or events.why_not:
         gaps.append(
-            f"events.jsonl is not complete: {record.why_not or f'{record.num_bad} lines are torn'}"
+            f"events.jsonl is not complete: {events.why_not or f'{events.num_torn} lines are torn'}"
         )
-    said = [one for one in map(parse, own) if one is not None]
-    stated = {
-        text(one.event.group, 200): one.event
-        for one in said
-        if isinstance(one.event, GroupStateEvent)
-    }
+    said = (one.event for one in read_events(run_dir.events))
+    stated = {text(one.group, 200): one for one in said if isinstance(one, GroupStateEvent)}
     rows = [row for row in listed(plan.get("groups"))[:_MAX_GROUPS] if isinstance(row, dict)]
     found = [_group(run_dir, row, stated) for row in rows]
     groups = tuple(told for told, _, _ in found)
     times = [at for _, first, last in found for at in (first, last) if at is not None]
-    times += [one.at for one in said]
+    times += [at for at in (events.began, events.last_at) if at is not None]
     began, ended = min(times, default=None), max(times, default=None)
     is_final = view.state.is_final
-    events = fold_run(own)
     return Story(
         made=time.time(),
         made_by=torchmuster.__version__,

@@ -122,6 +122,8 @@ class RunRecord:
         started: The time of the first event, as it is written.
         began, last_at: The times of the earliest and of the latest event, in seconds since 1970.
         num_bad: Lines that can't be understood.
+        num_torn: Lines that are no objects, and one that has no end.
+        why_not: Why the record can't be read; empty where it can, or is not there.
         moments: What is worth knowing, of very many the first half and the last; `num_moments` counts all.
         waits: The newest event that says what the run waits for, at its end.
         has_waited: It has waited for nodes.
@@ -140,6 +142,8 @@ class RunRecord:
     began: float | None = None
     last_at: float | None = None
     num_bad: int = 0
+    num_torn: int = 0
+    why_not: str = ""
     attempts: list[AttemptRecord] = field(default_factory=list)
     moments: list[RecordMoment] = field(default_factory=list)
     num_moments: int = 0

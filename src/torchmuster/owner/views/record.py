@@ -74,6 +74,7 @@ class RunReader:
             self.record = RunRecord()
         for line in lines:
             self.record.take(line)
+        self.record.num_torn, self.record.why_not = self._tail.num_torn, self._tail.why_not
         return self.record
 
 
@@ -152,6 +153,11 @@ class RecordTail:
         self.has_rest = False
         self.why_not = ""
 
+    @property
+    def num_torn(self) -> int:
+        """Lines that are no objects, and one that has no end."""
+        return self.num_bad + self.has_rest
+
     def read(self) -> tuple[Iterator[dict[str, Any]], bool]:
         """Return the new events, a block of the file at a time, and whether the record has begun anew."""
         try:
@@ -163,7 +169,7 @@ class RecordTail:
         return self._events(), began_anew
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        size, self.has_rest = _BLOCK_BYTES, False
+        size, self.has_rest, self.why_not = _BLOCK_BYTES, False, ""
         try:
             # Opened at each look: NFS caches what an open file shows.
             with open_plain(self._path) as file:
