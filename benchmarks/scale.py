@@ -8,7 +8,6 @@ linear.
 """
 
 import argparse
-import json
 import math
 import os
 import subprocess
@@ -25,14 +24,13 @@ from running.results import headline, machine_facts, save
 from running.stage import Stage, stage
 from torchmuster.files.layout import RunDir
 from torchmuster.head.attempt import EndsTold
-from torchmuster.model import codec
 from torchmuster.model.event import event_line
 from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.record import events
 from torchmuster.model.record.events import RecordEvent, fields_of
 from torchmuster.model.states import RunState
-from torchmuster.model.verdict import Report, Result
+
+from kit.records import make_run, result  # type: ignore[import-not-found]  # isort: skip
 
 RANKS, PER_NODE = 4096, 8
 _AT = "2027-01-15T08:%02d:%02d.%03dZ"
@@ -154,32 +152,10 @@ def _run(words: Sequence[str], home: Path) -> Look:
 
 
 def _make_run(home: Path, name: str = "20270115-080000-train-3f2a", nodes: int = 2) -> RunDir:
-    run_dir = RunDir(str(home / "runs" / name))
-    os.makedirs(run_dir.path)
-    program = Program(
-        kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd="/home/u"
-    )
-    plan = RunPlan(
-        run_id=name, program=program, min_nodes=nodes, max_nodes=nodes, workers_per_node=(2,)
-    )
-    _write(run_dir.plan, codec.to_plain(plan))
-    report = Report(error="exit code 1 in rank 0 on n1", because=("ValueError: no",))
-    result = Result(
-        run_id=name,
-        state=RunState.FAILED,
-        exit_code=1,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=60.0,
-        report=report,
-    )
-    _write(run_dir.result, codec.to_plain(result))
-    return run_dir
-
-
-def _write(path: str, plain: Any) -> None:
-    with open(path, "w") as file:
-        json.dump(plain, file)
+    failed = result(RunState.FAILED, "exit code 1 in rank 0 on n1", exit_code=1)
+    size = {"run_id": name, "min_nodes": nodes, "max_nodes": nodes}
+    made: RunDir = make_run(home / "runs" / name, events=(), training=None, ended=failed, **size)
+    return made
 
 
 def _time(number: int) -> str:

@@ -14,13 +14,13 @@ from torchmuster.model.record.events import RecordEvent
 class Spread(Protocol):
     """Who starts agents on other hosts for the head of `muster torchrun`: `owner/jobs/spread.py`."""
 
-    def begin(self, event: "Callable[[RecordEvent], object]") -> None:
+    def begin(self, event: Callable[[RecordEvent], object]) -> None:
         """Begin; `event` notes what is done."""
 
     def need(self, places: Sequence[int]) -> None:
         """Take places that lack an agent."""
 
-    def hear(self, event: "RecordEvent") -> None:
+    def hear(self, event: RecordEvent) -> None:
         """Take every event of the run."""
 
     def is_ours(self, host: str) -> bool:

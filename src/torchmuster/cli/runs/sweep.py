@@ -11,12 +11,12 @@ from torchmuster.cli.sets import SetCommand
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
 from torchmuster.model.plan import GRACE_S
-from torchmuster.owner.views.sweep_view import SweepRun
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.verdict import Result
+    from torchmuster.owner.views.sweep_view import SweepRun
     from torchmuster.spec.sweep_plan import SweepPlan
 
 

@@ -6,7 +6,8 @@ all others the fields that are unknown or of another type (`parse`).
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torchmuster.model import codec
@@ -61,16 +62,11 @@ def event_of(name: str, plain: Mapping[str, Any]) -> RecordEvent | None:
     if cls is None:
         return None
     if issubclass(cls, RunEndedEvent | SweepEndedEvent):
-        known = {one.name for one in fields(Result)}
-        plain = {"result": {key: value for key, value in plain.items() if key in known}}
-    try:
-        return codec.from_plain(cls, codec.known_of(cls, plain))
-    except codec.CodecError:
-        pass
-    try:
-        return codec.from_plain(cls, codec.fitting(cls, plain))
-    except codec.CodecError:
-        return None
+        plain = {"result": codec.known_of(Result, plain)}
+    for taken in (codec.known_of, codec.fitting):  # the second costs more, and is rarely needed
+        with suppress(codec.CodecError):
+            return codec.from_plain(cls, taken(cls, plain))
+    return None
 
 
 def line_of(event: RecordEvent) -> str:

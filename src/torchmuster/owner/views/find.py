@@ -448,8 +448,9 @@ def _state_of_element(run_dir: RunDir) -> RunState | None:
     is_in_pods = sweep_dir.kind is Kind.SWEEP and os.path.isfile(sweep_dir.job)
     if not is_in_pods and not os.path.isfile(sweep_dir.arrays):
         return None
-    parts = view_run(sweep_dir).parts()
-    return RunState(parts[named[1]].state) if parts else None
+    view = view_run(sweep_dir)
+    sweep = view.sweep if isinstance(view, SweepRun) else None
+    return sweep.members[named[1]].state if sweep is not None else None
 
 
 def owner_is_here(run_dir: RunDir) -> bool:
