@@ -17,7 +17,7 @@ from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.engines.ssh_bundle import Bundle, CodeArchive, order_to_set_up
 from torchmuster.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
 from torchmuster.engines.ssh_environment import Shipping
-from torchmuster.engines.ssh_files import FilesBack, check_free, with_own_paths
+from torchmuster.engines.ssh_files import FilesBack, check_free, go_back, with_own_paths
 from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
 from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts
 from torchmuster.files import atomic
@@ -61,7 +61,7 @@ class SshEngine:
         self._lock = threading.Lock()
         self._heads: tuple[str, ...] = ()
         self._head_port = 0
-        self._files = FilesBack(run_dir)
+        self._files = FilesBack(run_dir, self._say)
         self._said_bad: set[str] = set()
         self._closing = False
         self._port = RelayPort(self._pick_head, wishes.head_port)
@@ -293,6 +293,7 @@ class SshEngine:
             code_root=self._code.base,
             of_head=of_head,
         )
+        go_back(host, self._files.copy_of(host.host.name))
         note = host.set_up(message, self._code.path, self._code.telling(host.host.name, self._say))
         if note is not None:
             self._say(f"{host.host.name}: {note}")
@@ -369,9 +370,12 @@ class SshEngine:
         if isinstance(message, messages.EnvironmentHopFailed) and self._environment is not None:
             self._environment.take_failed_hop(host, message.why)
             return
+        if isinstance(message, messages.CopyOf):
+            self._files.copy_of(host.host.name).begin(message.mark)
+            return
         if not isinstance(message, messages.FilePiece):
             raise messages.FrameError(f"{type(message).__name__} is not for a run")
-        self._files.take(message, host.host.name)
+        self._files.take(message, host)
 
     def _note_end(self, host: RemoteHost, status: int, why: str | None) -> None:
         if why is None and status != 0 and (words := host.last_words()):

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from threading import Timer
 from typing import Any
 
 from torchmuster.engines.ssh_host import HostError, RemoteHost
@@ -16,52 +17,86 @@ from torchmuster.model.display.text import show_size
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
 from torchmuster.net import remote_messages as messages
-from torchmuster.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece, FrameError
+from torchmuster.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece
+from torchmuster.net.replica import Copy
 from torchmuster.node.door.call import busy
-from torchmuster.node.remote.files import OWN_FILES, write_piece
+from torchmuster.node.remote.files import RUN_RECORD, CameBack
 
-_MAX_FILE_BYTES = 64 << 30
-_MAX_ARCHIVE_BYTES = 2 * code_copy.MAX_OUTPUT_BYTES
+_RECORD = (RunDir.events, RunDir.training)
+_AGAIN_S = 5.0
 
 
 class FilesBack:
-    """Writes what hosts send of their run directories into ours, each piece at its own place."""
+    """Copies what hosts have of the run's record into our run directory; the record itself is the head's, logs are anybody's.
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self._run_dir = run_dir
-        self._bases: dict[tuple[str, str], int] = {}
+    Args:
+        run_dir: Ours.
+        say: Tells the user.
+    """
+
+    def __init__(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
+        self._run_dir, self._say = run_dir, say
+        self._copies: dict[str, Copy] = {}
+        self._came = CameBack(run_dir)
+        self._told: set[str] = set()
+        self._head: str | None = None
+
+    def copy_of(self, host: str) -> Copy:
+        """Return the copy of what a host has."""
+        return self._copies.setdefault(host, Copy(self._run_dir.path, RUN_RECORD))
 
     def append_from(self, host: str) -> None:
         """Put the record of a host behind ours: it is the head now, and knows nothing of what came before."""
+        self._head = host
         for path in (self._run_dir.events, self._run_dir.training):
             with contextlib.suppress(OSError):
-                self._bases[host, os.path.basename(path)] = os.path.getsize(path)
+                self.copy_of(host).bases[os.path.basename(path)] = os.path.getsize(path)
 
-    def take(self, piece: FilePiece, host: str) -> None:
-        """Write one piece of a host's; FrameError for one that may not be written here."""
-        path, limit_bytes = piece.path, _MAX_FILE_BYTES
-        offset = piece.offset + self._bases.get((host, path), 0)
-        if path == OUTPUT_FILE:
-            path, limit_bytes = self._archive(host), _MAX_ARCHIVE_BYTES
-        if path.partition("/")[0] in OWN_FILES or offset + len(piece.data) > limit_bytes:
-            raise FrameError(f"the host sends {path}")
-        write_piece(self._run_dir.path, path, offset, piece.data)
+    def take(self, piece: FilePiece, host: RemoteHost) -> None:
+        """Write one piece of a host's; where it can't be written, the host sends it again.
 
-    def _archive(self, host: str) -> str:
-        return f"output-{host}.tmp"
+        Raises:
+            FrameError: It may not be written here.
+        """
+        name, copy = host.host.name, self.copy_of(host.host.name)
+        if piece.path == OUTPUT_FILE:
+            self._came.take(piece, name)
+            return
+        if piece.path in _RECORD and self._head not in (None, name):
+            return  # of a head before, whose record ours goes on from
+        was_whole = copy.is_whole
+        if not copy.take(piece) and was_whole:
+            self._say_trouble(name, copy)
+            again = Timer(_AGAIN_S, go_back, (host, copy))
+            again.daemon = True
+            again.start()
+
+    def _say_trouble(self, name: str, copy: Copy) -> None:
+        why = copy.trouble.strerror if copy.trouble is not None else None
+        if why is not None and why not in self._told:
+            self._told.add(why)
+            self._say(f"the record of {name} can't be written here: {why}; it is tried again")
 
     def collect(self, host: RemoteHost, say: Callable[[str], None], wishes: SshWishes) -> None:
         """Take back what the run has made in the copied code folder of a host, or in the folder that is wished for, and say what stays there."""
         name, output = host.host.name, wishes.output
         folder = os.path.join(self._run_dir.path, "output", name)
+        copy = self.copy_of(name)
         try:
+            if not copy.is_whole:
+                go_back(host, copy)
             said = host.ask(Collect(output=output), Collected)
-            count = self.unpack(name, folder)
+            count = self._came.unpack(name, folder)
             if output:
                 _merge(folder, output)
         except (HostError, OSError, ValueError) as error:
             say(f"outputs of {name} did not come back: {error}")
             return
+        if not copy.is_whole and host.placed is not None:
+            why = copy.trouble.strerror if copy.trouble is not None else "pieces are missing"
+            say(
+                f"the record of {name} is not whole here: {why}; it stays there in {host.placed.run_dir}"
+            )
         if count and not wishes.passes_on:
             files = f"{count} new or changed file{'s' if count != 1 else ''}"
             say(f"{files} of {name} came back to {folder}")
@@ -74,17 +109,11 @@ class FilesBack:
         if said.snapshots and not wishes.passes_on:
             say(f"the snapshots are on {name} in {said.snapshots}")
 
-    def unpack(self, host: str, folder: str) -> int:
-        """Unpack the outputs that came of a host; return the number of files. ValueError when they are damaged."""
-        archive = os.path.join(self._run_dir.path, self._archive(host))
-        if not os.path.exists(archive):
-            return 0
-        try:
-            os.makedirs(folder, exist_ok=True)
-            with open(archive, "rb") as file:
-                return code_copy.read_archive(file, folder, code_copy.MAX_OUTPUT_BYTES)
-        finally:
-            os.unlink(archive)
+
+def go_back(host: RemoteHost, copy: Copy) -> None:
+    """Let a host go on from what is here."""
+    for message in copy.has():
+        host.send(message)
 
 
 def _merge(came: str, output: str) -> None:

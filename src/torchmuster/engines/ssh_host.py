@@ -26,8 +26,9 @@ from torchmuster.files.layout import RunDir
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
+from torchmuster.net.replica import send_file
 from torchmuster.node.door.forked import HasStatus
-from torchmuster.node.remote.files import TOKEN_FILE, send_pieces
+from torchmuster.node.remote.files import TOKEN_FILE
 
 _PING_EVERY_S = 4.0
 _FACTS_LIMIT_S = 20.0
@@ -266,9 +267,9 @@ class RemoteHost:
             self._answers.pop(messages.SetUpDone, None)
         placed = self.ask(message, messages.Placed)
         if _has_call(message) and not placed.is_shared and not placed.with_head:
-            send_pieces(self, self._run_dir.call, messages.CALL_FILE)
+            send_file(self, self._run_dir.call, messages.CALL_FILE)
         if placed.wants_code and code is not None:
-            send_pieces(self, code(), messages.CODE_FILE, note=note)
+            send_file(self, code(), messages.CODE_FILE, note)
             self.send(messages.CodeSent())
         done = self.expect(messages.SetUpDone)
         self.placed = placed

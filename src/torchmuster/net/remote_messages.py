@@ -18,7 +18,7 @@ from torchmuster.model.installed import EnvironmentNeeds
 from torchmuster.model.message import TypedMessage
 from torchmuster.model.plan import RunPlan
 
-PROTOCOL = 4
+PROTOCOL = 5
 LENGTH = struct.Struct(">I")
 RAW_BIT = 1 << 31
 _INDEX = struct.Struct(">i")
@@ -299,22 +299,47 @@ class Collected(RemoteMessage):
     snapshots: str = ""
 
 
-class RecordOf(RemoteMessage):
-    """From a run's first pod: which record follows; another mark is that of another disk, and begins at nothing; empty: there is none yet."""
+# Copies of growing files (`net/replica.py`).
+
+
+class CopyHas(RemoteMessage):
+    """From who keeps a copy: how far it is, by which a feed goes on, or goes back.
+
+    Attributes:
+        mark: What tells the folder that it was copied from; empty for none.
+        files: The size of each file, and the check over its ends.
+        more: Another message has more files.
+        order: Of the pod whose folder is wanted, where that is not the pod that is asked.
+    """
+
+    mark: str = ""
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+    more: bool = False
+    order: dict[str, Any] | None = None
+
+
+class CopyOf(RemoteMessage):
+    """From where the files grow: which folder follows; another mark is that of another disk, and begins at nothing; empty: there is none yet."""
 
     mark: str
 
 
-class RecordEnd(RemoteMessage):
-    """From a run's first pod: what there is of its record is sent; of one that is over also what it has made beside the code.
+class CopyEnd(RemoteMessage):
+    """From where the files grow: what there is of them is sent; of a record that is over also what the run has made beside the code.
 
     Attributes:
         stay: Some of the `num_stay` files for which there was no room.
+        unread: Why files could not be read there.
     """
 
     num_stay: int = 0
     stay: tuple[str, ...] = ()
     is_over: bool = False
+    unread: tuple[str, ...] = ()
+
+
+class CopyHeld(RemoteMessage):
+    """From who keeps a copy: everything is in its place, and may go where it came from."""
 
 
 # Agents. A host may ask the client for a `StartNode` on another host: the same messages travel the other way.

@@ -28,6 +28,7 @@ PROGRAMS = {
     "pod-warm": "node.pod.warm",
     "task-muster": "programs.task_muster",
     "pod-record": "node.pod.record",
+    "pod-keep": "node.pod.keep",
     "pod-place": "node.pod.place",
     "pod-task": "node.pod.task",
     "conduct-pods": "owner.firstpod.conduct",

@@ -2,10 +2,13 @@
 
 import pytest
 
+from kit.waiting import wait_until
+from torchmuster.engines import ssh_files
 from torchmuster.engines.ssh_files import FilesBack, own_paths
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.net.remote_messages import OUTPUT_FILE, FilePiece, FrameError
+from torchmuster.node.remote.files import CameBack
 
 
 @pytest.fixture
@@ -17,10 +20,28 @@ def piece(path, offset, data):
     return FilePiece(path=path, offset=offset, data=data)
 
 
+class Host:
+    """A host that notes what it is sent."""
+
+    placed = None
+
+    def __init__(self, name):
+        self.host = self
+        self.name = name
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+
+def back_to(run_dir, said=None):
+    return FilesBack(run_dir, (said if said is not None else []).append)
+
+
 def test_pieces_land_at_their_places_also_twice(run_dir, tmp_path):
-    back = FilesBack(run_dir)
-    for offset, data in ((0, b"one\n"), (4, b"two\n"), (0, b"one\n")):
-        back.take(piece("logs/main/rank-0.log", offset, data), "n1")
+    back, host = back_to(run_dir), Host("n1")
+    for offset, data in ((0, b"one\n"), (4, b"two\n"), (4, b"two\n")):
+        back.take(piece("logs/main/rank-0.log", offset, data), host)
     assert (tmp_path / "logs/main/rank-0.log").read_bytes() == b"one\ntwo\n"
 
 
@@ -28,16 +49,26 @@ def test_pieces_land_at_their_places_also_twice(run_dir, tmp_path):
 def test_files_of_the_client_are_not_overwritten(run_dir, tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(FrameError):
-        FilesBack(run_dir).take(piece(name, 0, b"theirs"), "n1")
+        back_to(run_dir).take(piece(name, 0, b"theirs"), Host("n1"))
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_link_is_not_followed(run_dir, tmp_path):
+def test_a_file_that_can_not_be_written_is_told_and_comes_again(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(ssh_files, "_AGAIN_S", 0.01)
     (tmp_path / "target").write_text("mine")
     (tmp_path / "events.jsonl").symlink_to(tmp_path / "target")
-    with pytest.raises(OSError, match="symbolic links"):
-        FilesBack(run_dir).take(piece("events.jsonl", 0, b"theirs"), "n1")
+    said, host = [], Host("n1")
+    back = back_to(run_dir, said)
+    back.take(piece("events.jsonl", 0, b"theirs"), host)
+    back.take(piece("events.jsonl", 6, b" too"), host)
+    wait_until(lambda: host.sent, "the host to be asked to go back")
     assert (tmp_path / "target").read_text() == "mine"
+    assert [(message.mark, message.files) for message in host.sent] == [("", {})]
+    (sentence,) = said
+    assert sentence.startswith("the record of n1 can't be written here: ")
+    (tmp_path / "events.jsonl").unlink()
+    back.take(piece("events.jsonl", 0, b"theirs"), host)
+    assert (tmp_path / "events.jsonl").read_text() == "theirs"
 
 
 def test_outputs_land_in_a_folder_of_the_host(run_dir, tmp_path):
@@ -47,23 +78,26 @@ def test_outputs_land_in_a_folder_of_the_host(run_dir, tmp_path):
     with (tmp_path / "archive").open("w+b") as archive:
         code_copy.write_archive(str(source), ["out.txt"], archive)
         archive.seek(0)
-        back, offset = FilesBack(run_dir), 0
+        back, offset = CameBack(run_dir), 0
         while data := archive.read(64):
             back.take(piece(OUTPUT_FILE, offset, data), "n1")
             offset += len(data)
     assert back.unpack("n1", str(tmp_path / "output" / "n1")) == 1
     assert (tmp_path / "output" / "n1" / "out.txt").read_text() == "1"
-    assert not (tmp_path / "output-n1.tmp").exists()
+    assert not (tmp_path / "output-n1.part").exists()
 
 
 def test_record_of_a_new_head_stands_behind_that_of_the_old_one(run_dir, tmp_path):
-    back = FilesBack(run_dir)
-    back.take(piece("events.jsonl", 0, b"old\n"), "a")
+    back, old, new = back_to(run_dir), Host("a"), Host("b")
+    back.take(piece("events.jsonl", 0, b"old\n"), old)
     back.append_from("b")
-    back.take(piece("events.jsonl", 0, b"new\n"), "b")
-    back.take(piece("logs/x.log", 0, b"own\n"), "b")
+    back.take(piece("events.jsonl", 0, b"new\n"), new)
+    back.take(piece("events.jsonl", 4, b"late\n"), old)
+    back.take(piece("logs/x.log", 0, b"own\n"), new)
     assert (tmp_path / "events.jsonl").read_bytes() == b"old\nnew\n"
     assert (tmp_path / "logs/x.log").read_bytes() == b"own\n"
+    back.take(piece("events.jsonl", 0, b"again\n"), new)
+    assert (tmp_path / "events.jsonl").read_bytes() == b"old\nagain\n"
 
 
 def test_paths_of_what_came_back_become_ours_and_others_stay():

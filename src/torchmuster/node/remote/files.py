@@ -1,14 +1,13 @@
 """The run directory of a host that does not share the client's, and what goes back of it: the record, the outputs."""
 
 import contextlib
-import glob
 import hmac
 import os
 import secrets
 import shutil
 import stat
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchmuster.errors import RunDirectoryError
@@ -22,6 +21,7 @@ from torchmuster.net.remote_messages import (
     OUTPUT_FILE,
     FilePiece,
 )
+from torchmuster.net.replica import Copy, Scope
 
 TOKEN_FILE = "shared-token"
 MARK_FILE = "made-here"
@@ -30,130 +30,24 @@ _RUN_FILE = "made-for"
 OWN_FILES = frozenset(
     {"secret", TOKEN_FILE, MARK_FILE, _RUN_FILE, "plan.json", "head.json", "owner.json", CALL_FILE}
 )
-_EVERY_S = 0.3
-MAX_SMALL_BYTES = 1 << 20
 _NEVER = OWN_FILES | {CODE_FILE, "code.stamps.json"}
 
 
-def send_pieces(
-    session: SendsMessages,
-    path: str,
-    name: str,
-    offset: int = 0,
-    note: Callable[[int], None] | None = None,
-) -> int:
-    """Send a file from an offset on, under a name relative to the run directory; return how far it was sent.
-
-    Args:
-        session: Carries the pieces.
-        path: Of the file.
-        name: Relative to the run directory.
-        offset: In bytes.
-        note: Gets how far it is after each piece.
-    """
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size < offset:
-            offset = 0
-        file.seek(offset)
-        while data := file.read(CHUNK_BYTES):
-            if not session.send(FilePiece(path=name, offset=offset, data=data), bulk=True):
-                break
-            offset += len(data)
-            if note is not None:
-                note(offset)
-    return offset
+RUN_RECORD = Scope((RunDir.events, RunDir.training, "logs/**"), ("*",), _NEVER)
 
 
-def write_piece(folder: str, name: str, offset: int, data: bytes, mode: int = 0o644) -> None:
-    """Write a piece where it belongs in a file below a folder; links are not followed. `mode` is that of a new file."""
-    path = os.path.join(folder, name)
-    if "/" in name:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        os.pwrite(fd, data, offset)
-    finally:
-        os.close(fd)
-
-
-class RecordStream:
-    """Sends what is appended to the record of a run directory that the client doesn't see."""
-
-    def __init__(
-        self,
-        run_dir: RunDir,
-        session: SendsMessages,
-        known: Mapping[str, int] | None = None,
-        group: str | None = None,
-    ) -> None:
-        """`known` is how much the other side has of files already, by their names in the run directory.
-
-        With `group` it is the record of that group of a workflow.
-        """
-        self._run_dir = run_dir
-        self._group = group
-        self._session = session
-        self._sent = {
-            os.path.join(run_dir.path, name): size for name, size in (known or {}).items()
-        }
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._work, name="record", daemon=True).start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopping.set()
-
-    def send_new(self, *, small_files: bool = False) -> None:
-        """Send what has been appended since; at the end the small files too."""
-        with self._lock:
-            for path in self._growing():
-                self._send(path, self._sent.get(path, 0))
-            for path in self._small() if small_files else []:
-                self._send(path, 0)
-
-    def _send(self, path: str, offset: int) -> None:
-        name = os.path.relpath(path, self._run_dir.path)
-        with contextlib.suppress(OSError):
-            self._sent[path] = send_pieces(self._session, path, name, offset)
-
-    def _work(self) -> None:
-        while not self._stopping.wait(_EVERY_S):
-            self.send_new()
-
-    def _growing(self) -> list[str]:
-        logs = os.path.join(self._run_dir.path, "logs")
-        found, folders = [self._run_dir.events, self._run_dir.training], [logs]
-        if self._group is not None:
-            found = [self._run_dir.group(self._group).events]
-            folders = [os.path.join(logs, self._group), os.path.join(logs, "agents")]
-            for one in self._trainings():
-                found += [one.events, one.training]
-                folders.append(one.logs)
-        for top in folders:
-            for folder, _, names in os.walk(top):
-                found += [os.path.join(folder, name) for name in names]
-        return found
-
-    def _trainings(self) -> list[RunDir]:
-        """Return the runs that tasks of several nodes are, each with a record of its own."""
-        attempts = self._run_dir.training_folder("*", 0).removesuffix("0")
-        return [RunDir(folder) for folder in sorted(glob.glob(f"{attempts}*/*"))]
-
-    def _small(self) -> list[str]:
-        if self._group is not None:
-            own = [path for one in self._trainings() for path in (one.plan, one.result)]
-            return [self._run_dir.group(self._group).result, *filter(os.path.exists, own)]
-        found: list[str] = []
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self._run_dir.path):
-                small = entry.is_file(follow_symlinks=False) and entry.name not in _NEVER
-                if small and ".tmp" not in entry.name and entry.stat().st_size <= MAX_SMALL_BYTES:
-                    found.append(entry.path)
-        return [p for p in found if p not in (self._run_dir.events, self._run_dir.training)]
+def scope_of_group(group: str) -> Scope:
+    """Return what goes back of one group of a workflow: its own record, and those of the runs that its tasks of several nodes are."""
+    own, run = f"groups/{group}", "tasks/*/training/attempt-*/*"
+    return Scope(
+        (
+            f"{own}/{RunDir.events}",
+            f"logs/{group}/**",
+            "logs/agents/**",
+            *(f"{run}/{name}" for name in (RunDir.events, RunDir.training, "logs/**")),
+        ),
+        (f"{own}/{RunDir.result}", f"{run}/{RunDir.plan}", f"{run}/{RunDir.result}"),
+    )
 
 
 def sees_run(run_dir: str, token: str) -> bool:
@@ -250,6 +144,47 @@ def send_outputs(
     if names:
         sink: Any = _PieceSink(session, OUTPUT_FILE if host is None else f"{OUTPUT_FILE}/{host}")
         code_copy.write_archive(root, names, sink)
+
+
+class CameBack:
+    """The archives of outputs that come of other machines, each by the machine's name, beside the run directory's own files."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._root = run_dir.path
+        self._copies: dict[str, Copy] = {}
+
+    def take(self, piece: FilePiece, host: str) -> None:
+        """Take a piece of an archive; that it can't be written is told when the archive is unpacked.
+
+        Raises:
+            FrameError: It is too large.
+        """
+        name = self._name(host)
+        new = Copy(self._root, Scope((name,)), most_bytes=2 * code_copy.MAX_OUTPUT_BYTES)
+        self._copies.setdefault(host, new).take(replace(piece, path=name))
+
+    def unpack(self, host: str, folder: str) -> int:
+        """Unpack what came of a machine; return the number of files.
+
+        Raises:
+            OSError: There is no room for it here.
+            ValueError: It is damaged.
+        """
+        archive, copy = os.path.join(self._root, self._name(host)), self._copies.pop(host, None)
+        if copy is None:
+            return 0
+        try:
+            if copy.trouble is not None:
+                raise copy.trouble
+            os.makedirs(folder, exist_ok=True)
+            with open(archive, "rb") as file:
+                return code_copy.read_archive(file, folder, code_copy.MAX_OUTPUT_BYTES)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(archive)
+
+    def _name(self, host: str) -> str:
+        return f"output-{host}.part"
 
 
 def send_made(

@@ -21,18 +21,20 @@ from torchmuster.model.codec import from_words
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
+from torchmuster.net.replica import Copy, Feed, Known, Scope
 from torchmuster.node.door.messages import DoorNode
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
 from torchmuster.node.remote.door import WARM_VARIABLE, RemoteDoor, WarmDoor, importable
 from torchmuster.node.remote.environment import EnvironmentPlace, prune
-from torchmuster.node.remote.files import RecordStream, send_made, write_piece
+from torchmuster.node.remote.files import RUN_RECORD, mark_of, send_made
 from torchmuster.node.remote.loader import num_gpus
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
 from torchmuster.node.remote.setup import RemotePlace, do_setup_lines, lacking_folders
 from torchmuster.node.shipping.shelf import VARIABLE
 
 SILENCE_S = 20.0
+_BROUGHT = Scope((messages.CODE_FILE, messages.CALL_FILE))
 _SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes on with it
 
 
@@ -47,7 +49,9 @@ class RemoteEnd:
             door.say = self._say
         self._door = door
         self._place: RemotePlace | None = None
-        self._record: RecordStream | None = None
+        self._brought: Copy | None = None  # the code and the call
+        self._known = Known()
+        self._record: Feed | None = None
         self._environment: EnvironmentPlace | None = None
         self._lock = threading.Lock()  # over writing the secret and leaving
         self._is_leaving = False
@@ -73,10 +77,12 @@ class RemoteEnd:
                 self._in_background(lambda: self._set_up_run(message))
             case messages.SetUpTasks():
                 self._in_background(lambda: self._set_up_tasks(message))
-            case messages.FilePiece(path=path, offset=offset, data=data):
-                brought = (messages.CODE_FILE, messages.CALL_FILE)
-                if path in brought and self._place is not None and self._place.is_own:
-                    write_piece(self._place.run_dir.path, path, offset, data, 0o600)
+            case messages.FilePiece():
+                if self._brought is not None and not self._brought.take(message):
+                    self._fail_to_take(self._brought)
+            case messages.CopyHas():
+                if self._known.take(message) and self._record is not None:
+                    self._record.go_back(self._known)
             case messages.OfferEnvironment():
                 self._in_background(lambda: self._take_environment(message))
             case (
@@ -123,6 +129,14 @@ class RemoteEnd:
             why = f"{type(error).__name__}: {error}"
             self._session.send(messages.RemoteFailed(what="the run can't be set up there", why=why))
 
+    def _fail_to_take(self, copy: Copy) -> None:
+        """Say why what the client brings can't be written: the first time, what follows has no place then."""
+        if (trouble := copy.trouble) is not None:
+            what = "what the run needs can't be written there"
+            failed = messages.RemoteFailed(what=what, where=copy.root, why=trouble.strerror)
+            self._session.send(failed)
+            self._brought = None
+
     # What runs here.
 
     def _set_up_run(self, message: messages.SetUpRun) -> None:
@@ -130,6 +144,8 @@ class RemoteEnd:
         self.agents.run_dir = place.run_dir
         with contextlib.suppress(OSError):
             os.unlink(place.run_dir.moved)  # that of an earlier session is past
+        if place.is_own:
+            self._brought = Copy(place.run_dir.path, _BROUGHT, mode=0o600)
         placed = place.answer()
         self._session.send(placed)
         if not placed.wants_code:
@@ -155,7 +171,11 @@ class RemoteEnd:
                 if self._is_leaving:
                     return
                 note = place.write_run()
-            self._record = RecordStream(place.run_dir, self._session)
+            root = place.run_dir.path
+            mark = mark_of(root)
+            self._session.send(messages.CopyOf(mark=mark))
+            known = self._known if self._known.mark == mark else None
+            self._record = Feed(root, RUN_RECORD, self._session, known)
             self._record.start()
         self._session.send(messages.SetUpDone(note=note))
 
@@ -174,7 +194,7 @@ class RemoteEnd:
 
     def _send_record(self) -> None:
         if self._record is not None:
-            self._record.send_new(small_files=True)
+            self._record.look(is_over=True)
 
     def _collect(self, output: str) -> None:
         """Send what the run has made in the copied code folder, or in this one."""

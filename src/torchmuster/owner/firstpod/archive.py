@@ -1,7 +1,6 @@
 """How the archive of what pods need gets to the first one: in the Secret, from a run before on a volume, or from the client."""
 
 import contextlib
-import glob
 import hashlib
 import os
 import threading
@@ -12,6 +11,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.model.display.text import show_transfer
 from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.keep import arriving_folder
 from torchmuster.node.pod.order import PodOrder
 
 _LOOK_S = 0.1
@@ -62,13 +62,10 @@ def wait_for_archive(
 
 
 def _how_far(order: PodOrder, elapsed_s: float) -> str:
-    """Return how much of the archive has come, beside the place where it will be; empty where nothing has."""
-    parts = glob.glob(f"{glob.escape(order.archive)}.*")
-    sizes = []
-    for part in parts:
-        with contextlib.suppress(OSError):  # it has got its name meanwhile
-            sizes.append(os.path.getsize(part))
-    done = max(sizes, default=0)
+    """Return how much of the archive has come; empty where nothing has."""
+    done = 0
+    with contextlib.suppress(OSError):
+        done = os.path.getsize(os.path.join(arriving_folder(order), orders.CODE_FILE))
     return f": {show_transfer(done, order.code_bytes, elapsed_s)}" if done else ""
 
 

@@ -6,25 +6,19 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.engines.ssh_files import FilesBack
 from torchmuster.errors import MusterError
 from torchmuster.net import remote_messages as messages
+from torchmuster.net.replica import Copy
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.lines import PodLines
-from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder
+from torchmuster.node.pod.order import PodOrder
 from torchmuster.node.pod.outputs import take_outputs
-from torchmuster.owner.pods.pull import RecordPull
+from torchmuster.node.pod.record import scope_of
+from torchmuster.node.remote.files import CameBack
+from torchmuster.owner.pods.pull import BROKEN, Pull, into, program
 
 _AGAIN_S = 2.0
 _FINISH_S = 120.0
-
-
-@dataclass(slots=True)
-class _Known:
-    """Which disk a pod's record is on, and how much of each file has come: no more is sent again."""
-
-    mark: str = ""
-    sizes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -39,24 +33,17 @@ class GroupGather:
     key: str
     pods: Sequence[int]
     say: Callable[[str], None]
-    _lines: PodLines = field(init=False)
     _threads: list[threading.Thread] = field(default_factory=list)
-    _pulls: dict[int, RecordPull] = field(default_factory=dict)
-    _known: dict[int, "_Known"] = field(default_factory=dict)
+    _pulls: dict[int, Pull] = field(default_factory=dict)
     _stopping: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        """Make nothing yet."""
-        self._lines = PodLines(
-            secret=read_secret(self.key), port=self.order.port, domain="", wait_s=0.0
-        )
 
     def start(self) -> None:
         """Begin, in a thread for each pod."""
         if self.order.has_volume:
             return
+        lines = PodLines(secret=read_secret(self.key), port=self.order.port, domain="", wait_s=0.0)
         for index in self.pods:
-            thread = threading.Thread(target=self._follow, args=(index,), daemon=True)
+            thread = threading.Thread(target=self._follow, args=(index, lines), daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -68,47 +55,40 @@ class GroupGather:
         for thread in self._threads:
             thread.join(_FINISH_S)
 
-    def _follow(self, index: int) -> None:
+    def _follow(self, index: int, lines: PodLines) -> None:
+        name, run_dir = self.order.host(index), self.order.run_dir
+        copy = Copy(run_dir.path, scope_of(self.order))
         while not self._stopping.is_set():
-            with contextlib.suppress(MusterError, OSError, messages.FrameError):
-                self._pull(index, "")
+            with contextlib.suppress(*BROKEN):
+                self._pull(index, lines, "pod-record", copy)
             self._stopping.wait(_AGAIN_S)
         try:
-            self._pull(index, " --once --outputs")
-        except (MusterError, OSError, messages.FrameError, ValueError) as error:
-            self.say(f"{self.order.host(index)}: what its tasks made did not come: {error}")
-
-    def _pull(self, index: int, how: str) -> None:
-        run_dir = self.order.run_dir
-        files = FilesBack(run_dir)
-        host = f"pod-{index}"
-        command = f'exec ${PROGRAMS_VARIABLE} pod-record --order "${ORDER_VARIABLE}"{how}'
-        known = self._known.setdefault(index, _Known())
-        end: messages.RecordEnd | None = None
-
-        def take(message: messages.RemoteMessage) -> bool:
-            nonlocal end, known
-            match message:
-                case messages.RecordOf(mark=mark) if mark != known.mark:
-                    self._known[index] = known = _Known(mark=mark)
-                case messages.FilePiece(path=path, offset=offset, data=data):
-                    files.take(message, host)
-                    known.sizes[path] = offset + len(data)
-                case messages.RecordEnd():
-                    end = message
-                    return False
-            return True
-
-        pull = RecordPull([self.order.address(index), command], self._lines.start)
-        self._pulls[index] = pull
-        pull.run({"mark": known.mark, "sizes": dict(known.sizes)}, take)
-        if end is None and how:
-            raise MusterError("the connection ended")
-        if end is not None and how:
+            outputs = CameBack(run_dir)
+            end = self._pull(index, lines, "pod-record --once --outputs", copy, outputs)
+            if end is None:
+                raise MusterError("the connection ended")
             came = os.path.join(self.order.folder, f"came-{index}")
-            files.unpack(host, came)
+            outputs.unpack(name, came)
             take_outputs(run_dir, came)
-            if end.num_stay:
-                self.say(
-                    f"{self.order.host(index)}: too large to leave its pod: {', '.join(end.stay)}"
-                )
+        except (*BROKEN, ValueError) as error:
+            self.say(f"{name}: what its tasks made did not come: {error}")
+            return
+        if end.num_stay:
+            self.say(f"{name}: too large to leave its pod: {', '.join(end.stay)}")
+        if end.unread:
+            self.say(f"{name}: can't be read in its pod: {', '.join(end.unread)}")
+
+    def _pull(
+        self, index: int, lines: PodLines, words: str, copy: Copy, outputs: CameBack | None = None
+    ) -> messages.CopyEnd | None:
+        name, take = self.order.host(index), into(copy)
+
+        def hear(message: messages.RemoteMessage) -> bool:
+            if isinstance(message, messages.FilePiece) and message.path == messages.OUTPUT_FILE:
+                if outputs is not None:
+                    outputs.take(message, name)
+                return True
+            return take(message)
+
+        self._pulls[index] = Pull([self.order.address(index), program(words)], lines.start)
+        return self._pulls[index].run(copy.has(), hear)

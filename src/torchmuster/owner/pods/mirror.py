@@ -7,11 +7,10 @@ of the first pod and its last message tell what can be told.
 import contextlib
 import json
 import os
-import re
 import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.answers import CONTAINER, Pod
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
-from torchmuster.engines.ssh_files import FilesBack, own_paths
+from torchmuster.engines.ssh_files import own_paths
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -27,19 +26,16 @@ from torchmuster.model import codec
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.verdict import Report, Result
 from torchmuster.net import remote_messages as messages
+from torchmuster.net.replica import Copy, Scope
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.call import call_argv
-from torchmuster.node.pod.order import (
-    NUM_FILES_KEY,
-    ORDER_VARIABLE,
-    PROGRAMS_VARIABLE,
-    VALUES_KEY,
-    PodOrder,
-)
+from torchmuster.node.pod.order import NUM_FILES_KEY, VALUES_KEY, PodOrder
 from torchmuster.node.pod.outputs import take_outputs
+from torchmuster.node.pod.record import scope_of
+from torchmuster.node.remote.files import CameBack
 from torchmuster.owner.jobs.jobs import failed_before_start
 from torchmuster.owner.pods.losses import explain_group_loss, explain_loss
-from torchmuster.owner.pods.pull import RecordPull
+from torchmuster.owner.pods.pull import BROKEN, Pull, Push, program
 from torchmuster.owner.pods.reach import NotAllowedError, find_pod, forward
 from torchmuster.owner.pods.watch import PodWatch
 
@@ -58,17 +54,16 @@ _ACTED_UPON = frozenset(
         "losses.json",
     }
 )
-_FROM = "pod"  # where the pieces come from, for `FilesBack`
 _STATE_FILE = "pods/mirror.json"
-# Of the run that a task of several nodes is; no part of the path leads elsewhere.
-_OF_TRAINING = re.compile(
-    r"tasks/[\w.-]+/training/attempt-\d+/[\w.-]+/(?:(?:events|training)\.jsonl|(?:plan|result)\.json|logs/.*)"
-)
-_PIECE_BYTES = 1 << 16
 _LATE_S = 5.0
+_SLOW_S = 10.0
 _SAY_FAILURES = 4
 _REACH_AGAIN_S = 30.0  # a right that was taken away may come back
 _LOOK_S = 60.0  # without news: a watch that breaks begins with all pods, so none are missed
+
+
+class _CopyError(EngineError):
+    """The way stands, and a file can't be read there or written here."""
 
 
 @dataclass(slots=True)
@@ -99,7 +94,9 @@ class RecordMirror:
     _since: float = 0.0
     _stopping: threading.Event = field(default_factory=threading.Event)
     _child: proc.Child | None = None
-    _pull: RecordPull | None = None
+    _way: Pull | Push | None = None
+    _copy: Copy | None = None
+    _said: set[str] = field(default_factory=set)
     _port: int | None = None
     _uid: str = ""
     _looked: int = 0
@@ -117,8 +114,8 @@ class RecordMirror:
         self._stopping.set()
         if self._child is not None:
             self._child.send_signal(15)
-        if self._pull is not None:
-            self._pull.stop()
+        if self._way is not None:
+            self._way.stop()
         self.watch.wake()
         if self._thread is not None:
             self._thread.join(_LATE_S)
@@ -129,14 +126,14 @@ class RecordMirror:
         Raises:
             EngineError: The first pod can't be reached.
         """
-        self._copy(once=True)
+        self._follow(once=True)
 
     def _work(self) -> None:
         failures = 0
         while not self._stopping.is_set() and not self.is_complete:
             seen = self.watch.number
             try:
-                if not self._copy():
+                if not self._follow():
                     self._wait(seen)
                     continue
                 failures = 0
@@ -144,7 +141,12 @@ class RecordMirror:
             except NotAllowedError as error:
                 self._fall_back(error)
                 continue
-            except (MusterError, OSError) as error:
+            except _CopyError as error:
+                failures = max(failures + 1, _SAY_FAILURES)
+                if error.what not in self._said:
+                    self._said.add(error.what)
+                    self.say(f"{error.what}; it is tried again")
+            except BROKEN as error:
                 failures += 1  # the next look of the follower tells where the pod is not there
                 if failures == _SAY_FAILURES:
                     why = error.what if isinstance(error, MusterError) else str(error)
@@ -168,15 +170,20 @@ class RecordMirror:
         Raises:
             EngineError: The cluster can't be asked.
         """
+        busy_s = self._copy.busy.elapsed_s if self._copy is not None else 0.0
+        slow = f"{self.run_dir.path}: the disk does not answer: the copy of the record waits for it"
+        if busy_s > _SLOW_S and slow not in self._said:
+            self._said.add(slow)
+            self.say(slow)
         number, before = self.watch.number, self._looked
         self._looked = number
-        if self._pull is None or number == before:
+        if self._way is None or number == before:
             return
         pod = find_pod(self.job_id, self.order.index)
         if pod is not None and pod.uid != self._uid:
-            self._pull.stop()
+            self._way.stop()
 
-    def _copy(self, *, once: bool = False) -> bool:
+    def _follow(self, *, once: bool = False) -> bool:
         """Copy until the way breaks; say whether the first pod runs."""
         where = (self.job_id, self.order.index) if self.reader is None else (self.reader, 0)
         pod = find_pod(*where)
@@ -212,51 +219,40 @@ class RecordMirror:
 
     def _send_code(self, port: int) -> None:
         """Send the code, unless the pod has it: of this run, or on a volume from one before."""
-        path, folder = self.order.archive, self.order.folder
-        size = self.order.code_bytes
-        places = [path, self.order.kept] if self.order.kept is not None else [path]
-        there = [f'[ "$(wc -c 2>/dev/null <"{place}")" = {size} ]' for place in places]
-        asked_for = " || ".join((f'[ -f "{self.order.stamps}" ]', *there))
-        asked = proc.ask(self._argv(port, asked_for), b"", _SILENCE_S)
-        if asked.status == 0:
-            return
-        command = f'mkdir -p "{folder}" && cat >"{path}.part" && mv "{path}.part" "{path}"'
-        archive = os.path.join(self.folder, "pods", orders.CODE_FILE)
-        with open(archive, "rb") as file, open(os.devnull, "wb") as null:
-            words = self._argv(port, command)
-            child = proc.start(words, stdin=file.fileno(), stderr=null.fileno())
-            self._child = child
-            while child.wait(1.0) is None and not self._stopping.is_set():
-                continue
+        at_once = threading.Event()
+        at_once.set()
+        self._way = push = Push(self._argv(port, program("pod-keep --code")))
+        folder, sha = os.path.join(self.folder, "pods"), self.order.code_sha or ""
+        push.run(folder, Scope((orders.CODE_FILE,)), sha, at_once)
 
     def _read_record(self, port: int, *, once: bool) -> None:
-        known = self._known()
-        if self.reader is not None:
-            known["order"] = codec.to_plain(self.order)
-        command = f'exec ${PROGRAMS_VARIABLE} pod-record --order "${ORDER_VARIABLE}"'
-        command += " --once" * once
-        files = FilesBack(self.run_dir)
-        self._pull = RecordPull(self._argv(port, command))
-        self._pull.run(
-            known,
-            lambda message: self._take(message, files, str(known["mark"])),
-            lambda: self.is_complete and self.takes,
-        )
+        came, copy = CameBack(self.run_dir), self._copy_here()
+        self._way = pull = Pull(self._argv(port, program("pod-record" + " --once" * once)))
+        self._copy = copy
+        try:
+            pull.run(
+                self._has(copy),
+                lambda message: self._take(message, copy, came),
+                lambda: self.is_complete and self.takes,
+            )
+        except OSError:
+            if copy.trouble is None:
+                raise
+            why = f"{self.run_dir.path}: the record can't be written here: {copy.trouble.strerror}"
+            raise _CopyError(why) from None
 
-    def _known(self) -> "dict[str, object]":
-        """Return which record the copy is of, and how much there is of each file."""
+    def _copy_here(self) -> Copy:
         noted = atomic.read_json(os.path.join(self.folder, _STATE_FILE))
         mark = str(noted.get("mark", "")) if isinstance(noted, dict) else ""
-        sizes: dict[str, int] = {}
-        for path in self._own_files():
-            _note_size(self.run_dir, path, sizes)
-        for top in ("logs", "tasks") if self.order.group is not None else ("logs",):
-            for folder, _, names in os.walk(os.path.join(self.run_dir.path, top)):
-                for name in names:
-                    path = os.path.join(folder, name)
-                    if top == "logs" or _OF_TRAINING.fullmatch(self._relative(path)):
-                        _note_size(self.run_dir, path, sizes)
-        return {"mark": mark, "sizes": sizes}
+        scope = scope_of(self.order)
+        scope = replace(scope, never=scope.never | _ACTED_UPON)
+        return Copy(self.run_dir.path, scope, mark)
+
+    def _has(self, copy: Copy) -> "Iterator[messages.CopyHas]":
+        """Say how far the copy is, and of which pod's record where another one reads it from the volume."""
+        order = codec.to_plain(self.order) if self.reader is not None else None
+        for part in copy.has():
+            yield replace(part, order=order)
 
     def _relative(self, path: str) -> str:
         return os.path.relpath(path, self.run_dir.path)
@@ -267,49 +263,38 @@ class RecordMirror:
         group = self.order.group
         return self.run_dir.path if group is None else self.run_dir.group(group).path
 
-    def _own_files(self) -> tuple[str, ...]:
-        """Return the files and folders of this record beside the logs."""
-        group = self.order.group
-        if group is not None:
-            return (self.run_dir.group(group).events,)
-        return (self.run_dir.events, self.run_dir.training)
-
-    def _take(self, message: messages.RemoteMessage, files: FilesBack, known: str) -> bool:
+    def _take(self, message: messages.RemoteMessage, copy: Copy, came: CameBack) -> bool:
         if not self.is_connected:
             self.is_connected, self._since = True, time.monotonic()
         match message:
-            case messages.RecordOf(mark=mark):
+            case messages.CopyOf(mark=mark):
                 if mark:
-                    self._take_mark(mark, known)
-            case messages.FilePiece(path=path, data=data) if path == self._result_name:
-                self._result = data
+                    self._take_mark(mark, copy)
+            case messages.FilePiece(path=path) if path == self._result_name:
+                self._result = self._result[: message.offset] + message.data
             case messages.FilePiece(path=path) if (host := self._host_of(path)) is not None:
-                files.take(replace(message, path=messages.OUTPUT_FILE), host)
-            case messages.FilePiece(path=path) if self._may_write(path):
-                files.take(message, _FROM)
+                came.take(message, host)
+            case messages.FilePiece(path=path) if copy.scope.has(path):
+                if not copy.take(message):
+                    raise copy.trouble or messages.FrameError(f"a piece of {path} is missing")
             case messages.FilePiece():
-                return True
-            case messages.RecordEnd():
-                self._finish(message, files)
+                return True  # what only a client writes here
+            case messages.RemoteNote(text=text):
+                self.say(text)
+            case messages.CopyEnd():
+                self._finish(message, came)
                 return False
             case _:
                 raise messages.FrameError(f"{type(message).__name__} is not of a record")
         return True
 
     def _host_of(self, path: str) -> str | None:
-        """Return which other pod's outputs these are; None for something else."""
+        """Return which pod's outputs these are; None for something else."""
         prefix, _, host = path.rpartition("/")
-        hosts = (self.order.host(index) for index in range(self.order.num_pods))
+        hosts = [self.order.host(index) for index in range(self.order.num_pods)]
+        if path == messages.OUTPUT_FILE:
+            return hosts[0]
         return host if prefix == messages.OUTPUT_FILE and host in hosts else None
-
-    def _may_write(self, path: str) -> bool:
-        """Say whether a pod may write this file here: nothing that this client acts upon."""
-        if path.startswith("logs/") or path == messages.OUTPUT_FILE:
-            return True
-        if self.order.group is not None:
-            is_own = path == self._relative(self._own_files()[0])
-            return is_own or _OF_TRAINING.fullmatch(path) is not None
-        return "/" not in path and path not in _ACTED_UPON
 
     @property
     def _result_name(self) -> str:
@@ -320,10 +305,13 @@ class RecordMirror:
         group = self.order.group
         return self.run_dir.result if group is None else self.run_dir.group(group).result
 
-    def _take_mark(self, mark: str, known: str) -> None:
+    def _take_mark(self, mark: str, copy: Copy) -> None:
+        known = copy.mark
+        if copy.begin(mark):
+            return
         if not known:
             self._forget_logs()
-        if known and mark != known:
+        else:
             self._set_aside()
             self.say(
                 "the first pod is another one, with an empty disk: what came of the run before is in"
@@ -345,26 +333,26 @@ class RecordMirror:
         folder = os.path.join(base, str(len(os.listdir(base)) + 1))
         os.makedirs(folder)
         logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
-        for path in (*self._own_files(), self.run_dir.losses, os.path.normpath(logs)):
+        own = RunDir(self.folder)
+        for path in (own.events, own.training, self.run_dir.losses, os.path.normpath(logs)):
             with contextlib.suppress(OSError):
                 os.rename(path, os.path.join(folder, os.path.basename(path)))
         os.makedirs(self.run_dir.logs, exist_ok=True)
 
-    def _finish(self, end: messages.RecordEnd, files: FilesBack) -> None:
+    def _finish(self, end: messages.CopyEnd, came: CameBack) -> None:
         if not end.is_over:
             return
         self.is_finishing = True
         try:
-            self._place(end, files)
+            self._place(end, came)
         finally:
             self.is_finishing = False
 
-    def _place(self, end: messages.RecordEnd, files: FilesBack) -> None:
+    def _place(self, end: messages.CopyEnd, outputs: CameBack) -> None:
         if self.order.group is None:
             top = os.path.join(self.run_dir.path, "output")
             hosts = [self.order.host(index) for index in range(self.order.num_pods)]
-            counts = {hosts[0]: files.unpack(_FROM, os.path.join(top, hosts[0]))}
-            counts |= {host: files.unpack(host, os.path.join(top, host)) for host in hosts[1:]}
+            counts = {host: outputs.unpack(host, os.path.join(top, host)) for host in hosts}
             made_by = [host for host, count in counts.items() if count]
             if count := sum(counts.values()):
                 where = os.path.join(top, made_by[0]) if len(made_by) == 1 else top
@@ -373,12 +361,14 @@ class RecordMirror:
                 )
         else:
             came = os.path.join(self.folder, "came")
-            files.unpack(_FROM, came)
+            outputs.unpack(self.order.host(0), came)
             take_outputs(self.run_dir, came)
         if end.num_stay:
             self.say(
                 f"{end.num_stay} files were too large to come back, and go with the pods: {', '.join(end.stay[:3])}"
             )
+        if end.unread:
+            raise _CopyError(f"the first pod can't read its files: {', '.join(end.unread)}")
         path = os.path.join(self.folder, _STATE_FILE)
         atomic.write_json(path, {**(atomic.read_json(path) or {}), "complete": self.job_id})
         if self._result:
@@ -502,8 +492,3 @@ def _left_by(pod: Pod, key: str) -> Any:
     with contextlib.suppress(ValueError, AttributeError):
         return json.loads(pod.end.last_message if pod.end else "{}").get(key)
     return None
-
-
-def _note_size(run_dir: RunDir, path: str, sizes: dict[str, int]) -> None:
-    with contextlib.suppress(OSError):
-        sizes[os.path.relpath(path, run_dir.path)] = os.path.getsize(path)

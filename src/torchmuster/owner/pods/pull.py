@@ -1,83 +1,152 @@
-"""Reads what `pod-record` sends in a session with a pod, until it says that this is all or the way breaks."""
+"""Sessions with pods in which a copy of files travels: `Pull` brings it here, `Push` takes it there (`net/replica.py`)."""
 
-import json
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 from torchmuster import proc
 from torchmuster.engines.ssh_bundle import Starts
+from torchmuster.errors import MusterError
 from torchmuster.net import remote_messages as messages
-from torchmuster.net.frames import FrameReader
+from torchmuster.net.frames import FrameReader, FrameWriter
+from torchmuster.net.replica import Copy, Feed, Known, Scope
 from torchmuster.node.door.forked import HasStatus
-from torchmuster.node.pod.record import HELD
+from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE
 
-_LIMIT_S = 3600.0
-_LATE_S = 5.0
+BROKEN = (MusterError, OSError, messages.FrameError)
+_LIMIT_S, _LATE_S, _EVERY_S = 3600.0, 5.0, 2.0
+_HELD_S = 60.0  # to write what has come, and to rename it
 
 
-class RecordPull:
-    """One reading of a record.
+def program(words: str) -> str:
+    """Return the command by which a pod's shell starts a program of ours for its order."""
+    return f'exec ${PROGRAMS_VARIABLE} {words} --order="${ORDER_VARIABLE}"'
+
+
+def start_beside(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> HasStatus:
+    """Open a session as a process of its own; `PodLines.start` carries it in this one."""
+    return proc.start_beside(list(argv), stdin=stdin, stdout=stdout, stderr=stderr)
+
+
+@contextlib.contextmanager
+def _session(
+    argv: Sequence[str], start: Starts
+) -> Iterator[tuple[FrameWriter, FrameReader, HasStatus]]:
+    """Open a session; give its two directions, and what stands for it."""
+    theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+    ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        child = start(argv, theirs_in, theirs_out, null)
+    except BaseException:
+        os.close(ours_in)
+        os.close(ours_out)
+        raise
+    finally:
+        for fd in (theirs_in, theirs_out, null):
+            os.close(fd)
+    writer = FrameWriter(ours_in)
+    try:
+        yield writer, FrameReader(ours_out), child
+    finally:
+        writer.close()
+        os.close(ours_out)
+        child.send_signal(15)
+        if child.wait(_LATE_S) is not None and isinstance(child, proc.Child):
+            proc.let_go(child)
+
+
+def into(copy: Copy) -> Callable[[messages.RemoteMessage], bool]:
+    """Return what takes a feed's messages into a copy; OSError where it can't be written."""
+
+    def take(message: messages.RemoteMessage) -> bool:
+        match message:
+            case messages.CopyOf(mark=mark):
+                copy.begin(mark)
+            case messages.FilePiece() if not copy.take(message):
+                raise copy.trouble or messages.FrameError(f"a piece of {message.path} is missing")
+        return not isinstance(message, messages.CopyEnd)
+
+    return take
+
+
+class _Carried:
+    """One session, which another thread may break.
 
     Args:
-        argv: The command that opens the session and runs `pod-record` there.
-        start: Opens it in this process, by the last two words; None: the command is a process.
+        argv: The words that open it and run a program of ours there.
+        start: Opens it.
     """
 
-    def __init__(self, argv: Sequence[str], start: Starts | None = None) -> None:
-        self._argv = list(argv)
-        self._start = start
+    def __init__(self, argv: Sequence[str], start: Starts = start_beside) -> None:
+        self._argv, self._start = argv, start
         self._child: HasStatus | None = None
-
-    def run(
-        self,
-        known: Mapping[str, object],
-        take: Callable[[messages.RemoteMessage], bool],
-        is_held: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Read until `take` says that it has everything, or nothing more comes.
-
-        Args:
-            known: Which record there is here already, and how much of each file.
-            take: Gets each message; says whether more is wanted.
-            is_held: Whether the other end may forget what it has, when nothing more is wanted.
-
-        Raises:
-            MusterError: The command can't be started.
-            OSError: It ended before it was told.
-        """
-        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
-        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
-        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            child, let_go = self._open(theirs_in, theirs_out, null)
-        finally:
-            for fd in (theirs_in, theirs_out, null):
-                os.close(fd)
-        self._child = child
-        try:
-            os.write(ours_in, json.dumps(known).encode() + b"\n")
-            reader = FrameReader(ours_out)
-            while (message := reader.read(_LIMIT_S)) is not None and take(message):
-                continue
-            if is_held():
-                os.write(ours_in, HELD)
-        finally:
-            os.close(ours_in)
-            if is_held():
-                child.wait(_LATE_S)  # the word is on its way
-            os.close(ours_out)
-            child.send_signal(15)
-            if child.wait(_LATE_S) is not None:
-                let_go()
-
-    def _open(self, stdin: int, stdout: int, stderr: int) -> tuple[HasStatus, Callable[[], None]]:
-        """Open the session; return what stands for it, and what forgets it when it has ended."""
-        if self._start is not None:
-            return self._start(self._argv, stdin, stdout, stderr), lambda: None
-        child = proc.start_beside(self._argv, stdin=stdin, stdout=stdout, stderr=stderr)
-        return child, lambda: proc.let_go(child)
 
     def stop(self) -> None:
         """Break the way, from another thread."""
         if self._child is not None:
             self._child.send_signal(15)
+
+
+class Pull(_Carried):
+    """One reading of what `pod-record` sends."""
+
+    def run(
+        self,
+        has: Iterator[messages.CopyHas],
+        take: Callable[[messages.RemoteMessage], bool],
+        is_held: Callable[[], bool] = lambda: False,
+    ) -> messages.CopyEnd | None:
+        """Read until `take` says that it has everything, or nothing more comes; return what was said at the end.
+
+        Args:
+            has: How far the copy is.
+            take: Gets each message; says whether more is wanted.
+            is_held: Whether the other end may forget what it has, when nothing more is wanted.
+
+        Raises:
+            MusterError: The command can't be started.
+            OSError: It ended before it was told, or nothing can be written here.
+        """
+        message: messages.RemoteMessage | None = None
+        with _session(self._argv, self._start) as (writer, reader, self._child):
+            for part in has:
+                writer.send(part)
+            while (message := reader.read(_LIMIT_S)) is not None and take(message):
+                continue
+            if is_held():
+                writer.send(messages.CopyHeld())
+                writer.close()
+                self._child.wait(_LATE_S)  # the word is on its way
+        return message if isinstance(message, messages.CopyEnd) else None
+
+
+class Push(_Carried):
+    """One feeding of a copy that `pod-keep` has."""
+
+    def run(self, root: str, scope: Scope, mark: str, until: threading.Event) -> bool:
+        """Send what is new until then, and at last what is missing; say whether the pod holds all of it.
+
+        Raises:
+            MusterError: The session can't be opened, or the pod can't keep it.
+            OSError: The way breaks.
+            FrameError: The other side speaks something else.
+        """
+        with _session(self._argv, self._start) as (writer, reader, self._child):
+            known = Known()
+            while isinstance(has := reader.read(_HELD_S), messages.CopyHas) and not known.take(has):
+                continue
+            if not isinstance(has, messages.CopyHas):
+                return isinstance(has, messages.CopyHeld)
+            writer.send(messages.CopyOf(mark=mark))
+            feed = Feed(root, scope, writer, known if known.mark == mark else None)
+            feed.look()
+            while not until.wait(_EVERY_S) and self._child.poll() is None:
+                feed.look()
+            feed.look(is_over=True)
+            writer.send(messages.CopyEnd(is_over=True))
+            answer = reader.read(_HELD_S)
+            if isinstance(answer, messages.RemoteFailed):
+                raise MusterError(answer.what, where=answer.where, why=answer.why)
+            return isinstance(answer, messages.CopyHeld)

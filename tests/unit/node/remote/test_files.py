@@ -8,8 +8,9 @@ from torchmuster.errors import RunDirectoryError
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.net.remote_messages import CODE_FILE, OUTPUT_FILE
+from torchmuster.net.replica import Feed
 from torchmuster.node.remote import files as remote_files
-from torchmuster.node.remote.files import CodeOutputs, RecordStream, send_pieces, write_piece
+from torchmuster.node.remote.files import RUN_RECORD, CodeOutputs
 
 
 class Collected:
@@ -41,12 +42,12 @@ def append(path, text):
 
 def test_only_what_was_appended_is_sent_again(run_dir):
     writer = Collected()
-    stream = RecordStream(run_dir, writer)
+    stream = Feed(run_dir.path, RUN_RECORD, writer)
     append(run_dir.events, "one\n")
     append(run_dir.rank_log(0, 1), "hello\n")
-    stream.send_new()
+    stream.look()
     append(run_dir.events, "two\n")
-    stream.send_new()
+    stream.look()
     log = "logs/main/train/attempt-0/rank-1.log"
     assert writer.files == {"events.jsonl": b"one\ntwo\n", log: b"hello\n"}
     assert writer.num_messages == 3
@@ -57,7 +58,7 @@ def test_secret_and_plan_never_leave_the_host_and_the_result_does(run_dir):
         append(os.path.join(run_dir.path, name), "x")
     append(run_dir.result + ".1.tmp", "half")
     writer = Collected()
-    RecordStream(run_dir, writer).send_new(small_files=True)
+    Feed(run_dir.path, RUN_RECORD, writer).look(is_over=True)
     assert set(writer.files) == {"result.json"}
 
 
@@ -82,19 +83,6 @@ def test_private_file_can_be_read_by_its_owner_only(tmp_path):
     remote_files.write_private(str(tmp_path / "secret"), "ab")
     assert os.stat(tmp_path / "secret").st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
-
-
-def test_file_that_is_sent_in_pieces_is_the_same_at_the_other_side(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_files, "CHUNK_BYTES", 3)
-    (tmp_path / "from").write_bytes(b"0123456789")
-
-    class Other:
-        def send(self, message, *, bulk=False):
-            write_piece(str(tmp_path), message.path, message.offset, message.data)
-            return True
-
-    assert send_pieces(Other(), str(tmp_path / "from"), "logs/to") == 10
-    assert (tmp_path / "logs" / "to").read_bytes() == b"0123456789"
 
 
 def test_outputs_are_told_from_code_also_in_a_later_session(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.errors import MusterError
+from torchmuster.node.pod.keep import arriving_folder
 from torchmuster.owner.firstpod.archive import wait_for_archive
 from unit.owner.pods.conftest import order_of
 
@@ -49,13 +50,15 @@ def send_later(path, data=DATA):
 
 
 def test_how_far_the_client_is_is_said(order, tmp_path):
-    with open(f"{order.archive}.17", "wb") as file:
+    os.makedirs(arriving_folder(order))
+    came = os.path.join(arriving_folder(order), "code.tar.gz")
+    with open(came, "wb") as file:
         file.write(DATA[:4])
     said = []
 
     def say(text):
         said.append(text)
-        os.replace(f"{order.archive}.17", order.archive)
+        os.replace(came, order.archive)
         with open(order.archive, "wb") as file:
             file.write(DATA)
 

@@ -42,15 +42,20 @@ class FirstPod:
 
     def __init__(self, run_dir, folder, port):
         self.order = order_of(home=str(folder), port=port)
-        path = str(folder / "order.json")
+        self.path = path = str(folder / "order.json")
         os.makedirs(self.order.run_dir.logs)
-        atomic.write_json(path, codec.to_plain(self.order))
+        self.tell(self.order)
         os.chmod(run_dir.secret, 0o600)
         words = proc.node_program("pod", "--key", run_dir.secret, "--order", path)
         self.process = subprocess.Popen(
             words, env={**os.environ, "MUSTER_POD_INDEX": "1"}, stdout=subprocess.PIPE
         )
         assert b"sessions are served" in self.process.stdout.readline()
+
+    def tell(self, order):
+        """Give the pod an order."""
+        self.order = order
+        atomic.write_json(self.path, codec.to_plain(order))
 
     def write(self, **files):
         """Append to `events` or a log, by its name."""
@@ -268,7 +273,9 @@ def test_code_that_a_volume_has_is_not_sent_again(run_dir, pod, said, has_it):
     os.makedirs(os.path.dirname(order.kept))
     with open(order.kept, "wb") as file:
         file.write(code[: None if has_it else -1])
+    pod.tell(order)
 
     mirror_of(run_dir, order, said).catch_up()
 
     assert os.path.exists(order.archive) is not has_it
+    assert has_it or read(order.archive) == code.decode()
