@@ -72,7 +72,7 @@ def test_a_node_without_the_clients_torchmuster_takes_the_copy_beside_the_run(
     job = JobRequest(
         name="r",
         chunks=(NodeChunk(),),
-        head=(PYTHON, "/nope/torchmuster/programs/__main__.py", "conduct", "--help"),
+        head=(PYTHON, "/nope/torchmuster/programs/__main__.py", "conduct", "/no/such/run", "--engine=slurm"),
         log_path="/x.log",
         python=sys.executable,
         package_copy=str(tmp_path / "a run" / "package"),
@@ -86,8 +86,8 @@ def test_a_node_without_the_clients_torchmuster_takes_the_copy_beside_the_run(
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stderr
-        assert "usage: conduct" in done.stdout
+        assert done.returncode == 3
+        assert "the plan of the run can't be read" in done.stderr
         assert "muster: /nope/torchmuster is not on" in done.stderr
     assert sorted(path.name for path in (tmp_path / "a run").iterdir()) == [
         "package",

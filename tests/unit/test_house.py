@@ -186,3 +186,16 @@ def test_no_page_says_what_the_glossary_replaced(page):
     of_others = {"gang"} if page.stem == "kubernetes" else set()  # its schedulers' own word
 
     assert [word for word in found if word not in of_others] == []
+
+
+def test_the_design_lists_the_vocabularies_between_processes():
+    """Each is a class of its own kind of message; another one needs a reason, which the design has."""
+    table = (SOURCE.parent / "docs" / "design.md").read_text()
+    listed = set(re.findall(r"^\| `([\w/]+(?:\.py|/))` \|", table, re.M))
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and "TypedMessage" in map(ast.unparse, node.bases):
+                inside = path.relative_to(PACKAGE)
+                found.add(f"{inside.parent}/" if path.stem == "base" else str(inside))
+    assert found == listed

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torchmuster.engines.base import PYTHON, Dialect
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir
+from torchmuster.model.codec import to_words
 from torchmuster.model.display.text import few_of
 from torchmuster.model.job import JobDependency, JobRequest, NodeChunk
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
@@ -28,6 +29,15 @@ class GroupJob:
     job: JobRequest
     node_tasks: tuple[str, ...]
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupJobWords:
+    """The command line of `conduct-group`, in the script of a job: the workflow, the group, and the scheduler."""
+
+    run_dir: str
+    group: str
+    engine: str
 
 
 def plan_jobs(
@@ -99,7 +109,7 @@ def _request(
     excluded = dict.fromkeys(name for task in group.tasks for name in task.resources.nodes_excluded)
     num_nodes = sum(chunk.num_nodes for chunk in chunks)
     min_nodes = sum(task.min_nodes for task in group.tasks)
-    head = (PYTHON, NODE_DOOR, "conduct-group", "--run-dir", run_dir.path)
+    words = GroupJobWords(run_dir=run_dir.path, group=group.name, engine=engine)
     limit_s = site_job.time_limit_s
     if group.exec_timeout_s is not None:
         limit_s = group.exec_timeout_s + MARGIN_S
@@ -107,7 +117,7 @@ def _request(
         site_job,
         name=f"{plan.name}-{group.name}",
         chunks=chunks,
-        head=(*head, "--group", group.name, "--engine", engine),
+        head=(PYTHON, NODE_DOOR, "conduct-group", *to_words(words)),
         about=(
             f"The head of group {group.name}: it starts an agent on each node of this job, waits for all, "
             "runs the tasks, stores outputs; its exit code is the group's."

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -269,6 +270,24 @@ def _read_word(kind: type[enum.Enum], value: Any) -> enum.Enum:
         raise _UnfitError(f"unknown word {str(value)[:40]!r}") from None
 
 
+def to_word(order: Any) -> str:
+    """Return a value as the one word of a command line, where it has parts of its own."""
+    return json.dumps(to_plain(order))
+
+
+def from_word(cls: type[T], words: Sequence[str]) -> T:
+    """Return the value that `to_word` has written, the only word of a command line.
+
+    Raises:
+        UsageError: It is not of this value, e.g. of another version of muster.
+    """
+    try:
+        (word,) = words
+        return from_plain(cls, json.loads(word))
+    except ValueError as error:
+        raise _not_understood(words, error) from error
+
+
 def to_words(order: Any) -> list[str]:
     """Return `--name=value` for each field that says something; a `command` stands behind `--`."""
     words: list[str] = []
@@ -284,7 +303,7 @@ def to_words(order: Any) -> list[str]:
 
 
 def from_words(cls: type[T], words: Sequence[str]) -> T:
-    """Return the value that `to_words` has written.
+    """Return the value that `to_words` has written, or an earlier version: the first field as a bare word, others as `--name value`.
 
     Raises:
         UsageError: The words are not of this value, e.g. of another version of muster.
@@ -296,19 +315,28 @@ def from_words(cls: type[T], words: Sequence[str]) -> T:
     types = typing.get_type_hints(cls)
     plain: dict[str, Any] = {} if command is None else {"command": command}
     try:
-        for word in own:
-            option, has_value, text = word.partition("=")
+        if own and not own[0].startswith("--"):
+            plain[next(iter(types))] = own.pop(0)
+        while own:
+            option, has_value, text = own.pop(0).partition("=")
             name = option.removeprefix("--").replace("-", "_")
             kinds = (types.get(name), *typing.get_args(types.get(name)))
+            if not has_value and bool not in kinds and own and not own[0].startswith("--"):
+                has_value, text = "=", own.pop(0)
+            number = next((kind for kind in (int, float) if kind in kinds), str)
             if typing.get_origin(kinds[0]) is tuple:
                 plain.setdefault(name, []).append(text)
             else:
-                plain[name] = (int(text) if int in kinds else text) if has_value else True
+                plain[name] = number(text) if has_value else True
         return from_plain(cls, plain)
     except ValueError as error:
-        raise UsageError(
-            "a program of muster does not understand how it was started",
-            where=" ".join(words),
-            why=str(error),
-            fix="what starts it is of another version of muster: start the run or submit the job again",
-        ) from error
+        raise _not_understood(words, error) from error
+
+
+def _not_understood(words: Sequence[str], error: ValueError) -> UsageError:
+    return UsageError(
+        "a program of muster does not understand how it was started",
+        where=" ".join(words),
+        why=str(error),
+        fix="what starts it is of another version of muster: start the run or submit the job again",
+    )

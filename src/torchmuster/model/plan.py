@@ -129,6 +129,14 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageOrder:
+    """The command line of `stage`: the scratch folder of a node, and what is put there."""
+
+    scratch: str
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedEnvironment:
     """An environment that nodes unpack into their scratch and run the program in.
 
@@ -139,6 +147,15 @@ class ShippedEnvironment:
 
     archive: str
     needs: EnvironmentNeeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpackOrder:
+    """The command line of `unpack`: where it goes, and whether its interpreter is tried."""
+
+    parent: str
+    tries: bool
+    shipped: ShippedEnvironment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

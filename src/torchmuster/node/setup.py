@@ -5,7 +5,6 @@ while the rest goes on; the scratch folder; `--stage`; `--before`. Workers start
 """
 
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -17,7 +16,7 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model import codec, contract
-from torchmuster.model.plan import Program, ShippedEnvironment
+from torchmuster.model.plan import Program, ShippedEnvironment, StageOrder, UnpackOrder
 from torchmuster.node.leftovers import hold, note_owner
 from torchmuster.node.options import AgentOptions
 from torchmuster.node.scratch import folder_name, make_scratch, parent_folder
@@ -119,9 +118,9 @@ class NodeWork:
     ) -> str:
         """Unpack the environment of the job in a process of its own, unless it is here; hold it while we live; return its folder."""
         parent = await shell.expand(parent_folder(environment, self.setup.scratch), environment)
-        order = {"parent": parent, "tries": self.place == 0, **codec.to_plain(shipped)}
+        order = UnpackOrder(parent=parent, tries=self.place == 0, shipped=shipped)
         for _ in range(_MAX_TAKES):
-            argv = proc.node_program("unpack", json.dumps(order))
+            argv = proc.node_program("unpack", codec.to_word(order))
             unpacking = Transfer(argv, environment, shell.tell, log=self._log)
 
             def goes_on(unpacking: Transfer = unpacking) -> str:
@@ -153,8 +152,8 @@ class NodeWork:
 
     async def _stage(self, shell: NodeShell, environment: Mapping[str, str]) -> None:
         """Stage in a process of its own, so that it can hang or be killed without the agent."""
-        stages = [{"source": s.source, "target": s.target} for s in self.setup.stages]
-        argv = proc.node_program("stage", str(self.scratch), json.dumps(stages))
+        order = StageOrder(scratch=str(self.scratch), stages=self.setup.stages)
+        argv = proc.node_program("stage", codec.to_word(order))
         staging = Transfer(argv, environment, shell.tell, log=self._log)
         try:
             await staging.finish(lambda child: shell.wait(child, lambda: _staging_goes_on(staging)))

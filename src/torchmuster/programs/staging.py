@@ -1,7 +1,5 @@
 """Fill a node's scratch folder: link, copy or unpack what `--stage` names, in a process of its own.
 
-    stage FOLDER '[{"source": ..., "target": ...}]'
-
 A file system that hangs must not stop the agent, and a copy must end when the run does: so this is a process that
 can be killed. It speaks as all movers of files do (`node/task/transfer.py`).
 What is whole has a marker and is not done again; what is half is redone: it is written beside and renamed.
@@ -25,8 +23,9 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.tree import copy_file
+from torchmuster.model import codec
 from torchmuster.model.display.text import show_size
-from torchmuster.model.plan import ARCHIVE_SUFFIXES, Stage
+from torchmuster.model.plan import ARCHIVE_SUFFIXES, Stage, StageOrder
 
 OWN_FOLDER = ".muster"  # below the scratch folder: markers, and what is not whole yet
 _BLOCK_BYTES = 4 << 20
@@ -328,8 +327,7 @@ def _unpack_zip(source: str, folder: str, progress: StageProgress) -> None:
 
 def main(arguments: list[str]) -> int:
     """Stage what the agent asks for; say on standard output how it goes."""
-    scratch, plain = arguments
-    stages = [Stage(source=one["source"], target=one["target"]) for one in json.loads(plain)]
+    order = codec.from_word(StageOrder, arguments)
 
     def say(kind: str, value: Any) -> None:
         sys.stdout.write(json.dumps({kind: value}) + "\n")
@@ -339,7 +337,7 @@ def main(arguments: list[str]) -> int:
         say("progress", {"source": source, "bytes_done": done, "total_bytes": total})
 
     try:
-        stage_all(scratch, stages, tell)
+        stage_all(order.scratch, list(order.stages), tell)
     except MusterError as error:
         say("error", error.parts())
         return 1

@@ -15,8 +15,9 @@ from torchmuster.head.restarts import EndRun
 from torchmuster.head.terms import deposed
 from torchmuster.head.training_head import TrainingHead
 from torchmuster.head.training_policy import HEAD_IS_SILENT
+from torchmuster.model.codec import to_words
 from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.liveness.succession import Term
+from torchmuster.model.liveness.succession import NodeLostWords, SucceedWords, Term
 from torchmuster.model.record.events import AttemptFailedEvent, HeadReplacedEvent
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report
@@ -64,9 +65,13 @@ class Successor:
             link=agent.link,
             is_idle=lambda: agent.is_idle,
             take_over=self._take_over,
-            ask=lambda node: proc.node_program("node-lost", self._run_dir.path, node),
+            ask=self._ask_words,
             say=agent.voice.say,
         )
+
+    def _ask_words(self, node: str) -> list[str]:
+        words = NodeLostWords(run_dir=self._run_dir.path, node=node)
+        return proc.node_program("node-lost", *to_words(words))
 
     async def watch(self) -> None:
         """Wait for the head's loss; as the head, wait for whoever takes its place."""
@@ -168,8 +173,10 @@ class Successor:
     def _start_owner(self, place: int, port: int) -> None:
         """Start what starts agents, watches the time and ends the job: the old one was on the lost machine."""
         self._owner_words = (place, port)
-        words = [self._run_dir.path, "--place", str(place), "--head", str(os.getpid()), str(port)]
-        argv = proc.node_program("succeed", *words)
+        words = SucceedWords(
+            run_dir=self._run_dir.path, place=place, head_pid=os.getpid(), head_port=port
+        )
+        argv = proc.node_program("succeed", *to_words(words))
         try:
             log = os.open(self._run_dir.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError:

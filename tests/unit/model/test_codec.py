@@ -182,6 +182,25 @@ def test_only_what_says_something_is_written():
     ]
 
 
+@pytest.mark.parametrize("order", [FULL, CommandLine(run_dir="", place=-1)])
+def test_a_value_comes_back_from_one_word(order):
+    assert codec.from_word(CommandLine, [codec.to_word(order)]) == order
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["{}"], ["{", "}"], ["no json"], ['{"run_dir": 1, "place": 1}']]
+)
+def test_a_word_that_is_not_of_the_value_is_refused(words):
+    with pytest.raises(UsageError, match="does not understand how it was started"):
+        codec.from_word(CommandLine, words)
+
+
+def test_words_of_an_earlier_version_are_understood():
+    words = ["/r", "--place", "3", "--fd", "7", "--tty", "--", "x"]
+    order = CommandLine(run_dir="/r", place=3, fd=7, tty=True, command=("x",))
+    assert codec.from_words(CommandLine, words) == order
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -1,6 +1,8 @@
 """The one door of the programs on nodes: it knows them all, imports only the one, and refuses others in a sentence."""
 
 import importlib
+import importlib.util
+import re
 import subprocess
 import sys
 
@@ -43,22 +45,49 @@ def test_what_becomes_a_task_imports_little():
 
 
 def test_a_program_that_is_not_isolated_does_not_see_its_own_folder_first():
-    done = run([sys.executable, proc.NODE_DOOR, "conduct", "--help"])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "usage: conduct" in done.stdout
+    done = run([sys.executable, proc.NODE_DOOR, "conduct"])
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: a program of muster does not understand how it was started"
+    )
 
 
 def test_what_a_program_can_not_do_is_an_error_and_no_traceback():
-    done = run(proc.node_program("conduct", "/no/such/run", "--engine=slurm"))
+    done = run(proc.node_program("conduct", "--run-dir=/no/such/run", "--engine=slurm"))
     assert done.returncode == 3
     assert done.stderr == (
         "error: the plan of the run can't be read\n  at: /no/such/run/plan.json\n"
     )
 
 
-@pytest.mark.parametrize("name", ["conduct", "conduct_group"])
-def test_a_job_that_an_earlier_version_has_submitted_finds_the_door(name):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "conduct",
+            ["/no/such/run", "--engine", "slurm", "--warn", "120", "--submitted-from", "vax"],
+        ),
+        ("conduct_group", ["--run-dir", "/no/such/run", "--group", "g", "--engine", "slurm"]),
+    ],
+)
+def test_a_job_that_an_earlier_version_has_submitted_finds_the_door(name, words):
     path = importlib.import_module(f"torchmuster.owner.jobs.{name}").__file__
-    done = run([sys.executable, path, "--help"])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"usage: {name}" in done.stdout
+    done = run([sys.executable, path, *words])
+    assert done.returncode == 3
+    assert "/no/such/run" in done.stderr
+    assert "can't be read" in done.stderr
+
+
+# What a user types himself, a command or a message that is passed on, a path, and the JSON of who must import little.
+NOT_TYPED = {"task-muster", "leashed", "proxy", "debugger", "view"}
+
+
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - NOT_TYPED))
+def test_a_program_decodes_what_it_is_told(name):
+    path = importlib.util.find_spec(f"torchmuster.{PROGRAMS[name]}").origin
+    with open(path) as file:
+        text = file.read()
+    assert "argparse" not in text
+    assert re.search(
+        r"from_words?\(|from_plain\(|messages\.decode\(|conduct\(arguments|launch\(", text
+    )

@@ -312,8 +312,12 @@ class InJob(ThisMachine):
         """Start what conducts a run in a job, on its first node, in the background."""
         from torchmuster import proc
         from torchmuster.cli.runs.session_places import start_owner
+        from torchmuster.model.codec import to_words
+        from torchmuster.model.plan import WARN_S
+        from torchmuster.owner.jobs.succession import ConductWords
 
         del given
-        words = proc.node_program("conduct", run_dir.path, "--engine", plan.engine, "--warn", "120")
+        conduct = ConductWords(run_dir=run_dir.path, engine=plan.engine, warn=WARN_S)
+        words = proc.node_program("conduct", *to_words(conduct))
         is_here = self.from_here is not None
         start_owner(words if is_here else self.job.argv(self.job.nodes[0], words), run_dir)

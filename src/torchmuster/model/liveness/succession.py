@@ -15,6 +15,24 @@ FIRST_ASK_S = 1.5  # the others' votes come first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SucceedWords:
+    """The command line of `succeed`: the run, the place of the node that is its head now, and that head's process and port."""
+
+    run_dir: str
+    place: int
+    head_pid: int
+    head_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLostWords:
+    """The command line of `node-lost`: the run, and the node that is asked for."""
+
+    run_dir: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
     """A term that was claimed: what the next head has to know.
 

@@ -1,19 +1,18 @@
 """Opens a session with a pod, as ssh does with a host: what `engines/ssh_host.py` types is understood.
 
-    call --key FILE --port PORT [-o OPTION] [-T] HOST COMMAND
-
 It ends with its input, so with who started it. (The kernel would end it with the thread that did.) The exit code is that of the command;
 255 where there was no session, with one line on standard error. A pod that is just being made has no name yet and no door, so who calls
 from inside of a process may try again; each time the name is asked for anew: a pod that replaces another has another address.
 """
 
-import argparse
 import asyncio
 import os
 import signal
 import socket
+from dataclasses import dataclass
 
 from torchmuster import proc
+from torchmuster.model.codec import from_words, to_words
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
@@ -24,24 +23,29 @@ _NO_SESSION = 255
 _TRY_EVERY_S = 0.5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallWords:
+    """The command line of `call`: the file of the key, the port of the pod's door, and behind `--` what is typed to ssh.
+
+    Of that the last two words count, the host and the command; the others are options of ssh.
+    """
+
+    key: str
+    port: int
+    command: tuple[str, ...]
+
+
 def call_argv(key: str, port: int) -> list[str]:
     """Return the words that stand for `ssh`: the key's file and the port that all pods of a run share."""
-    return proc.node_program("call", "--key", key, "--port", str(port))
+    return proc.node_program("call", *to_words(CallWords(key=key, port=port, command=())))
 
 
 def main(arguments: list[str]) -> int:
     """Run a command in a pod."""
-    parser = argparse.ArgumentParser(prog="call")
-    parser.add_argument("--key", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("-o", action="append")
-    parser.add_argument("-T", action="store_true")
-    parser.add_argument("host")
-    parser.add_argument("command")
-    options = parser.parse_args(arguments)
+    words = from_words(CallWords, arguments)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    secret = read_secret(options.key)
-    return asyncio.run(call_pod(options.host, options.port, secret, options.command, 0.0))
+    secret, (host, command) = read_secret(words.key), words.command[-2:]
+    return asyncio.run(call_pod(host, words.port, secret, command, 0.0))
 
 
 async def call_pod(

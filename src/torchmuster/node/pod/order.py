@@ -151,6 +151,14 @@ class PodOrder:
         return self.hosts[index] if self.hosts else f"{self.job}-{index}.{self.job}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodWords:
+    """The command line of a program that lives as long as its pod: the files of the run's key, and of the pod's order."""
+
+    key: str
+    order: str
+
+
 def read_order(path: str) -> PodOrder:
     """Return the order of a pod.
 

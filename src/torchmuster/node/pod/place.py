@@ -1,17 +1,16 @@
 """Puts what a group needs into a pod's run directory: the plan, the code, and the outputs that its tasks read.
 
-    pod-place --order FILE --head MARK [--check]
-
-The archive comes on standard input. With `--check` nothing is read, and the exit code is 3 where it has still to come. A first
+The archive comes on standard input. With `check` nothing is read, and the exit code is 3 where it has still to come. A first
 pod that was made again and found no record begins anew: what its predecessor's tasks left here is removed.
 """
 
-import argparse
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 
 from torchmuster.files import atomic, code_copy
+from torchmuster.model.codec import from_words
 from torchmuster.node.pod.order import KEY_FILE, NODES_FILE, WORKFLOW_FILE, PodOrder, read_order
 from torchmuster.node.pod.outputs import TASKS_FOLDER, take_outputs
 from torchmuster.node.remote.files import make_mark, mark_of
@@ -20,17 +19,22 @@ LACKS_CODE = 3
 _LIMIT_BYTES = 2 * (code_copy.MAX_CODE_BYTES + code_copy.MAX_OUTPUT_BYTES)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceWords:
+    """The command line of `pod-place`: the file of the pod's order, the mark of the head's folder, whether to look only."""
+
+    order: str
+    head: str
+    check: bool = False
+
+
 def main(arguments: list[str]) -> int:
     """Place what comes."""
-    parser = argparse.ArgumentParser(prog="pod-place")
-    parser.add_argument("--order", required=True)
-    parser.add_argument("--head", required=True)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args(arguments)
-    order = read_order(options.order)
-    if placed_by(order) == options.head:
+    words = from_words(PlaceWords, arguments)
+    order = read_order(words.order)
+    if placed_by(order) == words.head:
         return 0
-    if options.check:
+    if words.check:
         return LACKS_CODE
     shutil.rmtree(order.run_dir.path, ignore_errors=True)
     os.makedirs(order.folder, mode=0o700, exist_ok=True)
@@ -38,7 +42,7 @@ def main(arguments: list[str]) -> int:
     with open(part, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
     os.replace(part, order.archive)
-    place(order, os.path.dirname(options.order), options.head)
+    place(order, os.path.dirname(words.order), words.head)
     return 0
 
 

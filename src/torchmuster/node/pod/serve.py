@@ -7,17 +7,18 @@ has killed it, and ends with it. SIGTERM goes on to what runs here: a node that 
 whose parents have gone become children of this one, which reaps them.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
 import shlex
 import signal
 import sys
+from dataclasses import replace
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
+from torchmuster.model.codec import from_words, to_words
 from torchmuster.model.contract import CREDENTIALS_VARIABLE, OVERUSED_SIGNAL
 from torchmuster.model.failure import OVERUSED
 from torchmuster.net.address import bind
@@ -36,6 +37,7 @@ from torchmuster.node.pod.order import (
     PROGRAMS_VARIABLE,
     READS_VARIABLE,
     PodOrder,
+    PodWords,
     own_index,
     read_order,
 )
@@ -206,26 +208,23 @@ class PodDoor:
 
 def main(arguments: list[str]) -> int:
     """Serve sessions in this pod, and own the run in the first one."""
-    parser = argparse.ArgumentParser(prog="pod")
-    parser.add_argument("--key", required=True)
-    parser.add_argument("--order", required=True)
-    options = parser.parse_args(arguments)
-    order, path = read_order(options.order), options.order
+    words = from_words(PodWords, arguments)
+    order, path = read_order(words.order), words.order
     if order.is_sweep and READS_VARIABLE not in os.environ:
-        path = place_member(path, os.environ, os.path.join(os.path.dirname(options.key), "member"))
+        path = place_member(path, os.environ, os.path.join(os.path.dirname(words.key), "member"))
         os.environ[INDEX_VARIABLE] = "0"  # it is the only pod of its run
     owner = None
     if own_index(os.environ) == 0:
         program = "conduct-pods" if order.group is None else "conduct-group-pods"
-        owner = proc.node_program(program, "--key", options.key, "--order", path)
+        owner = proc.node_program(program, *to_words(replace(words, order=path)))
     os.environ.update(order.environment)
-    _place_credentials(options.key, options.order)
-    os.environ[KEY_VARIABLE] = os.path.abspath(options.key)
+    _place_credentials(words.key, words.order)
+    os.environ[KEY_VARIABLE] = os.path.abspath(words.key)
     os.environ[ORDER_VARIABLE] = os.path.abspath(path)
     os.environ[PROGRAMS_VARIABLE] = shlex.join(proc.node_program("")[:-1])
     proc.become_subreaper()
     own = read_order(path)
-    return asyncio.run(_serve(read_secret(options.key), own, owner))
+    return asyncio.run(_serve(read_secret(words.key), own, owner))
 
 
 def _place_credentials(key: str, order: str) -> None:

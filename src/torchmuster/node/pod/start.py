@@ -70,7 +70,7 @@ def own_key() -> str:
 def warm(program: "list[str]", order: str) -> None:
     """Begin to import torch: it takes longer than all else here, and whoever calls this pod has use for it."""
     folder = os.path.join(OWN_DISK, "torchmuster", f"warm-{os.getpid()}")
-    words = [*program, "pod-warm", "--order", order, "--folder", folder]
+    words = [*program, "pod-warm", f"--order={order}", f"--folder={folder}"]
     pid = os.posix_spawn(sys.executable, words, os.environ)
     os.environ["MUSTER_WARM"] = f"{pid} {folder}"
 
@@ -107,7 +107,7 @@ def main() -> None:
     ]
     try:
         warm(program, order)
-        os.execv(sys.executable, [*program, "pod", "--key", key, "--order", order])
+        os.execv(sys.executable, [*program, "pod", f"--key={key}", f"--order={order}"])
     except OSError as error:
         give_up(
             "the image's Python can't be started again",

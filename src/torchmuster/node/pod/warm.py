@@ -1,18 +1,15 @@
 """The first thing that a pod of a run does, beside its door: it imports torch before anybody has called.
 
-    pod-warm --order FILE --folder FOLDER
-
 It becomes a door as sessions have them (`programs/door.py`), in the job's interpreter. While the pods find each other and the run is
 put into them, torch is imported; then agent and spawner are forks. What a run needs fresh is left to its agents, as is everything where
 this process has gone. Only a run has one: what the tasks of a group import, their commands decide, and the slot of a sweep imports for all of its members.
 """
 
-import argparse
 import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torchmuster import proc
 from torchmuster.files import atomic
@@ -28,18 +25,23 @@ from torchmuster.node.remote.door import WARM_PLACE, importable
 _LOG_FILE = "log"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmWords:
+    """The command line of `pod-warm`: the file of the pod's order, and where what is warm tells who calls it."""
+
+    order: str
+    folder: str
+
+
 def main(arguments: list[str]) -> int:
     """Become what imports torch, where the run has a use for it."""
-    parser = argparse.ArgumentParser(prog="pod-warm")
-    parser.add_argument("--order", required=True)
-    parser.add_argument("--folder", required=True)
-    options = parser.parse_args(arguments)
+    words = codec.from_words(WarmWords, arguments)
     proc.die_with_parent(os.getppid())
-    order, plan = read_own(options.order, os.environ)
+    order, plan = read_own(words.order, os.environ)
     if order.group is not None or plan is None:
         return 0
     program = _program_here(plan.program)
-    folder = options.folder
+    folder = words.folder
     if program is None or not has_use(plan):
         return 0
     os.makedirs(folder, mode=0o700, exist_ok=True)

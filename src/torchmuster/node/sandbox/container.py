@@ -13,7 +13,6 @@ on this machine, not in a virtual one.
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -22,7 +21,8 @@ from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.files.atomic import write_json
+from torchmuster.files.atomic import read_json, write_json
+from torchmuster.model import codec
 from torchmuster.model.states import State
 from torchmuster.model.workflow import TaskNetwork, TaskPlan, WorkflowPlan
 
@@ -290,12 +290,12 @@ class Container:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(self.spec.env_file, flags, 0o600), "w") as file:
                 file.write(env_text)
-        plain = {
-            "remove": removal_argv(self.spec.kind, self.spec.program, earlier),
-            "run": container_argv(self.spec),
-        }
+        order = ContainerOrder(
+            remove=tuple(removal_argv(self.spec.kind, self.spec.program, earlier)),
+            run=tuple(container_argv(self.spec)),
+        )
         path = os.path.join(self._folder, "container.json")
-        write_json(path, plain, mode=0o600)
+        write_json(path, codec.to_plain(order), mode=0o600)
         return proc.node_program("container", path)
 
     def pid(self) -> int:
@@ -331,13 +331,18 @@ def remove_containers(kind: str, run_id: str, group: str) -> None:
             proc.ask(removal_argv(kind, program, found), b"", _REMOVE_TIMEOUT_S)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerOrder:
+    """What `container` finds in the file that it is told: the command that removes what is left, empty for none, and the client's."""
+
+    remove: tuple[str, ...]
+    run: tuple[str, ...]
+
+
 def main(arguments: list[str]) -> int:
     """Remove what an earlier start left, then become the engine's client."""
-    with open(arguments[0]) as file:
-        wanted = json.load(file)
-    if wanted["remove"]:
-        proc.ask(
-            wanted["remove"], b"", 30.0
-        )  # what it says of a container that isn't there is nothing
-    os.execve(wanted["run"][0], wanted["run"], dict(os.environ))
+    order = codec.from_plain(ContainerOrder, read_json(arguments[0]))
+    if order.remove:  # what it says of a container that isn't there is nothing
+        proc.ask(order.remove, b"", 30.0)
+    os.execve(order.run[0], order.run, dict(os.environ))
     return 1

@@ -14,12 +14,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchmuster import proc
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.model import codec
 from torchmuster.node.sandbox import network_stack
+from torchmuster.node.sandbox.network_stack import NetworkOrder
 
 INTERFACE = "eth0"
 _MAX_TASKS = 255 - network_stack.FIRST_TASK
@@ -105,11 +107,10 @@ class PrivateNetwork:
             )
         program = find_program()
         wanted = _wanted(len(names), program)
-        argument = json.dumps(wanted)
         lifeline_end, lifeline = os.pipe()
         answer_fd, answer_end = os.pipe()
         try:
-            hold = proc.node_program("network", argument, python=python)
+            hold = proc.node_program("network", codec.to_word(wanted), python=python)
             holder = proc.start(hold, stdin=lifeline_end, stdout=answer_end)
         except BaseException:
             os.close(lifeline)
@@ -125,7 +126,7 @@ class PrivateNetwork:
             raise
         finally:
             os.close(answer_fd)
-        tasks = _tasks(holder.pid, names, wanted["addresses"], answer)
+        tasks = _tasks(holder.pid, names, list(wanted.addresses), answer)
         hostname = hostname or socket.gethostname()
         return cls(holder, lifeline, tasks, hostname, answer=answer, program=program)
 
@@ -222,20 +223,25 @@ def _without_names(line: str, names: set[str]) -> str:
     return " ".join([words[0], *kept]) if kept else ""
 
 
-def _wanted(num_tasks: int, program: str | None) -> dict[str, Any]:
+def _wanted(num_tasks: int, program: str | None) -> NetworkOrder:
     """Return the request to the holder: addresses, and the network stack if its program is installed."""
     routed = host_networks()
     network = choose_network(routed)
-    addresses = [str(network[number + network_stack.FIRST_TASK]) for number in range(num_tasks)]
-    wanted: dict[str, Any] = {"addresses": addresses, "interface": INTERFACE}
-    if program is not None:
-        wanted["stack"] = {
-            "program": program,
-            "subnet": str(network),
-            "outside": str(choose_network([*routed, network])),
-            "passes_names": network_stack.has_own_resolver(_read_text(_RESOLVER_FILE)),
-        }
-    return wanted
+    order = NetworkOrder(
+        addresses=tuple(
+            str(network[number + network_stack.FIRST_TASK]) for number in range(num_tasks)
+        ),
+        interface=INTERFACE,
+    )
+    if program is None:
+        return order
+    stack = {
+        "program": program,
+        "subnet": str(network),
+        "outside": str(choose_network([*routed, network])),
+        "passes_names": network_stack.has_own_resolver(_read_text(_RESOLVER_FILE)),
+    }
+    return replace(order, stack=stack)
 
 
 def _tasks(

@@ -1,7 +1,5 @@
 """Hold the network of one group's tasks on this machine, and let go of it at the end.
 
-    network '{"addresses": ["10.1.2.4", ...], "interface": "eth0", "stack": {...}}'
-
 One hub namespace with a bridge and one namespace for each task, all without a name: they are
 descriptors of this process, which `setns` reaches as /proc/PID/fd/N, and vanish with it and with the
 last task in them. Standard output gets one line of JSON; standard input is the lifeline: at its end
@@ -14,8 +12,10 @@ import secrets
 import signal
 from typing import Any
 
+from torchmuster.model import codec
 from torchmuster.node.sandbox import namespaces, network_stack
 from torchmuster.node.sandbox.netlink import Netlink
+from torchmuster.node.sandbox.network_stack import NetworkOrder
 
 _PREFIX_BITS = 24
 
@@ -24,13 +24,13 @@ def main(arguments: list[str]) -> int:
     """Make the network, say so, and wait for the end of standard input."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # meant for the run; the lifeline decides
-    wanted = json.loads(arguments[0])
-    out = wanted.get("stack")
+    wanted = codec.from_word(NetworkOrder, arguments)
+    out = wanted.stack or {}
     guard = network_stack.fork_guard() if out else None
     try:
-        answer = make_network(wanted["addresses"], wanted["interface"])
+        answer = make_network(list(wanted.addresses), wanted.interface)
         if guard is not None:
-            answer |= open_network_stack(guard, out, answer, wanted["interface"])
+            answer |= open_network_stack(guard, out, answer, wanted.interface)
     except OSError as error:
         print(json.dumps({"error": error.strerror or str(error)}), flush=True)
         return 1

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchmuster import proc
 
@@ -28,6 +29,21 @@ _READY_S = 10.0
 _POLL_S = 0.01
 _MAX_SAID = 2000
 _READY = "ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOrder:
+    """The command line of `network`.
+
+    Attributes:
+        addresses: Of the tasks.
+        interface: Its name in each task's namespace.
+        stack: Program, networks and resolver of the network stack; None where there is none.
+    """
+
+    addresses: tuple[str, ...]
+    interface: str
+    stack: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 from torchmuster.errors import MusterError
 from torchmuster.files.parcel import ParcelError, ParcelFile
 from torchmuster.model import codec
-from torchmuster.model.plan import ShippedEnvironment
+from torchmuster.model.plan import ShippedEnvironment, UnpackOrder
 from torchmuster.node.shipping.shelf import Shelf, Unpacking, check_fit, try_torch
 
 _SAY_EVERY_S = 0.25
@@ -84,9 +84,8 @@ def _alone(shelf: Shelf) -> Iterator[None]:
 
 def main(arguments: list[str]) -> int:
     """Unpack what the agent asks for; say on standard output how it goes."""
-    order = json.loads(arguments[0])
-    parent, tries = str(order.pop("parent")), bool(order.pop("tries"))
-    shipped = codec.from_plain(ShippedEnvironment, order)
+    order = codec.from_word(UnpackOrder, arguments)
+    shipped = order.shipped
 
     def say(kind: str, value: Any) -> None:
         sys.stdout.write(json.dumps({kind: value}) + "\n")
@@ -96,7 +95,7 @@ def main(arguments: list[str]) -> int:
         say("progress", {"source": shipped.archive, "bytes_done": done, "total_bytes": total})
 
     try:
-        path = unpack(shipped, parent, tries=tries, tell=tell)
+        path = unpack(shipped, order.parent, tries=order.tries, tell=tell)
     except MusterError as error:
         say("error", error.parts())
         return 1

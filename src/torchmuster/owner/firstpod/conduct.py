@@ -6,7 +6,6 @@ It reaches the pods through their doors as hosts are reached by ssh, so it lives
 another pod goes. Its exit code is the pod's: 0, 113 for a failure that is final, 75 when this pod is taken away.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -38,7 +37,14 @@ from torchmuster.model.verdict import Result
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.lines import PodLines, ask_pod
-from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, NUM_FILES_KEY, VALUES_KEY, PodOrder
+from torchmuster.node.pod.order import (
+    AGAIN_CODE,
+    FINAL_CODE,
+    NUM_FILES_KEY,
+    VALUES_KEY,
+    PodOrder,
+    PodWords,
+)
 from torchmuster.node.remote.files import CodeOutputs, make_mark
 from torchmuster.owner.create import holds_snapshots, link_snapshots, write_owner
 from torchmuster.owner.deadline import Deadline
@@ -65,12 +71,10 @@ def main(arguments: list[str]) -> int:
     def own(order: PodOrder, key: str, path: str, voice: TerminalVoice) -> int:
         return PodOwner(order, key, os.path.dirname(path), voice).run()
 
-    return conduct("conduct-pods", arguments, own)
+    return conduct(arguments, own)
 
 
-def conduct(
-    prog: str, arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoice], int]
-) -> int:
+def conduct(arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoice], int]) -> int:
     """Read the command line of an owner in a first pod, and let it own to the end; return the pod's exit code.
 
     Args:
@@ -78,18 +82,15 @@ def conduct(
         arguments: Its command line.
         own: Gets the order, the paths of the key and of the order, and the voice.
     """
-    parser = argparse.ArgumentParser(prog=prog)
-    parser.add_argument("--key", required=True)
-    parser.add_argument("--order", required=True)
-    options = parser.parse_args(arguments)
-    order = orders.read_order(options.order)
+    words = codec.from_words(PodWords, arguments)
+    order = orders.read_order(words.order)
     _allow_many_files()
     voice = TerminalVoice()
     voice.start()
-    first = FirstPod(order, options.key)
+    first = FirstPod(order, words.key)
     try:
         first.take()
-        return own(order, options.key, options.order, voice)
+        return own(order, words.key, words.order, voice)
     finally:
         first.release()
         voice.flush(5.0)

@@ -29,6 +29,7 @@ from torchmuster.net.address import bind
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.node.pod.place import is_placed, place
+from torchmuster.node.pod.task import PodTaskWords
 from torchmuster.node.task.options import TaskOrder
 from torchmuster.owner.firstpod.archive import wait_for_archive
 from torchmuster.owner.firstpod.conduct import (
@@ -51,7 +52,7 @@ _END_S = 10.0
 def main(arguments: list[str]) -> int:
     """Own the group of these pods to its end; return the pod's exit code."""
     proc.become_subreaper()
-    return conduct("conduct-group-pods", arguments, lambda *given: _GroupOwner(*given).run())
+    return conduct(arguments, lambda *given: _GroupOwner(*given).run())
 
 
 @dataclass(slots=True)
@@ -158,8 +159,13 @@ class _GroupOwner:
             index = order.hosts.index(nodes.tasks[task.task][0].name)
             if index == 0:
                 return None
-            words = ("--key", self.key, "--order", self.order_path, "--index", str(index))
-            return proc.node_program("pod-task", *words, "--", "task", *to_words(task))
+            words = PodTaskWords(
+                key=self.key,
+                order=self.order_path,
+                index=index,
+                command=("task", *to_words(task)),
+            )
+            return proc.node_program("pod-task", *to_words(words))
 
         starter = ProcessStarter(self.run_dir, self.group, heads, wrap=wrap)
         return await conduct_group(

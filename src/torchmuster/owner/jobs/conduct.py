@@ -1,13 +1,10 @@
 """The head of a run inside a job: what the job script starts on the first node.
 
-    conduct RUN_DIR --engine NAME [--way WAY] [--warn SECONDS] [--resubmit K]
-
 Started by its path, so that no PYTHONPATH of ours reaches the workers.
 
 It is to the run what `muster run` is on one machine: it owns the agents, restarts them, and leaves the result.
 """
 
-import argparse
 import contextlib
 import os
 import signal
@@ -39,6 +36,7 @@ from torchmuster.owner.jobs.inside import (
 from torchmuster.owner.jobs.jobs import cancelled_before_start
 from torchmuster.owner.jobs.last_word import answer_on, with_last_word
 from torchmuster.owner.jobs.processor import describe_difference, fit_interpreter
+from torchmuster.owner.jobs.succession import ConductWords
 from torchmuster.owner.resubmit import Chain, parse_method
 from torchmuster.owner.views.record import next_attempt, read_plan, read_result
 from torchmuster.proc import NODE_DOOR
@@ -48,30 +46,22 @@ _TRY_S = 600.0  # for a way to continue, where the end of the job is not known
 
 def main(arguments: list[str]) -> int:
     """Conduct the run of a directory to its end."""
-    parser = argparse.ArgumentParser(prog="conduct")
-    parser.add_argument("run_dir")
-    parser.add_argument("--engine", required=True)
-    parser.add_argument("--way")
-    parser.add_argument("--warn", type=float, default=0.0)
-    parser.add_argument("--submitted-from", metavar="PROCESSOR")
-    parser.add_argument("--resubmit", type=int, default=0)
-    parser.add_argument("--resubmit-with")
-    parser.add_argument("--output", help="of the job; default: the run's log")
-    return _conduct(parser.parse_args(arguments))
+    return conduct(codec.from_words(ConductWords, arguments))
 
 
-def _conduct(options: argparse.Namespace) -> int:
-    run_dir = RunDir(options.run_dir)
+def conduct(words: ConductWords) -> int:
+    """Conduct the run of a directory to its end."""
+    run_dir = RunDir(words.run_dir)
     plan = read_plan(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
-    job = own_job(options.engine, run_dir.path)
+    job = own_job(words.engine, run_dir.path)
     job = job.from_here() or job  # the agent with the head is a process of this node
     if plan.job_id is not None:  # a session that was started in the job may hold some of its nodes
         job = job.with_nodes(job.nodes[: plan.num_places])
     job_id = job.allocation.job_id
-    chain = Chain(run_dir, job.dialect, job_id, options.resubmit)
-    chain.way = parse_method(options.resubmit_with)
+    chain = Chain(run_dir, job.dialect, job_id, words.resubmit)
+    chain.way = parse_method(words.resubmit_with)
     nothing_to_do = chain.begin(next_attempt(run_dir))
     if nothing_to_do is not None:
         sys.stderr.write(f"muster: job {job_id}: {nothing_to_do}\n")
@@ -86,16 +76,16 @@ def _conduct(options: argparse.Namespace) -> int:
     atomic.write_json(run_dir.plan, codec.to_plain(plan))
     voice = TerminalVoice()
     voice.start()
-    holder = succession.begin(run_dir, plan, job, options, has_ended=has_ended, say=voice.say)
-    engine = AllocationEngine(plan, run_dir, job.with_launcher(options.way), holder)
+    holder = succession.begin(run_dir, plan, job, words, has_ended=has_ended, say=voice.say)
+    engine = AllocationEngine(plan, run_dir, job.with_launcher(words.way), holder)
     link = f", {chain.links.label}" if chain.links.most > 1 else ""
     voice.say(f"job {job_id}{link}: {', '.join(job.node_names)}")
     node, machine = job.node_names[0], os.uname().machine
-    difference = describe_difference(options.submitted_from, node, machine)
+    difference = describe_difference(words.submitted_from, node, machine)
     if difference is not None:
         voice.say(difference)
-    deadline = make_deadline(job, warn_s=options.warn, goes_on=chain.may_go_on)
-    output = options.output or run_dir.job_log
+    deadline = make_deadline(job, warn_s=words.warn, goes_on=chain.may_go_on)
+    output = words.output or run_dir.job_log
     since = size_of(output)
     try:
         result = own_run_inside(engine, voice, deadline)

@@ -5,7 +5,6 @@
 It starts an agent for each task on that task's first node, and stops the group when the scheduler asks for it.
 """
 
-import argparse
 import asyncio
 import os
 import sys
@@ -13,7 +12,7 @@ from dataclasses import replace
 
 from torchmuster import proc
 from torchmuster.engines.own_job import OwnJob, own_job
-from torchmuster.engines.workflow_jobs import node_tasks
+from torchmuster.engines.workflow_jobs import GroupJobWords, node_tasks
 from torchmuster.errors import UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -34,19 +33,15 @@ from torchmuster.programs.group_main import (
 
 def main(arguments: list[str]) -> int:
     """Conduct a group to its end; the exit code is the group's."""
-    parser = argparse.ArgumentParser(prog="conduct_group")
-    for option in ("--run-dir", "--group", "--engine"):
-        parser.add_argument(option, required=True)
-    options = parser.parse_args(arguments)
     proc.become_subreaper()
-    return asyncio.run(_conduct(options))
+    return asyncio.run(_conduct(codec.from_words(GroupJobWords, arguments)))
 
 
-async def _conduct(options: argparse.Namespace) -> int:
-    run_dir = RunDir(options.run_dir)
+async def _conduct(words: GroupJobWords) -> int:
+    run_dir = RunDir(words.run_dir)
     plan = read_plan(run_dir)
-    group = plan.group(options.group)
-    job = own_job(options.engine, run_dir.path)
+    group = plan.group(words.group)
+    job = own_job(words.engine, run_dir.path)
     nodes = nodes_of_tasks(group, job.allocation)
     listening = bind("0.0.0.0", 0)
     port = int(listening.getsockname()[1])
@@ -54,7 +49,7 @@ async def _conduct(options: argparse.Namespace) -> int:
     folder = run_dir.group(group.name)
     atomic.write_json(folder.head, {"host": heads[0][0], "port": port}, mode=0o600)
     named = {task: tuple(TaskNode(name=one.name) for one in on) for task, on in nodes.items()}
-    noted = GroupNodes(engine=options.engine, tasks=named)
+    noted = GroupNodes(engine=words.engine, tasks=named)
     atomic.write_json(folder.nodes, codec.to_plain(noted))
     # pbsdsh brings no variable of the job's script to another host.
     job.leave_environment(folder.environment)

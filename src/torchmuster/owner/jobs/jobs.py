@@ -32,6 +32,7 @@ from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.jobs.answers import JobStatusCache
+from torchmuster.owner.jobs.succession import ConductWords
 
 if TYPE_CHECKING:
     from torchmuster.spec.launch import JobLimits, RunRequest
@@ -63,12 +64,16 @@ def make_job(
     job = job_of_site(site)
     node = job.chunks[0]
     warn_s = (job.warn_s or 0.0) if limits.warn_s is None else limits.warn_s
-    head = [PYTHON, proc.NODE_DOOR, "conduct", run_dir.path, "--engine", site.kind]
-    head += ["--warn", f"{warn_s:g}", "--submitted-from", os.uname().machine]
-    head += ["--way", ",".join(site.start_with)] if site.start_with else []
-    if num_more := num_resubmits(site, request):
-        head += ["--resubmit", str(num_more)]
-        head += ["--resubmit-with", site.resubmit_with] if site.resubmit_with else []
+    num_more = num_resubmits(site, request)
+    words = ConductWords(
+        run_dir=run_dir.path,
+        engine=site.kind,
+        way=",".join(site.start_with) or None,
+        warn=warn_s,
+        submitted_from=os.uname().machine,
+        resubmit=num_more,
+        resubmit_with=site.resubmit_with if num_more else None,
+    )
     node = replace(
         node,
         num_nodes=plan.num_places,
@@ -81,7 +86,7 @@ def make_job(
         job,
         name=short_id(plan.run_id),  # `squeue` and `qstat` show its first letters
         chunks=(node,),
-        head=tuple(head),
+        head=(PYTHON, proc.NODE_DOOR, "conduct", *codec.to_words(words)),
         about="The head of the run: it starts an agent on every node, restarts processes that die, writes the result.",
         log_path=run_dir.job_log,
         python=sys.executable,

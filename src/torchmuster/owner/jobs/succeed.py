@@ -5,7 +5,6 @@
 It does what the job's script did (`conduct.py`), and ends the job, since that script can't.
 """
 
-import argparse
 import contextlib
 
 from torchmuster import proc
@@ -14,7 +13,9 @@ from torchmuster.engines.own_job import OwnJob
 from torchmuster.errors import HeadLostError, MusterError, RunDirectoryError
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model.codec import from_words
 from torchmuster.model.links import ResubmitMethod
+from torchmuster.model.liveness.succession import SucceedWords
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.jobs.conduct import finish
 from torchmuster.owner.jobs.inside import make_deadline
@@ -28,27 +29,27 @@ from torchmuster.owner.views.record import read_plan, read_result
 
 def main(arguments: list[str]) -> int:
     """Own the run to its end, then end the job."""
-    parser = argparse.ArgumentParser(prog="succeed")
-    parser.add_argument("run_dir")
-    parser.add_argument("--place", type=int, required=True)
-    parser.add_argument("--head", type=int, nargs=2, required=True, metavar=("PID", "PORT"))
-    options = parser.parse_args(arguments)
-    run_dir = RunDir(options.run_dir)
+    words = from_words(SucceedWords, arguments)
+    run_dir = RunDir(words.run_dir)
     plan = read_plan(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
-    proc.die_with_parent(options.head[0])
+    proc.die_with_parent(words.head_pid)
     estate = read_estate(run_dir)
-    job = estate.job.with_launcher(estate.way)
-    chain = Chain(run_dir, job.dialect, job.allocation.job_id, estate.resubmit)
-    chain.way, chain.links = parse_method(estate.resubmit_with), read_links(run_dir) or chain.links
+    job = estate.job.with_launcher(estate.words.way)
+    chain = Chain(run_dir, job.dialect, job.allocation.job_id, estate.words.resubmit)
+    chain.way, chain.links = (
+        parse_method(estate.words.resubmit_with),
+        read_links(run_dir) or chain.links,
+    )
     write_owner(run_dir)
     voice = TerminalVoice()
     voice.start()
-    voice.say(f"{job.node_names[options.place]} has become the head of this run")
-    pid, port = options.head
-    engine = InheritedEngine(plan, run_dir, job, place=options.place, head_pid=pid, port=port)
-    deadline = make_deadline(job, warn_s=estate.warn_s, goes_on=chain.may_go_on)
+    voice.say(f"{job.node_names[words.place]} has become the head of this run")
+    engine = InheritedEngine(
+        plan, run_dir, job, place=words.place, head_pid=words.head_pid, port=words.head_port
+    )
+    deadline = make_deadline(job, warn_s=estate.words.warn, goes_on=chain.may_go_on)
     deadline.find_out()
     result = read_result(run_dir)
     try:

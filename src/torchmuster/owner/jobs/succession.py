@@ -1,6 +1,5 @@
 """What the first owner of a run in a job leaves for the node that may have to take its place (`docs/succession.md`)."""
 
-import argparse
 import contextlib
 import os
 import secrets
@@ -35,28 +34,40 @@ _ENDS_ITS_S = 8.0  # two looks of a head at the claims, and its workers' end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estate:
-    """What the owner of a run in a job knows, for the one after it.
+class ConductWords:
+    """The command line of `conduct`, in the script of a job.
 
     Attributes:
         engine: The scheduler.
         way: The launchers that may be used; None for all.
-        warn_s: How long before the end of the job workers are told.
+        warn: How long before the end of the job workers are told, in seconds.
+        submitted_from: The kind of processor there.
         resubmit: How often the run may be continued in another job.
         resubmit_with: In which way; None for the best.
+        output: Of the job; None for the run's log.
     """
 
+    run_dir: str
     engine: str
-    allocation: Allocation
     way: str | None = None
-    warn_s: float = 0.0
+    warn: float = 0.0
+    submitted_from: str | None = None
     resubmit: int = 0
     resubmit_with: str | None = None
+    output: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estate:
+    """What the owner of a run in a job knows, for the one after it: its own command line, and the job."""
+
+    words: ConductWords
+    allocation: Allocation
 
     @property
     def job(self) -> OwnJob:
         """Return the job."""
-        return OwnJob(dialect=load_dialect(self.engine), allocation=self.allocation)
+        return OwnJob(dialect=load_dialect(self.words.engine), allocation=self.allocation)
 
 
 def question_of(job: OwnJob) -> NodeQuestion | None:
@@ -69,7 +80,7 @@ def begin(
     run_dir: RunDir,
     plan: RunPlan,
     job: OwnJob,
-    options: argparse.Namespace,
+    words: ConductWords,
     *,
     has_ended: bool,
     say: Callable[[str], None],
@@ -83,7 +94,7 @@ def begin(
         run_dir: Of the run.
         plan: Of the run.
         job: This one.
-        options: The conductor's.
+        words: The conductor's.
         has_ended: The head before this one has left its result; else its workers get the time to end.
         say: Tells the user.
 
@@ -96,14 +107,7 @@ def begin(
         os.mkdir(run_dir.succession, 0o700)
     claims, holder = Claims(run_dir.succession), secrets.token_hex(8)
     if len(job.nodes) > 1 and question_of(job) is not None:
-        estate = Estate(
-            engine=job.dialect.name,
-            allocation=job.allocation,
-            way=options.way,
-            warn_s=options.warn,
-            resubmit=options.resubmit,
-            resubmit_with=options.resubmit_with,
-        )
+        estate = Estate(words=words, allocation=job.allocation)
         atomic.write_json(claims.estate, codec.to_plain(estate), mode=0o600)
     else:
         with contextlib.suppress(FileNotFoundError):

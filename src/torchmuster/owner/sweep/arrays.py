@@ -13,6 +13,7 @@ from torchmuster.errors import MusterError, UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.codec import to_words
 from torchmuster.model.job import AfterKind, JobArray, JobDependency, JobRequest
 from torchmuster.owner.jobs.answers import ask_scheduler
 from torchmuster.owner.jobs.jobs import cancel_job, submit_script
@@ -62,12 +63,22 @@ def find_arrays(dialect: Dialect, where: str) -> ArrayDialect:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberWords:
+    """The command line of `conduct-member`, in the script of an array: which of the sweep's arrays that is, and as of `conduct`."""
+
+    sweep_dir: str
+    engine: str
+    array: int = 0
+    submitted_from: str | None = None
+
+
 def request_of(job: JobRequest, run_dir: RunDir, engine: str) -> JobRequest:
     """Return the job of one member of a sweep, from that of a run."""
-    head = (PYTHON, proc.NODE_DOOR, "conduct-member", run_dir.path, "--engine", engine)
+    words = MemberWords(sweep_dir=run_dir.path, engine=engine, submitted_from=os.uname().machine)
     return replace(
         job,
-        head=(*head, "--submitted-from", os.uname().machine),
+        head=(PYTHON, proc.NODE_DOOR, "conduct-member", *to_words(words)),
         about="The head of one member: its number in the array says which.",
         log_path=run_dir.job_log,
         python=sys.executable,
@@ -98,7 +109,7 @@ def array_request(
         # The scheduler's last word is on one element: in a log of all nobody could tell on which.
         log_path = os.path.join(os.path.dirname(request.log_path), "logs", "jobs", str(number))
     waits = tuple(JobDependency(kind=AfterKind.ANY, job_id=job_id) for job_id in after)
-    head = (*request.head, "--array", str(number))
+    head = (*request.head, f"--array={number}")
     return replace(request, head=head, array=array, log_path=log_path, after=waits)
 
 

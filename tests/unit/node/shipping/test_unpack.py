@@ -3,13 +3,14 @@
 import json
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.model import codec
-from torchmuster.model.plan import ShippedEnvironment
+from torchmuster.model.plan import ShippedEnvironment, UnpackOrder
 from torchmuster.node.shipping.unpack import unpack
 from unit.node.shipping.parcels import Packed
 
@@ -78,11 +79,12 @@ def test_an_archive_that_is_gone_is_said_with_its_place(shipped, scratch):
 
 
 def test_the_program_says_where_it_is_or_why_not(shipped, scratch):
-    order = {"parent": str(scratch), "tries": False, **codec.to_plain(shipped)}
-    said = proc.ask_beside(proc.node_program("unpack", json.dumps(order)), 60.0)
+    order = UnpackOrder(parent=str(scratch), tries=False, shipped=shipped)
+    said = proc.ask_beside(proc.node_program("unpack", codec.to_word(order)), 60.0)
     last = json.loads(said.stdout.splitlines()[-1])
     assert os.path.isdir(last["done"]["path"])
-    order["needs"]["machine"] = "vax"
-    said = proc.ask_beside(proc.node_program("unpack", json.dumps(order)), 60.0)
+    other = replace(shipped, needs=replace(shipped.needs, machine="vax"))
+    order = replace(order, shipped=other)
+    said = proc.ask_beside(proc.node_program("unpack", codec.to_word(order)), 60.0)
     assert said.status == 1
     assert "another processor" in json.loads(said.stdout.splitlines()[-1])["error"]["what"]
