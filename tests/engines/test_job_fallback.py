@@ -72,7 +72,13 @@ def test_a_node_without_the_clients_torchmuster_takes_the_copy_beside_the_run(
     job = JobRequest(
         name="r",
         chunks=(NodeChunk(),),
-        head=(PYTHON, "/nope/torchmuster/programs/__main__.py", "conduct", "/no/such/run", "--engine=slurm"),
+        head=(
+            PYTHON,
+            "/nope/torchmuster/programs/__main__.py",
+            "conduct",
+            "/no/such/run",
+            "--engine=slurm",
+        ),
         log_path="/x.log",
         python=sys.executable,
         package_copy=str(tmp_path / "a run" / "package"),

@@ -191,7 +191,7 @@ def test_no_page_says_what_the_glossary_replaced(page):
 def test_the_design_lists_the_vocabularies_between_processes():
     """Each is a class of its own kind of message; another one needs a reason, which the design has."""
     table = (SOURCE.parent / "docs" / "design.md").read_text()
-    listed = set(re.findall(r"^\| `([\w/]+(?:\.py|/))` \|", table, re.M))
+    listed = set(re.findall(r"^\| `([\w/]+(?:\.py|/))` \|", table, re.MULTILINE))
     found = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

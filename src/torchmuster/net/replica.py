@@ -118,7 +118,7 @@ def _ends(fd: int, size: int, base: int = 0) -> tuple[bytes, bytes]:
 
 
 @dataclass(slots=True)
-class Known:
+class CopyState:
     """What the other side has: of which folder, and of each file its size and the check over its ends."""
 
     mark: str = ""
@@ -183,7 +183,7 @@ class Feed:
     """
 
     def __init__(
-        self, root: str, scope: Scope, session: SendsMessages, known: Known | None = None
+        self, root: str, scope: Scope, session: SendsMessages, known: CopyState | None = None
     ) -> None:
         self.unread: dict[str, str] = {}
         self.busy = Busy()
@@ -193,9 +193,9 @@ class Feed:
         self._sent: dict[str, _Sent] = {}
         self._known = known
 
-    def go_back(self, known: Known) -> None:
+    def go_back(self, known: CopyState) -> None:
         """Go on from what the other side has, from the next look on."""
-        self._known = Known(known.mark, dict(known.files))
+        self._known = CopyState(known.mark, dict(known.files))
 
     def start(self) -> None:
         """Look again and again, in a thread."""

@@ -9,7 +9,7 @@ import pytest
 from torchmuster.net import remote_messages as messages
 from torchmuster.net import replica
 from torchmuster.net.remote_messages import CopyHas, FilePiece, FrameError
-from torchmuster.net.replica import Copy, Feed, Known, Scope
+from torchmuster.net.replica import Copy, CopyState, Feed, Scope
 
 SCOPE = Scope(("events.jsonl", "logs/**"), ("*",), frozenset({"secret"}))
 
@@ -73,7 +73,7 @@ def files_below(root):
 
 
 def known_of(copy):
-    known = Known()
+    known = CopyState()
     for has in copy.has():
         known.take(has)
     return known
@@ -227,7 +227,7 @@ def test_a_record_of_many_files_is_told_in_several_messages(tmp_path, monkeypatc
         (tmp_path / "logs" / str(number)).write_text(str(number))
     said = list(Copy(str(tmp_path), SCOPE, "m").has())
     assert [(len(has.files), has.more) for has in said] == [(3, True), (3, True), (1, False)]
-    known = Known()
+    known = CopyState()
     assert [known.take(messages.decode(messages.encode(has))) for has in said] == [0, 0, 1]
     assert known.files["logs/6"] == (1, zlib.crc32(b"66"))
 
@@ -236,4 +236,4 @@ def test_more_files_than_any_record_has_are_refused(monkeypatch):
     monkeypatch.setattr(replica, "_MAX_FILES", 2)
     files = {str(number): (0, 0) for number in range(3)}
     with pytest.raises(FrameError):
-        Known().take(CopyHas(mark="", files=files))
+        CopyState().take(CopyHas(mark="", files=files))

@@ -13,7 +13,7 @@ from torchmuster.files import atomic
 from torchmuster.model import codec
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
-from torchmuster.net.replica import Feed, Known, Scope
+from torchmuster.net.replica import CopyState, Feed, Scope
 from torchmuster.node.pod.keep import PodSession, kept_folder, kept_scope
 from torchmuster.node.pod.order import PodOrder, read_order
 from torchmuster.node.pod.outputs import TaskOutputs, send_outputs_of_others
@@ -44,7 +44,7 @@ def scope_of(order: PodOrder) -> Scope:
 def main(arguments: list[str]) -> int:
     """Send the record to its end, or until nobody reads it any more."""
     words = codec.from_words(RecordWords, arguments)
-    session, known = PodSession(), Known()
+    session, known = PodSession(), CopyState()
     while isinstance(has := session.reader.read(_FIRST_S), messages.CopyHas) and not known.take(
         has
     ):

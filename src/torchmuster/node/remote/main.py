@@ -21,7 +21,7 @@ from torchmuster.model.codec import from_words
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
-from torchmuster.net.replica import Copy, Feed, Known, Scope
+from torchmuster.net.replica import Copy, CopyState, Feed, Scope
 from torchmuster.node.door.messages import DoorNode
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
@@ -50,7 +50,7 @@ class RemoteEnd:
         self._door = door
         self._place: RemotePlace | None = None
         self._brought: Copy | None = None  # the code and the call
-        self._known = Known()
+        self._known = CopyState()
         self._record: Feed | None = None
         self._environment: EnvironmentPlace | None = None
         self._lock = threading.Lock()  # over writing the secret and leaving

@@ -10,7 +10,7 @@ from torchmuster.engines.ssh_bundle import Starts
 from torchmuster.errors import MusterError
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
-from torchmuster.net.replica import Copy, Feed, Known, Scope
+from torchmuster.net.replica import Copy, CopyState, Feed, Scope
 from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE
 
@@ -134,7 +134,7 @@ class Push(_Carried):
             FrameError: The other side speaks something else.
         """
         with _session(self._argv, self._start) as (writer, reader, self._child):
-            known = Known()
+            known = CopyState()
             while isinstance(has := reader.read(_HELD_S), messages.CopyHas) and not known.take(has):
                 continue
             if not isinstance(has, messages.CopyHas):
