@@ -122,7 +122,7 @@ def test_the_first_pod_made_again_goes_on_counting_and_a_cancel_is_final(group):
     events = group.run_dir(0).group("work").events
     kept = group.in_pod
     wait_until(
-        lambda: b"task_state" in kept(1, 'cat "$MUSTER_HOME"/records/*/events.jsonl'),
+        lambda: b"task_state" in kept(1, 'cat "$MUSTER_HOME"/records/*/groups/*/events.jsonl'),
         "the copy of the record on the other pod",
     )
     group.kill(0, signal.SIGTERM)
