@@ -71,11 +71,11 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 42_590,
+    "launcher": 42_890,
     "diagnose": 12_700,
-    "workflow": 11_320,
+    "workflow": 11_330,
     "train": 7_890,
-    "kubernetes": 7_760,
+    "kubernetes": 7_880,
     "session": 5_590,
     "report": 4_520,
     "GPU kit": 1_450,
