@@ -24,8 +24,9 @@ from torchmuster.diagnose.explain.reading.shapes import (
 from torchmuster.diagnose.explain.reading.tracebacks import TracebackReader
 
 MAX_EVENTS = 50_000
-MAX_FRAME_LINES = 200_000  # first and last lines of all logs; of further logs few are kept
+MAX_FRAME_LINES = 40_000  # first and last lines of all logs; of further logs few are kept
 _MAX_KNOWN = 64
+_MAX_KNOWN_OF_ONE = 2  # in a log whose name says which rank has written it
 _RAISES = ("Error", "Exception", "Exit", "Warning")  # before the colon of an exception's last line
 _HEADER_LINES = 200
 _LAST_LINES = 30
@@ -296,6 +297,7 @@ class _Scanner:
 
     def _keep_progress(self) -> None:
         """Note how far each writer got, from the last lines of each shape."""
+        most_known = _MAX_KNOWN if self.log.who.rank is None else _MAX_KNOWN_OF_ONE
         for lines in self.table.progress():
             seen: set[Who] = set()
             num_known = 0
@@ -303,7 +305,7 @@ class _Scanner:
                 line = self._line(raw, _Place(order, number))
                 if line.who in seen:
                     num_known += 1
-                    if num_known > _MAX_KNOWN:
+                    if num_known > most_known:
                         break  # all that write such lines have been met
                     continue
                 seen.add(line.who)
