@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -78,18 +78,32 @@ def run_all(
 
     After the first error no further item is started, `stop` is set, and the error is raised.
     """
-    pool = ThreadPoolExecutor(max(1, num_parallel), thread_name_prefix="muster-data")
-    try:
-        futures = [pool.submit(work, item) for item in items]
-        done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
-        failed = [future for future in futures if future in done and future.exception()]
-        if failed or waiting:
+    given = list(items)
+    results: list[Any] = [None] * len(given)
+    numbers = iter(
+        range(len(given))
+    )  # each thread takes the next one: a future for each of 100,000 costs more than the work
+    errors: list[BaseException] = []
+
+    def drain() -> None:
+        for number in numbers:
+            if errors:
+                return
+            try:
+                results[number] = work(given[number])
+            except BaseException as error:
+                errors.append(error)
+                stop.set()
+                raise
+
+    num_threads = max(1, min(num_parallel, len(given)))
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="muster-data") as pool:
+        try:
+            wait([pool.submit(drain) for _ in range(num_threads)])
+        except BaseException as error:  # e.g. Ctrl-C
+            errors.append(error)
             stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-        return [future.result() for future in (failed[:1] or futures)]
-    except BaseException:
-        stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
-        raise
-    finally:
-        pool.shutdown(wait=True)
+            raise
+    if errors:
+        raise errors[0]
+    return results
