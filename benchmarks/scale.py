@@ -1,6 +1,6 @@
-"""How the cost of looking at a run grows with the run: lines of training, attempts of thousands of ranks, runs in the home.
+"""How the cost of looking grows with what there is: lines of training, attempts of thousands of ranks, runs, logs, files of a data set.
 
-    python benchmarks/scale.py [--only training,attempts,runs] [--most SIZE] [--quick] [--json FILE]
+    python benchmarks/scale.py [--only training,attempts,runs,logs,files] [--most SIZE] [--quick] [--json FILE]
 
 Records are written as rank 0 and the head write them. Of each command: its wall time, its processor time and the most memory that it
 had; `again` is the second look, which finds what the first has folded. `growth` is the exponent between the two largest sizes: 1.0 is
@@ -65,7 +65,7 @@ class Look:
 def main() -> int:
     """Measure, and print or write a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", default="training,attempts,runs", metavar="LIST")
+    parser.add_argument("--only", default="training,attempts,runs,logs,files", metavar="LIST")
     parser.add_argument("--most", type=int, default=10_000_000, metavar="SIZE")
     parser.add_argument("--quick", action="store_true", help="the two smallest sizes")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -194,6 +194,38 @@ def make_runs(home: Path, runs: int) -> int:
     return total
 
 
+def make_logs(home: Path, logs: int) -> int:
+    """Make a folder with a log of 10 KB of each of so many ranks, one of which has failed."""
+    folder = home / "logs"
+    folder.mkdir()
+    total = 0
+    for rank in range(logs):
+        lines = [
+            f"[rank {rank}] {_time(step * 1000)} INFO step {step} loss {2 / (step + 1):.4f} tok/s {1000 + step}"
+            for step in range(120)
+        ]
+        if rank == logs // 2:
+            lines += [
+                "Traceback (most recent call last):",
+                '  File "train.py", line 10, in <module>',
+            ]
+            lines += [
+                "    main()",
+                "RuntimeError: CUDA error: an illegal memory access was encountered",
+            ]
+        total += (folder / f"rank-{rank}.log").write_text("\n".join(lines) + "\n")
+    return total
+
+
+def make_files(home: Path, files: int) -> int:
+    """Make a folder with so many files of 0.3 kB."""
+    for number in range(files):
+        path = home / "set" / f"{number // 1000:03}" / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x" * 300 + str(number))
+    return 300 * files
+
+
 def _record(run_dir: RunDir, told: Iterator[RecordEvent]) -> None:
     with open(run_dir.events, "w") as file:
         file.writelines(
@@ -255,6 +287,7 @@ _VIEWS = {
     "explain": ["explain", "last"],
     "report": ["report", "last", "-o", "report.html"],
 }
+_UPLOAD = ["dataset", "upload", "set", "./set"]
 AXES = (
     Axis("training", (10_000, 100_000, 1_000_000, 10_000_000), make_training, _VIEWS),
     Axis("attempts", (1, 10, 100, 1_000), make_attempts, _VIEWS),
@@ -263,6 +296,13 @@ AXES = (
         (10, 100, 1_000, 10_000),
         make_runs,
         {"ps": ["ps"], "ps again": ["ps"], "status": ["status", "last"]},
+    ),
+    Axis("logs", (64, 512, 4_096), make_logs, {"explain": ["explain", "logs"]}),
+    Axis(
+        "files",
+        (1_000, 10_000, 100_000),
+        make_files,
+        {"upload": _UPLOAD, "upload again": _UPLOAD, "upload, third time": _UPLOAD},
     ),
 )
 

@@ -24,7 +24,7 @@ from torchmuster.diagnose.explain.reading.shapes import (
 from torchmuster.diagnose.explain.reading.tracebacks import TracebackReader
 
 MAX_EVENTS = 50_000
-MAX_FRAME_LINES = 40_000  # first and last lines of all logs; of further logs few are kept
+MAX_FRAME_LINES = 20_000  # first and last lines of all logs; of further logs few are kept
 _MAX_KNOWN = 64
 _MAX_KNOWN_OF_ONE = 2  # in a log whose name says which rank has written it
 _RAISES = ("Error", "Exception", "Exit", "Warning")  # before the colon of an exception's last line
