@@ -103,7 +103,7 @@ class GroupHead(Head[_Agent]):
         self._starter = starter
         self._gang = GroupPolicy(options.group, options.plan.grace_s, options.plan.backoff_s)
         self._barriers = TaskBarriers(tuple(task.name for task in options.group.tasks), self._send)
-        self._execs = ExecRelay(self._send_exec, self._why_no_exec)
+        self._execs = ExecRelay(self._task_of, self._send, self._why_no_exec)
         self._agents: dict[str, _Agent] = {}
         self._timers = Timers()
         self._outcomes: dict[str, TaskOutcome] = {}
@@ -282,7 +282,7 @@ class GroupHead(Head[_Agent]):
             case messages.BarrierLeave(caller_id=caller_id):
                 self._barriers.leave(caller_id)
             case _ if isinstance(message, messages.FromExecTask):
-                self._execs.from_task(task, message)
+                self._execs.from_agent(task, message)
 
     def client_gone(self, client: HeadClient) -> None:
         """Take the end of a client's connection."""
@@ -300,9 +300,8 @@ class GroupHead(Head[_Agent]):
             case _ if isinstance(message, messages.FromExecClient):
                 self._execs.from_client(client.channel, message)
 
-    def _send_exec(self, task: str, message: messages.Message) -> bool:
-        self._send(task, message)
-        return task in self._agents
+    def _task_of(self, word: str) -> str | None:
+        return word if word in self._agents else None
 
     def _why_no_exec(self, task: str) -> tuple[str, str | None]:
         if task not in {one.name for one in self._group.tasks}:
@@ -325,7 +324,7 @@ class GroupHead(Head[_Agent]):
     def _lose(self, task: str, why: str) -> None:
         self._agents.pop(task, None)
         self._port_users.discard(task)
-        self._execs.task_gone(task, why)
+        self._execs.agent_gone(task, why)
         if self._gang.phase(task) is TaskPhase.OVER:
             return
         self._barriers.task_lost(task)
@@ -375,7 +374,7 @@ class GroupHead(Head[_Agent]):
         if agent is not None:
             self._leaving.add((task, agent.hello.attempt))
             agent.channel.send_nowait(messages.TaskLeave())
-            self._execs.task_gone(task, "the task has ended")
+            self._execs.agent_gone(task, "the task has ended")
         if self._gang.phase(task) is TaskPhase.OVER:
             outcome = self._outcomes.get(task)
             how = outcome.state.value if outcome is not None else "ended"

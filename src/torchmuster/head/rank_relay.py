@@ -1,16 +1,11 @@
-"""The head's part in `muster exec` and a training run: which agent has the rank or the node that is named.
-
-What a client names is a word: `rank 3`, or `node n2`. The rest is that of workflows (`head/exec_relay.py`).
-"""
+"""Which agent has the rank or the node that `muster exec` names: a word, `rank 3`, or `node n2`."""
 
 from collections.abc import Callable
 from typing import Protocol
 
-from torchmuster.head.exec_relay import Client, ExecRelay
 from torchmuster.head.membership import Member
 from torchmuster.model.display.text import name_alone, nearest
 from torchmuster.model.ranks import NodeRanks
-from torchmuster.net import messages
 
 
 class RunningAttempt(Protocol):
@@ -20,63 +15,29 @@ class RunningAttempt(Protocol):
     ranks: dict[int, NodeRanks]
 
 
-class RankRelay:
-    """Passes messages on between clients and the agents of ranks.
+class NamedAgents:
+    """The agents of a run, by what a client calls them.
 
     Args:
         attempt: Returns the attempt that runs.
         name: Returns what a member is called.
-        send: Sends to an agent.
     """
 
     def __init__(
-        self,
-        attempt: Callable[[], RunningAttempt | None],
-        name: Callable[[Member], str],
-        send: Callable[[Member, messages.Message], None],
+        self, attempt: Callable[[], RunningAttempt | None], name: Callable[[Member], str]
     ) -> None:
         self._attempt = attempt
         self._name = name
-        self._send = send
-        self._relay = ExecRelay(self._to_word, self._why_not)
-        self._members: dict[str, Member] = {}  # by the word, as long as it was last used
 
-    def from_client(self, client: Client, message: messages.FromExecClient) -> None:
-        """Pass a client's message on."""
-        self._relay.from_client(client, message)
-
-    def client_gone(self, client: Client) -> None:
-        """End what a client has started."""
-        self._relay.client_gone(client)
-
-    def from_node(self, member: Member, message: messages.FromExecTask) -> None:
-        """Pass on what an agent says."""
-        for word, known in self._members.items():
-            if known is member:
-                self._relay.from_task(word, message)
-
-    def node_gone(self, member: Member, why: str) -> None:
-        """Tell the clients of a node that its agent is no more."""
-        for word in [word for word, known in self._members.items() if known is member]:
-            self._relay.task_gone(word, why)
-            del self._members[word]
-
-    def _to_word(self, word: str, message: messages.Message) -> bool:
-        member = self._members.get(word)
-        if isinstance(message, messages.ExecStart) or member is None:
-            member = self._find(word)
-        if member is None or not member.is_present:
-            return False
-        self._members[word] = member
-        self._send(member, message)
-        return True
-
-    def _find(self, word: str) -> Member | None:
+    def find(self, word: str) -> Member | None:
+        """Return the connected agent of the rank or the node."""
         attempt = self._attempt()
         kind, _, name = word.partition(" ")
         if attempt is None:
             return None
         for place, member in attempt.members.items():
+            if not member.is_present:
+                continue
             ranks = attempt.ranks[place]
             if kind == "node" and name in (
                 self._name(member),
@@ -89,7 +50,8 @@ class RankRelay:
                 return member
         return None
 
-    def _why_not(self, word: str) -> tuple[str, str | None]:
+    def why_not(self, word: str) -> tuple[str, str | None]:
+        """Return why there is none."""
         attempt = self._attempt()
         kind, _, name = word.partition(" ")
         if attempt is None:

@@ -42,9 +42,9 @@ from torchmuster.net.channel import Channel
 from torchmuster.net.handshake import HandshakeError, Reason
 
 if TYPE_CHECKING:
+    from torchmuster.head.exec_relay import ExecRelay
     from torchmuster.head.hangs.monitor import HangMonitor
     from torchmuster.head.openmetrics import NewestTraining
-    from torchmuster.head.rank_relay import RankRelay
 
 _GOODBYE_S = 2.0
 _WHY_REFUSED = {
@@ -83,7 +83,7 @@ class TrainingHead(Head[Member]):
         self._hangs: HangMonitor | None = (
             None  # of the attempt that runs, from its first progress on
         )
-        self._execs: RankRelay | None = None
+        self._execs: ExecRelay[Member] | None = None
         self._training: NewestTraining | None = None
         samples = options.run_dir.samples
         self._board = Board(lambda line: disk.append(samples, line), options.samples_bytes)
@@ -249,7 +249,7 @@ class TrainingHead(Head[Member]):
             self._hangs.lose(member.place)
         if self._execs is not None:
             name = self.policy.members.name(member)
-            self._execs.node_gone(member, f"{name} was lost: {why}")
+            self._execs.agent_gone(member, f"{name} was lost: {why}")
 
     # What agents say.
 
@@ -276,7 +276,7 @@ class TrainingHead(Head[Member]):
                 self._take_progress(agent, message)
             case _ if isinstance(message, messages.FromExecTask):
                 if self._execs is not None:
-                    self._execs.from_node(agent, message)
+                    self._execs.from_agent(agent, message)
             case _:
                 self.policy.said(self.clock(), agent, message)
                 self._carry_out()
@@ -345,12 +345,13 @@ class TrainingHead(Head[Member]):
         if places:
             client.channel.send_nowait(messages.NeedNodes(places=places))
 
-    def _exec_relay(self) -> "RankRelay":
+    def _exec_relay(self) -> "ExecRelay[Member]":
         if self._execs is None:
-            from torchmuster.head.rank_relay import RankRelay
+            from torchmuster.head.exec_relay import ExecRelay
+            from torchmuster.head.rank_relay import NamedAgents
 
-            name = self.policy.members.name
-            self._execs = RankRelay(lambda: self.policy.attempt, name, self.policy.send)
+            agents = NamedAgents(lambda: self.policy.attempt, self.policy.members.name)
+            self._execs = ExecRelay(agents.find, self.policy.send, agents.why_not)
         return self._execs
 
     # Ranks that stand still.

@@ -22,12 +22,11 @@ class Stage:
     def __init__(self):
         self.sent = []
         self.running = {"a", "b"}
-        self.relay = ExecRelay(self.to_task, lambda task: (f"{task} does not run", "why"))
-
-    def to_task(self, task, message):
-        if task in self.running:
-            self.sent.append((task, message))
-        return task in self.running
+        self.relay = ExecRelay(
+            lambda word: word if word in self.running else None,
+            lambda task, message: self.sent.append((task, message)),
+            lambda word: (f"{word} does not run", "why"),
+        )
 
     def start(self, client, exec_id="1", task="a"):
         start = messages.ExecStart(exec_id=exec_id, task=task, argv=("ls",))
@@ -44,7 +43,7 @@ def test_a_start_goes_to_its_task_and_the_output_back_to_its_client(stage):
     first, second = Client(), Client()
     starts = [stage.start(first, "1", "a"), stage.start(second, "2", "b")]
     output = messages.ExecOutput(exec_id="2", stream=1, data="")
-    stage.relay.from_task("b", output)
+    stage.relay.from_agent("b", output)
     assert stage.sent == [("a", starts[0]), ("b", starts[1])]
     assert (first.got, second.got) == ([], [output])
 
@@ -76,7 +75,7 @@ def test_a_number_that_is_taken_is_refused(stage):
 def test_another_task_can_t_answer(stage):
     client = Client()
     stage.start(client)
-    stage.relay.from_task("b", messages.ExecEnded(exec_id="1", code=0))
+    stage.relay.from_agent("b", messages.ExecEnded(exec_id="1", code=0))
     assert client.got == []
 
 
@@ -100,7 +99,7 @@ def test_a_client_that_goes_takes_all_its_commands_with_it(stage):
 def test_nothing_is_remembered_of_a_command_that_has_ended(stage, last):
     client = Client()
     stage.start(client)
-    stage.relay.from_task("a", last)
+    stage.relay.from_agent("a", last)
     assert client.got == [last]
     assert stage.relay.num_routes == 0
 
@@ -109,6 +108,6 @@ def test_clients_hear_that_their_task_is_gone_and_others_do_not(stage):
     first, second = Client(), Client()
     stage.start(first, "1", "a")
     stage.start(second, "2", "b")
-    stage.relay.task_gone("a", "it was lost")
+    stage.relay.agent_gone("a", "it was lost")
     assert first.got == [messages.ExecEnded(exec_id="1", code=LOST, why="it was lost")]
     assert second.got == []

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchmuster.head.rank_relay import RankRelay
+from torchmuster.head.exec_relay import ExecRelay
+from torchmuster.head.rank_relay import NamedAgents
 from torchmuster.model.ranks import assign_ranks
 from torchmuster.net import messages
 
@@ -34,9 +35,8 @@ def house():
     agents = {0: Agent("n1"), 1: Agent("n2")}
     attempt = SimpleNamespace(members=agents, ranks=assign_ranks({0: 2, 1: 2}))
     sent = []
-    relay = RankRelay(
-        lambda: attempt, lambda member: member.name, lambda member, m: sent.append((member, m))
-    )
+    named = NamedAgents(lambda: attempt, lambda member: member.name)
+    relay = ExecRelay(named.find, lambda member, m: sent.append((member, m)), named.why_not)
     return SimpleNamespace(agents=agents, relay=relay, sent=sent)
 
 
@@ -51,7 +51,7 @@ def test_the_agent_that_is_named_gets_the_command(house, word, place):
     client = Client()
     house.relay.from_client(client, start(word))
     assert [member for member, _ in house.sent] == [house.agents[place]]
-    house.relay.from_node(house.agents[place], messages.ExecEnded(exec_id="e", code=3))
+    house.relay.from_agent(house.agents[place], messages.ExecEnded(exec_id="e", code=3))
     assert client.heard == [messages.ExecEnded(exec_id="e", code=3)]
 
 
@@ -72,14 +72,14 @@ def test_who_is_not_there_is_refused_with_what_is(house, word, what, why):
 def test_another_agent_can_not_answer_for_a_rank(house):
     client = Client()
     house.relay.from_client(client, start("rank 0"))
-    house.relay.from_node(house.agents[1], messages.ExecEnded(exec_id="e", code=0))
+    house.relay.from_agent(house.agents[1], messages.ExecEnded(exec_id="e", code=0))
     assert client.heard == []
 
 
 def test_a_lost_node_ends_its_commands(house):
     client = Client()
     house.relay.from_client(client, start("rank 0"))
-    house.relay.node_gone(house.agents[0], "n1 was lost")
+    house.relay.agent_gone(house.agents[0], "n1 was lost")
     assert client.heard == [messages.ExecEnded(exec_id="e", code=137, why="n1 was lost")]
 
 
@@ -92,6 +92,7 @@ def test_a_client_that_goes_leaves_nothing_behind(house):
 
 def test_before_the_first_attempt_there_is_nobody():
     client = Client()
-    relay = RankRelay(lambda: None, lambda member: "", lambda member, message: None)
+    named = NamedAgents(lambda: None, lambda member: "")
+    relay = ExecRelay(named.find, lambda member, message: None, named.why_not)
     relay.from_client(client, start("rank 0"))
     assert client.heard[0].what == "no worker of the run has started yet"
