@@ -70,6 +70,7 @@ class RunDir:
     report = PathBelow("report.html")  # `muster report`: the page of the run
     report_log = PathBelow("report.log")  # client: why the page of a failed run could not be made
     secret = PathBelow("secret")  # client: the key of the channel, 0600
+    member_request = PathBelow("pods/request.json")  # client: what pods of a sweep are made of
     call = PathBelow("call")  # client: the function of `torchmuster.launch`, 0600
     room = PathBelow("room")  # owner: kept for its result, should the disk be full
     owner = PathBelow("owner.json")  # client: who owns the run: pid, boot, host

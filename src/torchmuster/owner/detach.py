@@ -11,7 +11,6 @@ from torchmuster.errors import RunDirectoryError
 from torchmuster.files import atomic
 from torchmuster.files.layout import Kind, RunDir
 from torchmuster.owner.create import write_owner
-from torchmuster.owner.sweep.members import MEMBER_REQUEST
 
 if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
@@ -41,7 +40,7 @@ def _own(path: str) -> int:
     run_dir = RunDir(path)
     if (own := _OWNERS.get(run_dir.kind)) is not None:
         return own(run_dir)
-    if os.path.exists(os.path.join(path, "..", "..", MEMBER_REQUEST)):
+    if os.path.exists(RunDir(os.path.join(path, "..", "..")).member_request):
         from torchmuster.owner.sweep.pod_runs import own_member
 
         return own_member(run_dir)

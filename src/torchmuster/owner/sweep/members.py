@@ -33,7 +33,6 @@ from torchmuster.owner.views.record import next_attempt
 from torchmuster.spec.sweep_plan import SweepPlan
 
 # In the folder of a sweep whose members are runs in several pods: what each of them asks for.
-MEMBER_REQUEST = os.path.join("pods", "request.json")
 
 
 def member_dir(run_dir: RunDir, plan: SweepPlan, number: int) -> RunDir:

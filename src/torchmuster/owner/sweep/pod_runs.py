@@ -20,7 +20,6 @@ from torchmuster.owner.jobs.jobs import note_refusal, submit_job
 from torchmuster.owner.pods.bring import bring_run
 from torchmuster.owner.pods.end import cancel_run
 from torchmuster.owner.pods.reach import job_of
-from torchmuster.owner.sweep.members import MEMBER_REQUEST
 from torchmuster.owner.views.find import view_job
 from torchmuster.owner.views.record import next_attempt, read_plan
 
@@ -28,7 +27,7 @@ from torchmuster.owner.views.record import next_attempt, read_plan
 def note_request(sweep: RunDir, job: JobRequest) -> None:
     """Say that the members of a sweep are runs in pods, and what each of them asks of the cluster."""
     os.makedirs(os.path.join(sweep.path, "pods"), mode=0o700, exist_ok=True)
-    atomic.write_json(os.path.join(sweep.path, MEMBER_REQUEST), codec.to_plain(job))
+    atomic.write_json(sweep.member_request, codec.to_plain(job))
 
 
 def own_member(run_dir: RunDir) -> int:
@@ -40,7 +39,7 @@ def own_member(run_dir: RunDir) -> int:
     sweep, plan = os.path.dirname(os.path.dirname(run_dir.path)), read_plan(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
-    plain = atomic.read_json(os.path.join(sweep, MEMBER_REQUEST))
+    plain = atomic.read_json(RunDir(sweep).member_request)
     voice = TerminalVoice()
     voice.start()
     for signum in (signal.SIGTERM, AT_ONCE):

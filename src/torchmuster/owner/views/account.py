@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torchmuster.errors import MissingRecordError
 from torchmuster.files.layout import RunDir, short_id
@@ -12,8 +13,6 @@ from torchmuster.model.display.text import few_of
 from torchmuster.model.record.events import DatasetVersionEvent
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
-from torchmuster.node.pod.order import ORDER_FILE, PodOrder, read_order
-from torchmuster.owner.views.find import read_jobs_of, view_job
 from torchmuster.owner.views.record import (
     changed_at,
     damage_of_result,
@@ -23,8 +22,10 @@ from torchmuster.owner.views.record import (
     read_result,
     told_seconds,
 )
-from torchmuster.owner.views.run_view import RunView
-from torchmuster.owner.views.training import TrainingReader
+
+if TYPE_CHECKING:  # nothing of it is needed at the end of a run that has succeeded
+    from torchmuster.node.pod.order import PodOrder
+    from torchmuster.owner.views.run_view import RunView
 
 _STEP = re.compile(r"step-(\d{9,})")
 
@@ -56,7 +57,7 @@ class Account:
         return f"{self.engine} {self.jobs[-1]}{more}" if self.jobs else self.engine
 
 
-def account_of(view: RunView, now: float) -> Account:
+def account_of(view: "RunView", now: float) -> Account:
     """Return the account of a run; `now` is in seconds since 1970."""
     engine, jobs = _place(view)
     return Account(
@@ -69,7 +70,9 @@ def account_of(view: RunView, now: float) -> Account:
     )
 
 
-def _place(view: RunView) -> tuple[str, tuple[str, ...]]:
+def _place(view: "RunView") -> tuple[str, tuple[str, ...]]:
+    from torchmuster.owner.views.find import read_jobs_of
+
     submitted = read_jobs_of(view.run_dir)
     if submitted is not None:
         return submitted
@@ -77,7 +80,7 @@ def _place(view: RunView) -> tuple[str, tuple[str, ...]]:
     return view.place, (job_id,) if job_id is not None else ()
 
 
-def _elapsed_s(view: RunView, now: float) -> float | None:
+def _elapsed_s(view: "RunView", now: float) -> float | None:
     times = [time for path in view.records() for time in ends_of(path)]
     if view.result is None and not times and (began := changed_at(view.run_dir.arrays)) is not None:
         return max(0.0, now - began)  # an array has no owner that would write a record
@@ -93,7 +96,7 @@ def whole(result: Result, run_dir: RunDir) -> Result:
     return replace(result, elapsed_s=max(result.elapsed_s, told_seconds(run_dir.events)))
 
 
-def _ended_by(view: RunView) -> str | None:
+def _ended_by(view: "RunView") -> str | None:
     result = view.result
     if view.state is RunState.SUCCEEDED or not view.state.is_final:
         return None
@@ -105,6 +108,8 @@ def _ended_by(view: RunView) -> str | None:
         return f"exit code {result.exit_code}"
     if (damage := damage_of_result(view.run_dir)) is not None:
         return damage
+    from torchmuster.owner.views.find import view_job
+
     job = view_job(view.run_dir) if os.path.isfile(view.run_dir.job) else None
     if job is not None:
         return f"job {job.job_id} left no result: it is {job.state.value.replace('_', ' ')}"
@@ -133,6 +138,8 @@ def find_saved(run_dir: RunDir) -> Saved | None:
 
     The record says where, since a script may name a folder of its own; the folder itself says which is the newest.
     """
+    from torchmuster.owner.views.training import TrainingReader
+
     training = TrainingReader(run_dir).read()
     folder = training.folder or run_dir.snapshots
     recorded = training.saved[0] if training.saved is not None else None
@@ -163,7 +170,9 @@ def _is_of_a_host(run_dir: RunDir, folder: str) -> bool:
     return of_run and os.path.realpath(folder) != os.path.realpath(own)
 
 
-def _order(folder: str) -> PodOrder | None:
+def _order(folder: str) -> "PodOrder | None":
+    from torchmuster.node.pod.order import ORDER_FILE, read_order
+
     path = os.path.join(folder, "pods", ORDER_FILE)
     with contextlib.suppress(codec.CodecError):
         return read_order(path) if os.path.exists(path) else None
