@@ -31,6 +31,7 @@ QUICK = {
     "explain": "",
     "report": "",
     "scale": "",
+    "executed": "",
     "eyes": "",
     "python": "",
     "sessions": "",

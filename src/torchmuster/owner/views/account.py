@@ -138,6 +138,8 @@ def find_saved(run_dir: RunDir) -> Saved | None:
 
     The record says where, since a script may name a folder of its own; the folder itself says which is the newest.
     """
+    if not os.path.exists(run_dir.training) and not os.path.exists(run_dir.snapshots):
+        return None
     from torchmuster.owner.views.training import TrainingReader
 
     training = TrainingReader(run_dir).read()
