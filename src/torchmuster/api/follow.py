@@ -16,7 +16,7 @@ from torchmuster.owner.views.board_watch import BoardWatch
 from torchmuster.owner.views.control import LogChoice, log_files
 from torchmuster.owner.views.find import any_result, owner_lives, view_of_sweep, view_run
 from torchmuster.owner.views.live import LiveReader
-from torchmuster.owner.views.record import read_new
+from torchmuster.owner.views.record import Follow
 from torchmuster.ui.status_line import status_rows
 
 _POLL_S = 0.1
@@ -42,7 +42,7 @@ def _show(run_dir: RunDir) -> Generator[float, None, None]:
     """Show what is new, and yield how long to wait until the next look."""
     cell = _cell()
     shown: _Status = cell if cell is not None else _Terminal() if sys.stdout.isatty() else _Status()
-    positions: dict[str, int] = {}
+    follow = Follow()
     watch = BoardWatch(view_run(run_dir), ask_every_s=_STATUS_EVERY_S)
     watch.start()
     reader = LiveReader(run_dir, watch.newest)
@@ -50,7 +50,7 @@ def _show(run_dir: RunDir) -> Generator[float, None, None]:
         status_at = time.monotonic() + _STATUS_EVERY_S
         while True:
             over = any_result(run_dir) is not None or not owner_lives(run_dir)
-            for text in _new_lines(run_dir, positions):
+            for text in _new_lines(run_dir, follow):
                 shown.write(text)
             if over:
                 return
@@ -104,12 +104,11 @@ def follow_sweep(run_dir: RunDir) -> None:
     shown.write(members_table(view))
 
 
-def _new_lines(run_dir: RunDir, positions: dict[str, int]) -> Iterator[str]:
+def _new_lines(run_dir: RunDir, follow: Follow) -> Iterator[str]:
     """Yield what rank 0 has written since the last look, in its newest attempt."""
     with contextlib.suppress(NotFoundError):
-        for _, path in log_files(view_run(run_dir), LogChoice(rank=0)):
-            for text in read_new(path, positions):
-                yield as_bytes(text).decode(errors="replace")
+        for _, text in follow.texts(log_files(view_run(run_dir), LogChoice(rank=0))):
+            yield as_bytes(text).decode(errors="replace")
 
 
 class _Status:

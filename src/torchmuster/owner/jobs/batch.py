@@ -5,7 +5,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.plan import RunPlan, Tee
-from torchmuster.model.record.events import AttemptStartedEvent, parse
+from torchmuster.model.record.events import AttemptStartedEvent
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.links import cancel_jobs, describe_link, settled_result, view_newest
 from torchmuster.owner.jobs.never import NeverWatch
-from torchmuster.owner.views.record import RecordTail, read_new
+from torchmuster.owner.views.record import Follow
 from torchmuster.owner.views.run_view import lost_head
 
 if TYPE_CHECKING:
@@ -133,16 +133,15 @@ class JobFollower:
     voice: TerminalVoice
     _view: JobView | None = None
     _news: JobNews = field(default_factory=JobNews)
-    _tail: RecordTail = field(init=False)
+    _follow: Follow = field(init=False)
     _attempts: set[int] = field(default_factory=set)
-    _positions: dict[str, int] = field(default_factory=dict)
     _never: NeverWatch = field(default_factory=NeverWatch)
     _copy: "RunCopy | None" = None
     _lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Copy the record of a run whose nodes don't see our files."""
-        self._tail = RecordTail(self.run_dir.events)
+        self._follow = Follow(self.run_dir.events)
         if object_dialect(self.dialect) is not None:
             from torchmuster.owner.pods.copy import RunCopy
 
@@ -226,25 +225,20 @@ class JobFollower:
             self.voice.say(text)
 
     def _show_news(self) -> None:
-        lines, began_anew = self._tail.read()
-        if began_anew:  # a copy that begins again, see `owner/pods/mirror.py`
-            self._attempts.clear()
-            self._positions.clear()
-        for one in filter(None, map(parse, lines)):
+        for one in self._follow.events():
             if isinstance(one.event, AttemptStartedEvent):
                 self._attempts.add(one.event.attempt)
             self.voice.tell(one.event)
         if self.plan.tee is Tee.NONE:
             return
-        for attempt in sorted(self._attempts):
-            self._show_logs(attempt)
+        for rank, text in self._follow.texts(self._logs()):
+            new = text if self._copy is None else self._copy.lines.new_of("record", text)
+            self.voice.show(rank, 1, new, 0)
 
-    def _show_logs(self, attempt: int) -> None:
-        ranks = [0]
-        if self.plan.tee is Tee.ALL:
-            ranks = list(range(sum(self.plan.num_workers(p) for p in range(self.plan.max_nodes))))
-        for rank in ranks:
-            path = self.run_dir.rank_log(attempt, rank)
-            for text in read_new(path, self._positions):
-                new = text if self._copy is None else self._copy.lines.new_of("record", text)
-                self.voice.show(rank, 1, new, 0)
+    def _logs(self) -> Iterator[tuple[int, str]]:
+        plan, num_ranks = self.plan, 1
+        if plan.tee is Tee.ALL:
+            num_ranks = sum(plan.num_workers(place) for place in range(plan.max_nodes))
+        for attempt in sorted(self._attempts):
+            for rank in range(num_ranks):
+                yield rank, self.run_dir.rank_log(attempt, rank)

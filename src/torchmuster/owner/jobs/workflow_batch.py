@@ -23,7 +23,7 @@ from torchmuster.owner.jobs.jobs import cancel_job, submit_script, view_jobs
 from torchmuster.owner.jobs.never import NeverWatch, note_group
 from torchmuster.owner.reuse import link_reused
 from torchmuster.owner.views.find import view_run
-from torchmuster.owner.views.record import read_new
+from torchmuster.owner.views.record import Follow
 from torchmuster.owner.views.workflow_view import WorkflowRun, WorkflowView, task_logs
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class WorkflowFollower:
     job_ids: Mapping[str, str]
     voice: TerminalVoice
     _said: dict[str, str] = field(default_factory=dict)
-    _positions: dict[str, int] = field(default_factory=dict)
+    _logs: Follow = field(default_factory=Follow)
     _numbers: dict[str, int] = field(default_factory=dict)
     _never: NeverWatch = field(default_factory=NeverWatch)
 
@@ -130,17 +130,15 @@ class WorkflowFollower:
                 _cancel_all(self.dialect, {group.name: job_id})
 
     def _show(self, view: WorkflowView) -> None:
-        for name, logs in task_logs(view, self.run_dir):
-            for _, path in logs:
-                self._show_log(name, path)
+        found = task_logs(view, self.run_dir)
+        for task, text in self._logs.texts(
+            (name, path) for name, logs in found for _, path in logs
+        ):
+            number = self._numbers.setdefault(task, len(self._numbers))
+            self.voice.name_rank(number, task)
+            self.voice.show(number, 1, text, 0)
         for group in view.groups:
             text = group.state.value + (f": {group.why}" if group.why else "")
             if self._said.get(group.name) != text and group.state is not State.SUBMITTING:
                 self._said[group.name] = text
                 self.voice.say(f"group {group.name} is {text}")
-
-    def _show_log(self, task: str, path: str) -> None:
-        for text in read_new(path, self._positions):
-            number = self._numbers.setdefault(task, len(self._numbers))
-            self.voice.name_rank(number, task)
-            self.voice.show(number, 1, text, 0)

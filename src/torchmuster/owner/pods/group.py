@@ -23,7 +23,6 @@ from torchmuster.model.record.events import (
     Stamped,
     TaskStartedEvent,
     fields_of,
-    parse,
 )
 from torchmuster.model.states import JobState, State
 from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
@@ -48,7 +47,7 @@ from torchmuster.owner.pods.release import PlaceRelease
 from torchmuster.owner.pods.remake import ObjectsKept
 from torchmuster.owner.pods.starts import PodStarts, lacks_room
 from torchmuster.owner.pods.watch import PodWatch
-from torchmuster.owner.views.record import RecordTail, read_new, read_outcome
+from torchmuster.owner.views.record import Follow, read_outcome
 
 if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
@@ -84,8 +83,7 @@ class PodGroup:
     _never: NeverWatch = field(default_factory=NeverWatch)
     _told: dict[str, str] = field(default_factory=dict)
     _waiting: dict[str, JobView] = field(default_factory=dict)
-    _tail: RecordTail = field(init=False)
-    _positions: dict[str, int] = field(default_factory=dict)
+    _follow: Follow = field(init=False)
     _num_stops: int = 0
     _short_since: float | None = None
     _started: dict[str, float | None] = field(default_factory=dict)
@@ -95,7 +93,7 @@ class PodGroup:
 
     def __post_init__(self) -> None:
         """Read its record from the beginning."""
-        self._tail = RecordTail(self.run_dir.group(self.group.name).events)
+        self._follow = Follow(self.run_dir.group(self.group.name).events)
 
     async def start(self, start: GroupStart) -> tuple[str, int]:
         """Make the Jobs; what the head is told stands in what they bring along.
@@ -313,16 +311,12 @@ class PodGroup:
 
     def _pass_on(self) -> None:
         """Give on what has come of the record since the last look."""
-        lines, began_anew = self._tail.read()
-        if began_anew:  # a first pod that was made again
-            self._positions.clear()
-        for one in filter(None, map(parse, lines)):
+        for one in self._follow.events():
             self._note_loss(one)
             fields = fields_of(one.event)
             self.hear(messages.Event(name=one.event.name, time=one.time, fields=fields))
-        for task, path in self._logs():
-            for text in read_new(path, self._positions):
-                self.hear(messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))
+        for task, text in self._follow.texts(self._logs()):
+            self.hear(messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))
 
     def _note_loss(self, one: Stamped) -> None:
         match one.event:

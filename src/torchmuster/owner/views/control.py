@@ -28,7 +28,7 @@ from torchmuster.owner.jobs.never import NeverWatch
 from torchmuster.owner.sweep.array_stops import cancel_sweep
 from torchmuster.owner.views.find import any_result, owner_is_here, owner_lives, view_job, view_run
 from torchmuster.owner.views.head_call import call_head
-from torchmuster.owner.views.record import read_new, told_seconds
+from torchmuster.owner.views.record import Follow, told_seconds
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.workflow_view import WorkflowRun, task_logs
 
@@ -206,16 +206,16 @@ async def follow_logs(
     view: RunView, choice: LogChoice, write: Callable[[int, str], None], tail: int | None = None
 ) -> None:
     """Write what ranks or tasks write, as they write it, until the run has ended; at first the last `tail` lines."""
-    positions: dict[str, int] = {}
+    follow = Follow()
     if tail is not None:
         with contextlib.suppress(NotFoundError):
-            positions = {p: offset_of_last_lines(p, tail) for _, p in log_files(view, choice)}
+            logs = log_files(view, choice)
+            follow.begin_behind({path: offset_of_last_lines(path, tail) for _, path in logs})
     while True:
         over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
         with contextlib.suppress(NotFoundError):
-            for number, path in log_files(view_run(view.run_dir), choice):
-                for text in read_new(path, positions):
-                    write(number, text)
+            for number, text in follow.texts(log_files(view_run(view.run_dir), choice)):
+                write(number, text)
         if over:
             return
         await asyncio.sleep(_POLL_S)

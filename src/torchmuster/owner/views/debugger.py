@@ -16,13 +16,13 @@ from collections.abc import Callable
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
-from torchmuster.model.record.events import DebuggerWaitsEvent, parse
+from torchmuster.model.record.events import DebuggerWaitsEvent
 from torchmuster.net.port_owner import is_own_connection
 from torchmuster.owner.views.exec_threads import Write
 from torchmuster.owner.views.execute import ExecOrder, ExecResult
 from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.ranks import execute_beside
-from torchmuster.owner.views.record import RecordTail
+from torchmuster.owner.views.record import Follow
 
 USUAL_PORT = 5678  # which editors propose
 _LOOK_EVERY_S = 0.1
@@ -63,13 +63,12 @@ class DebuggerDoor:
         asyncio.run(self._watch())
 
     async def _watch(self) -> None:
-        tail = RecordTail(self._run_dir.events)
+        follow = Follow(self._run_dir.events)
         sessions: set[asyncio.Task[None]] = set()
         rank = -1
         while not self._ends.is_set():
-            for line in tail.read()[0]:
-                one = parse(line)
-                if one is None or not isinstance(event := one.event, DebuggerWaitsEvent):
+            for one in follow.events():
+                if not isinstance(event := one.event, DebuggerWaitsEvent):
                     continue
                 rank = event.rank
                 if event.tool == contract.DEBUGPY:

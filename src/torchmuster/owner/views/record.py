@@ -7,8 +7,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from torchmuster.files import atomic
 from torchmuster.files.claims import Claims
@@ -28,6 +28,7 @@ from torchmuster.model.record.run import RunRecord
 from torchmuster.model.verdict import Result
 from torchmuster.plainfile import open_plain
 
+T = TypeVar("T")
 _BLOCK_BYTES = 1 << 20
 _MOST_LINE_BYTES = 64 << 20  # a line of samples of 4,096 ranks has about 0.5 MB
 # What a look into an event raises that another version wrote, or that was written on a full disk: it is left out.
@@ -280,16 +281,48 @@ def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:
         return None
 
 
-def read_new(path: str, positions: dict[str, int]) -> Iterator[str]:
-    """Yield what a growing log has got since the last look, in blocks; `positions` remembers how far that was."""
-    try:
-        with open_plain(path) as log:  # reopened each time: NFS caches what an open file shows
-            log.seek(positions.get(path, 0))
-            while data := log.read(_BLOCK_BYTES):
-                text, num_bytes = codecs.utf_8_decode(data, "surrogateescape", False)
-                if not num_bytes:
-                    return  # the beginning of a character
-                positions[path] = log.seek(num_bytes - len(data), os.SEEK_CUR)
-                yield text
-    except OSError:
-        return
+class Follow:
+    """What a record and its logs have got since the last look, each thing once; a copy that begins anew is read anew.
+
+    Args:
+        record: The path of the events; None: only logs are followed.
+    """
+
+    def __init__(self, record: str | None = None) -> None:
+        self._tail = RecordTail(record) if record is not None else None
+        self._positions: dict[str, int] = {}  # in the logs, in bytes
+
+    def events(self) -> Iterator[Stamped]:
+        """Return the new events that this version knows."""
+        lines, began_anew = self._tail.read() if self._tail is not None else (iter(()), False)
+        if began_anew:
+            self._positions.clear()
+        return filter(None, map(parse, lines))
+
+    def texts(self, logs: Iterable[tuple[T, str]]) -> Iterator[tuple[T, str]]:
+        """Yield what logs have got, in blocks.
+
+        Args:
+            logs: Whose each is, and its path.
+        """
+        for whose, path in logs:
+            for text in self._new_of(path):
+                yield whose, text
+
+    def begin_behind(self, offsets: Mapping[str, int]) -> None:
+        """Leave out what stands in logs before these places, in bytes."""
+        self._positions.update(offsets)
+
+    def _new_of(self, path: str) -> Iterator[str]:
+        try:
+            with open_plain(path) as log:  # reopened each time: NFS caches what an open file shows
+                at = self._positions.get(path, 0)
+                log.seek(at if os.fstat(log.fileno()).st_size >= at else 0)
+                while data := log.read(_BLOCK_BYTES):
+                    text, num_bytes = codecs.utf_8_decode(data, "surrogateescape", False)
+                    if not num_bytes:
+                        return  # the beginning of a character
+                    self._positions[path] = log.seek(num_bytes - len(data), os.SEEK_CUR)
+                    yield text
+        except OSError:
+            return
