@@ -73,7 +73,7 @@ PARTS = {
 BOUNDS = {
     "launcher": 42_890,
     "diagnose": 12_700,
-    "workflow": 11_330,
+    "workflow": 11_340,
     "train": 7_890,
     "kubernetes": 7_880,
     "session": 5_590,
