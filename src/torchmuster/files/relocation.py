@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_MAX_TEXT_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 256 << 20
 
 

@@ -46,8 +46,6 @@ from torchmuster.owner.reuse import link_reused
 from torchmuster.owner.views.record import next_task_attempts, read_outcome
 from torchmuster.programs.group_main import ProcessStarter, conduct_group, read_plan
 
-_END_S = 10.0
-
 
 def main(arguments: list[str]) -> int:
     """Own the group of these pods to its end; return the pod's exit code."""

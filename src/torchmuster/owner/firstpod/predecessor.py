@@ -30,7 +30,6 @@ from torchmuster.node.pod.session import CLAIM_VARIABLE
 from torchmuster.owner.resubmit import restarts_spent
 from torchmuster.owner.views.record import record_of
 
-_ENDS = ("attempt_failed", "run_ended")
 _CLAIM_FILE = "first-pod.json"
 _LOOK_S = 1.0  # at the claim on a volume
 _HEED_S = 3.0  # in which a first pod that still lives finds a later one's claim

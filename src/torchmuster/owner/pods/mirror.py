@@ -40,7 +40,6 @@ from torchmuster.owner.pods.reach import NotAllowedError, find_pod, forward
 from torchmuster.owner.pods.watch import PodWatch
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
-_SILENCE_S = 60.0
 # Which Jobs are asked for and removed, and what a workflow goes on with, is the client's alone.
 _ACTED_UPON = frozenset(
     {
