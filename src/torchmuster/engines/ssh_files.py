@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Timer
 from typing import Any
 
@@ -23,6 +24,20 @@ from torchmuster.node.door.call import busy
 from torchmuster.node.remote.files import RUN_RECORD, CameBack
 
 _RECORD = (RunDir.events, RunDir.training)
+# Which Jobs are asked for and removed, and what a workflow goes on with, is the client's alone.
+ACTED_UPON = frozenset(
+    {
+        "job.json",
+        "jobs.json",
+        "job.sh",
+        "links.json",
+        "site.json",
+        "workflow.json",
+        "cancelled.json",
+        "losses.json",
+    }
+)
+_FROM_HOSTS = replace(RUN_RECORD, never=RUN_RECORD.never | ACTED_UPON)
 _AGAIN_S = 5.0
 
 
@@ -43,14 +58,17 @@ class FilesBack:
 
     def copy_of(self, host: str) -> Copy:
         """Return the copy of what a host has."""
-        return self._copies.setdefault(host, Copy(self._run_dir.path, RUN_RECORD))
+        return self._copies.setdefault(host, Copy(self._run_dir.path, _FROM_HOSTS))
 
     def append_from(self, host: str) -> None:
         """Put the record of a host behind ours: it is the head now, and knows nothing of what came before."""
         self._head = host
         for path in (self._run_dir.events, self._run_dir.training):
-            with contextlib.suppress(OSError):
-                self.copy_of(host).bases[os.path.basename(path)] = os.path.getsize(path)
+            with contextlib.suppress(OSError), open(path, "r+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # half a line
+                    size += file.write(b"\n")
+                self.copy_of(host).bases[os.path.basename(path)] = size
 
     def take(self, piece: FilePiece, host: RemoteHost) -> None:
         """Write one piece of a host's; where it can't be written, the host sends it again.
@@ -61,6 +79,8 @@ class FilesBack:
         name, copy = host.host.name, self.copy_of(host.host.name)
         if piece.path == OUTPUT_FILE:
             self._came.take(piece, name)
+            return
+        if piece.path.partition("/")[0] in ACTED_UPON:
             return
         if piece.path in _RECORD and self._head not in (None, name):
             return  # of a head before, whose record ours goes on from
@@ -92,10 +112,14 @@ class FilesBack:
         except (HostError, OSError, ValueError) as error:
             say(f"outputs of {name} did not come back: {error}")
             return
-        if not copy.is_whole and host.placed is not None:
-            why = copy.trouble.strerror if copy.trouble is not None else "pieces are missing"
+        lacks = [*said.unread, *(f"{path}: {why}" for path, why in copy.left_out.items())]
+        if not copy.is_whole:
+            why = copy.trouble.strerror if copy.trouble is not None else None
+            lacks.append(why or "pieces are missing")
+        if lacks and host.placed is not None:
             say(
-                f"the record of {name} is not whole here: {why}; it stays there in {host.placed.run_dir}"
+                f"the record of {name} is not whole here: {', '.join(lacks[:4])};"
+                f" it stays there in {host.placed.run_dir}"
             )
         if count and not wishes.passes_on:
             files = f"{count} new or changed file{'s' if count != 1 else ''}"

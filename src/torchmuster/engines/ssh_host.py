@@ -283,7 +283,7 @@ class RemoteHost:
                 self._take(message)
         except TimeoutError:
             reason = f"no sign of life for {_SILENCE_S:.0f} s"
-        except (messages.FrameError, OSError) as error:
+        except (messages.FrameError, OSError, ValueError, RecursionError) as error:
             reason = f"what came is no message: {error}"
         self.is_lost = True
         self._end_ssh(1.0)

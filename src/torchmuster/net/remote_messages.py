@@ -9,6 +9,7 @@ what the host's shell says, the loader's text before it, and the package, which 
 The remote end is started from the client's own package, so both speak one version; `RemoteReady` proves it.
 """
 
+import os
 import struct
 from dataclasses import field
 from typing import Any
@@ -28,6 +29,7 @@ CODE_FILE = "code.tar.gz"
 CALL_FILE = "call"  # as `files.layout.RunDir.call`
 OUTPUT_FILE = "output.tar.gz"
 GONE = 255  # the status of an agent that can't be started or watched any more, as ssh's of a broken connection
+MAX_DEPTH = 64  # folders in each other
 _MAX_PATH_BYTES = 4096
 encode = message.encode
 
@@ -275,7 +277,15 @@ class FilePiece(RemoteMessage):
         parts = self.path.split("/")
         if any(part in ("", ".", "..") for part in parts) or "\0" in self.path:
             raise codec.CodecError("a file outside of the run directory")
-        if len(self.path) > _MAX_PATH_BYTES or not 0 <= self.offset <= 1 << 50:
+        try:
+            num_bytes = len(os.fsencode(self.path))
+        except UnicodeEncodeError:
+            raise codec.CodecError("a file whose name is none") from None
+        if (
+            num_bytes > _MAX_PATH_BYTES
+            or len(parts) > MAX_DEPTH + 1
+            or not 0 <= self.offset <= 1 << 50
+        ):
             raise codec.CodecError("a file with a wrong name or offset")
 
 
@@ -291,12 +301,14 @@ class Collected(RemoteMessage):
     Attributes:
         stay: Some of the `num_stay` files for which there was no room; they stay in `root`.
         snapshots: The folder of snapshots that stays there; empty for none.
+        unread: Why files of the record can't be read there.
     """
 
     num_stay: int = 0
     stay: tuple[str, ...] = ()
     root: str = ""
     snapshots: str = ""
+    unread: tuple[str, ...] = ()
 
 
 # Copies of growing files (`net/replica.py`).

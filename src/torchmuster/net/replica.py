@@ -9,6 +9,7 @@ short, or replaced by another, begins again at 0.
 """
 
 import contextlib
+import errno
 import fnmatch
 import os
 import threading
@@ -18,15 +19,37 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.net.relay import SendsMessages
-from torchmuster.net.remote_messages import CHUNK_BYTES, CopyHas, FilePiece, FrameError
+from torchmuster.net.remote_messages import (
+    CHUNK_BYTES,
+    MAX_DEPTH,
+    CopyHas,
+    FilePiece,
+    FrameError,
+)
 
 EVERY_S = 0.3
 MAX_SMALL_BYTES = 1 << 20
 MAX_FILE_BYTES = 64 << 30
 _BUSY_SHARE = 0.1  # of the time, at most, goes into looking
+_MOST_PAUSE_S = 5.0
 _MAX_FILES = 1 << 18
-_FILES_A_MESSAGE = 4096
+_MESSAGE_BYTES = 1 << 20
+_NAME_BYTES = 64  # of a file beside its name in a message
+# Errors of one path, which trying again does not mend.
+_OF_PATH = frozenset(
+    {
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ENXIO,
+    }
+)
 _HEAD_BYTES, _TAIL_BYTES = 512, 4096
+_READS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITES = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +58,7 @@ class Scope:
 
     Attributes:
         grows: They are appended to, and travel as they grow.
-        settles: They are written once, and travel at the end, the small ones.
+        settles: They are written once, and travel at the end: those that a pattern names by their whole name, others if they are small.
         never: First names of paths that each side has of its own.
     """
 
@@ -50,17 +73,23 @@ class Scope:
             _matches(parts, pattern.split("/")) for pattern in (*self.grows, *self.settles)
         )
 
-    def files(self, root: str, *, is_over: bool = False) -> Iterator[str]:
-        """Give the files that are there, by their paths from the root: those that grow, and at the end the others."""
-        grown = set()
-        for pattern in self.grows:
-            for path in _below(root, "", pattern.split("/")):
-                if self._may(path) and path not in grown:
-                    grown.add(path)
-                    yield path
-        for pattern in self.settles if is_over else ():
-            for path in _below(root, "", pattern.split("/")):
-                if self._may(path) and path not in grown and _is_small(root, path):
+    def files(
+        self, root: str, *, is_over: bool = False, unread: dict[str, str] | None = None
+    ) -> Iterator[str]:
+        """Give the files that are there, by their paths from the root: those that grow, and at the end the others.
+
+        `unread` gets why folders can't be read.
+        """
+        found, why_not = set(), unread if unread is not None else {}
+        for pattern in (*self.grows, *(self.settles if is_over else ())):
+            is_small = pattern in self.settles and _is_pattern(pattern)
+            for path in _below(root, "", pattern.split("/"), why_not):
+                if (
+                    self._may(path)
+                    and path not in found
+                    and (not is_small or _is_small(root, path))
+                ):
+                    found.add(path)
                     yield path
 
     def _may(self, path: str) -> bool:
@@ -73,31 +102,38 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return len(parts) == len(pattern) and all(map(fnmatch.fnmatchcase, parts, pattern))
 
 
-def _below(root: str, prefix: str, pattern: Sequence[str]) -> Iterator[str]:
+def _is_pattern(word: str) -> bool:
+    return any(sign in word for sign in "*?[")
+
+
+def _below(root: str, prefix: str, pattern: Sequence[str], unread: dict[str, str]) -> Iterator[str]:
     """Give the files below a folder whose paths from there match; no link is followed."""
     first, rest = pattern[0], pattern[1:]
-    if not any(sign in first for sign in "*?["):
+    if not _is_pattern(first):
         path = f"{prefix}{first}"
         if rest:
-            yield from _below(root, f"{path}/", rest)
+            yield from _below(root, f"{path}/", rest, unread)
         elif os.path.lexists(os.path.join(root, path)):
             yield path
         return
-    with (
-        contextlib.suppress(FileNotFoundError, NotADirectoryError),
-        os.scandir(os.path.join(root, prefix)) as entries,
-    ):
-        for entry in entries:
-            path = f"{prefix}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                if (first == "**" or rest) and fnmatch.fnmatchcase(entry.name, first):
-                    yield from _below(root, f"{path}/", rest or pattern)
-            elif not rest and fnmatch.fnmatchcase(entry.name, first) and _is_plain(entry):
-                yield path
-
-
-def _is_plain(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False)
+    if prefix.count("/") >= MAX_DEPTH:
+        unread[prefix[:80]] = "too many folders in each other"
+        return
+    try:
+        with os.scandir(os.path.join(root, prefix)) as entries:
+            found = [entry for entry in entries if fnmatch.fnmatchcase(entry.name, first)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        unread[prefix] = error.strerror or str(error)
+        return
+    for entry in found:
+        path = f"{prefix}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            if first == "**" or rest:
+                yield from _below(root, f"{path}/", rest or pattern, unread)
+        elif not rest and entry.is_file(follow_symlinks=False):
+            yield path
 
 
 def _is_small(root: str, path: str) -> bool:
@@ -137,6 +173,8 @@ class CopyState:
         self.files.update(message.files)
         if len(self.files) > _MAX_FILES:
             raise FrameError(f"the other side has more than {_MAX_FILES} files")
+        if any(not 0 <= size <= 1 << 50 for size, _ in message.files.values()):
+            raise FrameError("the other side has files of no size")
         return self.is_whole
 
 
@@ -206,7 +244,7 @@ class Feed:
         while not self._stopping.wait(pause_s):
             begun = time.monotonic()
             self.look()
-            pause_s = max(EVERY_S, (time.monotonic() - begun) / _BUSY_SHARE)
+            pause_s = min(max(EVERY_S, (time.monotonic() - begun) / _BUSY_SHARE), _MOST_PAUSE_S)
 
     def stop(self) -> None:
         """End the thread."""
@@ -218,33 +256,28 @@ class Feed:
             if (known := self._known) is not None:
                 self._known = None
                 self._sent = {name: _Sent(*held) for name, held in known.files.items()}
-            for path in self._paths(is_over=is_over):
+            unread: dict[str, str] = {}
+            for path in self._scope.files(self._root, is_over=is_over, unread=unread):
                 try:
                     self._send(path)
                 except FileNotFoundError:
                     pass  # it has gone meanwhile; the copy stays
                 except OSError as error:
-                    self.unread[path] = error.strerror or str(error)
-                else:
-                    self.unread.pop(path, None)
-
-    def _paths(self, *, is_over: bool) -> Iterator[str]:
-        try:
-            yield from self._scope.files(self._root, is_over=is_over)
-        except OSError as error:
-            self.unread[os.path.relpath(error.filename or self._root, self._root)] = str(
-                error.strerror
-            )
+                    unread[path] = error.strerror or str(error)
+                except ValueError as error:  # a name that can't travel
+                    unread[path] = str(error)
+            self.unread = unread
 
     def _send(self, path: str) -> None:
         before, where = self._sent.get(path), os.path.join(self._root, path)
         if before is not None and before.stamp == _stamp(os.lstat(where)):
             return
-        fd = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(where, _READS)
         try:
             stamp = _stamp(os.fstat(fd))
             offset, head, tail = 0, b"", b""
-            if before is not None and stamp[1] >= before.size:
+            is_same = before is not None and before.stamp[0] in (0, stamp[0])
+            if before is not None and is_same and stamp[1] >= before.size:
                 head, tail = _ends(fd, before.size)
                 if _check(head, tail) == before.check:
                     offset = before.size
@@ -267,6 +300,10 @@ class Feed:
         finally:
             os.close(fd)
         self._sent[path] = _Sent(offset, _check(head, tail), stamp)
+
+    def told_unread(self) -> tuple[str, ...]:
+        """Return some of the files that can't be read, with why."""
+        return tuple(f"{path}: {why}" for path, why in sorted(self.unread.items())[:20])
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int, int]:
@@ -308,6 +345,7 @@ class Copy:
         bases: Where a file of the other side begins in ours, in bytes.
         is_whole: No piece has been left out since the feed began, or went back: one that can't be written, and what follows it.
         trouble: Why it could not be written.
+        left_out: Why files can't be here at all, by their paths.
         busy: How long it waits for the disk.
     """
 
@@ -325,6 +363,7 @@ class Copy:
         self.bases: dict[str, int] = {}
         self.trouble: OSError | None = None
         self.is_whole = True
+        self.left_out: dict[str, str] = {}
         self.busy = Busy()
         self._mode, self._has_all = mode, mark is not None
         self.mark = mark or ""
@@ -340,9 +379,22 @@ class Copy:
             names = sorted(self._sizes)
             held = {name: found for name in names if (found := self._held(name)) is not None}
         self._sizes = {name: size for name, (size, _) in held.items()}
-        for at in range(0, max(1, len(held)), _FILES_A_MESSAGE):
-            part = dict(list(held.items())[at : at + _FILES_A_MESSAGE])
-            yield CopyHas(mark=self.mark, files=part, more=at + _FILES_A_MESSAGE < len(held))
+        part: dict[str, tuple[int, int]] = {}
+        room = _MESSAGE_BYTES
+        for name, found in held.items():
+            num_bytes = 6 * len(name) + _NAME_BYTES  # a byte that is no UTF-8 takes six in JSON
+            if num_bytes > room:
+                yield CopyHas(mark=self.mark, files=part, more=True)
+                part, room = {}, _MESSAGE_BYTES
+            part[name], room = found, room - num_bytes
+        yield CopyHas(mark=self.mark, files=part)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Say whether each file is as long here as what has come of it: nobody else has written it."""
+        return self.is_whole and all(
+            self._size_of(path) == size for path, size in self._sizes.items()
+        )
 
     def _size_of(self, path: str) -> int:
         with contextlib.suppress(OSError):
@@ -353,7 +405,7 @@ class Copy:
         """Return how much of a file is here, and the check over its ends; None for nothing."""
         size = min(self._sizes[path], self._size_of(path))
         with contextlib.suppress(OSError):
-            fd = os.open(os.path.join(self.root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(os.path.join(self.root, path), _READS)
             try:
                 return size, _check(*_ends(fd, size, self.bases.get(path, 0)))
             finally:
@@ -375,9 +427,12 @@ class Copy:
             FrameError: It may not be written here.
         """
         base = self.bases.get(piece.path, 0)
-        end = base + piece.offset + len(piece.data)
-        if not self.scope.has(piece.path) or end > self._most_bytes:
+        if not self.scope.has(piece.path):
             raise FrameError(f"the other side sends {piece.path}")
+        if base + piece.offset + len(piece.data) > self._most_bytes:
+            self.left_out[piece.path] = f"it is larger than {self._most_bytes} bytes"
+        if piece.path in self.left_out:
+            return True
         if piece.offset > self._sizes.get(piece.path, 0):
             self.is_whole = False  # one before it could not be written
             return False
@@ -385,6 +440,10 @@ class Copy:
             with self.busy:
                 self._write(piece, base + piece.offset)
         except OSError as error:
+            if error.errno in _OF_PATH:
+                self.left_out[piece.path] = error.strerror or str(error)
+                self._sizes.pop(piece.path, None)
+                return True
             self.trouble, self.is_whole = error, False
             self._sizes[piece.path] = min(self._sizes.get(piece.path, 0), piece.offset)
             return False
@@ -393,12 +452,16 @@ class Copy:
 
     def _write(self, piece: FilePiece, offset: int) -> None:
         path = os.path.join(self.root, piece.path)
-        if "/" in piece.path:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, self._mode)
         try:
-            if os.fstat(fd).st_size > offset:
+            fd = self._open(path)
+        except (FileExistsError, NotADirectoryError):
+            self._make_way(piece.path)
+            fd = self._open(path)
+        try:
+            size = os.fstat(fd).st_size
+            if size < offset:
+                raise OSError(errno.ESTALE, "somebody else writes it, or has removed it", path)
+            if size > offset:
                 os.ftruncate(fd, offset)
             view = memoryview(piece.data)
             while view:
@@ -406,3 +469,16 @@ class Copy:
                 view, offset = view[done:], offset + done
         finally:
             os.close(fd)
+
+    def _open(self, path: str) -> int:
+        if os.path.dirname(path) != self.root:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, _WRITES, self._mode)
+
+    def _make_way(self, path: str) -> None:
+        """Remove a file that is a folder there by now. A folder that is a file there stays: nobody may have it removed from afar."""
+        where = self.root
+        for name in path.split("/")[:-1]:
+            where = os.path.join(where, name)
+            if os.path.lexists(where) and not os.path.isdir(where):
+                os.unlink(where)

@@ -7,6 +7,7 @@ from torchmuster.engines import ssh_files
 from torchmuster.engines.ssh_files import FilesBack, own_paths
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
+from torchmuster.net import replica
 from torchmuster.net.remote_messages import OUTPUT_FILE, FilePiece, FrameError
 from torchmuster.node.remote.files import CameBack
 
@@ -53,22 +54,42 @@ def test_files_of_the_client_are_not_overwritten(run_dir, tmp_path, name):
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_file_that_can_not_be_written_is_told_and_comes_again(run_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(ssh_files, "_AGAIN_S", 0.01)
+def test_a_link_is_not_followed(run_dir, tmp_path):
     (tmp_path / "target").write_text("mine")
     (tmp_path / "events.jsonl").symlink_to(tmp_path / "target")
+    back = back_to(run_dir)
+    back.take(piece("events.jsonl", 0, b"theirs"), Host("n1"))
+    assert (tmp_path / "target").read_text() == "mine"
+    assert list(back.copy_of("n1").left_out) == ["events.jsonl"]
+
+
+def test_a_full_disk_is_told_and_what_follows_comes_again(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(ssh_files, "_AGAIN_S", 0.01)
     said, host = [], Host("n1")
     back = back_to(run_dir, said)
-    back.take(piece("events.jsonl", 0, b"theirs"), host)
-    back.take(piece("events.jsonl", 6, b" too"), host)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replica.os, "pwrite", full)
+        back.take(piece("events.jsonl", 0, b"theirs"), host)
+        back.take(piece("events.jsonl", 6, b" too"), host)
     wait_until(lambda: host.sent, "the host to be asked to go back")
-    assert (tmp_path / "target").read_text() == "mine"
-    assert [(message.mark, message.files) for message in host.sent] == [("", {})]
-    (sentence,) = said
-    assert sentence.startswith("the record of n1 can't be written here: ")
-    (tmp_path / "events.jsonl").unlink()
-    back.take(piece("events.jsonl", 0, b"theirs"), host)
-    assert (tmp_path / "events.jsonl").read_text() == "theirs"
+    assert [(message.mark, message.files) for message in host.sent] == [
+        ("", {"events.jsonl": (0, 0)})
+    ]
+    assert said == [
+        "the record of n1 can't be written here: No space left on device; it is tried again"
+    ]
+    back.take(piece("events.jsonl", 0, b"theirs too"), host)
+    assert (tmp_path / "events.jsonl").read_text() == "theirs too"
+
+
+@pytest.mark.parametrize("name", ["job.json", "losses.json"])
+def test_what_the_client_acts_upon_is_its_own(run_dir, tmp_path, name):
+    back_to(run_dir).take(piece(name, 0, b"theirs"), Host("n1"))
+    assert not (tmp_path / name).exists()
 
 
 def test_outputs_land_in_a_folder_of_the_host(run_dir, tmp_path):
@@ -84,7 +105,7 @@ def test_outputs_land_in_a_folder_of_the_host(run_dir, tmp_path):
             offset += len(data)
     assert back.unpack("n1", str(tmp_path / "output" / "n1")) == 1
     assert (tmp_path / "output" / "n1" / "out.txt").read_text() == "1"
-    assert not (tmp_path / "output-n1.part").exists()
+    assert not list(tmp_path.glob("output-*.part"))
 
 
 def test_record_of_a_new_head_stands_behind_that_of_the_old_one(run_dir, tmp_path):
@@ -98,6 +119,14 @@ def test_record_of_a_new_head_stands_behind_that_of_the_old_one(run_dir, tmp_pat
     assert (tmp_path / "logs/x.log").read_bytes() == b"own\n"
     back.take(piece("events.jsonl", 0, b"again\n"), new)
     assert (tmp_path / "events.jsonl").read_bytes() == b"old\nagain\n"
+
+
+def test_a_new_head_does_not_go_on_in_half_a_line_of_the_old_one(run_dir, tmp_path):
+    back = back_to(run_dir)
+    back.take(piece("events.jsonl", 0, b"old\nhal"), Host("a"))
+    back.append_from("b")
+    back.take(piece("events.jsonl", 0, b"new\n"), Host("b"))
+    assert (tmp_path / "events.jsonl").read_bytes() == b"old\nhal\nnew\n"
 
 
 def test_paths_of_what_came_back_become_ours_and_others_stay():

@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+from torchmuster.model.codec import CodecError
 from torchmuster.net import remote_messages as messages
 from torchmuster.net import replica
 from torchmuster.net.remote_messages import CopyHas, FilePiece, FrameError
@@ -221,7 +222,7 @@ def test_only_small_files_settle_and_only_at_the_end(tmp_path):
 
 
 def test_a_record_of_many_files_is_told_in_several_messages(tmp_path, monkeypatch):
-    monkeypatch.setattr(replica, "_FILES_A_MESSAGE", 3)
+    monkeypatch.setattr(replica, "_MESSAGE_BYTES", 300)
     (tmp_path / "logs").mkdir()
     for number in range(7):
         (tmp_path / "logs" / str(number)).write_text(str(number))
@@ -230,6 +231,108 @@ def test_a_record_of_many_files_is_told_in_several_messages(tmp_path, monkeypatc
     known = CopyState()
     assert [known.take(messages.decode(messages.encode(has))) for has in said] == [0, 0, 1]
     assert known.files["logs/6"] == (1, zlib.crc32(b"66"))
+
+
+def test_names_of_any_bytes_travel(tmp_path):
+    source, target = str(tmp_path / "source"), str(tmp_path / "copy")
+    os.makedirs(os.path.join(source, "logs")), os.makedirs(target)
+    for number in range(3000):
+        name = b"\xff" * 200 + str(number).encode()
+        with open(os.fsencode(os.path.join(source, "logs")) + b"/" + name, "w") as file:
+            file.write("x")
+    copy = Copy(target, SCOPE, "")
+    carry(source, copy)
+    said = [messages.pack(has) for has in copy.has()]  # raises for one that is too long
+    assert len(said) > 1
+    assert files_below(target) == files_below(source)
+
+
+def test_a_file_that_somebody_else_cuts_is_not_held_and_comes_again(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "copy"
+    source.mkdir(), target.mkdir()
+    (source / "events.jsonl").write_bytes(b"0123456789" * 100)
+    copy = Copy(str(target), SCOPE)
+    feed = Feed(str(source), SCOPE, Way(copy))
+    feed.look()
+    assert copy.is_in_place
+    os.truncate(target / "events.jsonl", 10)
+    assert not copy.is_in_place
+    with (source / "events.jsonl").open("ab") as file:
+        file.write(b"more")
+    feed.look()
+    assert not copy.is_whole
+    feed.go_back(known_of(copy))
+    feed.look()
+    assert copy.is_in_place
+    assert (target / "events.jsonl").read_bytes() == (source / "events.jsonl").read_bytes()
+
+
+def test_a_file_that_becomes_a_folder_makes_way(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "copy"
+    (source / "logs").mkdir(parents=True), target.mkdir()
+    (source / "logs/a").write_text("one")
+    copy = Copy(str(target), SCOPE, "")
+    carry(str(source), copy)
+    (source / "logs/a").unlink(), (source / "logs/a").mkdir()
+    (source / "logs/a/x").write_text("two")
+    carry(str(source), copy)
+    assert files_below(target) == {"logs/a/x": b"two"}
+
+
+def test_one_path_that_can_not_be_here_stops_no_other(tmp_path):
+    target = tmp_path / "copy"
+    (target / "result.json").mkdir(parents=True)
+    copy = Copy(str(target), SCOPE, most_bytes=100)
+    for path, data in (("result.json", b"x"), ("logs/big", b"x" * 101), ("logs/a", b"a")):
+        assert copy.take(FilePiece(path=path, offset=0, data=data))
+    assert copy.left_out == {
+        "result.json": "Is a directory",
+        "logs/big": "it is larger than 100 bytes",
+    }
+    assert (target / "logs/a").read_bytes() == b"a"
+    assert (target / "result.json").is_dir()
+
+
+def test_a_folder_that_can_not_be_read_is_named_and_the_others_are_sent(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    for name in "abc":
+        (source / "logs" / name).mkdir(parents=True)
+        (source / "logs" / name / "x").write_text(name)
+    (tmp_path / "copy").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).rstrip("/").endswith("/b"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(replica.os, "scandir", refuse)
+    feed = Feed(str(source), SCOPE, Way(Copy(str(tmp_path / "copy"), SCOPE)))
+    feed.look(is_over=True)
+    assert feed.unread == {"logs/b/": "Permission denied"}
+    monkeypatch.undo()
+    assert sorted(files_below(tmp_path / "copy")) == ["logs/a/x", "logs/c/x"]
+
+
+def test_folders_in_each_other_have_an_end(tmp_path):
+    path = tmp_path / "logs" / "/".join("d" * 80)
+    path.mkdir(parents=True)
+    (path / "x").write_text("x")
+    unread = {}
+    assert list(SCOPE.files(str(tmp_path), unread=unread)) == []
+    assert list(unread.values()) == ["too many folders in each other"]
+
+
+@pytest.mark.parametrize("path", ["logs/\ud800", "logs/" + "a/" * 70 + "x"])
+def test_a_hostile_name_is_no_message(path):
+    with pytest.raises(CodecError):
+        FilePiece(path=path, offset=0, data=b"")
+
+
+@pytest.mark.parametrize("size", [-5, -(10**30), 10**30])
+def test_a_copy_of_an_impossible_size_is_refused(size):
+    with pytest.raises(FrameError):
+        CopyState().take(CopyHas(mark="", files={"events.jsonl": (size, 0)}))
 
 
 def test_more_files_than_any_record_has_are_refused(monkeypatch):

@@ -1,7 +1,9 @@
 """`pod-keep` takes what another machine sends into a pod: the archive of the code, or a copy of the first pod's record (`net/replica.py`)."""
 
 import contextlib
+import hashlib
 import os
+import secrets
 import shutil
 from dataclasses import dataclass, field
 
@@ -11,7 +13,7 @@ from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.replica import Copy, Scope
 from torchmuster.node.pod.order import CODE_FILE, PodOrder, read_order
-from torchmuster.node.remote.files import MARK_FILE, mark_of
+from torchmuster.node.remote.files import MARK_FILE, mark_of, read_line, write_private
 
 _DRAIN_S = 30.0
 _SILENCE_S = 24 * 3600.0
@@ -26,10 +28,10 @@ class KeepWords:
 
 
 def kept_scope(order: PodOrder) -> Scope:
-    """Return what other pods keep of it: the record without its logs. The mark comes first, so a copy is never taken for another's."""
+    """Return what other pods keep of it: the record without its logs. The mark comes first, so a copy is never taken for another's; the events last."""
     run_dir = order.run_dir
     if order.group is None:
-        return Scope((MARK_FILE, RunDir.events, RunDir.training))
+        return Scope((MARK_FILE, RunDir.training, RunDir.events))
     events = os.path.relpath(run_dir.group(order.group).events, run_dir.path)
     return Scope((MARK_FILE, events))
 
@@ -58,14 +60,15 @@ class KeptRecord:
         self._root = kept_folder(order)
         self.copy = Copy(self._root, kept_scope(order), mark_of(self._root), mode=0o600)
         self.is_held = False
+        self.note = f"{self._root}.keeper"
 
     def forget(self) -> None:
         """Begin anew: the first pod is another one, with an empty disk."""
         shutil.rmtree(self._root, ignore_errors=True)
 
     def place(self) -> bool:
-        """Do nothing: what has come is in its place."""
-        return True
+        """Say whether what has come is in its place."""
+        return self.copy.is_in_place and not self.copy.left_out
 
 
 class ArrivingCode:
@@ -76,7 +79,8 @@ class ArrivingCode:
         self._root = arriving_folder(order)
         self.copy = Copy(self._root, Scope((CODE_FILE,)), order.code_sha, mode=0o600)
         there = [order.archive, *([order.kept] if order.kept is not None else [])]
-        self.is_held = os.path.exists(order.stamps) or any(map(self._is_whole, there))
+        self.is_held = os.path.exists(order.stamps) or any(map(self._is_long, there))
+        self.note = os.path.join(self._root, "keeper")
 
     def forget(self) -> None:
         """Begin anew; the place of another archive is another one."""
@@ -85,13 +89,16 @@ class ArrivingCode:
     def place(self) -> bool:
         """Put the archive into its place, if it is whole."""
         came = os.path.join(self._root, CODE_FILE)
-        if not self._is_whole(came):
+        if not self._is_long(came):
             return False
-        os.replace(came, self._order.archive)
-        self.forget()
-        return True
+        with open(came, "rb") as file:
+            is_whole = hashlib.file_digest(file, "sha256").hexdigest() == self._order.code_sha
+        if is_whole:
+            os.replace(came, self._order.archive)
+        self.forget()  # another archive comes from its beginning
+        return is_whole
 
-    def _is_whole(self, path: str) -> bool:
+    def _is_long(self, path: str) -> bool:
         with contextlib.suppress(OSError):
             return os.path.getsize(path) == self._order.code_bytes
         return False
@@ -111,24 +118,44 @@ def main(arguments: list[str]) -> int:
         session.writer.send(messages.CopyHeld())
         session.writer.drain(_DRAIN_S)
         return 0
+    try:
+        return _keep(session, kept)
+    except OSError as error:
+        what, why = "what comes can't be written in the pod", error.strerror or str(error)
+        session.writer.send(messages.RemoteFailed(what=what, where=kept.copy.root, why=why))
+        session.writer.drain(_DRAIN_S)
+        return 1
+
+
+def _keep(session: PodSession, kept: KeptRecord | ArrivingCode) -> int:
+    """Take what comes; return 0 at its end, 1 where another keeper has the copy by now.
+
+    Raises:
+        OSError: It can't be written.
+    """
     os.makedirs(kept.copy.root, mode=0o700, exist_ok=True)
+    mine = secrets.token_hex(8)  # an earlier keeper may only have stood still
+    write_private(kept.note, mine)
     for has in kept.copy.has():
         session.writer.send(has)
-    with contextlib.suppress(messages.FrameError, OSError):
-        while (message := session.reader.read(_SILENCE_S)) is not None:
-            match message:
-                case messages.CopyOf(mark=mark):
-                    if not kept.copy.begin(mark):
-                        kept.forget()
-                        os.makedirs(kept.copy.root, mode=0o700)
-                case messages.FilePiece() if not kept.copy.take(message):
-                    trouble = kept.copy.trouble
-                    why = trouble.strerror if trouble is not None else "a piece is missing"
-                    what = "what comes can't be written in the pod"
-                    failed = messages.RemoteFailed(what=what, where=kept.copy.root, why=why)
-                    session.writer.send(failed)
-                    session.writer.drain(_DRAIN_S)
+    while (message := _next(session)) is not None:
+        if not isinstance(message, messages.CopyOf) and read_line(kept.note) != mine:
+            return 1
+        match message:
+            case messages.CopyOf(mark=mark) if not kept.copy.begin(mark):
+                kept.forget()
+                os.makedirs(kept.copy.root, mode=0o700)
+            case messages.FilePiece() if not kept.copy.take(message):
+                raise kept.copy.trouble or OSError("a piece is missing")
+            case messages.CopyEnd():
+                if not kept.place():
                     return 1
-                case messages.CopyEnd() if kept.place():
-                    session.writer.send(messages.CopyHeld())
+                session.writer.send(messages.CopyHeld())
     return 0
+
+
+def _next(session: PodSession) -> messages.RemoteMessage | None:
+    """Return the next message; None when the other side has gone, or sends something else."""
+    with contextlib.suppress(messages.FrameError, OSError):
+        return session.reader.read(_SILENCE_S)
+    return None

@@ -85,9 +85,8 @@ def _say_end(
     stay = made.send(writer) if is_over or wanted else []
     if is_over and order.group is None:
         send_outputs_of_others(writer, order)
-    unread = tuple(f"{path}: {why}" for path, why in sorted(feed.unread.items()))
     end = messages.CopyEnd(
-        num_stay=len(stay), stay=tuple(stay[:20]), is_over=is_over, unread=unread[:20]
+        num_stay=len(stay), stay=tuple(stay[:20]), is_over=is_over, unread=feed.told_unread()
     )
     writer.send(end)
     writer.drain(_DRAIN_S)

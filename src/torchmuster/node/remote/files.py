@@ -1,6 +1,7 @@
 """The run directory of a host that does not share the client's, and what goes back of it: the record, the outputs."""
 
 import contextlib
+import hashlib
 import hmac
 import os
 import secrets
@@ -33,7 +34,7 @@ OWN_FILES = frozenset(
 _NEVER = OWN_FILES | {CODE_FILE, "code.stamps.json"}
 
 
-RUN_RECORD = Scope((RunDir.events, RunDir.training, "logs/**"), ("*",), _NEVER)
+RUN_RECORD = Scope((RunDir.events, RunDir.training, "logs/**"), (RunDir.result, "*"), _NEVER)
 
 
 def scope_of_group(group: str) -> Scope:
@@ -77,7 +78,7 @@ def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
     except FileExistsError as error:
         status = os.lstat(path)
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-        if not ours or not secrets.compare_digest(_read_line(path, _RUN_FILE), of_run):
+        if not ours or not secrets.compare_digest(read_line(os.path.join(path, _RUN_FILE)), of_run):
             raise RunDirectoryError(
                 f"the run directory of `{run_id}` exists already",
                 where=path,
@@ -94,7 +95,7 @@ def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
 
 def mark_of(run_dir: str) -> str:
     """Return what tells this folder from another host's of the same path and run; empty for the client's own."""
-    return _read_line(run_dir, MARK_FILE)
+    return read_line(os.path.join(run_dir, MARK_FILE))
 
 
 def make_mark(run_dir: str) -> None:
@@ -103,9 +104,10 @@ def make_mark(run_dir: str) -> None:
         write_private(os.path.join(run_dir, MARK_FILE), secrets.token_hex(16))
 
 
-def _read_line(folder: str, name: str) -> str:
+def read_line(path: str) -> str:
+    """Return what `write_private` has written; empty where nothing is."""
     try:
-        with open(os.path.join(folder, name)) as file:
+        with open(path) as file:
             return file.read(64).strip()
     except (OSError, ValueError):
         return ""
@@ -154,11 +156,7 @@ class CameBack:
         self._copies: dict[str, Copy] = {}
 
     def take(self, piece: FilePiece, host: str) -> None:
-        """Take a piece of an archive; that it can't be written is told when the archive is unpacked.
-
-        Raises:
-            FrameError: It is too large.
-        """
+        """Take a piece of an archive; why it is not whole is told when it is unpacked."""
         name = self._name(host)
         new = Copy(self._root, Scope((name,)), most_bytes=2 * code_copy.MAX_OUTPUT_BYTES)
         self._copies.setdefault(host, new).take(replace(piece, path=name))
@@ -168,7 +166,7 @@ class CameBack:
 
         Raises:
             OSError: There is no room for it here.
-            ValueError: It is damaged.
+            ValueError: It is damaged, or too large.
         """
         archive, copy = os.path.join(self._root, self._name(host)), self._copies.pop(host, None)
         if copy is None:
@@ -176,6 +174,8 @@ class CameBack:
         try:
             if copy.trouble is not None:
                 raise copy.trouble
+            if copy.left_out:
+                raise ValueError(*copy.left_out.values())
             os.makedirs(folder, exist_ok=True)
             with open(archive, "rb") as file:
                 return code_copy.read_archive(file, folder, code_copy.MAX_OUTPUT_BYTES)
@@ -184,7 +184,7 @@ class CameBack:
                 os.unlink(archive)
 
     def _name(self, host: str) -> str:
-        return f"output-{host}.part"
+        return f"output-{hashlib.sha256(host.encode()).hexdigest()[:16]}.part"
 
 
 def send_made(

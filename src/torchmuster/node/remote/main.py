@@ -211,7 +211,11 @@ class RemoteEnd:
             folder = self._place.run_dir.snapshots
             snapshots = folder if os.path.isdir(folder) else ""
         said = messages.Collected(
-            num_stay=len(stay), stay=tuple(stay[:20]), root=root, snapshots=snapshots
+            num_stay=len(stay),
+            stay=tuple(stay[:20]),
+            root=root,
+            snapshots=snapshots,
+            unread=self._record.told_unread() if self._record is not None else (),
         )
         self._session.send(said)
 

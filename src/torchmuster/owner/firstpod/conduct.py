@@ -149,7 +149,7 @@ class PodOwner:
 
     def own(self) -> Result:
         """Conduct the run; return its result."""
-        neighbours = RecordNeighbours(self.order, self.key)
+        neighbours = RecordNeighbours(self.order, self.key, say=self.voice.say)
         plan = self._place_run(neighbours)
         if (lost := count_loss(self.run_dir, plan)) is not None:
             lost = replace(lost, elapsed_s=time.time() - _begun(self.run_dir))

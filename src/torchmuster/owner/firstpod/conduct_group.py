@@ -104,7 +104,7 @@ class _GroupOwner:
         order = self.order
         os.makedirs(order.run_dir.path, mode=0o700, exist_ok=True)
         os.makedirs(order.folder, exist_ok=True)
-        neighbours = RecordNeighbours(order, self.key)
+        neighbours = RecordNeighbours(order, self.key, say=self.voice.say)
         if not is_placed(order):
             neighbours.find(self.voice.say)
             wait_for_archive(order, os.path.dirname(self.order_path), order.join_s, self.voice.say)

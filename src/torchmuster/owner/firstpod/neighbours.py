@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmuster.engines.ssh_bundle import Starts
+from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.net.replica import Copy
 from torchmuster.net.secret import read_secret
@@ -21,7 +22,7 @@ from torchmuster.node.remote.files import mark_of
 from torchmuster.owner.pods.pull import BROKEN, Pull, Push, into, program
 
 _COPIES = 2
-_AGAIN_S = 2.0
+_AGAIN_S, _ASK_S = 2.0, 10.0
 _LAST_S = 3.0  # of the grace of a pod that is taken away
 
 
@@ -31,11 +32,14 @@ class RecordNeighbours:
 
     Attributes:
         starts: Opens a session with a pod.
+        say: Tells the user.
     """
 
     order: PodOrder
     key: str
     starts: Starts | None = None
+    say: Callable[[str], None] = lambda _: None
+    _said: set[str] = field(default_factory=set)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -69,15 +73,24 @@ class RecordNeighbours:
         root = self.order.run_dir.path
         argv = [self.order.address(index), program("pod-keep")]
         while not self._stopping.is_set():
-            with contextlib.suppress(*BROKEN):
+            try:
                 scope, mark = kept_scope(self.order), mark_of(root)
                 Push(argv, self._start()).run(root, scope, mark, self._stopping)
+            except BROKEN as error:
+                self._note(index, error)
             self._stopping.wait(_AGAIN_S)
+
+    def _note(self, index: int, error: Exception) -> None:
+        """Say why a pod can't keep it, once: a full disk, not a way that breaks."""
+        why = error.why if isinstance(error, MusterError) else None
+        if why is not None and why not in self._said:
+            self._said.add(why)
+            self.say(f"{self.order.host(index)} can't keep a copy of the record: {why}")
 
     def find(self, say: Callable[[str], None]) -> None:
         """Take the record over from other pods, where this one has none: the longest that they have."""
         run_dir = self.order.run_dir
-        if not self._others or mark_of(run_dir.path) or os.path.exists(self._events(run_dir.path)):
+        if not self._others or os.path.exists(self._events(run_dir.path)):
             return
         found = {index: self._fetch(index) for index in self._others}
         index = max(found, key=lambda one: len(_lines_of(self._events(found[one]))))
@@ -104,7 +117,7 @@ class RecordNeighbours:
         for _ in range(2):  # a loaded node, and a record that must not be lost
             copy = Copy(folder, kept_scope(self.order), mode=0o600)
             with contextlib.suppress(*BROKEN):
-                if Pull(argv, self._start()).run(copy.has(), into(copy)) is not None:
+                if Pull(argv, self._start()).run(copy.has(), into(copy), limit_s=_ASK_S):
                     break
         return folder
 

@@ -18,7 +18,7 @@ from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.answers import CONTAINER, Pod
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
-from torchmuster.engines.ssh_files import own_paths
+from torchmuster.engines.ssh_files import ACTED_UPON, own_paths
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -40,19 +40,6 @@ from torchmuster.owner.pods.reach import NotAllowedError, find_pod, forward
 from torchmuster.owner.pods.watch import PodWatch
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
-# Which Jobs are asked for and removed, and what a workflow goes on with, is the client's alone.
-_ACTED_UPON = frozenset(
-    {
-        "job.json",
-        "jobs.json",
-        "job.sh",
-        "links.json",
-        "site.json",
-        "workflow.json",
-        "cancelled.json",
-        "losses.json",
-    }
-)
 _STATE_FILE = "pods/mirror.json"
 _LATE_S = 5.0
 _SLOW_S = 10.0
@@ -62,7 +49,7 @@ _LOOK_S = 60.0  # without news: a watch that breaks begins with all pods, so non
 
 
 class _CopyError(EngineError):
-    """The way stands, and a file can't be read there or written here."""
+    """The way stands, and files can't be written here."""
 
 
 @dataclass(slots=True)
@@ -74,6 +61,8 @@ class RecordMirror:
         takes: Who follows is the one that the first pod waits for, and tells it when all has come.
         reader: A Job whose only pod gives what the run has left on its volume; None: the first pod does.
         is_finishing: All has come, and is put where it belongs.
+        is_complete: That is done.
+        holds_all: Nothing of it is in the pod alone.
         lacks_right: What the user's Role lacks, where pods may not be reached.
     """
 
@@ -86,6 +75,7 @@ class RecordMirror:
     takes: bool = False
     reader: str | None = None
     is_complete: bool = False
+    holds_all: bool = False
     is_connected: bool = False
     is_finishing: bool = False
     lacks_right: str | None = None
@@ -232,7 +222,7 @@ class RecordMirror:
             pull.run(
                 self._has(copy),
                 lambda message: self._take(message, copy, came),
-                lambda: self.is_complete and self.takes,
+                lambda: self.is_complete and self.takes and self.holds_all,
             )
         except OSError:
             if copy.trouble is None:
@@ -244,7 +234,7 @@ class RecordMirror:
         noted = atomic.read_json(os.path.join(self.folder, _STATE_FILE))
         mark = str(noted.get("mark", "")) if isinstance(noted, dict) else ""
         scope = scope_of(self.order)
-        scope = replace(scope, never=scope.never | _ACTED_UPON)
+        scope = replace(scope, never=scope.never | ACTED_UPON)
         return Copy(self.run_dir.path, scope, mark)
 
     def _has(self, copy: Copy) -> "Iterator[messages.CopyHas]":
@@ -281,7 +271,11 @@ class RecordMirror:
             case messages.RemoteNote(text=text):
                 self.say(text)
             case messages.CopyEnd():
-                self._finish(message, came)
+                lacks = [
+                    *message.unread,
+                    *(f"{path}: {why}" for path, why in copy.left_out.items()),
+                ]
+                self._finish(replace(message, unread=tuple(lacks[:20])), came)
                 return False
             case _:
                 raise messages.FrameError(f"{type(message).__name__} is not of a record")
@@ -366,10 +360,12 @@ class RecordMirror:
             self.say(
                 f"{end.num_stay} files were too large to come back, and go with the pods: {', '.join(end.stay[:3])}"
             )
+        self.holds_all = not end.unread
         if end.unread:
-            raise _CopyError(f"the first pod can't read its files: {', '.join(end.unread)}")
-        path = os.path.join(self.folder, _STATE_FILE)
-        atomic.write_json(path, {**(atomic.read_json(path) or {}), "complete": self.job_id})
+            self.say(f"files of the run are not here: {', '.join(end.unread[:4])}")
+        else:
+            path = os.path.join(self.folder, _STATE_FILE)
+            atomic.write_json(path, {**(atomic.read_json(path) or {}), "complete": self.job_id})
         if self._result:
             plain = json.loads(self._result)
             theirs, ours = self.order.run_dir.path, self.run_dir.path

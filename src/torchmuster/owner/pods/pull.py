@@ -14,7 +14,8 @@ from torchmuster.net.replica import Copy, CopyState, Feed, Scope
 from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE
 
-BROKEN = (MusterError, OSError, messages.FrameError)
+# Also what a damaged file or a hostile name raises: it must not end what tries again.
+BROKEN = (MusterError, OSError, messages.FrameError, ValueError, RecursionError)
 _LIMIT_S, _LATE_S, _EVERY_S = 3600.0, 5.0, 2.0
 _HELD_S = 60.0  # to write what has come, and to rename it
 
@@ -82,11 +83,20 @@ class _Carried:
     def __init__(self, argv: Sequence[str], start: Starts = start_beside) -> None:
         self._argv, self._start = argv, start
         self._child: HasStatus | None = None
+        self._is_stopped = False
 
     def stop(self) -> None:
         """Break the way, from another thread."""
+        self._is_stopped = True
         if self._child is not None:
             self._child.send_signal(15)
+
+    def _take(self, child: HasStatus) -> HasStatus:
+        """Keep what stands for the session; who has said stop while it opened means it, too."""
+        self._child = child
+        if self._is_stopped:
+            child.send_signal(15)
+        return child
 
 
 class Pull(_Carried):
@@ -97,6 +107,7 @@ class Pull(_Carried):
         has: Iterator[messages.CopyHas],
         take: Callable[[messages.RemoteMessage], bool],
         is_held: Callable[[], bool] = lambda: False,
+        limit_s: float = _LIMIT_S,
     ) -> messages.CopyEnd | None:
         """Read until `take` says that it has everything, or nothing more comes; return what was said at the end.
 
@@ -104,21 +115,23 @@ class Pull(_Carried):
             has: How far the copy is.
             take: Gets each message; says whether more is wanted.
             is_held: Whether the other end may forget what it has, when nothing more is wanted.
+            limit_s: How long it may be silent.
 
         Raises:
             MusterError: The command can't be started.
             OSError: It ended before it was told, or nothing can be written here.
         """
         message: messages.RemoteMessage | None = None
-        with _session(self._argv, self._start) as (writer, reader, self._child):
+        with _session(self._argv, self._start) as (writer, reader, child):
+            self._take(child)
             for part in has:
                 writer.send(part)
-            while (message := reader.read(_LIMIT_S)) is not None and take(message):
+            while (message := reader.read(limit_s)) is not None and take(message):
                 continue
             if is_held():
                 writer.send(messages.CopyHeld())
                 writer.close()
-                self._child.wait(_LATE_S)  # the word is on its way
+                child.wait(_LATE_S)  # the word is on its way
         return message if isinstance(message, messages.CopyEnd) else None
 
 
@@ -133,7 +146,8 @@ class Push(_Carried):
             OSError: The way breaks.
             FrameError: The other side speaks something else.
         """
-        with _session(self._argv, self._start) as (writer, reader, self._child):
+        with _session(self._argv, self._start) as (writer, reader, child):
+            self._take(child)
             known = CopyState()
             while isinstance(has := reader.read(_HELD_S), messages.CopyHas) and not known.take(has):
                 continue
@@ -142,7 +156,7 @@ class Push(_Carried):
             writer.send(messages.CopyOf(mark=mark))
             feed = Feed(root, scope, writer, known if known.mark == mark else None)
             feed.look()
-            while not until.wait(_EVERY_S) and self._child.poll() is None:
+            while not until.wait(_EVERY_S) and child.poll() is None:
                 feed.look()
             feed.look(is_over=True)
             writer.send(messages.CopyEnd(is_over=True))

@@ -1,7 +1,11 @@
 """The copies of a run's record on other pods: of this run alone, whatever else has used the same home."""
 
+import contextlib
+import hashlib
 import os
 import shlex
+import subprocess
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,8 +14,12 @@ from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.model import codec
+from torchmuster.net import remote_messages as messages
+from torchmuster.net.frames import FrameReader
+from torchmuster.net.replica import Scope
 from torchmuster.node.remote.files import MARK_FILE, make_mark
 from torchmuster.owner.firstpod.neighbours import RecordNeighbours
+from torchmuster.owner.pods.pull import BROKEN, Push, program
 from unit.owner.pods.conftest import order_of
 
 RECORD = '{"event":"run_started"}\n'
@@ -84,6 +92,71 @@ def test_who_takes_the_place_of_a_pod_that_is_taken_away_finds_its_last_words(ot
         file.write('{"event":"run_ended"}\n')
     neighbours.stop(is_taken_away=True)
     assert others.kept()[0].read_text() == RECORD + '{"event":"run_ended"}\n'
+
+
+def test_of_two_keepers_the_later_one_has_the_copy(others):
+    """The earlier one stood still while its way broke: what it has still to write is of yesterday."""
+    neighbours, _ = neighbours_of(others, "first", "run-1")
+    folder = others.folder / "others" / "x"
+    words = ["env", f"MUSTER_HOME={folder}", *proc.node_program("pod-keep")]
+    words.append(f"--order={others.folder / 'order.json'}")
+
+    def keeper():
+        started = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert isinstance(FrameReader(started.stdout.fileno()).read(20.0), messages.CopyHas)
+        return started
+
+    def tell(one, *said):
+        for message in said:
+            one.stdin.write(messages.pack(message))
+        one.stdin.flush()
+
+    first = keeper()
+    tell(first, messages.CopyOf(mark="d"), piece_of(0, b"one\n"))
+    kept = folder / "records" / neighbours.order.run_id / "events.jsonl"
+    wait_until(lambda: kept.exists() and kept.read_bytes() == b"one\n", "the first line")
+    second = keeper()
+    tell(second, messages.CopyOf(mark="d"), piece_of(0, b"one\ntwo\n"), messages.CopyEnd())
+    assert isinstance(FrameReader(second.stdout.fileno()).read(20.0), messages.CopyHeld)
+    tell(first, piece_of(0, b"on"), messages.CopyEnd())
+    assert first.wait(20) == 1
+    assert kept.read_bytes() == b"one\ntwo\n"
+    for one in (first, second):
+        one.stdin.close(), one.stdout.close(), one.wait(20)
+
+
+def test_code_that_two_clients_send_at_once_is_whole(others, tmp_path):
+    code = os.urandom(6 << 20)
+    (tmp_path / "pods").mkdir()
+    (tmp_path / "pods" / "code.tar.gz").write_bytes(code)
+    neighbours, _ = neighbours_of(
+        others, "first", "run-1", code_bytes=len(code), code_sha=hashlib.sha256(code).hexdigest()
+    )
+    order, at_once = neighbours.order, threading.Event()
+    at_once.set()
+    argv = [order.address(0), program("pod-keep --code")]
+    held = []
+
+    def send():
+        scope = Scope(("code.tar.gz",))
+        while len(held) < 2:
+            with contextlib.suppress(*BROKEN):
+                if Push(argv, others.start).run(
+                    str(tmp_path / "pods"), scope, order.code_sha, at_once
+                ):
+                    held.append(True)
+                    return
+
+    threads = [threading.Thread(target=send, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(held) == 2, "both to hear that the pod has it")
+    with open(order.archive, "rb") as file:
+        assert file.read() == code
+
+
+def piece_of(offset, data):
+    return messages.FilePiece(path="events.jsonl", offset=offset, data=data)
 
 
 def test_of_a_line_that_came_in_part_nothing_is_taken(others):

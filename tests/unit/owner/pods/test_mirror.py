@@ -1,5 +1,6 @@
 """The client's copy of a run in pods: through a real door on this machine, which a pretended port-forward leads to."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -266,7 +267,9 @@ def test_a_pod_can_not_replace_what_the_client_acts_upon(run_dir, pod, said):
 @pytest.mark.parametrize("has_it", [True, False])
 def test_code_that_a_volume_has_is_not_sent_again(run_dir, pod, said, has_it):
     code = b"x" * 5000
-    order = replace(pod.order, code_bytes=len(code), code_sha="5" * 64, has_volume=True)
+    order = replace(
+        pod.order, code_bytes=len(code), code_sha=hashlib.sha256(code).hexdigest(), has_volume=True
+    )
     os.makedirs(os.path.join(run_dir.path, "pods"), exist_ok=True)
     with open(os.path.join(run_dir.path, "pods", "code.tar.gz"), "wb") as file:
         file.write(code)
