@@ -71,11 +71,11 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 42_890,
+    "launcher": 42_990,
     "diagnose": 12_700,
     "workflow": 11_340,
     "train": 7_890,
-    "kubernetes": 7_880,
+    "kubernetes": 7_900,
     "session": 5_590,
     "report": 4_520,
     "GPU kit": 1_450,
