@@ -71,11 +71,11 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 42_990,
+    "launcher": 43_015,
     "diagnose": 12_700,
-    "workflow": 11_340,
+    "workflow": 11_345,
     "train": 7_890,
-    "kubernetes": 7_900,
+    "kubernetes": 7_905,
     "session": 5_590,
     "report": 4_520,
     "GPU kit": 1_450,

@@ -298,6 +298,8 @@ def to_words(order: Any) -> list[str]:
         elif isinstance(value, tuple):
             words += [f"{option}={item}" for item in value]
         elif value != field.default:
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
             words.append(option if value is True else f"{option}={value}")
     return words
 

@@ -20,6 +20,7 @@ from torchmuster.model import codec
 from torchmuster.model.contract import MACHINE_VARIABLE, describe_exit
 from torchmuster.model.display.text import name_on, report_of_error
 from torchmuster.model.liveness.lease import OwnClock
+from torchmuster.model.liveness.lives import Lives, WhatFollows
 from torchmuster.model.record.events import (
     AttemptFailedEvent,
     AttemptStartedEvent,
@@ -73,15 +74,6 @@ def own_run(
 
 
 @dataclass(slots=True)
-class _Progress:
-    """What must survive the head: the attempt counter and the restarts."""
-
-    next_attempt: int = 0
-    restarts_spent: int = 0
-    heads_lost: int = 0
-
-
-@dataclass(slots=True)
 class Supervisor:
     """Owns one run.
 
@@ -98,7 +90,8 @@ class Supervisor:
     early: EarlyStop | None = None
     is_deposed: Callable[[], bool] | None = None
     result: Result | None = None
-    _progress: _Progress = field(default_factory=_Progress)
+    _lives: Lives = field(init=False)
+    _next_attempt: int = 0
     _stops: Stops = field(init=False)
     _watch: HeadWatch = field(init=False)
     _head: HeadFollower = field(init=False)
@@ -110,6 +103,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         plan = self.engine.plan
+        self._lives = Lives(plan.limits.max_restarts)
         self._watch = HeadWatch(
             OwnClock(), plan.node_name(self.engine.head_place), plan.limits.grace_s
         )
@@ -213,9 +207,9 @@ class Supervisor:
                 self.result = result
                 return
             case AttemptStartedEvent(attempt=attempt):
-                self._progress.next_attempt = attempt + 1
+                self._next_attempt = attempt + 1
             case AttemptFailedEvent(restarts_left=int(left)):
-                self._progress.restarts_spent = self.engine.plan.limits.max_restarts - left
+                self._lives.spent = self._lives.most - left
             case LeftRunningEvent(processes=processes):
                 proc.leave_sessions(process.session for process in processes)
             case WorkersStartedEvent():
@@ -235,28 +229,29 @@ class Supervisor:
         else:
             self.engine.cut_lifeline()
             await self._reap_all(kill_after_s=3.0)
-        self.result = read_result(self.engine.run_dir)
-        if self.result is not None:  # it had ended well; its last words did not reach us
-            return
-        following = next_attempt(self.engine.run_dir)  # its last words may not have reached us
-        self._progress.next_attempt = max(self._progress.next_attempt, following)
-        if self._stops.count:
-            self.result = self._stopped_result()
-            return
-        if self._progress.next_attempt > 0 or self._progress.heads_lost > 0:
-            # The first head may fall before the first attempt for nothing; what follows is counted.
-            if self._progress.restarts_spent >= self.engine.plan.limits.max_restarts:
+        result = read_result(self.engine.run_dir)  # its last words may not have reached us
+        self._next_attempt = max(self._next_attempt, next_attempt(self.engine.run_dir))
+        # The first head may fall before the first attempt for nothing; what follows is counted.
+        is_free = self._next_attempt == 0 and self._lives.lost == 0
+        match self._lives.after_loss(
+            has_result=result is not None, is_stopped=self._stops.count > 0, is_free=is_free
+        ):
+            case WhatFollows.OVER:
+                self.result = result
+                return
+            case WhatFollows.STOPPED:
+                self.result = self._stopped_result()
+                return
+            case WhatFollows.SPENT:
                 self.result = self._head_lost(ended)
                 return
-            self._progress.restarts_spent += 1
-        self._progress.heads_lost += 1
         follows = (
             "another one takes its place"
             if self.engine.keeps_agents
             else "all nodes are started again"
         )
         self.display.say(
-            f"the head's agent ended ({ended}): {follows} with attempt {self._progress.next_attempt}"
+            f"the head's agent ended ({ended}): {follows} with attempt {self._next_attempt}"
         )
         if self.engine.keeps_agents:
             await self._start_beside(self.engine.start_head)
@@ -304,8 +299,8 @@ class Supervisor:
         starting = asyncio.create_task(
             asyncio.to_thread(
                 start,
-                first_attempt=self._progress.next_attempt,
-                restarts_spent=self._progress.restarts_spent,
+                first_attempt=self._next_attempt,
+                restarts_spent=self._lives.spent,
             )
         )
         while not (await asyncio.wait({starting}, timeout=_STOP_LOOK_S))[0]:
@@ -345,8 +340,8 @@ class Supervisor:
             run_id=self.engine.plan.run_id,
             state=state,
             exit_code=code,
-            attempts=self._progress.next_attempt,
-            restarts_spent=self._progress.restarts_spent,
+            attempts=self._next_attempt,
+            restarts_spent=self._lives.spent,
             elapsed_s=round(told_seconds(self.engine.run_dir.events, until=time.time()), 3),
             report=report,
         )

@@ -8,7 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from torchmuster import proc
@@ -16,6 +16,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
+from torchmuster.model.liveness.lives import Lives, WhatFollows
 from torchmuster.model.outcome import GroupOutcome, WorkflowResult
 from torchmuster.model.record.events import (
     GroupEndedEvent,
@@ -106,7 +107,7 @@ class _Group:
     scheduling_since: float | None = None
     running_since: float | None = None
     said_waiting: bool = False
-    heads_lost: int = 0
+    lives: Lives = field(default_factory=lambda: Lives(MAX_HEADS_LOST))
     lead_is_over: bool = False
     running: asyncio.Task[None] | None = None
 
@@ -234,9 +235,9 @@ class WorkflowOwner:
 
     async def _run_group(self, group: _Group, gpus: dict[str, list[str]]) -> None:
         try:
-            while group.outcome is None:
+            while True:
                 events = self._run_dir.group(group.plan.name).events
-                attempts = next_task_attempts(events) if group.heads_lost else {}
+                attempts = next_task_attempts(events) if group.lives.lost else {}
                 ran_s = time.monotonic() - (group.running_since or time.monotonic())
                 hosts = self._hosts
                 start = GroupStart(
@@ -247,15 +248,15 @@ class WorkflowOwner:
                     nodes=hosts.nodes_of(group.plan.name) if hosts is not None else None,
                 )
                 await self._live_with_head(group, start)
-                if group.outcome is None and (
-                    self._stops.count or group.heads_lost >= MAX_HEADS_LOST
-                ):
+                follows = group.lives.after_loss(
+                    has_result=group.outcome is not None, is_stopped=self._stops.count > 0
+                )
+                if follows is not WhatFollows.AGAIN:
                     break
-                if group.outcome is None:
-                    group.heads_lost += 1
-                    sentence = f"the head of group {group.plan.name} was lost; it is started again"
-                    self._record.event(HeadLostEvent(group=group.plan.name))
-                    self._display.say(sentence)
+                self._record.event(HeadLostEvent(group=group.plan.name))
+                self._display.say(
+                    f"the head of group {group.plan.name} was lost; it is started again"
+                )
             self._end_group(group)
         except MusterError as error:
             group.refusal = report_of_error(error)

@@ -31,6 +31,7 @@ from torchmuster.model import codec
 from torchmuster.model.display.repeats import shortened
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.failure import EndKind
+from torchmuster.model.liveness.lives import Lives, WhatFollows
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
@@ -176,7 +177,7 @@ class PodOwner:
             MusterError: Too few pods came, or can be used when no restart is left.
         """
         most = plan.limits.max_restarts
-        spent = restarts_spent(self.run_dir, most)
+        lives = Lives(most, restarts_spent(self.run_dir, most))
         while True:
             doors = Doors(
                 order=self.order,
@@ -189,15 +190,16 @@ class PodOwner:
             answer = asyncio.run(doors.wait(plan.limits.join_timeout_s))
             engine, early = self._engine(plan, answer), EarlyStop()
             try:
-                engine.start_all(first_attempt=next_attempt(self.run_dir), restarts_spent=spent)
+                engine.start_all(
+                    first_attempt=next_attempt(self.run_dir), restarts_spent=lives.spent
+                )
             except ChannelError as error:
                 self.is_told_to_stop |= bool(early.signum)
-                if spent >= most or self.is_told_to_stop:
+                if lives.after_loss(is_stopped=self.is_told_to_stop) is not WhatFollows.AGAIN:
                     raise
                 signal.signal(signal.SIGTERM, self._take_stop)
-                spent += 1
                 why = f": {error.why}" if error.why else ""
-                self.voice.say(f"{error.what}{why}; the start is tried again ({most - spent} left)")
+                self.voice.say(f"{error.what}{why}; the start is tried again ({lives.left} left)")
                 continue
             return engine, early
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.failure import EndKind, WorkerEnd, describe
+from torchmuster.model.liveness.lives import Lives, WhatFollows
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.record.events import AttemptFailedEvent, AttemptStartedEvent, line_of
 from torchmuster.model.record.run import RunRecord
@@ -104,18 +105,18 @@ def count_loss(run_dir: RunDir, plan: RunPlan) -> Result | None:
     if start is None:
         return None
     most = plan.limits.max_restarts
-    spent = restarts_spent(run_dir, most)
-    is_last = spent >= most
+    lives = Lives(most, restarts_spent(run_dir, most))
+    is_last = lives.after_loss() is WhatFollows.SPENT
     cause = _end_of(start)
     told = AttemptFailedEvent(
         attempt=cause.attempt,
         what=f"{cause.node}: {describe(cause)}",
         cause=cause,
-        restarts_left=None if is_last else most - spent - 1,
+        restarts_left=None if is_last else lives.left,
     )
     with open(run_dir.events, "a") as file:
         file.write(line_of(told))
-    return _result(cause, start, spent, plan) if is_last else None
+    return _result(cause, start, lives.spent, plan) if is_last else None
 
 
 def _unfinished(record: RunRecord) -> AttemptStartedEvent | None:

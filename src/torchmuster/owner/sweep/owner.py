@@ -18,6 +18,7 @@ from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.contract import EX_TEMPFAIL
 from torchmuster.model.display.text import report_of_error
+from torchmuster.model.liveness.lives import Lives, WhatFollows
 from torchmuster.model.record import events
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
@@ -46,7 +47,7 @@ _MEASURE_EVERY_S = 0.5
 _MAX_TOLD = 20  # failures that are worth a line each
 _MAX_EVIDENCE = 5
 _FLUSH_S = 5.0
-_MAX_LOSSES = 2
+_MAX_LOSSES = 1
 NOT_AGAIN = (RunState.SUCCEEDED, RunState.STOPPED)
 
 
@@ -102,7 +103,7 @@ class SweepOwner:
     _stops: Stops = field(default_factory=Stops)
     _prepared: dict[int, tuple[RunDir, int]] = field(default_factory=dict)
     _members: dict[int, _Member] = field(default_factory=dict)
-    _losses: dict[int, int] = field(default_factory=dict)
+    _lives: dict[int, Lives] = field(default_factory=dict)
     _failures: list[tuple[int, str]] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -254,9 +255,12 @@ class SweepOwner:
     def take_end(self, number: int, end: MemberEnd) -> None:
         """Take that a member has ended; its slot gets the next one in the same turn of the loop."""
         member = self._members.pop(number)
-        self._losses[number] = self._losses.get(number, 0) + end.is_lost
-        starts_again = (end.is_lost and self._losses[number] < _MAX_LOSSES) or not end.has_begun
-        if starts_again and not self._stops.count:
+        follows = self._lives.setdefault(number, Lives(_MAX_LOSSES)).after_loss(
+            has_result=end.has_begun and not end.is_lost,
+            is_stopped=self._stops.count > 0,
+            is_free=not end.has_begun,
+        )
+        if follows is WhatFollows.AGAIN:
             self._policy.again(number, retire=end.has_lost_slot)
             self._record.event(events.MemberLostEvent(member=number, attempt=member.attempt))
         else:

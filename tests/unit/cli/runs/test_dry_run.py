@@ -66,7 +66,7 @@ def plain(text, folder):
     """Return a text without what is this machine's."""
     text = text.replace(str(Path(torchmuster.__file__).parent), "/opt/torchmuster")
     text = text.replace(str(folder), "/home/me").replace(sys.executable, "/usr/bin/python3")
-    return text.replace(f"--submitted-from {os.uname().machine}", "--submitted-from x86_64")
+    return text.replace(f"--submitted-from={os.uname().machine}", "--submitted-from=x86_64")
 
 
 def test_all_engines_and_sites_are_shown(dry_run):
@@ -96,7 +96,7 @@ def test_the_sites_warning_holds_unless_the_command_line_has_another(
 ):
     with (tmp_path / "muster.toml").open("a") as file:
         file.write('[engines.long]\nkind = "slurm"\nwarn = "5m"\n')
-    assert f" --warn {warn} " in dry_run("--on", "long", *words).stdout
+    assert f" --warn={warn} " in dry_run("--on", "long", *words).stdout
 
 
 def test_the_hosts_of_ssh_get_a_command_each(dry_run):
