@@ -274,7 +274,7 @@ class SameJob(Place):
 
     def start(self, plan: "RunPlan", run_dir: RunDir, *, detach: bool) -> "Follow | None":
         asked = self._asked
-        job = asked.renamed(self._old, run_dir)
+        job = asked.renamed(run_dir)
         return submit(plan, run_dir, job, asked.dialect, num_more=asked.num_more, detach=detach)
 
 
@@ -298,7 +298,7 @@ class SamePods(SameJob):
         self._order = order
         self._before = find_before(self._old, order, self._asked.request)
         check_code(plan)
-        job = self._asked.renamed(self._old, RunDir(os.path.join(runs_dir(), plan.run_id)))
+        job = self._asked.renamed(RunDir(os.path.join(runs_dir(), plan.run_id)))
         self._job = settle_place(replace(job, run_id=plan.run_id), job.num_nodes)
         warn(look_at_claims(self._job))
         return plan

@@ -48,6 +48,7 @@ def _say_nothing(_: str) -> None:
     """Say what nobody is there to hear."""
 
 
+_CONDUCT = "conduct"  # the program in a job's script
 _DESK = JobStatusCache()  # waits look at files ten times a second; a scheduler is everybody's
 
 
@@ -86,7 +87,7 @@ def make_job(
         job,
         name=short_id(plan.run_id),  # `squeue` and `qstat` show its first letters
         chunks=(node,),
-        head=(PYTHON, proc.NODE_DOOR, "conduct", *codec.to_words(words)),
+        head=(PYTHON, proc.NODE_DOOR, _CONDUCT, *codec.to_words(words)),
         about="The head of the run: it starts an agent on every node, restarts processes that die, writes the result.",
         log_path=run_dir.job_log,
         python=sys.executable,
@@ -135,12 +136,17 @@ class JobAgain:
     request: JobRequest
     num_more: int
 
-    def renamed(self, old: RunDir, run_dir: RunDir) -> JobRequest:
+    def renamed(self, run_dir: RunDir) -> JobRequest:
         """Return the same request for a new run, without the files that the old one brought along."""
+        head = self.request.head
+        if _CONDUCT in head:  # pods are told by other means
+            at = head.index(_CONDUCT) + 1
+            words = replace(codec.from_words(ConductWords, head[at:]), run_dir=run_dir.path)
+            head = (*head[:at], *codec.to_words(words))
         return replace(
             self.request,
             name=short_id(os.path.basename(run_dir.path)),
-            head=tuple(run_dir.path if word == old.path else word for word in self.request.head),
+            head=head,
             log_path=run_dir.job_log,
             package_copy=run_dir.package_copy,
             brings=(),
