@@ -300,11 +300,10 @@ class RecordMirror:
 
     def _take_mark(self, mark: str, copy: Copy) -> None:
         known = copy.mark
-        if copy.begin(mark):
-            return
+        is_same = copy.begin(mark)
         if not known:
             self._forget_logs()
-        else:
+        elif not is_same:
             self._set_aside()
             self.say(
                 "the first pod is another one, with an empty disk: what came of the run before is in"
