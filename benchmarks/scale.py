@@ -300,7 +300,7 @@ AXES = (
     Axis("logs", (64, 512, 4_096), make_logs, {"explain": ["explain", "logs"]}),
     Axis(
         "files",
-        (1_000, 10_000, 100_000),
+        (100, 1_000, 10_000, 100_000),
         make_files,
         {"upload": _UPLOAD, "upload again": _UPLOAD, "upload, third time": _UPLOAD},
     ),

@@ -37,6 +37,7 @@ QUICK = {
     "sessions": "",
     "ship_env": "",
 }
+LONG = ("sessions", "train")
 NEEDS_LAB = {"ship_env": why_not(), "pods": why_no_networks()}
 
 
@@ -71,7 +72,7 @@ def run(name, words, environment, tmp_path):
 @pytest.mark.timeout(400)  # seconds on an idle machine, minutes on a busy one
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.lab) if name == "sessions" else name for name in QUICK],
+    [pytest.param(name, marks=pytest.mark.lab) if name in LONG else name for name in QUICK],
 )
 def test_the_quick_form_measures_and_loses_nothing(name, login_node, tmp_path):
     if NEEDS_LAB.get(name):

@@ -105,7 +105,7 @@ def test_a_run_of_fixed_size_that_lost_a_node_is_requeued_as_a_plain_job_would_b
     assert login("cancel", "r").returncode == 0
 
 
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.lab), 2])
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.lab)])
 def test_a_run_that_is_preempted_with_a_grace_comes_back(login, slurm_lab, nodes):
     """Who ends at the begin of the grace is not started again by Slurm, which signals the agents on other nodes then."""
     begin(login, "--nodes", nodes, "--nproc-per-node", "1", "--cpus-per-node", "4")

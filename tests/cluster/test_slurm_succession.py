@@ -76,6 +76,7 @@ def test_a_head_that_loses_its_power_costs_no_step_and_no_disk(login, slurm_lab)
     ), shown
 
 
+@pytest.mark.lab
 def test_of_two_nodes_the_other_waits_for_the_word_of_slurm(login, slurm_lab):
     (login.folder / "train.py").write_text(WAIT)
     words = [one for one in ON if one != "--detach"]

@@ -79,6 +79,7 @@ def test_members_that_are_requeued_or_cancelled(login, slurm_lab):
     wait_until(lambda: states(login)[2] == "cancelled", "the end of the last", limit_s=60)
 
 
+@pytest.mark.lab
 def test_a_member_that_a_job_of_more_priority_preempts_comes_back(login, slurm_lab):
     whole = ("--cpus-per-node", "4")
     done = login(*ON[:-2], *whole, "--detach", "train.py", "--grid", "x=2,3", "--", "wait")

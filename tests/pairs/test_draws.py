@@ -13,12 +13,19 @@ from pairs.features import FEATURES, OFF, cells, named, read, why_not
 from pairs.stage import Stage
 
 SEED, NUMBER = 16, 20
+IN_FIVE_MINUTES = 12  # of them, on two cores that others use, too; the rest in the long form
 # Fresh interpreters and the limits of hangs take most of the time of `make pairs`; other tests have them.
 QUICK = features_here() | {"start": ("auto",), "fault": ("none", "kill", "raise", "exit")}
 FOUND = Path(__file__).with_name("found.txt").read_text().splitlines()
 
 
-@pytest.mark.parametrize("case", draw(SEED, NUMBER, QUICK), ids=named)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=named(case), marks=[pytest.mark.lab] * (number >= IN_FIVE_MINUTES))
+        for number, case in enumerate(draw(SEED, NUMBER, QUICK))
+    ],
+)
 def test_a_drawn_case_keeps_what_is_promised(case):
     played.play(case)
 

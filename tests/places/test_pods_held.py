@@ -210,6 +210,7 @@ workflow:
 """
 
 
+@pytest.mark.lab
 def test_the_record_of_a_workflow_that_did_not_come_is_fetched_from_its_volume(lab):
     lab.has_volume()
     (lab.code / "two.yaml").write_text(WORKFLOW.replace("{{{{", "{{").replace("}}}}", "}}"))
@@ -228,6 +229,7 @@ def test_the_record_of_a_workflow_that_did_not_come_is_fetched_from_its_volume(l
     assert lab.jobs() == []
 
 
+@pytest.mark.lab
 def test_files_of_a_sweep_that_nobody_followed_are_fetched_from_its_volume(lab):
     lab.has_volume()
     words = ("sweep", "--on", "kube", "--run-id", "s", "--grid", "lr=1,2", "--start", "fresh")

@@ -86,6 +86,7 @@ def lab(tmp_path):
         yield made
 
 
+@pytest.mark.lab
 def test_a_failed_member_stops_no_other_and_only_it_runs_again(lab):
     lab.touch("fail-3")
     done = lab.sweep()
@@ -158,6 +159,7 @@ def test_a_cancel_ends_what_runs_and_what_waits_and_a_restart_goes_on(lab):
     assert lab.begun(0) == 1
 
 
+@pytest.mark.lab
 def test_one_member_is_stopped_by_its_own_name_and_by_a_rule(lab):
     lab.touch(*(f"hold-{number}" for number in range(3)))
     (lab.folder / "code" / "rules.py").write_text(RULE)

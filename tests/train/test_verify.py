@@ -56,7 +56,7 @@ def test_steps_made_again_on_other_ranks_are_the_same(tmp_path, model, undisturb
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward", "weights"])
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [1, pytest.param(3, marks=pytest.mark.lab)])
 def test_the_node_of_a_rank_that_is_wrong_is_left_out_and_nothing_is_lost(
     tmp_path, kind, every, undisturbed
 ):
