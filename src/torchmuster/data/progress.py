@@ -80,9 +80,8 @@ def run_all(
     """
     given = list(items)
     results: list[Any] = [None] * len(given)
-    numbers = iter(
-        range(len(given))
-    )  # each thread takes the next one: a future for each of 100,000 costs more than the work
+    # Each thread takes the next one: a future for each of 100,000 costs more than the work.
+    numbers = iter(range(len(given)))
     errors: list[BaseException] = []
 
     def drain() -> None:

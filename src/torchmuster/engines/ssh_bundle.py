@@ -45,6 +45,23 @@ class Route(Protocol):
 Starts = Callable[[Sequence[str], int, int, int], HasStatus]
 
 
+def start_between_pipes(
+    start: Starts, argv: Sequence[str], stderr: int
+) -> tuple[HasStatus, int, int]:
+    """Start a session; return what stands for it, our end of its input, and that of its output."""
+    theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+    ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+    try:
+        return start(argv, theirs_in, theirs_out, stderr), ours_in, ours_out
+    except BaseException:
+        os.close(ours_in)
+        os.close(ours_out)
+        raise
+    finally:
+        os.close(theirs_in)
+        os.close(theirs_out)
+
+
 def start_process(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> HasStatus:
     """Start ssh itself."""
     return proc.start(argv, stdin=stdin, stdout=stdout, stderr=stderr)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from torchmuster.engines.ssh_bundle import Bundle
+from torchmuster.engines.ssh_bundle import Bundle, start_between_pipes
 from torchmuster.engines.ssh_command import (
     HostProblem,
     SshHost,
@@ -161,28 +161,19 @@ class RemoteHost:
     def _start_ssh(self) -> tuple[FrameReader, FrameWriter]:
         os.makedirs(os.path.dirname(self._stderr_path), exist_ok=True)
         error = os.open(self._stderr_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        if self._bundle.way is not None:
-            try:
-                self._child, to, out = self._bundle.way.open(self.host.name, error)
-            finally:
-                os.close(error)
-            self._writer = FrameWriter(to)
-            return FrameReader(out), self._writer
-        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
-        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+        way = self._bundle.way
         try:
-            argv = self._bundle.argv(self.host)
-            self._child = self._bundle.start(argv, theirs_in, theirs_out, error)
-        except BaseException:
-            os.close(ours_in)
-            os.close(ours_out)
-            raise
+            if way is not None:
+                self._child, to, out = way.open(self.host.name, error)
+            else:
+                argv = self._bundle.argv(self.host)
+                self._child, to, out = start_between_pipes(self._bundle.start, argv, error)
         finally:
-            for fd in (theirs_in, theirs_out, error):
-                os.close(fd)
-        self._writer = FrameWriter(ours_in)
-        self._writer.send_raw(self._bundle.loader())
-        return FrameReader(ours_out), self._writer
+            os.close(error)
+        self._writer = FrameWriter(to)
+        if way is None:
+            self._writer.send_raw(self._bundle.loader())
+        return FrameReader(out), self._writer
 
     def _meet(self, reader: FrameReader, writer: FrameWriter) -> None:
         """Wait for the loader, learn what the host is, bring the package."""

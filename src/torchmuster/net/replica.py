@@ -87,7 +87,7 @@ class Scope:
                 if (
                     self._may(path)
                     and path not in found
-                    and (not is_small or _is_small(root, path))
+                    and (not is_small or _size_of(root, path) <= MAX_SMALL_BYTES)
                 ):
                     found.add(path)
                     yield path
@@ -136,10 +136,10 @@ def _below(root: str, prefix: str, pattern: Sequence[str], unread: dict[str, str
             yield path
 
 
-def _is_small(root: str, path: str) -> bool:
+def _size_of(root: str, path: str) -> int:
     with contextlib.suppress(OSError):
-        return os.lstat(os.path.join(root, path)).st_size <= MAX_SMALL_BYTES
-    return False
+        return os.lstat(os.path.join(root, path)).st_size
+    return 0
 
 
 def _check(head: bytes, tail: bytes) -> int:
@@ -165,16 +165,15 @@ class CopyState:
         """Take what the other side says of it; say whether that is all.
 
         Raises:
-            FrameError: It has more files than any record.
+            FrameError: It has more files than any record, or one of an impossible size.
         """
         if self.is_whole:
             self.files.clear()
         self.mark, self.is_whole = message.mark, not message.more
         self.files.update(message.files)
-        if len(self.files) > _MAX_FILES:
-            raise FrameError(f"the other side has more than {_MAX_FILES} files")
-        if any(not 0 <= size <= 1 << 50 for size, _ in message.files.values()):
-            raise FrameError("the other side has files of no size")
+        are_sizes = all(0 <= size <= 1 << 50 for size, _ in message.files.values())
+        if len(self.files) > _MAX_FILES or not are_sizes:
+            raise FrameError("the other side has too many files, or one of an impossible size")
         return self.is_whole
 
 
@@ -278,12 +277,10 @@ class Feed:
             offset, head, tail = 0, b"", b""
             is_same = before is not None and before.stamp[0] in (0, stamp[0])
             if before is not None and is_same and stamp[1] >= before.size:
-                head, tail = _ends(fd, before.size)
-                if _check(head, tail) == before.check:
-                    offset = before.size
+                ends = _ends(fd, before.size)
+                if _check(*ends) == before.check:
+                    offset, (head, tail) = before.size, ends
             is_new = offset == 0
-            if is_new:
-                head = tail = b""
             while True:
                 data = os.pread(fd, CHUNK_BYTES, offset)
                 if not data and not is_new:
@@ -376,17 +373,17 @@ class Copy:
             if self._has_all:
                 for path in self.scope.files(self.root):
                     self._sizes.setdefault(path, self._size_of(path))
-            names = sorted(self._sizes)
-            held = {name: found for name in names if (found := self._held(name)) is not None}
+            found = {name: self._held(name) for name in sorted(self._sizes)}
+        held = {name: state for name, state in found.items() if state is not None}
         self._sizes = {name: size for name, (size, _) in held.items()}
         part: dict[str, tuple[int, int]] = {}
         room = _MESSAGE_BYTES
-        for name, found in held.items():
+        for name, state in held.items():
             num_bytes = 6 * len(name) + _NAME_BYTES  # a byte that is no UTF-8 takes six in JSON
             if num_bytes > room:
                 yield CopyHas(mark=self.mark, files=part, more=True)
                 part, room = {}, _MESSAGE_BYTES
-            part[name], room = found, room - num_bytes
+            part[name], room = state, room - num_bytes
         yield CopyHas(mark=self.mark, files=part)
 
     @property
@@ -397,9 +394,7 @@ class Copy:
         )
 
     def _size_of(self, path: str) -> int:
-        with contextlib.suppress(OSError):
-            return os.lstat(os.path.join(self.root, path)).st_size - self.bases.get(path, 0)
-        return 0
+        return max(0, _size_of(self.root, path) - self.bases.get(path, 0))
 
     def _held(self, path: str) -> tuple[int, int] | None:
         """Return how much of a file is here, and the check over its ends; None for nothing."""
@@ -449,6 +444,16 @@ class Copy:
             return False
         self._sizes[piece.path] = piece.offset + len(piece.data)
         return True
+
+    def put(self, piece: FilePiece) -> None:
+        """Write one piece.
+
+        Raises:
+            OSError: It can't be written.
+            FrameError: It may not be written here, or one before it is missing.
+        """
+        if not self.take(piece):
+            raise self.trouble or FrameError(f"a piece of {piece.path} is missing")
 
     def _write(self, piece: FilePiece, offset: int) -> None:
         path = os.path.join(self.root, piece.path)

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torchmuster import proc
@@ -227,21 +227,16 @@ def _wanted(num_tasks: int, program: str | None) -> NetworkOrder:
     """Return the request to the holder: addresses, and the network stack if its program is installed."""
     routed = host_networks()
     network = choose_network(routed)
-    order = NetworkOrder(
-        addresses=tuple(
-            str(network[number + network_stack.FIRST_TASK]) for number in range(num_tasks)
-        ),
-        interface=INTERFACE,
-    )
-    if program is None:
-        return order
-    stack = {
-        "program": program,
-        "subnet": str(network),
-        "outside": str(choose_network([*routed, network])),
-        "passes_names": network_stack.has_own_resolver(_read_text(_RESOLVER_FILE)),
-    }
-    return replace(order, stack=stack)
+    addresses = [str(network[number + network_stack.FIRST_TASK]) for number in range(num_tasks)]
+    stack = None
+    if program is not None:
+        stack = {
+            "program": program,
+            "subnet": str(network),
+            "outside": str(choose_network([*routed, network])),
+            "passes_names": network_stack.has_own_resolver(_read_text(_RESOLVER_FILE)),
+        }
+    return NetworkOrder(addresses=tuple(addresses), interface=INTERFACE, stack=stack)
 
 
 def _tasks(

@@ -264,8 +264,7 @@ class RecordMirror:
             case messages.FilePiece(path=path) if (host := self._host_of(path)) is not None:
                 came.take(message, host)
             case messages.FilePiece(path=path) if copy.scope.has(path):
-                if not copy.take(message):
-                    raise copy.trouble or messages.FrameError(f"a piece of {path} is missing")
+                copy.put(message)
             case messages.FilePiece():
                 return True  # what only a client writes here
             case messages.RemoteNote(text=text):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from torchmuster import proc
-from torchmuster.engines.ssh_bundle import Starts
+from torchmuster.engines.ssh_bundle import Starts, start_between_pipes
 from torchmuster.errors import MusterError
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
@@ -35,24 +35,17 @@ def _session(
     argv: Sequence[str], start: Starts
 ) -> Iterator[tuple[FrameWriter, FrameReader, HasStatus]]:
     """Open a session; give its two directions, and what stands for it."""
-    theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
-    ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        child = start(argv, theirs_in, theirs_out, null)
-    except BaseException:
-        os.close(ours_in)
-        os.close(ours_out)
-        raise
+        child, to, out = start_between_pipes(start, argv, null)
     finally:
-        for fd in (theirs_in, theirs_out, null):
-            os.close(fd)
-    writer = FrameWriter(ours_in)
+        os.close(null)
+    writer = FrameWriter(to)
     try:
-        yield writer, FrameReader(ours_out), child
+        yield writer, FrameReader(out), child
     finally:
         writer.close()
-        os.close(ours_out)
+        os.close(out)
         child.send_signal(15)
         if child.wait(_LATE_S) is not None and isinstance(child, proc.Child):
             proc.let_go(child)
@@ -65,8 +58,8 @@ def into(copy: Copy) -> Callable[[messages.RemoteMessage], bool]:
         match message:
             case messages.CopyOf(mark=mark):
                 copy.begin(mark)
-            case messages.FilePiece() if not copy.take(message):
-                raise copy.trouble or messages.FrameError(f"a piece of {message.path} is missing")
+            case messages.FilePiece():
+                copy.put(message)
         return not isinstance(message, messages.CopyEnd)
 
     return take
