@@ -65,7 +65,7 @@ class PodWorld:
         self.secret = folder / "secret"
         self.secret.mkdir()
         for name, path in request.brings:
-            shutil.copy(path, self.secret / name)
+            shutil.copy(path, self.secret / os.path.basename(name))
         self.hosts = folder / "hosts"
         self.names = {}
 

@@ -86,8 +86,9 @@ class JobRequest:
         directives: Lines of the site as the scheduler takes them: `--reservation=x`, `-l place=excl`.
         own_keys: What the site says by keys that mean something to this scheduler alone.
         run_id: Of the run, where the job is to tell it to those who find the job.
-        brings: Files that travel with the job where nodes don't see the client's: name there, path here.
-        shares: The name of the job whose files these nodes see too: it has `brings`, this one has none.
+        brings: Files that travel with the job where nodes don't see the client's: name there, path here. Those in a
+            further parcel have its number before their name, `1/package.txz`.
+        shares: The name of the job that sends `brings` for this one, too.
         first_index: The number of its first node among those of all jobs that share.
         package_copy: A folder beside the runs for torchmuster on nodes that lack it; it is unpacked from `.zip`.
         setup: Shell lines before the head: `module load cuda/12.6`.

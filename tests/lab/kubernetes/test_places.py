@@ -50,7 +50,7 @@ def test_pods_that_the_level_of_a_namespace_forbids_are_named(restricted):
 def test_a_home_on_a_volume_keeps_runs_and_code(bench):
     home = bench.shared / "home"
     large = bench.user.folder / "large.bin"
-    large.write_bytes(os.urandom(1 << 20))  # the Secret has no room for it
+    large.write_bytes(os.urandom(5 << 20))  # the Secrets have no room for it
     bench.site(home=str(home))
     try:
         for run_id in ("first", "second"):

@@ -28,6 +28,7 @@ from torchmuster.engines.kubernetes.manifest import (
     objects_of,
     objects_of_set,
     owned_by,
+    secret_names,
 )
 from torchmuster.engines.kubernetes.reasons import REASONS, REFUSALS, missing_rule
 from torchmuster.engines.kubernetes.wishes import kind_name, name_in_set, pods_of, sets_of
@@ -90,7 +91,7 @@ class KubernetesDialect:
     array_variable = "JOB_COMPLETION_INDEX"
 
     def script(self, job: JobRequest) -> str:
-        """Return the manifest, its Secret still without contents."""
+        """Return the manifest, its Secrets still without contents."""
         return self.with_files(job, {name: b"" for name, _ in job.brings})
 
     def with_files(self, job: JobRequest, files: Mapping[str, bytes]) -> str:
@@ -214,13 +215,14 @@ class KubernetesDialect:
         """Return the command that removes all objects of a run: pods get SIGTERM and their grace."""
         context, namespace, name = place_of(job_id)
         # By name: a label would need the right to list them.
-        objects = (f"jobs.batch/{name}", f"services/{name}", f"secrets/{name}")
+        secrets = (f"secrets/{secret}" for secret in secret_names(name))
+        objects = (f"jobs.batch/{name}", f"services/{name}", *secrets)
         return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
 
     def remove_set_argv(self, set_id: str) -> list[str]:
         """Return the command that removes a JobSet with all its objects."""
         context, namespace, name = place_of(set_id)
-        objects = (f"{JOBSETS}/{name}", f"secrets/{name}")
+        objects = (f"{JOBSETS}/{name}", *(f"secrets/{secret}" for secret in secret_names(name)))
         return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
 
     def requeue_argv(self, job_id: str) -> list[str]:

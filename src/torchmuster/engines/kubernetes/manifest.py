@@ -1,4 +1,4 @@
-"""The objects of a run: a Secret with what it brings along, a headless Service for names, an Indexed Job of pods.
+"""The objects of a run: Secrets with what it brings along, a headless Service for names, an Indexed Job of pods.
 
 The Job is made last and owns the others, so that one delete removes all. Where pods differ in kind, a JobSet of such Jobs takes
 its place. Source: Kubernetes 1.31 to 1.37, batch/v1 and v1, JobSet 0.11 and 0.12; what was accepted by a real control plane is marked "recorded" in the tests.
@@ -29,7 +29,8 @@ PACKAGE_FOLDER = "/muster"
 SCRATCH_FOLDER = "/scratch"
 _MANAGER = {MANAGED_BY: MANAGER}
 _DEAD_NODE_S = 30  # instead of 300 s
-_MAX_SECRET_BYTES = 1 << 20
+SECRET_BYTES = 1 << 20
+MOST_PARCELS = 4
 # Of a pod that says nothing: of the disk for the package, code and logs, of the others no more than a LimitRange's usual default,
 # which is a limit.
 LEAST_MEMORY_BYTES = 512 << 20
@@ -47,15 +48,15 @@ _ANNOTATIONS = {
 
 
 def objects_of(run: PodsRequest) -> list[dict[str, Any]]:
-    """Return Secret, Service and Job, and what a gang needs, in the order in which they are made.
+    """Return Secrets, Service and Job, and what a gang needs, in the order in which they are made.
 
     Raises:
         UsageError: A name is too long, the files are too large for a Secret, or a patch does not fit.
     """
     _check(run)
     job = _patched_job(run)
-    secret = [_secret(run)] if run.shares is None else []
-    return [*secret, _service(run), *_gang(run), job]
+    secrets = _secrets(run) if run.shares is None else []
+    return [*secrets, _service(run), *_gang(run), job]
 
 
 def _patched_job(run: PodsRequest) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def _patched_job(run: PodsRequest) -> dict[str, Any]:
 
 
 def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[dict[str, Any]]:
-    """Return Secret and JobSet of pods of several kinds, in the order in which they are made.
+    """Return Secrets and JobSet of pods of several kinds, in the order in which they are made.
 
     Each kind is a Job as it would be alone, and pods are made again by it; the set makes the Service, is one object for a queue,
     ends with the first kind's Job, and does not start anything again.
@@ -111,7 +112,7 @@ def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[
             "replicatedJobs": jobs,
         },
     }
-    return [_secret(whole), jobset]
+    return [*_secrets(whole), jobset]
 
 
 def _put(manifest: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -163,7 +164,7 @@ def _gang(run: PodsRequest) -> list[dict[str, Any]]:
 
 
 def owned_by(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the patch that lets a Job or a JobSet own its Secret and its Service."""
+    """Return the patch that lets a Job or a JobSet own its Secrets and its Service."""
     owner = {
         "apiVersion": made["apiVersion"],
         "kind": made["kind"],
@@ -183,30 +184,47 @@ def _check(run: PodsRequest, more: str = "") -> None:
             why=f"`{host}` is the host name of its last pod",
             fix="small letters, digits and `-`, a letter first, at most 63 characters with the pod's number",
         )
-    size_bytes = sum(map(len, run.files.values()))
-    if size_bytes > _MAX_SECRET_BYTES:
-        largest = max(run.files, key=lambda name: len(run.files[name]))
-        raise UsageError(
-            f"what the run brings along has {size_bytes:,} bytes; a Secret takes {_MAX_SECRET_BYTES:,}",
-            where=largest,
-            fix="leave large files out of the code, or put them on a volume",
-        )
+    for parcel in _parcels(run).values():
+        size_bytes = sum(map(len, parcel.values()))
+        if size_bytes > SECRET_BYTES:
+            raise UsageError(
+                f"what the run brings along has {size_bytes:,} bytes; a Secret takes {SECRET_BYTES:,}",
+                where=max(parcel, key=lambda name: len(parcel[name])),
+                fix="leave large files out of the code, or put them on a volume",
+            )
+
+
+def secret_names(name: str, num_parcels: int = MOST_PARCELS) -> list[str]:
+    """Return the names of a run's Secrets: its own, and one for each parcel of what is too large for that."""
+    return [name, *(f"{name}-p{number}" for number in range(1, num_parcels + 1))]
+
+
+def _parcels(run: PodsRequest) -> dict[str, dict[str, bytes]]:
+    """Return the contents of each Secret, by its name."""
+    numbers = {path: int(path.rpartition("/")[0] or 0) for path in run.files}
+    names = secret_names(run.shares or run.name, max(numbers.values(), default=0))
+    found: dict[str, dict[str, bytes]] = {name: {} for name in names}
+    for path, content in run.files.items():
+        found[names[numbers[path]]][path.rpartition("/")[2]] = content
+    return found
 
 
 def _metadata(run: PodsRequest, **more: str) -> dict[str, Any]:
     return {"name": run.name, "labels": {**_MANAGER, RUN_LABEL: run.name, **more}}
 
 
-def _secret(run: PodsRequest) -> dict[str, Any]:
-    data = {name: base64.b64encode(content).decode() for name, content in run.files.items()}
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(run),
-        "immutable": True,
-        "type": "Opaque",
-        "data": data,
-    }
+def _secrets(run: PodsRequest) -> list[dict[str, Any]]:
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {**_metadata(run), "name": name},
+            "immutable": True,
+            "type": "Opaque",
+            "data": {file: base64.b64encode(data).decode() for file, data in parcel.items()},
+        }
+        for name, parcel in _parcels(run).items()
+    ]
 
 
 def _service(run: PodsRequest) -> dict[str, Any]:
@@ -416,11 +434,12 @@ def _shm_bytes(wanted: PodResources) -> int:
 def _volumes(run: PodsRequest) -> list[dict[str, Any]]:
     shm = {"medium": "Memory", "sizeLimit": str(_shm_bytes(run.resources))}
     scratch: dict[str, Any] = {}
+    secrets = [{"secret": {"name": name}} for name in _parcels(run)]
     if run.resources.scratch_bytes is not None:
         scratch["sizeLimit"] = str(run.resources.scratch_bytes)
     return [
         # 0400; with an fsGroup the kubelet makes it 0440 by itself. JSON has no octal numbers.
-        {"name": "package", "secret": {"secretName": run.shares or run.name, "defaultMode": 256}},
+        {"name": "package", "projected": {"sources": secrets, "defaultMode": 256}},
         {"name": "shm", "emptyDir": shm},
         {"name": "scratch", "emptyDir": scratch},
         *(

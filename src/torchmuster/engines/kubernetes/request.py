@@ -72,9 +72,9 @@ class PodsRequest:
         num_pods: How many run at the same time, spare ones among them; of members of a sweep how many there are.
         parallel: Each pod is a member of a sweep, and so many run at a time; None: all are one run.
         command: Of each pod, in exec form: process 1 gets SIGTERM.
-        files: What it brings along, by file name: the key, the plan, the package.
+        files: What it brings along, by file name: the key and the plan; those of a further parcel by `NUMBER/NAME`.
         namespace: Where they are made, as far as it is known.
-        shares: The run whose Secret these pods see; they have none of their own then.
+        shares: The run whose Secrets these pods see; they have none of their own then.
         service: By whose names pods are known, where that is not a Service of this run alone.
         first_index: The number of the first pod among those of all runs that share a Secret.
         annotations: Of the Job and its pods.

@@ -1,4 +1,4 @@
-"""What a pod is told: a file of the Secret, written by the client."""
+"""What a pod is told: a file of its Secrets, written by the client."""
 
 import os
 from collections.abc import Mapping
@@ -16,6 +16,9 @@ ORDER_FILE, KEY_FILE, PLAN_FILE = "order.json", "key", "plan.json"
 PACKAGE_FILE, CODE_FILE, START_FILE = "package.txz", "code.tar.gz", "start.py"
 CALL_FILE = "call"  # of a function
 SWEEP_FILE = "sweep.json"  # of a sweep, as its run directory calls it
+PIECE = (
+    ".part-"  # between a file's name and the number of a piece, where it is larger than a Secret
+)
 KEPT_PREFIX = "code-"  # of archives that stay on a volume for later runs
 PROGRAMS_VARIABLE = "MUSTER_PROGRAMS"  # of sessions: how our programs are started in this pod
 KEY_VARIABLE = "MUSTER_KEY"  # of sessions: the path of the pod's key
@@ -49,7 +52,7 @@ class PodOrder:
         port: Of every pod's door; the one above it is the head's, on the first pod's loopback.
         home: $MUSTER_HOME in the pods.
         code_root: The code folder's path on the client.
-        code_bytes: Of the code's archive, where it does not travel in the Secret; None where it does.
+        code_bytes: Of the code's archive, where it does not travel in a Secret; None where it does.
         code_sha: Of the archive.
         warn_s: How long before its time limit the workers are warned.
         start_limit_s: How long the client waits for the first pod; None for as long as any, as in a queue.
@@ -166,6 +169,15 @@ def read_order(path: str) -> PodOrder:
         CodecError: It is not one.
     """
     return codec.from_plain(PodOrder, atomic.read_json(path))
+
+
+def joined(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return files with the pieces of large ones put together, as `start.py` does on a pod's disk."""
+    found: dict[str, bytes] = {}
+    for name in sorted(files):
+        whole = name.partition(PIECE)[0]
+        found[whole] = found.get(whole, b"") + files[name]
+    return found
 
 
 def own_host(environment: Mapping[str, str]) -> str | None:

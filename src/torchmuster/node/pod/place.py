@@ -1,17 +1,23 @@
 """Puts what a group needs into a pod's run directory: the plan, the code, and the outputs that its tasks read.
 
-The archive comes on standard input. With `check` nothing is read, and the exit code is 3 where it has still to come. A first
-pod that was made again and found no record begins anew: what its predecessor's tasks left here is removed.
+The archive is in a Secret, or comes on standard input. With `check` nothing is read, and the exit code is 3 where it has still
+to come. A first pod that was made again and found no record begins anew: what its predecessor's tasks left here is removed.
 """
 
 import os
 import shutil
-import sys
 from dataclasses import dataclass
 
 from torchmuster.files import atomic, code_copy
 from torchmuster.model.codec import from_words
-from torchmuster.node.pod.order import KEY_FILE, NODES_FILE, WORKFLOW_FILE, PodOrder, read_order
+from torchmuster.node.pod.order import (
+    CODE_FILE,
+    KEY_FILE,
+    NODES_FILE,
+    WORKFLOW_FILE,
+    PodOrder,
+    read_order,
+)
 from torchmuster.node.pod.outputs import TASKS_FOLDER, take_outputs
 from torchmuster.node.remote.files import make_mark, mark_of
 
@@ -34,13 +40,15 @@ def main(arguments: list[str]) -> int:
     order = read_order(words.order)
     if placed_by(order) == words.head:
         return 0
-    if words.check:
+    came = os.path.join(os.path.dirname(words.order), CODE_FILE)
+    is_brought = os.path.exists(came)
+    if words.check and not is_brought:
         return LACKS_CODE
     shutil.rmtree(order.run_dir.path, ignore_errors=True)
     os.makedirs(order.folder, mode=0o700, exist_ok=True)
     part = f"{order.archive}.{os.getpid()}"
-    with open(part, "wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+    with open(part, "wb") as file, open(came if is_brought else 0, "rb") as source:
+        shutil.copyfileobj(source, file, 1 << 20)
     os.replace(part, order.archive)
     place(order, os.path.dirname(words.order), words.head)
     return 0
@@ -73,10 +81,11 @@ def place(order: PodOrder, brought: str, head: str | None = None) -> None:
         code_copy.read_archive(file, came, _LIMIT_BYTES)
     take_outputs(run_dir, came)
     shutil.rmtree(os.path.join(came, TASKS_FOLDER), ignore_errors=True)
-    for name in (WORKFLOW_FILE, NODES_FILE):  # in the Secret, where they have room there
-        if not os.path.exists(os.path.join(came, name)):
-            shutil.copyfile(os.path.join(brought, name), os.path.join(came, name))
-    os.replace(os.path.join(came, NODES_FILE), run_dir.group(order.group or "").nodes)
+    for name, target in (
+        (WORKFLOW_FILE, os.path.join(came, WORKFLOW_FILE)),
+        (NODES_FILE, run_dir.group(order.group or "").nodes),
+    ):
+        shutil.copyfile(os.path.join(brought, name), target)
     # The plan and the code: on a volume an earlier group's may be there.
     for name in os.listdir(came):
         target = os.path.join(run_dir.path, name)

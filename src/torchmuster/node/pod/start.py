@@ -1,4 +1,4 @@
-"""The first program of a pod: puts torchmuster, which came in the Secret, on the pod's own disk and becomes its door.
+"""The first program of a pod: puts torchmuster, which came in Secrets, on the pod's own disk and becomes its door.
 
 It is run alone by the image's interpreter, of whatever version, so it imports the standard library only and says in its own
 words what an image lacks: the end of a pod is its exit code and the message that Kubernetes keeps.
@@ -12,6 +12,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 OWN_DISK = os.environ.get("MUSTER_POD_DISK", "/scratch")
 MESSAGE = "/dev/termination-log"
 FINAL = 113  # the Job makes no other pod for this end
+PIECE = ".part-"  # between a name and a number: a file that is larger than a Secret
 
 
 def give_up(what: str, because: str, hint: str) -> None:
@@ -37,12 +38,34 @@ def writable_home() -> None:
         os.environ["TMPDIR"] = folder
 
 
-def unpack() -> str:
+def gather() -> str:
+    """Return a folder on the pod's own disk with all that came: links, and files whose pieces are put together."""
+    folder = os.path.join(OWN_DISK, "torchmuster", "came")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    parts: dict[str, list[str]] = {}
+    for name in sorted(os.listdir(FOLDER)):
+        if not name.startswith("."):  # the folders that a kubelet changes at once
+            parts.setdefault(name.partition(PIECE)[0], []).append(os.path.join(FOLDER, name))
+    for name, paths in parts.items():
+        target = os.path.join(folder, name)
+        part = f"{target}.{os.getpid()}"
+        if len(paths) == 1:
+            os.symlink(paths[0], part)
+        else:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as whole:
+                for path in paths:
+                    with open(path, "rb") as piece:
+                        whole.write(piece.read())
+        os.rename(part, target)
+    return folder
+
+
+def unpack(folder: str) -> str:
     """Return the folder of the package on the pod's own disk."""
     import hashlib
     import tarfile
 
-    archive = os.path.join(FOLDER, "package.txz")
+    archive = os.path.join(folder, "package.txz")
     with open(archive, "rb") as file:
         sha = hashlib.sha256(file.read()).hexdigest()
     root = os.path.join(OWN_DISK, "torchmuster", sha[:32])
@@ -91,14 +114,15 @@ def main() -> None:
         )
     try:
         writable_home()
-        root, key = unpack(), own_key()
+        came = gather()
+        root, key = unpack(came), own_key()
     except (OSError, ImportError) as error:
         give_up(
             "torchmuster can't be put on the pod's disk",
             str(error),
             f"room on {OWN_DISK}, and an interpreter with lzma, are needed",
         )
-    order = os.path.join(FOLDER, "order.json")
+    order = os.path.join(came, "order.json")
     program = [
         sys.executable,
         "-I",

@@ -1,4 +1,4 @@
-"""How the archive of what pods need gets to the first one: in the Secret, from a run before on a volume, or from the client."""
+"""How the archive of what pods need gets to the first one: in a Secret, from a run before on a volume, or from the client."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ def wait_for_archive(
 
     Args:
         order: Of the pods.
-        brought: The folder of the Secret.
+        brought: The folder of what came in Secrets.
         limit_s: How long the client may take.
         say: Tells the user what is waited for.
 
@@ -50,7 +50,7 @@ def wait_for_archive(
             raise MusterError(
                 "the code did not come",
                 where=order.archive,
-                why="it is too large for a Secret, so the client sends it when the first pod runs",
+                why="it is too large for Secrets, so the client sends it when the first pod runs",
                 fix="keep muster running until it says that training begins, or put the code on a volume",
             )
         threading.Event().wait(_LOOK_S)

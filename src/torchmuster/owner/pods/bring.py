@@ -1,19 +1,21 @@
-"""What a run in pods brings along, and where it goes: the files of its Secret, its context and namespace."""
+"""What a run in pods brings along, and where it goes: the files of its Secrets, its context and namespace."""
 
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.dialect import JOBSETS, kubectl, name_of
+from torchmuster.engines.kubernetes.manifest import MOST_PARCELS, SECRET_BYTES
 from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keep_s_of, keeps_runs, pods_of
 from torchmuster.errors import UsageError
 from torchmuster.files import atomic, code_copy, travel
@@ -35,8 +37,18 @@ PYTHON = "python3"  # of an image
 REACH_RULE = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}'
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
-SECRET_BYTES = 1 << 20
-_SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
+_OWN_BYTES = (
+    64 << 10
+)  # of the run's own Secret: what is larger than that goes into parcels, which are Secrets too
+_PIECE_BYTES = 256 << 10
+# Of what has no other way: how to say that it is too large, and what to do.
+_ONLY_WAY = {
+    orders.CALL_FILE: (
+        "the function and its arguments",
+        "pass the path of the data, or read it in the function",
+    ),
+    orders.SWEEP_FILE: ("the values of all members", "several sweeps, or shorter values"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +198,9 @@ def bring_run(
         continues=before.run_id if before is not None else None,
         saved_step=before.saved_step if before is not None else None,
     )
-    order, brings = pack_order(order, folder, run_dir)
+    order, brings = pack_order(order, folder, run_dir, {orders.PLAN_FILE: run_dir.plan})
     if order.code_bytes is not None:
         check_way(job, "the code", code.describe())
-    brings[orders.PLAN_FILE] = run_dir.plan
     return replace(job, brings=tuple(brings.items()))
 
 
@@ -207,44 +218,95 @@ def pack_code(program: Program, folder: str) -> code_copy.CodeFolder:
 
 
 def pack_order(
-    order: PodOrder, folder: str, run_dir: RunDir, more_bytes: int = 0
+    order: PodOrder, folder: str, run_dir: RunDir, more: "Mapping[str, str]"
 ) -> tuple[PodOrder, dict[str, str]]:
-    """Return the order with how its archive travels, and what goes into its Secret: name there, path here.
+    """Return the order with how its archive travels, and what goes into its Secrets: `JobRequest.brings`.
 
-    The archive is in the folder already; the order is written beside it. `more_bytes` go into the Secret, too.
+    The archive is in the folder already; the order is written beside it.
+
+    Args:
+        order: What the pods are told.
+        folder: Of what they get.
+        run_dir: Of the run, here.
+        more: What else they need, by its name there.
+
+    Raises:
+        UsageError: Without the archive it is too large, too.
     """
     archive = os.path.join(folder, orders.CODE_FILE)
-    package = _package(os.path.join(muster_home(), "cache"))
-    size = os.path.getsize(archive)
-    call_bytes = os.path.getsize(run_dir.call) if os.path.exists(run_dir.call) else 0
-    _check_call(call_bytes, SECRET_BYTES - _SPARE_BYTES - os.path.getsize(package))
-    more_bytes += call_bytes + size + _SPARE_BYTES
-    has_room = os.path.getsize(package) + more_bytes <= SECRET_BYTES
-    with open(archive, "rb") as file:
-        sha = hashlib.file_digest(file, "sha256").hexdigest()
-    order = replace(order, code_sha=sha, code_bytes=None if has_room else size)
     path = os.path.join(folder, orders.ORDER_FILE)
-    atomic.write_json(path, codec.to_plain(order))
-    brings = {
+    with open(archive, "rb") as file:
+        order = replace(order, code_sha=hashlib.file_digest(file, "sha256").hexdigest())
+    files = {
         orders.KEY_FILE: run_dir.secret,
         orders.ORDER_FILE: path,
-        orders.PACKAGE_FILE: package,
+        orders.PACKAGE_FILE: _package(os.path.join(muster_home(), "cache")),
         orders.START_FILE: os.path.join(travel.package_folder(), "node", "pod", "start.py"),
+        **more,
     }
-    if call_bytes:
-        brings[orders.CALL_FILE] = run_dir.call
-    if has_room:
-        brings[orders.CODE_FILE] = archive
+    if os.path.exists(run_dir.call):
+        files[orders.CALL_FILE] = run_dir.call
+    atomic.write_json(path, codec.to_plain(order))
+    brings = _parcelled({**files, orders.CODE_FILE: archive}, folder)
+    if brings is None:
+        order = replace(order, code_bytes=os.path.getsize(archive))
+        atomic.write_json(path, codec.to_plain(order))
+        brings = _parcelled(files, folder)
+    if brings is None:
+        raise _too_large(files)
     return order, brings
 
 
-def _check_call(call_bytes: int, room_bytes: int) -> None:
-    if call_bytes > room_bytes:
-        raise UsageError(
-            f"the function and its arguments take {show_size(call_bytes)}, pods take {show_size(room_bytes)}",
-            why="they travel in the Secret of the run, which has 1 MiB with torchmuster itself",
-            fix="pass the path of the data, or read it in the function",
-        )
+def _parcelled(files: "Mapping[str, str]", folder: str) -> dict[str, str] | None:
+    """Return these files with the parcel of each: small ones are in the run's own Secret. None where they need too many.
+
+    Pieces of what is larger than a Secret are written into the folder.
+    """
+    room = [_OWN_BYTES]
+    found: dict[str, str] = {}
+    sizes = {name: os.path.getsize(path) for name, path in files.items()}
+    if sum(sizes.values()) > _OWN_BYTES + MOST_PARCELS * SECRET_BYTES:
+        return None
+    for name in sorted(files, key=lambda name: sizes[name]):
+        if sizes[name] <= room[0]:
+            found[name] = files[name]
+            room[0] -= sizes[name]
+            continue
+        for piece, path in _pieces(name, files[name], folder):
+            size = os.path.getsize(path)
+            number = next((n for n, left in enumerate(room) if n and left >= size), len(room))
+            room[number:] = room[number:] or [SECRET_BYTES]
+            room[number] -= size
+            found[f"{number}/{piece}"] = path
+    return found if len(room) <= 1 + MOST_PARCELS else None
+
+
+def _pieces(name: str, path: str, folder: str) -> "Iterator[tuple[str, str]]":
+    """Yield a file, or the pieces of one that is larger than a Secret: name and path of each."""
+    if os.path.getsize(path) <= SECRET_BYTES:
+        yield name, path
+        return
+    with open(path, "rb") as file:
+        for number in itertools.count():
+            if not (data := file.read(_PIECE_BYTES)):
+                return
+            piece = f"{name}{orders.PIECE}{number:03}"
+            atomic.replace_file(os.path.join(folder, piece), data, mode=0o600)
+            yield piece, os.path.join(folder, piece)
+
+
+def _too_large(files: "Mapping[str, str]") -> UsageError:
+    """Return the error that names the largest of them, which has no other way than Secrets."""
+    sizes = {name: os.path.getsize(path) for name, path in files.items()}
+    limit = MOST_PARCELS * SECRET_BYTES
+    most = max(sizes.keys() - {orders.PACKAGE_FILE}, key=lambda name: sizes[name])
+    room = limit - sum(sizes.values()) + sizes[most]
+    what, fix = _ONLY_WAY.get(most, ("the plan of the run", "fewer tasks, or shorter values"))
+    return UsageError(
+        f"{what} take {show_size(sizes[most])}, pods take {show_size(room)}",
+        why=f"they travel in Secrets of the run, which hold {show_size(limit)} with torchmuster itself",
+        fix=fix,
+    )
 
 
 def python_of(site: "Site") -> str:
@@ -256,12 +318,12 @@ def check_way(job: JobRequest, what: str, where: str) -> None:
     """Refuse what has no way to the pods, before they wait for it.
 
     Raises:
-        UsageError: It is too large for a Secret, and pods can't be reached.
+        UsageError: It is too large for Secrets, and pods can't be reached.
     """
     if may_reach(dict(job.own_keys)):
         return
     raise UsageError(
-        f"{what} is too large for a Secret, and there is no other way to the pods",
+        f"{what} is too large for Secrets, and there is no other way to the pods",
         where=where,
         why=f"the Role lacks {REACH_RULE}",
         fix="name data in .gitignore, start in a smaller folder, or ask for that line of the Role",
@@ -302,8 +364,9 @@ def lost_with_pods(job: JobRequest) -> list[str]:
 
 def shown_files() -> tuple[tuple[str, str], ...]:
     """Return the names of what a run brings along, for a dry run."""
-    names = (orders.KEY_FILE, orders.ORDER_FILE, orders.PLAN_FILE, orders.PACKAGE_FILE)
-    return tuple((name, "") for name in (*names, orders.START_FILE, orders.CODE_FILE))
+    own = (orders.KEY_FILE, orders.ORDER_FILE, orders.PLAN_FILE, orders.START_FILE)
+    parcel = (f"1/{orders.PACKAGE_FILE}", f"1/{orders.CODE_FILE}")
+    return tuple((name, "") for name in (*own, *parcel))
 
 
 def _config(*words: str, context: str | None = None) -> str:
@@ -346,7 +409,7 @@ def _package(cache: str) -> str:
 
 
 def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return a tar.xz: a third smaller than a zip, which would leave no room for code; the same files, the same bytes."""
+    """Return a tar.xz, a third smaller than a zip; the same files, the same bytes."""
     buffer = io.BytesIO()
     with (
         lzma.open(buffer, "wb", preset=6) as packed,

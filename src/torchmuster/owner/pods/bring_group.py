@@ -42,7 +42,7 @@ from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.node.pod.outputs import output_names
 from torchmuster.node.task.setup import read_credentials
-from torchmuster.owner.pods.bring import SECRET_BYTES, check_way, pack_order, python_of
+from torchmuster.owner.pods.bring import check_way, pack_order, python_of
 
 if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 JOIN_S = Limits().join_timeout_s  # as of a run
 _MORE_IN_SET = "-a-0-abcde"
-_PLAN_BYTES = 64 << 10  # of a Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,22 +219,21 @@ def bring_group(
     """
     folder = os.path.join(run_dir.group(group.name).path, "pods")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    plans = _pack(plan, group, run_dir, pods, folder)
-    order, brings = pack_order(pods.order, folder, run_dir, sum(map(os.path.getsize, plans)))
-    brings |= {os.path.basename(path): path for path in plans}
+    _pack(plan, group, run_dir, pods, folder)
+    names = [orders.WORKFLOW_FILE, orders.NODES_FILE, orders.SUBMITTED_FILE]
+    plain = lzma.compress(atomic.as_json(codec.to_plain(plan)))
+    atomic.replace_file(os.path.join(folder, orders.SUBMITTED_FILE), plain)
+    if text := _credentials(group):
+        names.append(orders.CREDENTIALS_FILE)
+        path = os.path.join(folder, orders.CREDENTIALS_FILE)
+        atomic.replace_file(path, text.encode(), mode=0o600)
+    files = {name: os.path.join(folder, name) for name in names}
+    order, brings = pack_order(pods.order, folder, run_dir, files)
     if order.code_bytes is not None:
         what = "what the pods of the group need, the code and outputs that they read,"
         check_way(pods.jobs[0], what, f"group {group.name}")
-    if text := _credentials(group):
-        brings[orders.CREDENTIALS_FILE] = os.path.join(folder, orders.CREDENTIALS_FILE)
-        atomic.replace_file(brings[orders.CREDENTIALS_FILE], text.encode(), mode=0o600)
-    path = os.path.join(folder, orders.SUBMITTED_FILE)
-    atomic.replace_file(path, lzma.compress(atomic.as_json(codec.to_plain(plan))))
-    # Without room the workflow is not found from other machines.
-    if sum(map(os.path.getsize, (path, *brings.values()))) <= SECRET_BYTES:
-        brings[orders.SUBMITTED_FILE] = path
-    first = replace(pods.jobs[0], brings=tuple(brings.items()))
-    return replace(pods, jobs=(first, *pods.jobs[1:]), order=order)
+    jobs = (replace(job, brings=tuple(brings.items())) for job in pods.jobs)
+    return replace(pods, jobs=tuple(jobs), order=order)
 
 
 def _credentials(group: GroupPlan) -> str:
@@ -252,11 +250,10 @@ def _credentials(group: GroupPlan) -> str:
 
 def _pack(
     plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, pods: GroupPods, folder: str
-) -> list[str]:
-    """Write the archive: code where something trains, outputs that are read; return what goes into the Secret beside it.
+) -> None:
+    """Write the archive: code where something trains, outputs that are read; and beside it the plan as the pods see it.
 
-    That is the plan as the pods see it, which no other run has: so the archive is what an earlier run left on a volume. One that
-    is too large for a Secret goes into the archive.
+    No other run has that one: so the archive is what an earlier run left on a volume.
     """
     with tempfile.TemporaryDirectory(dir=folder) as stage:
         moved = plan
@@ -278,7 +275,7 @@ def _pack(
             moved = _without_datasets(moved)
         facts = {orders.WORKFLOW_FILE: moved, orders.NODES_FILE: pods.nodes}
         for name, value in facts.items():
-            atomic.write_json(os.path.join(stage, name), codec.to_plain(value))
+            atomic.write_json(os.path.join(folder, name), codec.to_plain(value))
         for source in _sources(group) if not pods.order.has_volume else ():
             target = os.path.join(stage, "tasks", source)
             os.makedirs(target)
@@ -286,16 +283,8 @@ def _pack(
                 os.path.realpath(run_dir.task_output(source)), os.path.join(target, "output")
             )
             names += output_names(RunDir(stage), source)
-        plans = [os.path.join(stage, name) for name in facts]
-        if is_large := sum(map(os.path.getsize, plans)) > _PLAN_BYTES:
-            names = [*facts, *names]
         with open(os.path.join(folder, orders.CODE_FILE), "wb") as file:
             code_copy.write_archive(stage, names, file, has_times=False)
-        if is_large:
-            return []
-        for name in facts:
-            os.replace(os.path.join(stage, name), os.path.join(folder, name))
-    return [os.path.join(folder, name) for name in facts]
 
 
 def _in(runs: str, folder: str) -> str:

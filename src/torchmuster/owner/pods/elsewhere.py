@@ -44,6 +44,7 @@ from torchmuster.owner.views.record import read_outcome
 from torchmuster.owner.views.workflow_view import read_workflow
 from torchmuster.spec.sites.site import load_sites
 
+_PLANS = (orders.PLAN_FILE, orders.SWEEP_FILE, orders.SUBMITTED_FILE)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
 _LOOK_S = 10.0  # at the Jobs of a workflow: each look is a question to the API
 _END_S = 60.0
@@ -95,22 +96,27 @@ def _run_id(job: _Job) -> str:
     return str(job["metadata"].get("annotations", {}).get(RUN_ID_ANNOTATION, ""))
 
 
-def _secret_of(job: _Job) -> str:
-    """Return the name of the Secret that a Job's pods see: of several Jobs of a group it is that of the first."""
+def _secrets_of(job: _Job) -> tuple[str, ...]:
+    """Return the names of the Secrets that a Job's pods see: of several Jobs of a group they are those of the first."""
     volumes = job.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ())
-    named = (one.get("secret", {}).get("secretName") for one in volumes)
-    name: str = next(filter(None, named), job["metadata"]["labels"].get(RUN_LABEL, ""))
-    return name
+    sources = [one for volume in volumes for one in volume.get("projected", {}).get("sources", ())]
+    names = tuple(one["secret"]["name"] for one in sources if "secret" in one)
+    return names or (job["metadata"]["labels"].get(RUN_LABEL, ""),)
 
 
-def _read_secret(place: _Place, name: str) -> tuple[dict[str, bytes], PodOrder]:
-    """Return the files of a Secret, and what the pods that share it were told.
+def _read_secrets(place: _Place, names: Sequence[str]) -> tuple[dict[str, bytes], PodOrder]:
+    """Return the files of these Secrets until a plan is among them, and what the pods that share them were told.
 
     Raises:
-        EngineError: It can't be read.
+        EngineError: They can't be read.
     """
-    data: Any = json.loads(ask(kubectl(*place, "get", "secret", name, "-o", "json"))).get("data")
-    files = {key: base64.b64decode(value) for key, value in (data or {}).items()}
+    name, found = names[0], dict[str, bytes]()
+    for one in names:
+        data: Any = json.loads(ask(kubectl(*place, "get", "secret", one, "-o", "json"))).get("data")
+        found |= {key: base64.b64decode(value) for key, value in (data or {}).items()}
+        if orders.ORDER_FILE in found and not found.keys().isdisjoint(_PLANS):
+            break
+    files = orders.joined(found)
     try:
         order = codec.from_plain(PodOrder, json.loads(files[orders.ORDER_FILE]))
     except (codec.CodecError, KeyError, ValueError) as error:
@@ -127,7 +133,7 @@ def _read_secret(place: _Place, name: str) -> tuple[dict[str, bytes], PodOrder]:
 
 
 def _copy_here(place: _Place, job: _Job) -> RunDir:
-    files, order = _read_secret(place, _secret_of(job))
+    files, order = _read_secrets(place, _secrets_of(job))
     run_dir = RunDir(os.path.join(runs_dir(), order.run_id))
     if order.group is not None:
         where = {"context": place[0], "namespace": place[1]}
@@ -178,7 +184,7 @@ def _workflow_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, by
         raise EngineError(
             f"the workflow {short_id(order.run_id)} can't be followed from here",
             where=f"secret/{order.job}",
-            why="its plan is not in the Secret of its group: it is too large, or another version of muster has submitted it",
+            why="its plan is not in the Secrets of its group: another version of muster has submitted it",
             fix=f"on the machine that submitted it: muster status {short_id(order.run_id)}",
         ) from error
     return {RunDir.secret: key, RunDir.workflow: text}
@@ -238,16 +244,18 @@ def look_for_groups(run_dir: RunDir) -> None:
     if place is None or plan is None:
         return
     noted = atomic.read_json(run_dir.jobs)
-    of_secrets: dict[str, list[_Job]] = {}
+    of_secrets: dict[tuple[str, ...], list[_Job]] = {}
     for job in _jobs(place):
         if _run_id(job) == plan.run_id:
-            of_secrets.setdefault(_secret_of(job), []).append(job)
+            of_secrets.setdefault(_secrets_of(job), []).append(job)
     jobs, secrets = dict(noted["jobs"]), dict(noted.get("secrets", {}))
-    for secret in of_secrets.keys() - secrets.keys():
-        _, order = _read_secret(place, secret)
+    for names, of_group in of_secrets.items():
+        if names[0] in secrets:
+            continue
+        _, order = _read_secrets(place, names)
         if order.group in {group.name for group in plan.groups}:  # it becomes a path here
-            secrets[secret] = order.group
-            jobs[order.group] = _note_group(run_dir, order, place, of_secrets[secret])
+            secrets[names[0]] = order.group
+            jobs[order.group] = _note_group(run_dir, order, place, of_group)
     seen_at = time.time() if of_secrets else noted.get("seen_at", 0.0)
     known = {"jobs": jobs, "secrets": secrets, "seen_at": seen_at}
     atomic.write_json(run_dir.jobs, {**noted, **known})

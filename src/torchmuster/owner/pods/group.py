@@ -107,9 +107,9 @@ class PodGroup:
 
     def _submit(self) -> None:
         pods = plan_group(self.plan, self.group, self.site)
-        pods = bring_group(self.plan, self.group, self.run_dir, pods)
         folder = self.run_dir.group(self.group.name)
         try:
+            pods = bring_group(self.plan, self.group, self.run_dir, pods)
             for number, job in enumerate(pods.jobs):
                 script = folder.job_script if not number else f"{folder.job_script}.{number}"
                 self._job_ids.append(submit_script(job, script, DIALECT, self.say))

@@ -34,7 +34,7 @@ from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.create import create_member_dir
 from torchmuster.owner.jobs.jobs import failed_before_start, submit_script, view_jobs
 from torchmuster.owner.jobs.never import WAITS, NeverWatch
-from torchmuster.owner.pods.bring import SECRET_BYTES, check_way, pack_code, pack_order
+from torchmuster.owner.pods.bring import check_way, pack_code, pack_order
 from torchmuster.owner.pods.end import remove, tell_owner
 from torchmuster.owner.pods.mirror import (
     RecordMirror,
@@ -53,8 +53,6 @@ from torchmuster.owner.views.record import next_attempt, read_result
 from torchmuster.owner.views.sweep_view import read_sweep
 from torchmuster.spec.sweep_plan import SweepPlan
 
-# Of the plan: torchmuster takes half of a Secret.
-_MOST_BYTES = SECRET_BYTES // 4
 _MOST_AT_ONCE = 8  # commands of kubectl
 _LOOK_S = 5.0  # without news of pods
 _PAUSE_S = 1.0
@@ -111,14 +109,6 @@ def bring_members(
     Raises:
         UsageError: The code or the plan is too large, or the script is not in its folder.
     """
-    size = os.path.getsize(run_dir.sweep)
-    if size > _MOST_BYTES:
-        raise UsageError(
-            f"the values of {len(plan.members):,} members take {show_size(size)}, pods take {show_size(_MOST_BYTES)}",
-            where="--grid",
-            why="they travel in the Secret of the sweep, which has 1 MiB with torchmuster itself",
-            fix="several sweeps, or shorter values",
-        )
     job = array_of(plan, request, len(members), number)
     folder = os.path.join(run_dir.path, "pods")
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -138,17 +128,16 @@ def bring_members(
         is_sweep=True,
         members=tuple(members),
     )
-    order, brings = pack_order(order, folder, run_dir, size)
+    order, brings = pack_order(order, folder, run_dir, {orders.SWEEP_FILE: run_dir.sweep})
     if order.code_bytes is not None:
         if detach:
             raise UsageError(
-                f"the code takes {show_size(order.code_bytes)}, which is too large for a Secret",
+                f"the code takes {show_size(order.code_bytes)}, which is too large for Secrets",
                 where="--detach",
                 why="who follows the sweep sends it to each pod",
                 fix="leave out --detach, or name data in .gitignore",
             )
         check_way(job, "the code", code.describe())
-    brings[orders.SWEEP_FILE] = run_dir.sweep
     return replace(job, brings=tuple(brings.items()))
 
 

@@ -1,9 +1,10 @@
-"""Makes the Secret and the Service of a run again that somebody has deleted: pods that replace others can't start without them."""
+"""Makes the Secrets and the Service of a run again that somebody has deleted: pods that replace others can't start without them."""
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchmuster import proc
 from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
@@ -15,7 +16,7 @@ from torchmuster.owner.pods.watch import PodWatch
 
 _EVERY_S = 5.0
 _ASK_S = 25.0
-_KINDS = ("Secret", "Service")
+_KINDS = ("secret/", "service/")
 
 
 @dataclass(slots=True)
@@ -45,22 +46,28 @@ class ObjectsKept:
             return
         self._seen, self._at = self.watch.number, time.monotonic() + _EVERY_S
         context, namespace, name = place_of(self.job_id)
-        named = [f"{kind}/{name}" for kind in ("jobs.batch", *(f"{k.lower()}s" for k in _KINDS))]
-        listed = ask(kubectl(context, namespace, "get", *named, "--ignore-not-found", "-o", "name"))
-        there = {line.partition("/")[0] for line in listed.split()}
-        missing = [kind for kind in _KINDS if kind.lower() not in there]
-        if "job.batch" in there and missing:
+        mine = [_name_of(one) for one in json.loads(DIALECT.script(self.job))["items"]]
+        named = [one for one in mine if one.startswith(_KINDS)]
+        words = ("get", f"jobs.batch/{name}", *named, "--ignore-not-found", "-o", "name")
+        there = set(ask(kubectl(context, namespace, *words)).split())
+        missing = [one for one in named if one not in there]
+        if f"job.batch/{name}" in there and missing:
             self._make(missing, context, namespace, name)
 
-    def _make(self, kinds: Sequence[str], context: str, namespace: str, name: str) -> None:
+    def _make(self, missing: Sequence[str], context: str, namespace: str, name: str) -> None:
         made = json.loads(
             ask(kubectl(context, namespace, "get", f"jobs.batch/{name}", "-o", "json"))
         )
         objects = json.loads(DIALECT.with_files(self.job, read_files(self.job)))["items"]
-        for one in (one for one in objects if one["kind"] in kinds):
+        for one in (one for one in objects if _name_of(one) in missing):
             one["metadata"] |= owned_by(made)["metadata"]
             argv = kubectl(context, namespace, "create", "-f", "-")
             said = proc.ask(argv, json.dumps(one).encode(), _ASK_S)
             if said.status != 0:
                 raise refused(argv, said.stderr.decode(errors="replace"))
-            self.say(f"the {one['kind']} {name} was deleted by somebody: it was made again")
+            what = f"{one['kind']} {one['metadata']['name']}"
+            self.say(f"the {what} was deleted by somebody: it was made again")
+
+
+def _name_of(one: Mapping[str, Any]) -> str:
+    return f"{one['kind'].lower()}/{one['metadata']['name']}"

@@ -155,6 +155,7 @@ def test_an_end_removes_all_objects_by_their_names():
     assert DIALECT.cancel_argv("lab/research/r") == [
         *HERE,
         *("delete", "jobs.batch/r", "services/r", "secrets/r"),
+        *(f"secrets/r-p{number}" for number in range(1, 5)),
         *("--wait=false", "--ignore-not-found"),
     ]
 
@@ -209,7 +210,8 @@ def test_each_kind_of_a_jobset_sees_the_files_of_all_and_counts_its_pods_on():
     pods = [one["template"]["spec"]["template"] for one in jobset["spec"]["replicatedJobs"]]
     containers = [pod["spec"]["containers"][0] for pod in pods]
     assert [c["image"] for c in containers] == ["example.com/team/train:1", "other/y:2"]
-    assert [pod["spec"]["volumes"][0]["secret"]["secretName"] for pod in pods] == ["run-7f3a"] * 2
+    mounted = [pod["spec"]["volumes"][0]["projected"]["sources"] for pod in pods]
+    assert mounted == [[{"secret": {"name": "run-7f3a"}}]] * 2
     firsts = [[e["value"] for e in c["env"] if e["name"] == "MUSTER_POD_FIRST"] for c in containers]
     assert firsts == [[], ["1"]]
     labels = [pod["metadata"]["labels"]["torchmuster.dev/run"] for pod in pods]

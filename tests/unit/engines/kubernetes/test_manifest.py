@@ -58,13 +58,15 @@ def test_what_decides_over_life_and_death_of_pods_is_what_the_server_took():
     mounts = {"launcher", "/launcher"}
     known = {place for place, value in settings(accepted) if value not in mounts}
     new = {place for place, _ in settings(job)} - known
-    # Labels of ours, a request beside the limit of the same resource, and one for the node's disk.
+    # Labels of ours, a request beside the limit of the same resource, one for the node's disk, and Secrets in one folder.
     assert new == {
         "/metadata/labels/app.kubernetes.io/managed-by",
         "/spec/template/metadata/labels/app.kubernetes.io/managed-by",
         "/spec/template/metadata/annotations/linkerd.io/inject",
         "/spec/template/spec/containers/resources/requests/nvidia.com/gpu",
         "/spec/template/spec/containers/resources/requests/ephemeral-storage",
+        "/spec/template/spec/volumes/projected/defaultMode",
+        "/spec/template/spec/volumes/projected/sources/secret/name",
     }
 
 
@@ -84,8 +86,9 @@ def test_what_the_run_brings_along_is_in_its_secret_and_nowhere_else():
     assert base64.b64decode(secret["data"]["key"]) == b"\x00secret"
     others = json.dumps([service, job])
     assert secret["data"]["key"] not in others
-    (volume,) = (v for v in job["spec"]["template"]["spec"]["volumes"] if "secret" in v)
-    assert volume["secret"] == {"secretName": "run-7f3a", "defaultMode": 0o400}
+    (volume,) = (v for v in job["spec"]["template"]["spec"]["volumes"] if "projected" in v)
+    sources = [{"secret": {"name": "run-7f3a"}}]
+    assert volume["projected"] == {"sources": sources, "defaultMode": 0o400}
 
 
 def test_devices_and_memory_are_limits_and_requests_a_cpu_is_a_request():

@@ -1,17 +1,21 @@
 """What a run brings along, and what is asked of a cluster before."""
 
 import hashlib
+import json
 import os
 import random
 import subprocess
 import sys
 import tarfile
+from base64 import b64decode
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.dialect import DIALECT
 from torchmuster.errors import UsageError
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.owner.create import create_run_dir
@@ -81,11 +85,64 @@ def test_small_code_travels_in_the_secret(code, tmp_path):
     assert (order.home, order.warn_s, order.start_limit_s) == ("/scratch/muster", 60.0, 30.0)
     brings = dict(job.brings)
     assert sorted(brings) == [
-        "code.tar.gz", "key", "order.json", "package.txz", "plan.json", "start.py",
+        "1/package.txz", "code.tar.gz", "key", "order.json", "plan.json", "start.py",
     ]  # fmt: skip
     with open(brings["code.tar.gz"], "rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == order.code_sha
-    assert sum(os.path.getsize(path) for path in brings.values()) < 1 << 20
+    own = sum(os.path.getsize(path) for name, path in brings.items() if "/" not in name)
+    assert own < 64 << 10
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_the_secrets_hold_is_whole_in_a_pod_whatever_its_sizes(code, tmp_path, seed):
+    draw = random.Random(seed)
+    for number in range(draw.randint(0, 6)):
+        size = draw.choice([1, 60 << 10, 300 << 10, 900 << 10])
+        (code / f"data-{number}").write_bytes(draw.randbytes(size))
+    job, run_dir = bring(code, tmp_path / "runs")
+    files = {name: Path(path).read_bytes() for name, path in job.brings}
+    *secrets, _, made = json.loads(DIALECT.with_files(job, files))["items"]
+    sizes = [sum(len(b64decode(data)) for data in one["data"].values()) for one in secrets]
+    assert sizes[0] <= 64 << 10 and max(sizes) <= 1 << 20 and len(sizes) <= 5
+    sources = made["spec"]["template"]["spec"]["volumes"][0]["projected"]["sources"]
+    assert [one["secret"]["name"] for one in sources] == [s["metadata"]["name"] for s in secrets]
+    # What a kubelet does, then the first lines of a pod.
+    mounted, disk = tmp_path / "muster", tmp_path / "disk"
+    mounted.mkdir(), disk.mkdir()
+    for name, data in (pair for one in secrets for pair in one["data"].items()):
+        (mounted / name).write_bytes(b64decode(data))
+    gather = "import start; print(start.gather())"
+    environment = {**os.environ, "MUSTER_POD_DISK": str(disk), "PYTHONPATH": str(mounted)}
+    argv = [sys.executable, "-c", gather]
+    came = Path(subprocess.check_output(argv, env=environment, text=True).strip())
+    archive = Path(run_dir.path) / "pods" / "code.tar.gz"
+    is_brought = pod_order(run_dir).code_bytes is None
+    assert is_brought == (came / "code.tar.gz").exists()
+    assert not is_brought or (came / "code.tar.gz").read_bytes() == archive.read_bytes()
+    (package,) = (data for name, data in files.items() if name.endswith("/package.txz"))
+    assert (came / "package.txz").read_bytes() == package
+    assert {path.name for path in came.iterdir()} - {"code.tar.gz"} == {
+        "key", "order.json", "package.txz", "plan.json", "start.py"
+    }  # fmt: skip
+
+
+def test_torchmuster_may_grow_beyond_one_secret(code, tmp_path, monkeypatch):
+    large = tmp_path / "large.txz"
+    large.write_bytes(random.Random(2).randbytes(2 << 20))
+    monkeypatch.setattr("torchmuster.owner.pods.bring._package", lambda _: str(large))
+    job, run_dir = bring(code, tmp_path / "runs")
+    pieces = [path for name, path in job.brings if "package.txz.part-" in name]
+    assert b"".join(Path(path).read_bytes() for path in pieces) == large.read_bytes()
+    assert pod_order(run_dir).code_bytes is None
+
+
+def test_a_function_that_has_no_room_in_the_secrets_is_refused_with_the_room(code, tmp_path):
+    plan = plan_of(code)
+    run_dir = create_run_dir(plan, str(tmp_path / "runs"))
+    Path(run_dir.call).write_bytes(random.Random(3).randbytes(5 << 20))
+    with pytest.raises(UsageError, match="the function and its arguments take 5 MiB") as caught:
+        bring_run(plan, run_dir, DEFAULT, 60.0)
+    assert "4 MiB with torchmuster itself" in caught.value.why
 
 
 def test_the_same_code_is_the_same_archive_whatever_its_times_and_the_umask(code, tmp_path):
@@ -102,10 +159,10 @@ def test_the_same_code_is_the_same_archive_whatever_its_times_and_the_umask(code
 
 def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_needs(code, tmp_path):
     first, _ = bring(code, tmp_path / "a")
-    path = dict(first.brings)["package.txz"]
+    path = dict(first.brings)["1/package.txz"]
     before = os.stat(path).st_mtime_ns
     second, _ = bring(code, tmp_path / "b")
-    assert dict(second.brings)["package.txz"] == path
+    assert dict(second.brings)["1/package.txz"] == path
     assert os.stat(path).st_mtime_ns == before
     with tarfile.open(path) as archive:
         names = archive.getnames()
@@ -126,24 +183,24 @@ def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_need
 )
 def test_what_comes_along_can_own_runs_and_move_data(code, tmp_path, module):
     job, _ = bring(code, tmp_path / "runs")
-    with tarfile.open(dict(job.brings)["package.txz"]) as archive:
+    with tarfile.open(dict(job.brings)["1/package.txz"]) as archive:
         archive.extractall(tmp_path / "package", filter="data")
     found = f"import sys; sys.path.insert(0, {str(tmp_path / 'package')!r}); import {module}"
     subprocess.run([sys.executable, "-I", "-S", "-c", found], check=True)
 
 
 def test_large_code_is_sent_later_where_that_is_allowed(code, tmp_path, cluster):
-    (code / "weights.bin").write_bytes(random.Random(1).randbytes(1 << 20))
+    (code / "weights.bin").write_bytes(random.Random(1).randbytes(5 << 20))
     job, run_dir = bring(code, tmp_path / "runs")
     order = pod_order(run_dir)
-    assert "code.tar.gz" not in dict(job.brings)
+    assert not [name for name in dict(job.brings) if "code.tar.gz" in name]
     archive = os.path.join(run_dir.path, "pods", "code.tar.gz")
-    assert order.code_bytes == os.path.getsize(archive) > 1 << 20
+    assert order.code_bytes == os.path.getsize(archive) > 4 << 20
     assert cluster.asked == ["auth can-i create pods --subresource=portforward"]
 
 
 def test_large_code_without_a_way_is_refused_before_anything_is_made(code, tmp_path, cluster):
-    (code / "weights.bin").write_bytes(random.Random(1).randbytes(1 << 20))
+    (code / "weights.bin").write_bytes(random.Random(1).randbytes(5 << 20))
     cluster.say(answers={"can-i": "no"})
     with pytest.raises(UsageError) as caught:
         bring(code, tmp_path / "runs")

@@ -182,13 +182,13 @@ def test_another_run_of_the_same_code_has_the_same_archive(code):
     assert found[0].kept == found[1].kept
 
 
-def test_a_plan_that_is_too_large_for_a_secret_goes_into_the_archive(code):
+def test_a_plan_that_is_too_large_for_the_own_secret_is_a_parcel(code):
     told = InputPlan(kind=InputKind.URL, source="s3://" + "b" * (64 << 10))
     plan, run_dir, pods = planned(code, task("a", inputs=(told,)))
     job = bring_group(plan, plan.groups[0], run_dir, pods).jobs[0]
-    with tarfile.open(dict(job.brings)["code.tar.gz"]) as archive:
-        assert {"workflow.json", "nodes.json"} <= set(archive.getnames())
-    assert "workflow.json" not in dict(job.brings)
+    with open(dict(job.brings)["1/workflow.json"]) as file:
+        assert "b" * (64 << 10) in file.read()
+    assert {"nodes.json", "workflow.json.xz"} <= dict(job.brings).keys()
 
 
 def test_only_the_credentials_that_the_group_names_go_along(code):
@@ -219,14 +219,14 @@ def test_credentials_are_not_left_here_when_they_have_been_sent(code, cluster):
 
 
 def test_an_archive_without_a_way_to_the_pods_is_refused(code, cluster, monkeypatch):
-    (code / "inner" / "large").write_bytes(random.Random(0).randbytes(2 << 20))
+    (code / "inner" / "large").write_bytes(random.Random(0).randbytes(5 << 20))
     training = TrainingPlan(nodes="1", nproc_per_node="1", script=str(code / "inner" / "train.py"))
     plan, run_dir, pods = planned(code, task("fit", training=training))
     settled = replace(pods.jobs[0], own_keys=(("context", "lab"), ("namespace", "research")))
     pods = replace(pods, jobs=(settled,))
     bring_group(plan, plan.groups[0], run_dir, pods)
     cluster.say(answers={"can-i": "no"})
-    with pytest.raises(UsageError, match="is too large for a Secret") as caught:
+    with pytest.raises(UsageError, match="is too large for Secrets") as caught:
         bring_group(plan, plan.groups[0], run_dir, pods)
     assert caught.value.where == "group work"
 

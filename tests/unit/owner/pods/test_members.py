@@ -124,7 +124,7 @@ def test_the_plan_and_the_numbers_of_the_members_go_along_in_the_secret(sweep):
     plan, run_dir = sweep
     job = bring_members(plan, run_dir, JOB, (0, 2), 1, detach=True)
     assert sorted(dict(job.brings)) == [
-        "code.tar.gz", "key", "order.json", "package.txz", "start.py", "sweep.json",
+        "1/package.txz", "code.tar.gz", "key", "order.json", "start.py", "sweep.json",
     ]  # fmt: skip
     order = pod_order(run_dir)
     assert (order.is_sweep, order.num_pods, order.members) == (True, 2, (0, 2))
@@ -140,19 +140,19 @@ def test_a_time_limit_is_that_of_each_member_and_not_of_their_job(sweep):
 def test_values_that_have_no_room_in_a_secret_are_refused(sweep):
     plan, _ = sweep
     long = replace(plan, run=replace(plan.run, run_id="long"))
-    long = replace(long, members=tuple((f"{n:0100}",) for n in range(5000)))
+    long = replace(long, members=tuple((f"{n:01000}",) for n in range(5000)))
     run_dir = create_sweep_dir(long)
-    with pytest.raises(UsageError, match="the values of 5,000 members take 5"):
+    with pytest.raises(UsageError, match="the values of all members take 4.8"):
         bring_members(long, run_dir, JOB, range(5000), 0, detach=False)
 
 
 def test_code_that_a_client_has_to_send_is_refused_where_none_stays(sweep, cluster, tmp_path):
     plan, run_dir = sweep
-    (tmp_path / "code" / "data.bin").write_bytes(os.urandom(1 << 20))
-    with pytest.raises(UsageError, match="too large for a Secret"):
+    (tmp_path / "code" / "data.bin").write_bytes(os.urandom(5 << 20))
+    with pytest.raises(UsageError, match="too large for Secrets"):
         bring_members(plan, run_dir, JOB, range(3), 0, detach=True)
     assert bring_members(plan, run_dir, JOB, range(3), 0, detach=False).brings
-    assert pod_order(run_dir).code_bytes > 1 << 20
+    assert pod_order(run_dir).code_bytes > 4 << 20
 
 
 # In the pod.
@@ -163,7 +163,7 @@ def test_a_pod_is_the_only_one_of_the_run_that_its_member_is(sweep, tmp_path):
     brought = tmp_path / "secret"
     brought.mkdir()
     for name, path in bring_members(plan, run_dir, JOB, (0, 2), 0, detach=True).brings:
-        (brought / name).write_bytes(Path(path).read_bytes())
+        (brought / os.path.basename(name)).write_bytes(Path(path).read_bytes())
     order = replace(pod_order(run_dir), home=str(tmp_path / "volume"))
     atomic.write_json(str(brought / "order.json"), codec.to_plain(order))
     earlier = replace(order, job="earlier").of_member(1)
