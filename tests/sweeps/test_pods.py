@@ -36,7 +36,7 @@ def muster(tmp_path):
 
 def objects(text):
     found = json.JSONDecoder().raw_decode(text[text.index("{") :])[0]["items"]
-    return {one["kind"]: one for one in found}
+    return {one["kind"]: one for one in reversed(found)}  # of Secrets the run's own
 
 
 def job_of(shown):

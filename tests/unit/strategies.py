@@ -45,5 +45,6 @@ def values(annotation):
         int: st.integers(),
         float: st.floats(allow_nan=False),
         str: st.text(),
+        bytes: st.binary(),
         types.NoneType: st.none(),
     }[annotation]

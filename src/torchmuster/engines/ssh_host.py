@@ -316,7 +316,7 @@ class RemoteHost:
                     self._changed.notify_all()
             case messages.AgentEnded(agent_id=agent_id, status=status, why=why):
                 self._end_agent(agent_id, status, why)
-            case messages.RelayOpen() | messages.RelayData() | messages.RelayClose():
+            case _ if isinstance(message, messages.OfRelay):
                 self.relay.take(message)
             case _:
                 self.on_message(self, message)

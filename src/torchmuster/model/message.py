@@ -1,5 +1,7 @@
 """Messages between processes: values that are sent as one JSON object, whose `type` is the name of the class.
 
+Where a message has a field `data` of bytes, they follow the JSON as they are, behind a zero byte, which JSON never holds.
+
 A vocabulary is a subclass of `TypedMessage`; its messages are subclasses of that. Only words of the vocabulary that is
 expected are decoded, with exactly the declared fields (`model.codec`).
 
@@ -40,10 +42,13 @@ class TypedMessage:
 
 
 def encode(message: TypedMessage) -> bytes:
-    """Return a message as JSON on one line."""
-    plain = codec.to_plain(message)
+    """Return a message as JSON on one line, with its bytes behind it."""
+    data = getattr(message, "data", None)
+    given = vars(message).items()
+    plain = {name: codec.to_plain(value) for name, value in given if not isinstance(value, bytes)}
     plain["type"] = type(message).__name__
-    return json.dumps(plain, separators=(",", ":")).encode()
+    text = json.dumps(plain, separators=(",", ":")).encode()
+    return b"%b\0%b" % (text, data) if isinstance(data, bytes) else text
 
 
 def decode(payload: bytes, vocabulary: type[M]) -> M:
@@ -53,7 +58,10 @@ def decode(payload: bytes, vocabulary: type[M]) -> M:
         codec.CodecError: It is no word of the vocabulary, or has other fields.
     """
     try:
-        plain = json.loads(payload)
+        text, is_followed, data = payload.partition(b"\0")
+        plain = json.loads(text)
+        if is_followed:
+            plain["data"] = data
         cls: type[M] = vocabulary.words[plain.pop("type")]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise codec.CodecError(f"not a message of muster: {error!r}") from None

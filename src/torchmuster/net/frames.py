@@ -28,16 +28,14 @@ class FrameReader:
         """
         while True:
             if len(self._buffer) >= messages.LENGTH.size:
-                (word,) = messages.LENGTH.unpack_from(self._buffer)
-                length = word & ~messages.RAW_BIT
+                (length,) = messages.LENGTH.unpack_from(self._buffer)
                 if length > messages.MAX_FRAME_BYTES:
                     raise messages.FrameError(f"a frame of {length} bytes")
                 end = messages.LENGTH.size + length
                 if len(self._buffer) >= end:
                     payload = bytes(self._buffer[messages.LENGTH.size : end])
                     del self._buffer[:end]
-                    is_raw = word & messages.RAW_BIT
-                    return messages.decode_raw(payload) if is_raw else messages.decode(payload)
+                    return messages.decode(payload)
             if not self._fill(timeout_s):
                 return None
 

@@ -1,8 +1,7 @@
 """All messages between the client and the remote end of an ssh session: this file defines the protocol.
 
 It travels on the standard streams of the session: four bytes of length, then one JSON object as on the channel, whose `type`
-is the name of a class here and whose other fields are that class's fields (`model.message`; bytes are base64). Only an
-`EnvironmentPiece` is bytes as they are: the highest bit of its length is set, and its index comes first. There is no
+is the name of a class here and whose other fields are that class's fields; bytes follow it (`model.message`). There is no
 MAC: ssh authenticates the stream. Three things are no messages, since torchmuster may not be there yet: the line that ends
 what the host's shell says, the loader's text before it, and the package, which is one frame (`node/remote/loader.py`).
 
@@ -19,10 +18,8 @@ from torchmuster.model.installed import EnvironmentNeeds
 from torchmuster.model.message import TypedMessage
 from torchmuster.model.plan import RunPlan
 
-PROTOCOL = 5
+PROTOCOL = 6
 LENGTH = struct.Struct(">I")
-RAW_BIT = 1 << 31
-_INDEX = struct.Struct(">i")
 MAX_FRAME_BYTES = 4 << 20
 CHUNK_BYTES = 256 << 10
 CODE_FILE = "code.tar.gz"
@@ -448,10 +445,20 @@ class RelayData(RemoteMessage):
     data: bytes
 
 
+class RelayTaken(RemoteMessage):
+    """So much of a connection's bytes has been given to the program at this end."""
+
+    call_id: int
+    size_bytes: int
+
+
 class RelayClose(RemoteMessage):
     """A connection has ended."""
 
     call_id: int
+
+
+OfRelay = RelayOpen | RelayData | RelayTaken | RelayClose
 
 
 def decode(payload: bytes) -> RemoteMessage:
@@ -466,21 +473,9 @@ def decode(payload: bytes) -> RemoteMessage:
         raise FrameError(str(error)[:300]) from None
 
 
-def decode_raw(payload: bytes) -> RemoteMessage:
-    """Return the piece in a payload that is no JSON.
-
-    Raises:
-        FrameError: It is too short for one.
-    """
-    if len(payload) < _INDEX.size:
-        raise FrameError("a piece without its index")
-    return EnvironmentPiece(index=_INDEX.unpack_from(payload)[0], data=payload[_INDEX.size :])
-
-
 def pack(value: RemoteMessage) -> bytes:
     """Return a message as a frame; ValueError for one that is too long."""
-    is_raw = isinstance(value, EnvironmentPiece)
-    payload = _INDEX.pack(value.index) + value.data if is_raw else encode(value)  # type: ignore[attr-defined]
+    payload = encode(value)
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"{type(value).__name__} has {len(payload)} bytes")
-    return LENGTH.pack(len(payload) | (RAW_BIT if is_raw else 0)) + payload
+    return LENGTH.pack(len(payload)) + payload

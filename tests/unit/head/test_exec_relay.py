@@ -42,7 +42,7 @@ def stage():
 def test_a_start_goes_to_its_task_and_the_output_back_to_its_client(stage):
     first, second = Client(), Client()
     starts = [stage.start(first, "1", "a"), stage.start(second, "2", "b")]
-    output = messages.ExecOutput(exec_id="2", stream=1, data="")
+    output = messages.ExecOutput(exec_id="2", stream=1, data=b"")
     stage.relay.from_agent("b", output)
     assert stage.sent == [("a", starts[0]), ("b", starts[1])]
     assert (first.got, second.got) == ([], [output])

@@ -105,12 +105,22 @@ def test_field_that_is_not_declared_so_is_refused(more):
         decode(json.dumps(plain))
 
 
-def test_bytes_that_are_no_base64_are_refused():
-    with pytest.raises(FrameError, match="base64"):
-        decode('{"type": "RelayData", "call_id": 1, "data": "a!"}')
-
-
-@pytest.mark.parametrize("payload", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000, b"{}"])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"[1]",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b"{}",
+        b"\0",
+        b"[1]\0x",
+        b'{"type": "RelayClose", "call_id": 1}\0',  # bytes for a message that has none
+        b'{"type": "RelayData", "call_id": 1}',  # none for one that has
+        b'{"type": "RelayData", "call_id": 1, "data": "a!"}',
+    ],
+)
 def test_what_is_no_message_is_refused(payload):
     with pytest.raises(FrameError):
         decode(payload)
@@ -178,9 +188,7 @@ def test_a_piece_of_an_environment_travels_as_bytes(pipe):
     piece = EnvironmentPiece(index=-1, data=bytes(range(256)))
     writer.send(piece)
     assert reader.read(5.0) == piece
-    writer.send_raw(remote_messages.LENGTH.pack(remote_messages.RAW_BIT | 2) + b"xx")
-    with pytest.raises(FrameError, match="without its index"):
-        reader.read(5.0)
+    assert len(remote_messages.pack(piece)) < 256 + 64
     writer.send_raw(remote_messages.LENGTH.pack((1 << 32) - 1))
     with pytest.raises(FrameError):
         reader.read(5.0)

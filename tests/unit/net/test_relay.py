@@ -1,12 +1,15 @@
 """Connections inside of a session: the same at both ends, and only to ports that are open to the other end."""
 
 import contextlib
+import random
 import socket
+import threading
+import time
 
 import pytest
 
 from torchmuster.net.relay import Relay, RelayPort
-from torchmuster.net.remote_messages import RelayOpen
+from torchmuster.net.remote_messages import RelayData, RelayOpen
 
 LIMIT_S = 60.0
 
@@ -105,3 +108,61 @@ def test_number_that_is_taken_is_not_given_to_another_connection(ends, server):
         server.settimeout(0.05)
         with pytest.raises(TimeoutError):
             server.accept()
+
+
+def test_a_program_that_reads_nothing_holds_up_no_other_and_loses_nothing(ends, server):
+    data = random.Random(1).randbytes(64 << 20)
+    with connected(ends, server) as (call, served), connected(ends, server) as (other, far):
+        sending = threading.Thread(target=call.sendall, args=(data,))
+        sending.start()
+        sending.join(6.0)
+        assert sending.is_alive()  # more than a window, and nobody reads
+        for _ in range(100):
+            other.sendall(b"?")
+            assert far.recv(1) == b"?"
+        got = bytearray()
+        while len(got) < len(data):
+            got += served.recv(1 << 20)
+        assert bytes(got) == data
+        sending.join(LIMIT_S)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_said_before_an_end_arrives_whatever_is_read_when(ends, server, seed):
+    draw = random.Random(seed)
+    data = draw.randbytes(draw.randint(0, 4 << 20))
+    port = server.getsockname()[1]
+    ends[1].relay.ports = {port}
+    call, door = dial(ends[0], port)
+    served, _ = server.accept()
+    served.settimeout(LIMIT_S)
+
+    def say():
+        with call:
+            call.sendall(data)
+
+    saying = threading.Thread(target=say)
+    saying.start()
+    got = bytearray()
+    while len(got) < len(data):
+        if draw.random() < 0.1:
+            time.sleep(0.01)
+        piece = served.recv(draw.choice([1000, 1 << 16, 1 << 20]))
+        assert piece, len(got)
+        got += piece
+    assert bytes(got) == data
+    assert served.recv(1) == b""
+    saying.join(LIMIT_S)
+    served.close()
+    door.close()
+
+
+def test_more_than_a_window_ends_the_connection_alone(ends, server):
+    with connected(ends, server) as (_, served), connected(ends, server) as (other, far):
+        ends[1].relay.take(RelayData(call_id=1, data=bytes(8 << 20)))
+        ends[1].relay.take(RelayData(call_id=1, data=bytes(8 << 20)))
+        with contextlib.suppress(ConnectionError):
+            while served.recv(1 << 20):
+                continue
+        other.sendall(b"!")
+        assert far.recv(1) == b"!"

@@ -4,10 +4,10 @@ from torchmuster.net.messages.base import Message
 
 # `muster exec`: a client to the head of a group, on to the agent of the task, and back.
 #
-# `data` is base64. Each side may send at most EXEC_WINDOW_BYTES (of data, not of base64) that the other end has not
-# taken yet, so nobody in between has to hold more.
+# Each side may send at most a window that the other end has not taken yet, so nobody in between has to hold more.
 
 EXEC_WINDOW_BYTES = 256 << 10
+MAX_WINDOW_BYTES = 4 << 20
 EXEC_CHUNK_BYTES = 64 << 10
 MAX_EXECS = 16
 
@@ -21,6 +21,8 @@ class ExecStart(Message):
         term: The kind of terminal, for TERM.
         debugger: Not a command: a stream to the rank, which waits for its debugger.
         door: Not a command: a remote end (`node/remote`), which the door of that node forks.
+        claim: In which first pod the owner of a run in pods is that asks; empty for all others.
+        window_bytes: How much of each direction may be on its way: over a long way more has to be.
     """
 
     exec_id: str
@@ -32,13 +34,15 @@ class ExecStart(Message):
     term: str = ""
     debugger: bool = False
     door: bool = False
+    claim: str = ""
+    window_bytes: int = EXEC_WINDOW_BYTES
 
 
 class ExecInput(Message):
     """Input for the command; `end` closes its standard input."""
 
     exec_id: str
-    data: str = ""
+    data: bytes = b""
     end: bool = False
 
 
@@ -47,7 +51,7 @@ class ExecOutput(Message):
 
     exec_id: str
     stream: int  # 1 or 2
-    data: str
+    data: bytes
 
 
 class ExecTaken(Message):

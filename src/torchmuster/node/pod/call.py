@@ -16,7 +16,7 @@ from torchmuster.model.codec import from_words, to_words
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
-from torchmuster.node.pod.session import Write, call_session
+from torchmuster.node.pod.session import call_session
 from torchmuster.plainfile import write_all
 
 _NO_SESSION = 255
@@ -55,7 +55,6 @@ async def call_pod(
     command: str,
     wait_s: float,
     streams: tuple[int, int, int] = (0, 1, 2),
-    write: Write = write_all,
 ) -> int:
     """Run a command in a pod with these as its standard input, output and errors; return its exit code.
 
@@ -64,16 +63,15 @@ async def call_pod(
     try:
         channel = await call_patiently(host, port, secret, wait_s)
     except (OSError, HandshakeError) as error:
-        write(streams[2], f"{host} port {port}: {words_of(error)}\n".encode())
+        write_all(streams[2], f"{host} port {port}: {words_of(error)}\n".encode())
         return _NO_SESSION
     try:
-        code = await call_session(channel, command, streams, write)
+        return await call_session(channel, command, streams)
     except (ChannelClosedError, OSError) as error:
-        write(streams[2], f"{host}: the connection ended: {words_of(error)}\n".encode())
+        write_all(streams[2], f"{host}: the connection ended: {words_of(error)}\n".encode())
         return _NO_SESSION
     finally:
         channel.abort()
-    return 128 - code if code < 0 else code
 
 
 async def call_patiently(host: str, port: int, secret: bytes, wait_s: float) -> Channel:

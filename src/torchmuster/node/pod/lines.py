@@ -4,7 +4,6 @@ A process for each would take 20 MB of the first pod's memory, more than a gigab
 """
 
 import asyncio
-import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -12,17 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from torchmuster.net.channel import ChannelClosedError
+from torchmuster.net.command import GONE, CommandProcess
 from torchmuster.net.handshake import HandshakeError
 from torchmuster.node.pod.call import call_patiently, call_pod, words_of
 from torchmuster.node.pod.session import ask_session
-from torchmuster.plainfile import write_all
 from torchmuster.proc import Answered
 
-_BROKEN = 255  # as ssh's status
-_TERM, _KILL = 15, 9
-_MOST_THREADS = (
-    256  # for names and for what waits for a reader: a pod that stalls holds up no other
-)
+_MOST_THREADS = 256  # for names: a DNS that is silent about one holds up no other
 
 
 @dataclass(slots=True)
@@ -41,14 +36,13 @@ class PodLines:
     _loop: asyncio.AbstractEventLoop | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self, argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> "PodLine":
+    def start(self, argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> CommandProcess:
         """Begin a session; the last words are host and command, as of ssh. The descriptors stay the caller's."""
         host, command = argv[-2:]
         name = f"{host}.{self.domain}" if self.domain else host
         streams = (os.dup(stdin), os.dup(stdout), os.dup(stderr))
-        line = PodLine(self._running_loop())
-        line.begin(self, name, command, streams)
-        return line
+        calling = call_pod(name, self.port, self.secret, command, self.wait_s, streams)
+        return CommandProcess(self._running_loop(), calling, streams)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -57,80 +51,6 @@ class PodLines:
                 self._loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, "line"))
                 threading.Thread(target=self._loop.run_forever, name="lines", daemon=True).start()
             return self._loop
-
-
-class PodLine:
-    """One session; to its user it is the process that ssh would be.
-
-    Attributes:
-        pid: Of this process, which carries it.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.pid = os.getpid()
-        self._loop = loop
-        self._ended = threading.Event()
-        self._status: int | None = None
-        self._task: asyncio.Task[int] | None = None
-        self._is_killed = False
-        self._open = (
-            threading.Lock()
-        )  # over each write and the end of the descriptors, whose numbers others get
-        self._is_closed = False
-
-    def begin(
-        self, lines: PodLines, host: str, command: str, streams: tuple[int, int, int]
-    ) -> None:
-        """Call the pod, in the thread of all lines."""
-
-        def begin() -> None:
-            calling = call_pod(
-                host, lines.port, lines.secret, command, lines.wait_s, streams, self._write
-            )
-            self._task = self._loop.create_task(calling)
-            # A task that is cancelled before its first step does nothing, not even its last.
-            self._task.add_done_callback(lambda task: self._end(task, streams))
-            if self._is_killed:
-                self._task.cancel()
-
-        self._loop.call_soon_threadsafe(begin)
-
-    def _end(self, task: "asyncio.Task[int]", streams: tuple[int, int, int]) -> None:
-        has_code = not task.cancelled() and task.exception() is None
-        self._status = task.result() if has_code else _BROKEN
-        self._ended.set()
-        self._loop.run_in_executor(None, self._close, streams)
-
-    def _write(self, fd: int, data: bytes) -> None:
-        with self._open:
-            if not self._is_closed:
-                write_all(fd, data)
-
-    def _close(self, streams: tuple[int, int, int]) -> None:
-        with self._open:
-            self._is_closed = True
-            for fd in streams:
-                os.close(fd)
-
-    def poll(self) -> int | None:
-        """Return the exit code of the command, 255 for a session that broke; None while it runs."""
-        return self._status
-
-    def wait(self, timeout_s: float) -> int | None:
-        """Wait for the end; return the exit code or None when the time is up."""
-        self._ended.wait(timeout_s)
-        return self._status
-
-    def send_signal(self, signum: int) -> None:
-        """Hang up, at a signal that ends a process."""
-        if signum in (_TERM, _KILL) and self._status is None:
-            self._is_killed = True
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
 
 
 def ask_pod(
@@ -152,4 +72,4 @@ def ask_pod(
     except TimeoutError:
         return Answered(status=None, stdout=b"", stderr=b"")
     except (OSError, HandshakeError, ChannelClosedError) as error:
-        return Answered(status=_BROKEN, stdout=b"", stderr=words_of(error).encode())
+        return Answered(status=GONE, stdout=b"", stderr=words_of(error).encode())

@@ -1,7 +1,7 @@
-"""A session with a pod: frames of the authenticated channel, whose first byte says what they carry.
+"""The commands that callers run in a pod, each on an authenticated channel of its own (`node/task/exec.py`, `net/command.py`).
 
-The caller sends one command, then its input; the pod sends the command's output and errors, and at last its exit code. When the
-connection ends, so does the command's input: what runs there is a remote end (`node/remote`), which then ends what it has started.
+When the connection ends, so does the command's input: what runs there is a remote end (`node/remote`), which then ends what it
+has started.
 
 The owner of a run says before its commands which first pod it is in. Of two, the one that came later has the run: sessions of the
 other end, and it is told so when it calls again. A node that only seemed dead may come back with its pod after an hour.
@@ -10,28 +10,23 @@ other end, and it is told so when it calls again. A node that only seemed dead m
 import asyncio
 import contextlib
 import os
-import signal
-import stat
-import struct
+import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 
+from torchmuster import proc
+from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
+from torchmuster.net.command import Command
 from torchmuster.node.pod.order import AGAIN_CODE
-from torchmuster.plainfile import write_all
+from torchmuster.node.task.exec import Exec, kill_sessions
 
-COMMAND, INPUT, OUTPUT, ERRORS, END, CLAIM = b"c", b"i", b"o", b"e", b"x", b"k"
 CLAIM_VARIABLE = "MUSTER_FIRST_POD"  # of an owner and what it starts: which first pod it is in
 _REPLACED_CODE = 1 << 16  # of no command: a later first pod has the run
 RECORD_PROGRAM = "pod-record"
-PIECE_BYTES = 256 << 10
-_MAX_COMMAND_BYTES = 64 << 10
-_MAX_CLAIM_BYTES = 64
-_CODE = struct.Struct("!i")
 _LEAVE_S = 20.0  # a remote end takes up to 10 s to end its agents
-_LAST_WORDS_S = 5.0
+_LAST_WORDS_S = 30.0
 _LOOK_S = 0.1
-Write = Callable[[int, bytes], object]
 
 
 class Sessions:
@@ -45,8 +40,8 @@ class Sessions:
     def __init__(self) -> None:
         self.pids: set[int] = set()
         self.num_starting = 0
-        self._children: dict[_Child, tuple[Channel, bytes]] = {}
-        self._claims: list[bytes] = []
+        self._execs: dict[Exec, tuple[Channel, str]] = {}
+        self._claims: list[str] = []
         self._last_read = float("-inf")
         self._passed_on: int | None = None
 
@@ -62,8 +57,9 @@ class Sessions:
     def signal(self, signum: int) -> None:
         """Send a signal to the commands, and to those that begin later: remote ends pass it on to their agents."""
         self._passed_on = signum
-        for child in self._children:
-            child.send_signal(signum)
+        for one in self._execs:
+            if one.pid:
+                proc.kill_quietly(one.pid, signum)
 
     async def ended(
         self,
@@ -75,7 +71,7 @@ class Sessions:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
         while (now := loop.time()) < deadline:
-            is_busy = self._children or self.num_starting
+            is_busy = self._execs or self.num_starting
             if not is_busy and now - self._last_read >= calls_again_s:
                 return
             await asyncio.sleep(_LOOK_S)
@@ -83,241 +79,129 @@ class Sessions:
     async def serve(self, channel: Channel) -> None:
         """Run the command of one caller, to its end or that of the connection."""
         try:
-            frame = await channel.receive_bytes()
+            start = await channel.receive()
         except ChannelClosedError:
             return
-        claim = b""
-        if frame[:1] == CLAIM:
-            claim = frame[1 : 1 + _MAX_CLAIM_BYTES]
-            if not self._admit(claim):
-                with contextlib.suppress(OSError):
-                    await channel.send_bytes(END + _CODE.pack(_REPLACED_CODE))
-                return
-            try:
-                frame = await channel.receive_bytes()
-            except ChannelClosedError:
-                return
-        if frame[:1] != COMMAND or len(frame) > _MAX_COMMAND_BYTES:
+        if not isinstance(start, messages.ExecStart) or not start.argv:
             return
-        reads = RECORD_PROGRAM.encode() in frame
-        child = await self._start(os.fsdecode(frame[1:]))
-        self._children[child] = channel, claim
-        if claim in self._claims[:-1]:  # while it started
-            channel.abort()
+        if start.claim and not self._admit(start.claim):
+            channel.send_nowait(messages.ExecEnded(exec_id=start.exec_id, code=_REPLACED_CODE))
+            await channel.close()
+            return
+        reads = any(RECORD_PROGRAM in word for word in start.argv)
+
+        def launch(streams: tuple[int, int, int]) -> proc.Child:
+            stdin, stdout, stderr = streams
+            return proc.start(start.argv, stdin=stdin, stdout=stdout, stderr=stderr)
+
+        most = messages.MAX_WINDOW_BYTES
+        one = Exec(start, channel.send_nowait, launch, _LEAVE_S, is_told=False, most_bytes=most)
+        self._execs[one] = channel, start.claim
+        hearing = asyncio.create_task(_hear(channel, one))
         try:
-            await _attend(channel, child)
+            last = await one.run(None, self._note)
+            if not one.is_left:
+                channel.send_nowait(last)
+                # The caller hangs up when it has taken everything.
+                await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            await child.wait()
-            child.close()
-            self.pids.discard(child.pid)
-            del self._children[child]
+            hearing.cancel()
+            kill_sessions({one.pid} - {0})
+            self.pids.discard(one.pid)
+            del self._execs[one]
             if reads:
                 self._last_read = asyncio.get_running_loop().time()
 
-    def _admit(self, claim: bytes) -> bool:
+    def _note(self, pid: int) -> None:
+        self.pids.add(pid)
+        if self._passed_on is not None:
+            proc.kill_quietly(pid, self._passed_on)
+
+    def _admit(self, claim: str) -> bool:
         """Say whether a first pod has the run, or has it from now on: then sessions of the one before end."""
         if claim in self._claims[:-1]:
             return False
         if claim not in self._claims:
             self._claims.append(claim)
-            for channel, earlier in self._children.values():
+            for channel, earlier in self._execs.values():
                 if earlier and earlier != claim:
                     channel.abort()
         return True
 
-    async def _start(self, command: str) -> "_Child":
-        with self.starting():
-            child = await _Child.start(command)
-            self.pids.add(child.pid)
-        if self._passed_on is not None:
-            child.send_signal(self._passed_on)
-        return child
 
-
-class _Streams(asyncio.subprocess.SubprocessStreamProtocol):
-    """The pipes of a command, and its end."""
-
-    stdin: asyncio.StreamWriter
-    stdout: asyncio.StreamReader
-    stderr: asyncio.StreamReader
-
-    def __init__(self) -> None:
-        super().__init__(PIECE_BYTES, asyncio.get_running_loop())
-        self.exited = asyncio.Event()
-
-    def process_exited(self) -> None:
-        super().process_exited()
-        self.exited.set()
-
-
-class _Child:
-    """A command that runs here.
-
-    The `wait` of asyncio's own class also waits for all who hold the pipes.
-
-    Attributes:
-        pid: Of the command, and of its process group.
-        streams: Its pipes.
-    """
-
-    def __init__(self, transport: asyncio.SubprocessTransport, streams: _Streams) -> None:
-        self.pid = transport.get_pid()
-        self.streams = streams
-        self._transport = transport
-
-    @classmethod
-    async def start(cls, command: str) -> "_Child":
-        """Start a command of a shell."""
-        loop = asyncio.get_running_loop()
-        argv = ("/bin/sh", "-c", command)
-        return cls(*await loop.subprocess_exec(_Streams, *argv, start_new_session=True))
-
-    def send_signal(self, signum: int) -> None:
-        """Send it a signal, if it has not ended."""
-        with contextlib.suppress(ProcessLookupError):
-            self._transport.send_signal(signum)
-
-    async def wait(self) -> int:
-        """Wait for its end, whoever else has its pipes; return its exit code."""
-        await self.streams.exited.wait()
-        return self._transport.get_returncode() or 0
-
-    def close(self) -> None:
-        """Let its pipes go."""
-        self._transport.close()
-
-
-async def _attend(channel: Channel, child: _Child) -> None:
-    """Carry bytes both ways until the command has ended, or the caller is gone and it has had its time to end."""
-    hearing = asyncio.create_task(_hear(channel, child.streams.stdin))
-    telling = {
-        asyncio.create_task(_tell(channel, OUTPUT, child.streams.stdout)),
-        asyncio.create_task(_tell(channel, ERRORS, child.streams.stderr)),
-    }
-    ending = asyncio.create_task(child.wait())
-    try:
-        await asyncio.wait({hearing, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if hearing.done():
-            await asyncio.wait({ending}, timeout=_LEAVE_S)
-            return
-        # What it has started may hold the pipes.
-        await asyncio.wait(telling, timeout=_LAST_WORDS_S)
-        with contextlib.suppress(OSError):
-            await channel.send_bytes(END + _CODE.pack(ending.result()))
-    finally:
-        for task in (hearing, *telling, ending):
-            task.cancel()
-
-
-async def _hear(channel: Channel, stdin: asyncio.StreamWriter) -> None:
-    """Give the command its input; return when the caller is gone, which ends it too."""
-    try:
+async def _hear(channel: Channel, one: Exec) -> None:
+    """Give a command what its caller says; when the caller is gone, its input ends."""
+    with contextlib.suppress(ChannelClosedError):
         while True:
-            data = (await channel.receive_bytes())[1:]
-            if not data:
-                stdin.close()
-            elif not stdin.is_closing():
-                stdin.write(data)
-                with contextlib.suppress(OSError):  # it reads no more
-                    await stdin.drain()
-    except ChannelClosedError:
-        stdin.close()
+            message = await channel.receive()
+            if isinstance(message, messages.FromExecClient):
+                one.take(message)
+    one.take(messages.ExecLeave(exec_id=one.exec_id))
 
 
-async def _tell(channel: Channel, kind: bytes, stream: asyncio.StreamReader) -> None:
-    with contextlib.suppress(OSError):
-        while data := await stream.read(PIECE_BYTES):
-            await channel.send_bytes(kind + data)
+def _start_of(command: str) -> messages.ExecStart:
+    return messages.ExecStart(
+        exec_id=secrets.token_hex(8),
+        task="",
+        argv=("/bin/sh", "-c", command),
+        claim=os.environ.get(CLAIM_VARIABLE, ""),
+        window_bytes=messages.MAX_WINDOW_BYTES,
+    )
 
 
 async def call_session(
-    channel: Channel,
-    command: str,
-    streams: tuple[int, int, int] = (0, 1, 2),
-    write: Write = write_all,
+    channel: Channel, command: str, streams: tuple[int, int, int] = (0, 1, 2)
 ) -> int:
     """Run a command at the other end with these as its standard input, output and errors; return its exit code.
 
-    `write` is called in other threads, and may be at it when this is cancelled.
-
     Raises:
-        ChannelClosedError: The connection has ended before the command.
+        ChannelClosedError: The connection has ended before the command, or it was not started.
     """
-    await _send_command(channel, command)
-    sending = asyncio.create_task(_send_input(channel, streams[0]))
+    one = Command(_start_of(command), channel.send_nowait, streams)
+    one.begin()
+    listening = asyncio.create_task(one.listen(channel))
     try:
-        while True:
-            frame = await channel.receive_bytes()
-            if frame[:1] == END:
-                return _code_of(frame)
-            fd = streams[1 if frame[:1] == OUTPUT else 2]
-            await asyncio.to_thread(write, fd, frame[1:])
+        code = await one.ended
     finally:
-        sending.cancel()
+        listening.cancel()
+        one.leave()
+    if one.refusal is not None:
+        raise ChannelClosedError(f"{one.refusal.what}: {one.refusal.why}")
+    if one.lost is not None:
+        raise ChannelClosedError(one.lost)
+    return _code_of(code)
 
 
 async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tuple[int, bytes]:
-    """Run a command at the other end with this input; return its exit code and its output.
+    """Run a command at the other end with this input, at most 4 MiB; return its exit code and its output.
 
     Raises:
-        ChannelClosedError: The connection has ended before the command.
-        OSError: The same.
+        ChannelClosedError: The connection has ended before the command, or it was not started.
     """
-    await _send_command(channel, command)
-    for begin in range(0, len(data), PIECE_BYTES):
-        await channel.send_bytes(INPUT + data[begin : begin + PIECE_BYTES])
-    await channel.send_bytes(INPUT)
-    said = bytearray()
-    while (frame := await channel.receive_bytes())[:1] != END:
-        said += frame[1:] if frame[:1] == OUTPUT else b""
-    return _code_of(frame), bytes(said)
+    start, said = _start_of(command), bytearray()
+    channel.send_nowait(start)
+    for begin in range(0, len(data), messages.EXEC_CHUNK_BYTES):
+        piece = data[begin : begin + messages.EXEC_CHUNK_BYTES]
+        channel.send_nowait(messages.ExecInput(exec_id=start.exec_id, data=piece))
+    channel.send_nowait(messages.ExecInput(exec_id=start.exec_id, end=True))
+    while True:
+        match await channel.receive():
+            case messages.ExecOutput(stream=stream, data=piece):
+                said += piece if stream == 1 else b""
+                size_bytes = len(piece)
+                channel.send_nowait(
+                    messages.ExecTaken(exec_id=start.exec_id, size_bytes=size_bytes)
+                )
+            case messages.ExecEnded(code=code):
+                return _code_of(code), bytes(said)
+            case messages.ExecRefused(what=what, why=why):
+                raise ChannelClosedError(f"{what}: {why}")
 
 
-def _code_of(frame: bytes) -> int:
-    """Return the exit code of a command; an owner that another one has replaced ends here, and writes nothing more.
-
-    Raises:
-        ChannelClosedError: The frame has none.
-    """
-    try:
-        (code,) = _CODE.unpack(frame[1:])
-    except struct.error as error:
-        raise ChannelClosedError("the end of the command can't be read") from error
+def _code_of(code: int) -> int:
+    """Return the exit code of a command; an owner that another one has replaced ends here, and writes nothing more."""
     if code == _REPLACED_CODE:
         sys.stderr.write("muster: another first pod has this run now: this one ends\n")
         sys.stderr.flush()
         os._exit(AGAIN_CODE)
-    return int(code)
-
-
-async def _send_command(channel: Channel, command: str) -> None:
-    if (claim := os.environ.get(CLAIM_VARIABLE)) is not None:
-        await channel.send_bytes(CLAIM + claim.encode())
-    await channel.send_bytes(COMMAND + os.fsencode(command))
-
-
-async def _send_input(channel: Channel, fd: int) -> None:
-    with contextlib.suppress(OSError):
-        async for data in _input(fd):
-            await channel.send_bytes(INPUT + data)
-        await channel.send_bytes(INPUT)
-
-
-async def _input(fd: int) -> AsyncIterator[bytes]:
-    """Yield what can be read: of a pipe, a socket, or a plain file, which can't be waited for."""
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        while data := await asyncio.to_thread(os.read, fd, PIECE_BYTES):
-            yield data
-        return
-    reader = asyncio.StreamReader(limit=PIECE_BYTES)
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(fd))
-    )
-    try:
-        while data := await reader.read(PIECE_BYTES):
-            yield data
-    finally:
-        transport.close()
+    return code

@@ -111,7 +111,7 @@ class RemoteEnd:
                 self.agents.cut_lifeline()
             case messages.Collect(output=output):
                 self._in_background(lambda: self._collect(output))
-            case messages.RelayOpen() | messages.RelayData() | messages.RelayClose():
+            case _ if isinstance(message, messages.OfRelay):
                 self._relay.take(message)
 
     def _in_background(self, action: Callable[[], None]) -> None:

@@ -5,14 +5,13 @@ the task's command (SIGKILL). No more than a window of its output, and of its in
 """
 
 import asyncio
-import base64
-import binascii
 import contextlib
+import functools
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from torchmuster import proc
@@ -25,6 +24,7 @@ from torchmuster.node.sandbox.exec_launch import EntryOrder
 HANGUP_GRACE_S = 2.0
 KILLED = 128 + signal.SIGKILL
 _REAP_S = 0.01
+_MOST_PAUSE_S = 0.05
 _QUIET_S = 0.25  # what is silent so long after the command's end belongs to what it left behind
 _BEGIN_LIMIT_S = 30.0
 _DEATH_S = 0.1
@@ -130,26 +130,13 @@ class Execs:
         if what is not None or target is None:
             self._send(messages.ExecRefused(exec_id=start.exec_id, what=what or ""))
             return
-        one = Exec(start, self._send, self._launch, self._grace_s)
+        launch = functools.partial(self._launch, start, target)
+        one = Exec(start, self._send, launch, self._grace_s)
         self._execs[start.exec_id] = one
         one.running = asyncio.create_task(self._conduct(one, target))
 
     async def _conduct(self, one: "Exec", target: ExecTarget) -> None:
-        last: messages.Message
-        try:
-            await _wait_for_begin(target)
-            one.start(target)
-            self._sessions.add(one.pid)
-            last = messages.ExecEnded(exec_id=one.exec_id, code=await one.wait())
-        except MusterError as error:
-            last = messages.ExecRefused(
-                exec_id=one.exec_id, what=error.what, why=error.why, fix=error.fix
-            )
-        except OSError as error:  # out of descriptors or terminals
-            last = messages.ExecRefused(
-                exec_id=one.exec_id, what="the command can't be started", why=error.strerror
-            )
-        one.close()
+        last = await one.run(_wait_for_begin(target), self._sessions.add)
         if self._execs.pop(one.exec_id, None) is not None and not one.is_left:
             self._send(last)
 
@@ -165,7 +152,7 @@ class Execs:
             one.reap()
         self._execs.clear()
         sessions, self._sessions = self._sessions, set()
-        _kill_sessions(sessions)
+        kill_sessions(sessions)
 
 
 async def _wait_for_begin(target: ExecTarget) -> None:
@@ -182,13 +169,30 @@ async def _wait_for_begin(target: ExecTarget) -> None:
 
 
 class Exec:
-    """One command: its process, its three streams or its terminal, and both windows."""
+    """One command: its process, its three streams or its terminal, and both windows.
+
+    Args:
+        start: What shall run.
+        send: Takes messages for its client.
+        launch: Starts it on these descriptors.
+        grace_s: How long it may take to end when its client has gone.
+        is_told: It gets SIGHUP then; else the end of its input is all.
+        most_bytes: Of a window: where many share a connection it is small.
+    """
 
     def __init__(
-        self, start: messages.ExecStart, send: Send, launch: Launch, grace_s: float
+        self,
+        start: messages.ExecStart,
+        send: Send,
+        launch: Callable[[tuple[int, int, int]], HasStatus],
+        grace_s: float,
+        *,
+        is_told: bool = True,
+        most_bytes: int = messages.EXEC_WINDOW_BYTES,
     ) -> None:
         self.exec_id = start.exec_id
-        self._launch, self._grace_s = launch, grace_s
+        self._launch, self._grace_s, self._is_told = launch, grace_s, is_told
+        self._window_bytes = min(max(1, start.window_bytes), most_bytes)
         self.is_left = False
         self.running: asyncio.Task[None] | None = None
         self._order = start
@@ -209,15 +213,33 @@ class Exec:
 
     # The process.
 
-    def start(self, target: ExecTarget) -> None:
-        """Start it in the view of its target.
+    async def run(
+        self, begun: Awaitable[None] | None, note: Callable[[int], object]
+    ) -> messages.Message:
+        """Start it when `begun` has come, and wait for its end; return what its client is told then. `note` gets its pid."""
+        try:
+            if begun is not None:
+                await begun
+            self.start()
+            note(self.pid)
+            return messages.ExecEnded(exec_id=self.exec_id, code=await self.wait())
+        except MusterError as error:
+            what, why, fix = error.what, error.why, error.fix
+        except OSError as error:  # out of descriptors or terminals
+            what, why, fix = "the command can't be started", error.strerror, None
+        finally:
+            self.close()
+        return messages.ExecRefused(exec_id=self.exec_id, what=what, why=why, fix=fix)
+
+    def start(self) -> None:
+        """Start it.
 
         Raises:
             MusterError: It can't be started.
         """
         theirs = self._open_terminal() if self._order.tty else self._open_pipes()
         try:
-            self._child = self._launch(self._order, target, theirs)
+            self._child = self._launch(theirs)
         finally:
             for fd in set(theirs):
                 os.close(fd)
@@ -247,20 +269,22 @@ class Exec:
         child = self._child
         if child is None:
             raise ValueError("not started")
+        pause_s = _REAP_S
         while (status := child.poll()) is None:
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self.kill()
                 self._kill_at = time.monotonic() + 1.0
-            await asyncio.sleep(_REAP_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(_MOST_PAUSE_S, pause_s * 1.05)
         if self.is_left:
-            _kill_sessions({child.pid})
+            kill_sessions({child.pid})
         ended_at = time.monotonic()
         while self._outputs and not self._is_quiet(ended_at):
             await asyncio.sleep(_REAP_S)
         return 128 - status if status < 0 else status
 
     def _is_quiet(self, ended_at: float) -> bool:
-        if self._untaken_bytes >= messages.EXEC_WINDOW_BYTES:
+        if self._untaken_bytes >= self._window_bytes:
             return False
         return time.monotonic() - max(self._read_at, ended_at) > _QUIET_S
 
@@ -318,17 +342,15 @@ class Exec:
             if self.running is not None:
                 self.running.cancel()
             return
-        _signal_group(self.pid, signal.SIGHUP)
-        _signal_group(self.pid, signal.SIGCONT)  # who is stopped hears nothing
+        if self._is_told:
+            _signal_group(self.pid, signal.SIGHUP)
+            _signal_group(self.pid, signal.SIGCONT)  # who is stopped hears nothing
 
     # Input.
 
     def _take_input(self, message: messages.ExecInput) -> None:
-        try:
-            data = base64.b64decode(message.data, validate=True)
-        except (binascii.Error, ValueError):
-            return
-        if sum(map(len, self._waiting)) + len(data) > messages.EXEC_WINDOW_BYTES:
+        data = message.data
+        if sum(map(len, self._waiting)) + len(data) > self._window_bytes:
             self._leave()  # no client of ours sends more than its window
             return
         if data:
@@ -382,13 +404,13 @@ class Exec:
         """Read while the window is open."""
         loop = asyncio.get_running_loop()
         for fd in self._outputs:
-            if self._untaken_bytes < messages.EXEC_WINDOW_BYTES:
+            if self._untaken_bytes < self._window_bytes:
                 loop.add_reader(fd, self._read, fd)
             else:
                 loop.remove_reader(fd)
 
     def _read(self, fd: int) -> None:
-        room = messages.EXEC_WINDOW_BYTES - self._untaken_bytes
+        room = self._window_bytes - self._untaken_bytes
         if room <= 0:
             return
         try:
@@ -407,9 +429,8 @@ class Exec:
             return
         self._read_at = time.monotonic()
         self._untaken_bytes += len(data)
-        text = base64.b64encode(data).decode()
         stream = self._outputs[fd]
-        self._send(messages.ExecOutput(exec_id=self.exec_id, stream=stream, data=text))
+        self._send(messages.ExecOutput(exec_id=self.exec_id, stream=stream, data=data))
         self._listen()
 
 
@@ -425,7 +446,7 @@ def launch_words(start: messages.ExecStart, pid: int, worker_ticks: int | None =
     return proc.node_program("exec", *to_words(order))
 
 
-def _kill_sessions(leaders: set[int]) -> None:
+def kill_sessions(leaders: set[int]) -> None:
     """SIGKILL what is in these sessions and descends from us: numbers of old sessions are given out again."""
     for pid in proc.descendants(os.getpid()) if leaders else ():
         facts = proc.read_process(pid)

@@ -5,7 +5,6 @@ directions keep to the window of `net.messages`: what is not read here is not se
 """
 
 import asyncio
-import base64
 import contextlib
 import os
 import secrets
@@ -260,8 +259,7 @@ class ExecSession:
     def _take(self, message: messages.Message) -> None:
         match message:
             case messages.ExecOutput(exec_id=exec_id) if exec_id in self._tasks:
-                data = base64.b64decode(message.data)
-                self._output.put(exec_id, self._tasks[exec_id], message.stream, data)
+                self._output.put(exec_id, self._tasks[exec_id], message.stream, message.data)
             case messages.ExecTaken(size_bytes=size_bytes):
                 self._input.taken(size_bytes)
             case messages.ExecEnded(exec_id=exec_id, code=code, why=why):
@@ -289,13 +287,12 @@ class ExecSession:
     # The threads.
 
     def _typed(self, data: bytes, *, end: bool) -> None:
-        text = base64.b64encode(data).decode()
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
-            self._loop.call_soon_threadsafe(self._send_input, text, end)
+            self._loop.call_soon_threadsafe(self._send_input, data, end)
 
-    def _send_input(self, text: str, end: bool) -> None:
+    def _send_input(self, data: bytes, end: bool) -> None:
         for exec_id in self._open:
-            self._channel.send_nowait(messages.ExecInput(exec_id=exec_id, data=text, end=end))
+            self._channel.send_nowait(messages.ExecInput(exec_id=exec_id, data=data, end=end))
 
     def _taken(self, exec_id: str, num_bytes: int) -> None:
         taken = messages.ExecTaken(exec_id=exec_id, size_bytes=num_bytes)

@@ -68,6 +68,52 @@ def test_many_sessions_at_once_are_one_process_and_keep_their_streams_apart(line
     assert found == {number: f"x{number}\n".encode() for number in range(16)}
 
 
+def test_a_reader_that_takes_nothing_and_a_flood_hold_up_none_of_64_others(lines):
+    stalled_out, stalled_in = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    flood = lines.start(["-T", "127.0.0.1", "yes"], null, stalled_in, null)
+    os.read(stalled_out, 1)  # it runs, and nobody reads more of it
+    shown = os.open("/dev/null", os.O_WRONLY)
+    busy = lines.start(["-T", "127.0.0.1", "yes"], null, shown, null)
+    found = {}
+
+    def one(number):
+        found[number] = run(lines, f"cat; echo {number}", b"x" * 300_000)[1]
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert found == {number: b"x" * 300_000 + f"{number}\n".encode() for number in range(64)}
+    for line in (flood, busy):
+        assert line.poll() is None
+        line.send_signal(15)
+        assert line.wait(LIMIT_S) == 255
+    for fd in (stalled_out, stalled_in, null, shown):
+        os.close(fd)
+
+
+def test_what_a_plain_file_holds_is_sent_and_what_comes_is_written_into_one(lines, tmp_path):
+    given, got = tmp_path / "given", tmp_path / "got"
+    given.write_bytes(os.urandom(5 << 20))
+    with given.open("rb") as source, got.open("wb") as target:
+        line = lines.start(["-T", "127.0.0.1", "cat"], source.fileno(), target.fileno(), 2)
+        assert line.wait(LIMIT_S) == 0
+    assert got.read_bytes() == given.read_bytes()
+
+
+def test_who_reads_no_more_ends_the_command(lines):
+    ours_out, theirs_out = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    line = lines.start(["-T", "127.0.0.1", "yes"], null, theirs_out, null)
+    os.close(theirs_out)
+    os.read(ours_out, 1)
+    os.close(ours_out)
+    assert line.wait(LIMIT_S) == 255
+    os.close(null)
+
+
 def test_a_line_that_is_ended_ends_its_session(lines):
     assert run(lines, "sleep 100", hang_up=True)[0] == 255
 

@@ -1,6 +1,8 @@
 """Sessions with a pod, by its two programs: the door and the call."""
 
+import asyncio
 import os
+import random
 import signal
 import subprocess
 import time
@@ -12,7 +14,10 @@ from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.model import codec
-from torchmuster.net.secret import new_secret, write_secret
+from torchmuster.net import messages
+from torchmuster.net.channel import ChannelClosedError, connect
+from torchmuster.net.handshake import Role
+from torchmuster.net.secret import new_secret, read_secret, write_secret
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import AGAIN_CODE, PodOrder
 from torchmuster.node.pod.session import CLAIM_VARIABLE
@@ -167,3 +172,48 @@ def test_a_client_is_served_whoever_owns_the_run(key, door, call):
     with claimed(key, door[1], "a", "true") as owner:
         assert owner.wait(30) == 0
     assert call("echo here").stdout == b"here\n"
+
+
+def said_to(port, key, frames):
+    """Say these things to a pod, as one who knows the key."""
+
+    async def say():
+        channel = await connect("127.0.0.1", port, Role.SESSION, read_secret(key))
+        try:
+            for frame in frames:
+                await channel.send_bytes(frame)
+                await asyncio.sleep(0)
+            async with asyncio.timeout(0.2):
+                while True:
+                    await channel.receive_bytes()
+        except (ChannelClosedError, OSError, TimeoutError):
+            pass
+        finally:
+            channel.abort()
+
+    asyncio.run(say())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_said_by_one_who_knows_the_key_breaks_no_door(key, door, call, tmp_path, seed):
+    draw, marker = random.Random(seed), tmp_path / "end"
+    start = messages.ExecStart(
+        exec_id="1", task="", argv=("sh", "-c", f"cat >/dev/null; touch {marker}"),
+        window_bytes=draw.choice([-1, 0, 1, 1 << 40]), claim=draw.choice(["", "x" * 9999]),
+        tty=draw.random() < 0.2, rows=draw.choice([-5, 24, 1 << 40]),
+    )  # fmt: skip
+    later = [
+        messages.ExecInput(exec_id="1", data=draw.randbytes(draw.choice([0, 1, 900_000]))),
+        messages.ExecTaken(exec_id="1", size_bytes=draw.choice([-(1 << 70), 1 << 70])),
+        messages.ExecSignal(exec_id="1", signum=draw.choice([-1, 0, 28, 65, 1 << 40])),
+        messages.ExecResize(exec_id="2", rows=-1, columns=1 << 90),
+        messages.ExecEnded(exec_id="1", code=0),
+    ]
+    frames = [messages.encode(start), *map(messages.encode, draw.choices(later, k=12))]
+    for number, frame in enumerate(frames):
+        if draw.random() < 0.2:
+            at = draw.randrange(len(frame))
+            frames[number] = frame[:at] + draw.randbytes(3) + frame[at + 3 :]
+    said_to(door[1], key, frames[draw.randint(0, 2) :])
+    assert call("echo here").stdout == b"here\n"
+    assert door[0].poll() is None

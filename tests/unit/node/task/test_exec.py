@@ -1,7 +1,6 @@
 """Commands inside of a task: limits and windows, beside a process of the test in place of the task's command."""
 
 import asyncio
-import base64
 import os
 import subprocess
 import sys
@@ -62,7 +61,7 @@ class Stage:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def output(self):
-        return b"".join(base64.b64decode(m.data) for m in self.of(messages.ExecOutput))
+        return b"".join(m.data for m in self.of(messages.ExecOutput))
 
     async def until(self, condition):
         return await wait_until_async(condition, limit_s=LIMIT_S)
@@ -86,8 +85,7 @@ def run(play):
 
 
 def data(exec_id, content, *, end=False):
-    text = base64.b64encode(content).decode()
-    return messages.ExecInput(exec_id=exec_id, data=text, end=end)
+    return messages.ExecInput(exec_id=exec_id, data=content, end=end)
 
 
 def test_nothing_is_started_while_the_task_runs_no_command():

@@ -103,7 +103,9 @@ def test_what_the_secrets_hold_is_whole_in_a_pod_whatever_its_sizes(code, tmp_pa
     files = {name: Path(path).read_bytes() for name, path in job.brings}
     *secrets, _, made = json.loads(DIALECT.with_files(job, files))["items"]
     sizes = [sum(len(b64decode(data)) for data in one["data"].values()) for one in secrets]
-    assert sizes[0] <= 64 << 10 and max(sizes) <= 1 << 20 and len(sizes) <= 5
+    assert sizes[0] <= 64 << 10
+    assert max(sizes) <= 1 << 20
+    assert len(sizes) <= 5
     sources = made["spec"]["template"]["spec"]["volumes"][0]["projected"]["sources"]
     assert [one["secret"]["name"] for one in sources] == [s["metadata"]["name"] for s in secrets]
     # What a kubelet does, then the first lines of a pod.

@@ -142,7 +142,7 @@ def test_values_that_have_no_room_in_a_secret_are_refused(sweep):
     long = replace(plan, run=replace(plan.run, run_id="long"))
     long = replace(long, members=tuple((f"{n:01000}",) for n in range(5000)))
     run_dir = create_sweep_dir(long)
-    with pytest.raises(UsageError, match="the values of all members take 4.8"):
+    with pytest.raises(UsageError, match=r"the values of all members take 4\.8"):
         bring_members(long, run_dir, JOB, range(5000), 0, detach=False)
 
 
