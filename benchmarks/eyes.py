@@ -37,12 +37,10 @@ from torchmuster import proc  # noqa: E402
 from torchmuster.files import atomic  # noqa: E402
 from torchmuster.files.disk import DiskWriter  # noqa: E402
 from torchmuster.files.layout import RunDir, runs_dir  # noqa: E402
-from torchmuster.head.board import Board  # noqa: E402
 from torchmuster.head.options import TrainingHeadOptions  # noqa: E402
-from torchmuster.head.training_head import TrainingHead  # noqa: E402
+from torchmuster.head.training_head import Board, TrainingHead  # noqa: E402
 from torchmuster.model import codec  # noqa: E402
-from torchmuster.model.heartbeat import RankPhase  # noqa: E402
-from torchmuster.model.progress import RankProgress  # noqa: E402
+from torchmuster.model.progress import RankPhase, RankProgress  # noqa: E402
 from torchmuster.net import listener, messages  # noqa: E402
 from torchmuster.node.leftovers import make_socket_folder  # noqa: E402
 from torchmuster.node.progress import NodeProgress  # noqa: E402

@@ -24,7 +24,7 @@ from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
 
 BEGAN, STEP_S, PER_NODE = 1_800_000_000.0, 0.9, 8
-DOUBLE_EVERY_BYTES = 4 << 20  # as head/board.py
+DOUBLE_EVERY_BYTES = 4 << 20  # as head/training_head.py
 METRICS = ("loss", "accuracy", "perplexity", "grad_norm", "lr", "perf/step_seconds")
 COLUMNS = (
     "data_s",

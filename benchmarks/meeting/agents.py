@@ -19,8 +19,8 @@ from torchmuster.node.agent import Agent
 from torchmuster.node.head_link import HeadLink
 from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.options import AgentOptions, HeadPlace
+from torchmuster.node.output import LogVoice
 from torchmuster.node.spawner.messages import InterpreterReady
-from torchmuster.node.voice import LogVoice
 
 # Thousands of nodes have thousands of processors; light agents share one, so that each would keep the head
 # waiting for its half of the handshake. A few at a time answer as promptly as a node.

@@ -10,8 +10,8 @@ from typing import Any
 
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
+from torchmuster.head.node_policy import Send
 from torchmuster.head.options import TrainingHeadOptions
-from torchmuster.head.training_actions import Send
 from torchmuster.head.training_head import TrainingHead
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.model.record.events import fields_of

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from torchmuster.model import contract
-from torchmuster.model.heartbeat import RankPhase
+from torchmuster.model.progress import RankPhase
 from torchmuster.train.heartbeat import open_heartbeat
 
 BEATEN_STEPS = 2000

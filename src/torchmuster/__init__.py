@@ -16,11 +16,11 @@ _API = {
     "RunStatus": "run",
     "RunFailed": "failures",
     "NotLaunchedError": "failures",
-    "ResultError": "values",
+    "ResultError": "run",
     "sweep": "sweep",
     "find_sweep": "sweep",
-    "SweepHandle": "sweep_handle",
-    "SweepMember": "sweep_handle",
+    "SweepHandle": "sweep",
+    "SweepMember": "sweep",
 }
 
 

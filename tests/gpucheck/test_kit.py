@@ -12,7 +12,10 @@ import pytest
 
 from kit.command import SOURCE, muster_env
 from kit.waiting import wait_until
-from torchmuster.gpucheck import collectives, conduct, device, devices, page, tools
+from torchmuster.gpucheck import conduct, device, page
+from torchmuster.gpucheck import table as collectives
+from torchmuster.gpucheck import table as devices
+from torchmuster.gpucheck import table as tools
 from torchmuster.gpucheck.kit import FailedError, ImpossibleError, Kit
 from torchmuster.gpucheck.table import BENCH, CHECKS, CORRECTNESS
 

@@ -8,7 +8,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.model.sample import RankSample
+from torchmuster.model.progress import RankSample
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 

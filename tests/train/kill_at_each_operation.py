@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import torchmuster.train as tm
-from torchmuster.train.snapshot import fileops
+from torchmuster.train.snapshot import folder as fileops
 
 
 class Operations:

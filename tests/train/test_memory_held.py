@@ -6,12 +6,18 @@ import random
 import pytest
 import torch
 
-from torchmuster.node.memory import MOST_FILES, HeldMemory
+from torchmuster.node.progress import MOST_FILES, HeldMemory
 from torchmuster.train.memory.folder import HeldFolder
 from torchmuster.train.memory.held import PAGE_BYTES, HeldFile, NodeMemory
-from torchmuster.train.memory.look import look, newest_whole
-from torchmuster.train.memory.neighbours import NodeStand, choose_shifts, risk_in_words
-from torchmuster.train.memory.saves import MemorySaves, MemorySettings
+from torchmuster.train.memory.saves import (
+    MemorySaves,
+    MemorySettings,
+    NodeStand,
+    choose_shifts,
+    look,
+    newest_whole,
+    risk_in_words,
+)
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.staging import Staging, whole_boxes

@@ -15,7 +15,7 @@ from torch import nn
 from torchmuster.errors import UsageError
 from torchmuster.owner.views.training import view_training
 from torchmuster.train.batches.workers import STOP_SIGNALS
-from torchmuster.train.snapshot import fileops
+from torchmuster.train.snapshot import folder as fileops
 from torchmuster.train.snapshot.state import SnapshotError
 from torchmuster.train.snapshot.writer import Saver
 

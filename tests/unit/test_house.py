@@ -114,7 +114,7 @@ MAY_NAME_SCHEDULERS = {
     "node/spawner/surroundings.py": "variables that a user's script may read",
     "owner/jobs/spread.py": "what launchers, not schedulers, say of their number of tasks",
     "proc.py": "sessions: PBS follows its processes by them",
-    "spec/sites/explain.py": "words that people write instead of a key",
+    "spec/sites/site.py": "words that people write instead of a key",
     "train": "works in a user's script without an engine",
 }
 

@@ -36,7 +36,7 @@ NODE_SIDE = [
     "torchmuster.node.agent",
     "torchmuster.head.training_head",
     "torchmuster.node.spawner.serve",
-    "torchmuster.diagnose.facts.memory",
+    "torchmuster.diagnose.facts.system",
     "torchmuster.files.terminal",
 ]
 

@@ -1,5 +1,8 @@
 """`torchmuster.sweep`: the command `muster sweep` for a function or a script, with values of Python."""
 
+import ast
+import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
@@ -7,21 +10,272 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchmuster.api import call, keywords
-from torchmuster.api.failures import NotLaunchedError
+from torchmuster.api.failures import NotLaunchedError, RunFailed
 from torchmuster.api.program import start_command
-from torchmuster.api.sweep_handle import SweepHandle
-from torchmuster.errors import MusterError
+from torchmuster.api.run import RunHandle, copied_run, interrupt_cancels
+from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files import atomic
-from torchmuster.files.layout import Kind, RunDir, runs_dir
+from torchmuster.files.layout import Kind, RunDir, runs_dir, short_id
 from torchmuster.model import codec
 from torchmuster.model.calls.call_file import LaunchOrder
 from torchmuster.model.plan import FunctionCall
+from torchmuster.model.states import RunState
+from torchmuster.owner.sweep.members import member_dir
+from torchmuster.owner.views.find import any_result, owner_lives, view_of_sweep, view_run
+from torchmuster.owner.views.sweep_view import MemberView, SweepView
 from torchmuster.spec.sweep_plan import MAX_MEMBERS
+
+# A sweep from Python: what its directory shows, by the same code as `muster status`, `wait` and `cancel`.
+
+
+_POLL_S = 0.05
+_POLL_JOBS_S = 1.0  # of an array, each look reads the folders of all members
+_LOOK_AT_OWNER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepMember:
+    """Where one member of a sweep stands.
+
+    Attributes:
+        number: From 0.
+        state: `waiting`, `running`, `succeeded`, `failed`, `stopped` (early, by the rule), ...
+        values: What it was given, by name: numbers, True, False and None as such, all else as text.
+        value: The last of the metric; None without one.
+        step: Of that value; for one that was printed, the how manieth line with one.
+        attempt: The newest, from 0; None before the first.
+        elapsed_s: In seconds, of one that has ended.
+        why: What ended it, in one sentence; None for a success and while it lasts.
+    """
+
+    number: int
+    state: str
+    values: dict[str, Any]
+    value: float | None
+    step: int | None
+    attempt: int | None
+    elapsed_s: float | None
+    why: str | None
+
+
+class SweepHandle:
+    """One sweep: of `sweep`, of another process, or of the command line.
+
+    It has no state of its own: two objects of one sweep show the same, in any process of this user.
+
+    Attributes:
+        run_id: Its name, which every command takes.
+        path: Its directory.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_id = os.path.basename(run_dir.path)
+        self.path = run_dir.path
+        self._dir = run_dir
+
+    def __repr__(self) -> str:
+        """Return the name, and how many members are in which state."""
+        from torchmuster.cli.kinds.sweep import counted
+
+        return f"<torchmuster.SweepHandle {short_id(self.run_id)}: {counted(self._view())}>"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same sweep."""
+        return isinstance(other, SweepHandle) and other.path == self.path
+
+    def __hash__(self) -> int:
+        """Return the hash of its path."""
+        return hash(self.path)
+
+    # How it stands.
+
+    def state(self) -> str:
+        """Return the state of the whole: `starting`, `running`, `succeeded`, `failed`, `cancelled`, ..."""
+        return view_run(self._dir).state.value
+
+    def members(self) -> list[SweepMember]:
+        """Return where every member stands now, by number; of job arrays the scheduler is asked, of pods the cluster."""
+        view = self._view()
+        return [_member(view, member) for member in view.members]
+
+    def table(self) -> str:
+        """Return the table of the members as text: values, states, the metric, what failed and why."""
+        from torchmuster.cli.kinds.sweep import members_table
+
+        return members_table(self._view())
+
+    def best(self) -> SweepMember | None:
+        """Return the member with the best last value of the metric so far; None while there is none.
+
+        Raises:
+            torchmuster.errors.NotFoundError: A member has completed, and none has told the metric.
+        """
+        from torchmuster.cli.kinds.sweep import describe_missing
+
+        view = self._view()
+        if (missing := describe_missing(view, self._dir)) is not None:
+            raise NotFoundError(missing, where=self.path)
+        return _member(view, view.best) if view.best is not None else None
+
+    def run(self, number: int) -> RunHandle:
+        """Return the run that a member is: its logs, its status, its values.
+
+        Raises:
+            torchmuster.errors.NotFoundError: It has not begun, or the sweep has no such member.
+        """
+        plan = self._view().plan
+        if not 0 <= number < len(plan.members):
+            what = f"the sweep {short_id(self.run_id)} has no member {number}"
+            raise NotFoundError(what, why=f"its members are 0 to {len(plan.members) - 1}")
+        folder = member_dir(self._dir, plan, number)
+        if not os.path.isdir(folder.path):
+            raise NotFoundError(f"member {number} has not begun", where=self.path)
+        return RunHandle(folder)
+
+    # The end.
+
+    def wait(self, timeout_s: float | None = None) -> "SweepHandle":
+        """Wait until all members have succeeded, or were stopped early by the rule; return the sweep.
+
+        Args:
+            timeout_s: For so many seconds; None for as long as it takes. The sweep goes on when the time is up.
+
+        Raises:
+            RunFailed: A member failed, was preempted or was lost, or the sweep was cancelled.
+            TimeoutError: The time is up.
+        """
+        with copied_run(self._dir):
+            for pause_s in self._look_until_ended(timeout_s):
+                threading.Event().wait(pause_s)
+        return self
+
+    async def wait_async(self, timeout_s: float | None = None) -> "SweepHandle":
+        """Wait as `wait` does, without blocking the event loop: `await sweep.wait_async()`."""
+        with copied_run(self._dir):
+            for pause_s in self._look_until_ended(timeout_s):
+                await asyncio.sleep(pause_s)
+        return self
+
+    def results(self, timeout_s: float | None = None, *, partial: bool = False) -> list[Any]:
+        """Wait until the sweep has ended; return what the function has returned in every member, by number.
+
+        Of a member with several workers it is a list, by rank. A member that the rule has stopped early has None.
+
+        Args:
+            timeout_s: As of `wait`.
+            partial: Return None for members that failed, too, in place of raising.
+
+        Raises:
+            RunFailed: Not all members have succeeded, unless `partial`.
+            TimeoutError: The time is up.
+            ResultError: A value is missing, damaged or of another Python.
+            torchmuster.errors.NotFoundError: It was a script.
+        """
+        with contextlib.suppress(*((RunFailed,) if partial else ())):
+            self.wait(timeout_s)
+        view = self._view()
+        return [self._value(view, member) for member in view.members]
+
+    def follow(self) -> "SweepHandle":
+        """Show how many members are in which state, and the best so far, until the end, then the table; return the sweep.
+
+        In a notebook the cell shows them. An interrupt (Ctrl-C, the button of a notebook) cancels the sweep.
+
+        Raises:
+            RunFailed: As of `wait`.
+            KeyboardInterrupt: It was interrupted, and has been cancelled.
+        """
+        from torchmuster.api.follow import follow_sweep
+
+        with interrupt_cancels(self.run_id, self.cancel), copied_run(self._dir):
+            follow_sweep(self._dir)
+        return self.wait()
+
+    def restart(self) -> "SweepHandle":
+        """Run the members again that failed, were preempted, cancelled or lost, and those that have not begun; return at once.
+
+        Raises:
+            NotLaunchedError: All have succeeded.
+        """
+        from torchmuster.api.program import start_command
+
+        start_command("restart", ["--detach", self.run_id])
+        return self
+
+    def cancel(self, *, at_once: bool = False, timeout_s: float = 60.0) -> None:
+        """Stop all members and wait for their end; a sweep that has ended stays as it is.
+
+        Args:
+            at_once: Without the time that members have to save (`grace`).
+            timeout_s: For how many seconds the end is waited for.
+
+        Raises:
+            TimeoutError: It has not ended within `timeout_s`; it was told to.
+        """
+        RunHandle(self._dir).cancel(at_once=at_once, timeout_s=timeout_s)
+
+    # How it is looked at.
+
+    def _view(self) -> SweepView:
+        if os.path.isdir(os.path.join(self._dir.path, "pods")):
+            from torchmuster.owner.pods.members import catch_up_members
+
+            catch_up_members(self._dir)
+        return view_of_sweep(self._dir)
+
+    def _look_until_ended(self, timeout_s: float | None) -> Iterator[float]:
+        """Yield how long to wait until the next look, until the sweep has succeeded."""
+        pause_s = _POLL_JOBS_S if os.path.exists(self._dir.arrays) else _POLL_S
+        started = look_at = time.monotonic()
+        while (result := any_result(self._dir)) is None:
+            now = time.monotonic()
+            if timeout_s is not None and now - started >= timeout_s:
+                raise TimeoutError(f"{short_id(self.run_id)} has not ended within {timeout_s:g} s")
+            if now >= look_at:
+                look_at = now + _LOOK_AT_OWNER_S
+                if not owner_lives(self._dir) and (result := any_result(self._dir)) is None:
+                    break
+            yield pause_s
+        state = result.state if result is not None else RunState.LOST
+        if state is not RunState.SUCCEEDED:
+            raise RunFailed(short_id(self.run_id), result, state.value)
+
+    def _value(self, view: SweepView, member: MemberView) -> Any:
+        if member.state is not RunState.SUCCEEDED:
+            return None
+        found = RunHandle(member_dir(self._dir, view.plan, member.number)).results()
+        return found[0] if view.plan.is_of_single_workers else found
+
+
+def _member(view: SweepView, member: MemberView) -> SweepMember:
+    given = view.plan.values_of(member.number)
+    return SweepMember(
+        number=member.number,
+        state=member.state.value,
+        values={name: _plain(text) for name, text in given.items()},
+        value=member.value,
+        step=member.step,
+        attempt=member.attempt,
+        elapsed_s=member.elapsed_s,
+        why=member.why,
+    )
+
+
+def _plain(text: str) -> Any:
+    """Return a number, True, False or None from its text, else the text."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return found if isinstance(found, int | float | bool | None) else text
+
 
 _MOST_CHARS = 60
 Values = Mapping[str, Iterable[Any]]

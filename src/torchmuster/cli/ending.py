@@ -12,9 +12,8 @@ import click
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.outcome import WorkflowResult
     from torchmuster.model.plan import RunPlan
-    from torchmuster.model.verdict import Result
+    from torchmuster.model.verdict import Result, WorkflowResult
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.owner.views.debugger import DebuggerDoor
 
@@ -159,8 +158,8 @@ def say_end(
     is_read: bool = False,
 ) -> int:
     """Say how a run or a workflow has ended, unless its caller reads and says it; return its exit code."""
-    from torchmuster.model.outcome import WorkflowResult
     from torchmuster.model.states import State
+    from torchmuster.model.verdict import WorkflowResult
     from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
 
     if not isinstance(result, WorkflowResult):

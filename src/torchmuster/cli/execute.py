@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
+from torchmuster.cli.options import complete_runs
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.cli import options
-from torchmuster.cli.completion import complete_runs
+from torchmuster.cli.options import complete_runs
 from torchmuster.model.display.text import in_one_line
 
 if TYPE_CHECKING:

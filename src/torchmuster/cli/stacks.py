@@ -3,8 +3,8 @@
 import click
 
 from torchmuster.cli import options
-from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
+from torchmuster.cli.options import complete_runs
 
 
 @click.command()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.cli import options
-from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo, echo_json
+from torchmuster.cli.options import complete_runs
 
 if TYPE_CHECKING:
     from torchmuster.model.display.live import LiveRun
@@ -46,7 +46,7 @@ def _print_once(view: "RunView | None", *, as_json: bool) -> int:
         if as_json:
             echo_json([codec.to_plain(row) for row in rows])
             return 0
-        from torchmuster.ui.top.overview import overview_lines
+        from torchmuster.ui.top.frame import overview_lines
 
         if not rows:
             echo("no runs yet", err=True)

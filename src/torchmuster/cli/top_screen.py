@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torchmuster.errors import MusterError
 from torchmuster.files.tail import last_lines
-from torchmuster.head.hangs.stack_words import rank_first
+from torchmuster.head.hangs.watch import rank_first
 from torchmuster.model.display.live import LiveRow, LiveRun
 from torchmuster.owner.views.find import find_run
 from torchmuster.owner.views.live import LiveReader
@@ -23,8 +23,7 @@ from torchmuster.owner.views.record import DAMAGED, unreadable
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.plainfile import write_all
 from torchmuster.ui.top.frame import Known, draw
-from torchmuster.ui.top.keys import read_keys
-from torchmuster.ui.top.painter import Painter
+from torchmuster.ui.top.painter import Painter, read_keys
 from torchmuster.ui.top.state import (
     CancelRun,
     Leave,
@@ -40,7 +39,7 @@ from torchmuster.ui.top.state import (
 )
 
 if TYPE_CHECKING:
-    from torchmuster.model.sample import RankSample
+    from torchmuster.model.progress import RankSample
     from torchmuster.owner.views.board_watch import BoardWatch
 
 _TICK_S = 0.1

@@ -11,8 +11,8 @@ import click
 
 from torchmuster.cli import options
 from torchmuster.cli.account import clock, span
-from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo, echo_json
+from torchmuster.cli.options import complete_runs
 from torchmuster.errors import MusterError, NotFoundError, UsageError
 from torchmuster.files.layout import short_id
 from torchmuster.model.display.text import in_one_line

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from torchmuster.data import copying, pointer
-from torchmuster.data.claim import claim_next
+from torchmuster.data.dataset import claim_next
 from torchmuster.data.faults import DataError, explain
 from torchmuster.data.manifest import stored_file
 from torchmuster.data.names import compile_regex, local_files

@@ -11,22 +11,24 @@ An interrupted upload leaves objects without a manifest: `gc` removes them when 
 """
 
 import json
+import random
 import re
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from torchmuster.data import copying
 from torchmuster.data import manifest as manifests
-from torchmuster.data.claim import claim_next
-from torchmuster.data.faults import DataError
+from torchmuster.data.faults import DataError, retrying
 from torchmuster.data.fetch import fetch_all
-from torchmuster.data.manifest import DatasetManifest
+from torchmuster.data.manifest import DatasetManifest, object_name, stored_file
 from torchmuster.data.names import check_names, compile_regex, local_files
-from torchmuster.data.objects import ObjectStore
-from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, run_all
+from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, TransferMeter, run_all
 from torchmuster.data.reference import (
     LATEST,
     Reference,
@@ -36,10 +38,221 @@ from torchmuster.data.reference import (
     unknown,
 )
 from torchmuster.data.remote import open_store
-from torchmuster.data.store import Entry, Store
+from torchmuster.data.store import Entry, FileChangedError, Store
 from torchmuster.errors import UsageError
+from torchmuster.files.tree import LocalFile
+
+# Writes a file under the next free number, while several writers may want the same one.
+#
+# A local disk links a finished file to the name, a store accepts `If-None-Match: *`; both give a number to one
+# writer only. If a store can do neither, claims are separate files: a writer writes its claim and then lists
+# the claims. A writer that sees no other claim owns the number; one that sees another withdraws and tries again
+# later. Of two writers the later one always sees both claims, so two never own the same number.
+
+
+_MAX_TRIES = 1000
+
+
+def claim_next(
+    store: Store,
+    newest: Callable[[], int],
+    name_of: Callable[[int], str],
+    encode: Callable[[int], bytes],
+) -> int:
+    """Write `encode(n)` to `name_of(n)` for the first free n above `newest()`; return n.
+
+    Raises:
+        DataError: The store can't be written, or other writers take every number.
+    """
+    number = newest() + 1
+    waiter = threading.Event()
+    for attempt in range(_MAX_TRIES):
+        name, data = name_of(number), encode(number)
+        done = store.create(name, data)
+        if done is None:
+            done = _create_by_claim(store, name, data, number)
+        if done:
+            return number
+        if done is None:  # another writer wants it too
+            waiter.wait(random.uniform(0.05, 0.2) * min(attempt + 1, 10))
+        else:
+            number += 1
+        number = max(number, newest() + 1)
+    what = "other writers have taken every number that was tried"
+    raise DataError(what, where=store.url, may_pass=True)
+
+
+def _create_by_claim(store: Store, name: str, data: bytes, number: int) -> bool | None:
+    """Return True when written, False when the number is taken, None when other writers claim it."""
+    folder = f"claims/{name}"
+    ours = f"{folder}/{secrets.token_hex(8)}"
+    store.write(ours, str(number).encode())
+    try:
+        others = [entry for entry in store.entries(folder) if entry.name != ours]
+        if store.stat(name) is not None:
+            return False
+        if others:
+            return None
+        store.write(name, data)
+        return True
+    finally:
+        store.delete(ours)
+
+
+# The contents of all datasets, each stored once under its SHA-256; and removal of unused ones.
+
 
 _NUM_PARALLEL = 8
+_MAX_SENDS = 3
+# An upload that began longer ago than this is taken for dead.
+_UPLOAD_LIMIT_S = 7 * 86400.0
+
+
+class ObjectStore:
+    """Content-addressed objects of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @contextmanager
+    def upload_begun(self) -> "Iterator[ObjectUpload]":
+        """Begin an upload; the sweep keeps the contents that it needs until it ends."""
+        upload = ObjectUpload(self._store)
+        try:
+            yield upload
+        finally:
+            upload.end()
+
+    def verify(
+        self, files: Mapping[str, Entry], progress: ProgressCallback | None = None
+    ) -> list[str]:
+        """Read every object again; return a sentence for each that is missing or damaged."""
+        meter = TransferMeter(len(files), sum(file.size_bytes for file in files.values()), progress)
+
+        def check(path: str) -> str | None:
+            problem = self._problem(files[path], meter)
+            meter.add(files=1)
+            return f"`{path}`: {problem}" if problem else None
+
+        found: list[str | None] = run_all(check, files, _NUM_PARALLEL, threading.Event())
+        return [sentence for sentence in found if sentence]
+
+    def _problem(self, file: Entry, meter: TransferMeter) -> str | None:
+        entry = self._store.stat(file.name)
+        if entry is None:
+            return "its object is missing"
+        if entry.size_bytes != file.size_bytes:
+            return f"its object has {entry.size_bytes} bytes, not {file.size_bytes}"
+        digest = self._store.sha256_of(file.name, file.size_bytes, meter.add)
+        return None if digest == file.sha256 else "its object is damaged"
+
+    def sweep(self, referenced: Callable[[], set[str]], older_than_s: float) -> tuple[int, int]:
+        """Remove old objects that neither a version nor a running upload needs."""
+        limit_s = time.time() - older_than_s
+        # First the objects, then who needs them: what is uploaded in between is never a candidate.
+        old = [entry for entry in self._store.entries("objects") if entry.modified_s <= limit_s]
+        needed = referenced()
+        doomed = [entry for entry in old if entry.name.rsplit("/", 1)[-1] not in needed]
+        needed = self._under_way()
+        doomed = [entry for entry in doomed if entry.name.rsplit("/", 1)[-1] not in needed]
+        names = [entry.name for entry in doomed]
+        run_all(self._store.delete, names, _NUM_PARALLEL, threading.Event())
+        return len(doomed), sum(entry.size_bytes for entry in doomed)
+
+    def _under_way(self) -> set[str]:
+        needed: set[str] = set()
+        for entry in self._store.entries("uploads"):
+            if entry.modified_s < time.time() - _UPLOAD_LIMIT_S:
+                self._store.delete(entry.name)
+                continue
+            try:
+                needed.update(json.loads(self._store.read(entry.name)))
+            except FileNotFoundError:  # it has just ended
+                continue
+            except ValueError as error:
+                where = self._store.where(entry.name)
+                raise DataError("the note of an upload is damaged", where=where) from error
+        return needed
+
+
+class ObjectUpload:
+    """The contents that one upload sends and needs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._note = f"uploads/{secrets.token_hex(8)}.json"
+        self._needed: set[str] = set()
+        self._sources: dict[str, LocalFile] = {}
+        self._stop = threading.Event()
+
+    def add(
+        self, files: Sequence[LocalFile], progress: ProgressCallback | None, prefix: str = ""
+    ) -> dict[str, Entry]:
+        """Send the contents that the store lacks; return the files as a manifest lists them, by path.
+
+        Raises:
+            DataError: A file can't be read or keeps changing, or the store can't be written.
+        """
+        meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
+        hashes = run_all(self._hash, files, _NUM_PARALLEL, self._stop)
+        self.count_on(digests.sha256 for digests in hashes)
+        first = {digests.sha256: file for file, digests in zip(files, hashes, strict=True)}
+        there = self._there(first) if len(first) > _NUM_PARALLEL else None
+
+        def send(pair: tuple[LocalFile, copying.Digests]) -> tuple[str, Entry]:
+            file, digests = pair
+            sent = digests
+            if first[digests.sha256] is file:
+                sent = self._send(file, digests, there)
+            meter.add(digests.size_bytes, files=1)
+            source = object_name(sent.sha256)
+            return prefix + file.name, stored_file(source, sent.size_bytes, sent.sha256, file.mode)
+
+        pairs = list(zip(files, hashes, strict=True))
+        return dict(run_all(send, pairs, _NUM_PARALLEL, self._stop))
+
+    def count_on(self, hashes: Iterable[str | None]) -> None:
+        """Protect these contents from a sweep."""
+        self._needed.update(sha256 for sha256 in hashes if sha256)
+        data = json.dumps(sorted(self._needed)).encode()
+        self._store.write(self._note, data)
+
+    def check(self) -> None:
+        """Send contents again that a concurrent sweep has removed after we saw them."""
+        for sha256, file in self._sources.items():
+            if self._store.stat(object_name(sha256)) is None:
+                self._send(file, copying.hash_file(file.path), None)
+
+    def end(self) -> None:
+        """End the protection: the sweep may remove contents without a version."""
+        self._store.delete(self._note)
+
+    def _hash(self, file: LocalFile) -> copying.Digests:
+        return retrying(lambda: copying.hash_file(file.path), file.path, stop=self._stop)
+
+    def _there(self, hashes: Iterable[str]) -> set[str]:
+        """Return the contents in the store, from a listing: one request for 1,000 objects."""
+        wanted = set(hashes)
+        listed = self._store.entries("objects")
+        return wanted & {entry.name.rsplit("/", 1)[-1] for entry in listed}
+
+    def _send(
+        self, file: LocalFile, digests: copying.Digests, there: set[str] | None
+    ) -> copying.Digests:
+        for _ in range(_MAX_SENDS):
+            name = object_name(digests.sha256)
+            is_there = digests.sha256 in there if there is not None else False
+            if is_there or self._store.stat(name):
+                self._sources[digests.sha256] = file
+                return digests
+            try:
+                return self._store.put(file.path, name, sha256=digests.sha256)
+            except FileChangedError:
+                digests = self._hash(file)
+                self.count_on([digests.sha256])
+        raise FileChangedError("the file keeps changing", where=file.path)
+
+
 _VERSION = re.compile(r"sets/(.+)/versions/(\d{1,12})\.json")
 _DELETED = re.compile(r"sets/(.+)/versions/(\d{1,12})\.deleted")
 _TAG = re.compile(r"sets/(.+)/tags/([A-Za-z0-9_-]+)")

@@ -24,7 +24,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import size_of
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.address import own_addresses, own_endpoints
-from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.door.call import HasStatus
 from torchmuster.node.options import AgentOrder
 from torchmuster.plainfile import open_plain
 

@@ -25,7 +25,7 @@ from torchmuster.model.plan import Program, RunPlan
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.remote_messages import CODE_FILE
 from torchmuster.net.secret import read_secret
-from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.door.call import HasStatus
 from torchmuster.node.remote.files import mark_of
 
 SAY_EVERY_S = 5.0

@@ -14,20 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torchmuster.engines.ssh_bundle import Bundle, start_between_pipes
-from torchmuster.engines.ssh_command import (
-    HostProblem,
-    SshHost,
-    marker_of,
-    no_python,
-    problem_of,
-)
+from torchmuster.engines.ssh_command import HostProblem, SshHost, marker_of, no_python, problem_of
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
 from torchmuster.net.replica import send_file
-from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.door.call import HasStatus
 from torchmuster.node.remote.files import TOKEN_FILE
 
 _PING_EVERY_S = 4.0

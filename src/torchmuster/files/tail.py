@@ -1,8 +1,12 @@
 """The end of a log, for a message, without reading the whole log."""
 
+import contextlib
+import json
 import os
 
+from torchmuster.files.layout import RunDir
 from torchmuster.model.display.lines import last_state
+from torchmuster.model.plan import RunPlan
 from torchmuster.plainfile import open_plain
 
 _BLOCK_BYTES = 1 << 16
@@ -53,3 +57,20 @@ def offset_of_last_lines(path: str, num_lines: int) -> int:
     except OSError:
         pass
     return 0
+
+
+# What the end of a run's record says to whoever goes on with the run.
+
+
+_LINES = 200  # are searched for the last attempt
+
+
+def trained_last(plan: RunPlan, run_dir: RunDir) -> frozenset[int]:
+    """Return the places that had ranks in the last attempt; none where that can't be read."""
+    places = {name: place for place, name in enumerate(plan.node_names)}
+    for line in reversed(last_lines(run_dir.events, _LINES, _LINES << 10)):
+        if '"event":"attempt_started"' in line:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                names = [node["node"] for node in json.loads(line)["nodes"]]
+                return frozenset(places[name] for name in names if name in places)
+    return frozenset()

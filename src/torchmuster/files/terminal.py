@@ -17,8 +17,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.model.display.lines import HALF_LINE_S, LineJoiner
 from torchmuster.model.display.narration import narrate
 from torchmuster.model.display.repeats import Shown
-from torchmuster.model.display.status_below import StatusBelow
-from torchmuster.model.display.terminal import Terminal
+from torchmuster.model.display.status_below import StatusBelow, Terminal
 from torchmuster.model.display.text import as_bytes, moved_in, printable
 from torchmuster.model.record import events
 from torchmuster.model.record.events import RecordEvent

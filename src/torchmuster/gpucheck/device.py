@@ -4,8 +4,7 @@ import os
 from dataclasses import dataclass
 
 from torchmuster import proc
-from torchmuster.diagnose.facts.gpu import Gpu, ask_gpus
-from torchmuster.diagnose.facts.gpus import count_devices, visible_gpus
+from torchmuster.diagnose.facts.gpu import Gpu, ask_gpus, count_devices, visible_gpus
 
 PRETENDED = "pretended"
 

@@ -7,17 +7,102 @@ An engine starts an agent at a place, and there it starts its replacement, too. 
 place of a lost one, so what is started again is spare from then on: the place of its start and the place of its ranks differ.
 """
 
+import errno
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster import proc
+from torchmuster.errors import HeadLostError
+from torchmuster.head.options import Office
+from torchmuster.model import contract
 from torchmuster.model.display.text import name_on
+from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.liveness.lease import SILENT_S, is_given_up
+from torchmuster.model.liveness.succession import Term
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import free_places, natural_key
+from torchmuster.model.record.events import StoppingEvent
+from torchmuster.model.stop import StopCause, better_cause
 from torchmuster.net.channel import Channel
 from torchmuster.net.messages import Hello, SpawnerReady
+
+# A head's right to start attempts, where another node may have taken its place: one term each (`docs/succession.md`).
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def claim_attempt(
+    office: Office,
+    attempt: int,
+    members: tuple[int, ...],
+    restarts_spent: int,
+    say: Callable[[str], None],
+) -> None:
+    """Claim the term of an attempt that is about to start.
+
+    Args:
+        office: Whose newest term it becomes.
+        attempt: Its number.
+        members: The places of all agents that are connected.
+        restarts_spent: Until now.
+        say: Tells the user.
+
+    Raises:
+        HeadLostError: Another node is the head, or nobody can know whether it is.
+    """
+    claim = Term(
+        number=office.term + 1,
+        holder=office.holder,
+        place=office.place,
+        node=office.node,
+        members=members,
+        next_attempt=attempt + 1,
+        restarts_spent=restarts_spent,
+    )
+    try:
+        is_ours = office.claims.take(claim)
+    except OSError as error:
+        if error.errno not in _FULL or not _is_newest(office):
+            raise HeadLostError(
+                "this node can't know whether it is still the head of the run",
+                where=office.claims.folder,
+                why=str(error),
+                fix="the folder of the run has to be there, and to be writable, on all its nodes",
+            ) from error
+        # On a full disk nobody else can claim it either.
+        say("the disk is full: until there is space, no other node can take the head's place")
+        return
+    if not is_ours:
+        raise deposed(office)
+    office.term = claim.number
+
+
+def is_deposed(office: Office) -> bool:
+    """Say whether another node has become the head; where that can't be seen, it shows at the next attempt."""
+    try:
+        newest = office.claims.newest()
+    except OSError:
+        return False
+    return newest is not None and newest.number > office.term and newest.holder != office.holder
+
+
+def deposed(office: Office) -> HeadLostError:
+    """Return the error of a head whose place another one has taken."""
+    where = office.claims.head_node()
+    return HeadLostError(f"{where} has become the head of this run, so this one ends")
+
+
+def _is_newest(office: Office) -> bool:
+    try:
+        # Without the file that a look makes first, which has no space: what we see may be old, but never too new.
+        newest = office.claims.newest(fresh=False)
+    except OSError:
+        return False
+    return newest is not None and newest.number == office.term
+
 
 MAX_LISTED = 256  # nodes in one event
 _MOST_LOSSES = 2  # of a node that gets a place while another one is there
@@ -321,3 +406,87 @@ def other_job(jobs: Sequence[str], others: Sequence[str]) -> tuple[str, str] | N
         if known.get(name, job) != job:
             return known[name], job
     return None
+
+
+# What was asked to end: the run, or nodes of an elastic run, such as a spot machine that is called back. Rules only.
+#
+# A node's SIGTERM stops the run where the run needs that node; where a range leaves enough others, or another node will come in
+# its place, only that node goes: its workers get the signal and their grace, then the attempt ends, no restart is spent, and the
+# next one continues without it, or when its replacement is there.
+
+
+_BETTER_WORD_S = 1.0  # from an agent's signal to the word of an owner who knows more
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """A stop of the whole run.
+
+    Attributes:
+        asked_at: When it was asked for.
+        sent: The workers have been sent the signal.
+        killed: Their grace is over.
+    """
+
+    signum: int
+    cause: StopCause
+    kill_at: float
+    asked_at: float
+    sent: bool = False
+    killed: bool = False
+
+    def is_settled(self, now: float) -> bool:
+        """Say whether nobody will say better any more who asked: with a lost node an agent's signal comes before its owner's word."""
+        is_unsure = self.cause is StopCause.NODE_LOST and now < self.kill_at
+        return not is_unsure or now >= self.asked_at + _BETTER_WORD_S
+
+    def told(self, grace_s: float, *, by_torchrun: bool) -> StoppingEvent:
+        """Return the event that says who stops the run, and how; `muster torchrun` counts one Ctrl-C more."""
+        name, who = contract.signal_name(self.signum), self.cause.value
+        text = f"{who} asked to stop: {name} goes to every worker, SIGKILL after {grace_s:.0f} s"
+        if self.signum == signal.SIGINT:
+            text += f" or {'a third' if by_torchrun else 'a second'} Ctrl-C"
+        return StoppingEvent(signal=name, who=who, text=text)
+
+    def is_known_better(self, cause: StopCause) -> bool:
+        """Take a second word on who asked for this stop; say whether it was news."""
+        before, self.cause = self.cause, better_cause(self.cause, cause)
+        return self.cause is not before
+
+
+@dataclass(slots=True)
+class Leavers:
+    """Who leaves."""
+
+    plan: RunPlan
+    members: list[Member] = field(default_factory=list)
+    _kill_at: float = float("inf")
+
+    def may_leave(self, member: Member, signum: int, present: Sequence[Member]) -> bool:
+        """Say whether the run can go on without this node and those that leave already."""
+        if signum != signal.SIGTERM or member.hello.wants_place_0:
+            return False
+        if self.plan.nodes_return:
+            return True
+        if not self.plan.is_elastic:
+            return False
+        rest = [m for m in present if m is not member and m not in self.members]
+        return len(rest) >= max(self.plan.min_nodes, 1)
+
+    def add(self, member: Member, now: float) -> None:
+        """Note that a node leaves."""
+        self.members.append(member)
+        self._kill_at = min(self._kill_at, now + self.plan.limits.grace_s)
+
+    def is_time(self, now: float, ends: Sequence[WorkerEnd], names: Sequence[str]) -> bool:
+        """Say whether the attempt ends now; workers that leave with code 75 take the others with them."""
+        if not self.members:
+            return False
+        kinds = (EndKind.SUCCESS, EndKind.PREEMPTED)
+        has_ended = any(end.node in names and end.kind not in kinds for end in ends)
+        return has_ended or now >= self._kill_at
+
+    def take_all(self) -> list[Member]:
+        """Return who leaves, and forget them."""
+        members, self.members, self._kill_at = self.members, [], float("inf")
+        return members

@@ -19,15 +19,12 @@ from torchmuster.model.network import (
     Candidate,
     Choice,
     Interface,
+    NetworkFindings,
     NetworkNode,
     NoNetwork,
     PairResult,
     PairRow,
     Unused,
-    pair_row,
-)
-from torchmuster.model.network_choice import (
-    NetworkFindings,
     choose,
     describe,
     draw_peers,
@@ -35,6 +32,7 @@ from torchmuster.model.network_choice import (
     gbit,
     matches,
     measured_peer,
+    pair_row,
 )
 from torchmuster.model.record.events import NetworkEvent, NoticeEvent, RecordEvent
 from torchmuster.model.verdict import Report

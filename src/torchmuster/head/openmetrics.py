@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.model.sample import RankSample
+from torchmuster.model.progress import RankSample
 from torchmuster.plainfile import open_plain
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"

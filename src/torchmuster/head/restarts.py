@@ -9,14 +9,17 @@ from torchmuster.model import contract
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, last_step
 from torchmuster.model.plan import RestartPolicy, RunPlan
 from torchmuster.model.record.events import AttemptFailedEvent
-from torchmuster.model.recurrence import Mark, Prospect, mark, prospect
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import (
     Circumstances,
+    Mark,
+    Prospect,
     Report,
     explain_failure,
     explain_preemption,
     final_exit_code,
+    mark,
+    prospect,
 )
 
 

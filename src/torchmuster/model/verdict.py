@@ -3,14 +3,148 @@
 Pure text and values: `result.json` keeps the verdict, `ui.errors` prints it.
 """
 
+import enum
 import re
+import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchmuster.model import contract
-from torchmuster.model.failure import EndKind, WorkerEnd, describe, last_step
+from torchmuster.model.failure import ECHOES, OVERUSED, EndKind, WorkerEnd, describe, last_step
 from torchmuster.model.ranks import name_ranks
-from torchmuster.model.states import RunState
+from torchmuster.model.states import RunState, State
+
+# Whether another attempt can fix a failure, and whether it is the same as the last one: from evidence, never from a clock.
+#
+# `docs/faults.md` has the table. A program's mistake remains; a failure of its environment may pass. The kind of an error shows which of the two
+# it is, and if steps of training are known, they show whether there was progress.
+
+
+class Prospect(enum.Enum):
+    """The prospect of another attempt."""
+
+    NONE = "none"  # the same end
+    DOUBTFUL = "doubtful"  # if it ends like this again without progress, it would so for ever
+    OPEN = "open"  # its surroundings may be other ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The identity of a failure; ends with an open prospect have none.
+
+    Attributes:
+        what: The exception's type, or the exit code.
+        words: Its message, or the last lines of a worker that raised nothing, without what differs between ranks and starts.
+    """
+
+    kind: EndKind
+    what: str
+    where: str | None
+    words: str
+
+
+_CANT_BE_MENDED = frozenset({"SyntaxError", "ImportError", "NameError"})
+# Errors of the system that a missing or wrong path causes: they stay as long as the path does.
+_OF_A_PATH = frozenset(
+    {
+        "FileNotFoundError",
+        "NotADirectoryError",
+        "IsADirectoryError",
+        "PermissionError",
+        "FileExistsError",
+    }
+)
+# A worker has no terminal, and a build lacks what it lacks.
+_TOLD_FOR_EVER = re.compile(r"EOF when reading a line|doesn't have \w+ built in")
+# A limit that a script runs into at once, or a file that it finds cut off: what follows within a second finds it again.
+_TOLD_OF_A_LIMIT = re.compile(
+    r"DefaultCPUAllocator|no space left|disk quota|Ran out of input|collective mismatch",
+    re.IGNORECASE,
+)
+_OF_THE_SURROUNDINGS = frozenset({"OSError", "MemoryError", "EOFError"})
+_NAMED_FOR_SURROUNDINGS = re.compile(
+    r"Timeout|TimedOut|Connect|Network|Socket|HTTP|Unavailable|Throttl|RateLimit|Transient"
+    r"|^Dist\w*Error$|OutOfMemory|AcceleratorError|BrokenProcessPool"
+)
+_TOLD_BY_SURROUNDINGS = re.compile(
+    r"""
+      CUDA\ (driver\ )?error | CUBLAS | cuDNN\ error | CUDNN_STATUS | \bNCCL | HIP\ error
+    | out\ of\ memory | can't\ allocate\ memory | cannot\ allocate\ memory | timed\ out
+    | too\ many\ open\ files | input/output\ error | stale\ file\ handle
+    | resource\ temporarily\ unavailable | DataLoader\ worker\ .*\ killed
+    | gloo | c10d | TCPStore | rendezvous | connection | socket | \bpeer\b
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+# What differs between two starts, or between ranks, and says nothing of progress.
+_DIFFERS = re.compile(
+    r"0x[0-9a-f]+|\bpid\(s\) [\d, ]+|\b(?:pid|process|rank|cuda:|thread-)\W?\d+|\b[0-9a-f]{8,}\b|/tmp/\S+",
+    re.IGNORECASE,
+)
+_SAID_WHY = (EndKind.EXCEPTION, EndKind.HANG)
+_MAX_WORDS = 2000
+_SHELLS_SIGNAL = 128
+
+
+def prospect(end: WorkerEnd) -> Prospect:
+    """Return the prospect of another attempt after this end."""
+    said = _said(end)
+    if end.is_final or _TOLD_FOR_EVER.search(said):
+        return Prospect.NONE
+    if _TOLD_OF_A_LIMIT.search(said):
+        return Prospect.DOUBTFUL
+    if end.kind in (EndKind.EXIT_CODE, EndKind.PREEMPTED):
+        by_signal = (end.exit_code or 0) > _SHELLS_SIGNAL  # a shell says so of what it ran
+        return Prospect.OPEN if by_signal else Prospect.DOUBTFUL
+    if end.kind is EndKind.NODE_LOST and end.detail == OVERUSED:
+        return Prospect.DOUBTFUL
+    if end.kind not in _SAID_WHY or end.error is None or end.looks_like_echo:
+        return Prospect.OPEN
+    error = end.error
+    if end.kind is EndKind.HANG:
+        return Prospect.OPEN if "TimeoutError" in error.bases else Prospect.DOUBTFUL
+    if error.blames_node:
+        return Prospect.OPEN  # its node gets no ranks again
+    names = {error.type_name.rpartition(".")[2], *error.bases}
+    if _TOLD_BY_SURROUNDINGS.search(said) or ECHOES.search(said):
+        return Prospect.OPEN
+    if names & _CANT_BE_MENDED or "ModuleNotFoundError" in names:
+        return Prospect.NONE
+    if names & _OF_A_PATH:
+        return Prospect.DOUBTFUL
+    if names & _OF_THE_SURROUNDINGS or any(map(_NAMED_FOR_SURROUNDINGS.search, names)):
+        return Prospect.OPEN
+    return Prospect.DOUBTFUL
+
+
+def _said(end: WorkerEnd) -> str:
+    """Return the words of an end that tell its prospect; those of a process that was killed don't."""
+    if end.error is not None:
+        return f"{end.error.type_name}: {end.error.message}"
+    return "\n".join(end.tail) if end.signum in (None, signal.SIGABRT) else ""
+
+
+def mark(end: WorkerEnd, *, after_early_end: bool = False) -> Mark | None:
+    """Return the identity of a failure that may recur; None if its prospect is open.
+
+    Args:
+        end: Of the worker that failed.
+        after_early_end: Other ranks had ended with 0, so an error of the connection to them is no chance.
+    """
+    if after_early_end and end.looks_like_echo:
+        where = end.error.where if end.error is not None else None
+        return Mark(kind=end.kind, what="early end", where=where, words="")
+    if prospect(end) is Prospect.OPEN:
+        return None
+    if end.kind is EndKind.HANG and end.error is not None:
+        what, words = end.error.type_name, ""  # its message has ranks and seconds
+    elif end.kind is EndKind.EXCEPTION and end.error is not None:
+        what, words = end.error.type_name, end.error.message
+    else:
+        what, words = str(end.exit_code), "\n".join(end.tail)
+    where = end.error.where if end.error is not None else None
+    return Mark(kind=end.kind, what=what, where=where, words=_DIFFERS.sub("", words)[:_MAX_WORDS])
+
 
 MORE_MEMORY = "ask for more memory"
 _IS_ERROR = re.compile(r"\berror\b", re.IGNORECASE)
@@ -277,3 +411,89 @@ def final_exit_code(cause: WorkerEnd, *, first_cause_code: bool) -> int:
         return 1
     code = cause.shell_code
     return code if code not in (0, contract.EX_TEMPFAIL) else 1
+
+
+# How a group and its tasks ended, and the report on the failure that came first.
+
+
+_TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98", "[Errno 98]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutcome:
+    """How a task ended."""
+
+    task: str
+    state: State
+    attempt: int
+    why: str | None = None
+    code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOutcome:
+    """The content of `groups/<group>/result.json`."""
+
+    group: str
+    state: State
+    exit_code: int
+    elapsed_s: float
+    tasks: tuple[TaskOutcome, ...] = ()
+    report: Report | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowResult:
+    """The content of `result.json` of a workflow."""
+
+    run_id: str
+    state: State
+    exit_code: int
+    elapsed_s: float
+    groups: dict[str, str] = field(default_factory=dict)
+    reports: tuple[Report, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureFacts:
+    """The facts about the failure of a task.
+
+    Attributes:
+        tail: The last lines of its command, or what its agent said.
+        others: Tasks that run on the same machine and network.
+    """
+
+    group: str
+    task: str
+    attempt: int
+    why: str
+    log: str
+    code: int | None = None
+    tail: Sequence[str] = ()
+    memory_evidence: str | None = None
+    hint: str | None = None
+    others: Sequence[str] = ()
+
+
+def explain_task_failure(facts: FailureFacts) -> Report:
+    """Return the report on a group that ended with this failure."""
+    because = list(facts.tail)
+    hint = facts.hint
+    if facts.memory_evidence:
+        because.append(facts.memory_evidence)
+    if facts.others and any(word in line for line in facts.tail for word in _TAKEN):
+        shared = ", ".join(facts.others[:4])
+        because.append(f"the tasks of this machine share its network: {facts.task}, {shared}")
+        hint = (
+            "give each task a port of its own, {{port:"
+            + facts.task
+            + "}}, or --task-network private"
+        )
+    if facts.code == 127 and hint is None:
+        hint = "127 is a command that was not found"
+    return Report(
+        error=f"task {facts.task} failed: {facts.why}",
+        at=f"group {facts.group}, task {facts.task}, attempt {facts.attempt}",
+        because=tuple(because),
+        hint=hint or f"its whole output is in {facts.log}",
+    )

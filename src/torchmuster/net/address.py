@@ -3,6 +3,120 @@
 import fcntl
 import socket
 import struct
+from collections.abc import Iterator
+
+from torchmuster.model.network import Interface
+
+# This node's interfaces with their addresses, as the kernel lists them; no loopback.
+
+
+# linux/rtnetlink.h, linux/netlink.h, linux/if_addr.h, linux/sockios.h, linux/if.h
+_GET_ADDRESS, _NEW_ADDRESS = 22, 20
+_REQUEST, _DUMP, _DONE, _ERROR = 0x1, 0x300, 3, 2
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_TEMPORARY, _DAD_FAILED, _DEPRECATED, _TENTATIVE = 0x01, 0x08, 0x20, 0x40
+_SIOCGIFFLAGS = 0x8913
+_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
+_MAX_INTERFACES = 32
+_TIMEOUT_S = 2.0
+
+
+def own_interfaces() -> tuple[Interface, ...]:
+    """Return each interface with its first IPv4 and its first global IPv6 address, at most 32.
+
+    The first address of a family is the one that Gloo and NCCL use for an interface's name.
+    """
+    found: dict[tuple[str, int], Interface] = {}
+    try:
+        rows = list(_addresses())
+    except OSError:  # a sandbox without netlink
+        return ()
+    for name, family, address, prefix_bits in rows:
+        flags = _flags(name)
+        if flags & _IFF_LOOPBACK or (name, family) in found:
+            continue
+        found[name, family] = Interface(
+            name=name,
+            address=address,
+            prefix_bits=prefix_bits,
+            speed_mbit=_speed(name),
+            is_up=bool(flags & _IFF_UP),
+        )
+    return tuple(found.values())[:_MAX_INTERFACES]
+
+
+def link_names() -> tuple[str, ...]:
+    """Return the names of all interfaces, with an address or without."""
+    try:
+        return tuple(name for _, name in socket.if_nameindex())[:256]
+    except OSError:
+        return ()
+
+
+def _addresses() -> Iterator[tuple[str, int, str, int]]:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
+        route.settimeout(_TIMEOUT_S)
+        body = struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0)
+        header = struct.pack("=IHHII", 16 + len(body), _GET_ADDRESS, _REQUEST | _DUMP, 1, 0)
+        route.send(header + body)
+        while True:
+            answer = route.recv(1 << 16)
+            offset = 0
+            while offset + 16 <= len(answer):
+                size, kind, _, _, _ = struct.unpack_from("=IHHII", answer, offset)
+                if kind in (_DONE, _ERROR) or size < 16:
+                    return
+                if kind == _NEW_ADDRESS:
+                    yield from _read_row(answer[offset + 16 : offset + size])
+                offset += (size + 3) & ~3
+
+
+def _read_row(body: bytes) -> Iterator[tuple[str, int, str, int]]:
+    family, prefix_bits, flags, scope, index = struct.unpack_from("=BBBBI", body)
+    attributes: dict[int, bytes] = {}
+    offset = 8
+    while offset + 4 <= len(body):
+        size, kind = struct.unpack_from("=HH", body, offset)
+        if size < 4:
+            break
+        attributes[kind] = body[offset + 4 : offset + size]
+        offset += (size + 3) & ~3
+    # On a point-to-point link IFA_ADDRESS is the other side.
+    packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+    if packed is None or not _is_wanted(family, flags, scope):
+        return
+    try:
+        name = socket.if_indextoname(index)
+    except OSError:  # it has gone since
+        return
+    yield name, family, socket.inet_ntop(family, packed), prefix_bits
+
+
+def _is_wanted(family: int, flags: int, scope: int) -> bool:
+    if family == socket.AF_INET:
+        return True
+    short_lived = _TEMPORARY | _DAD_FAILED | _DEPRECATED | _TENTATIVE
+    return family == socket.AF_INET6 and scope == 0 and not flags & short_lived
+
+
+def _flags(name: str) -> int:
+    request = struct.pack("256s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, request)
+        except OSError:
+            return 0
+    return int(struct.unpack_from("=H", answer, 16)[0])
+
+
+def _speed(name: str) -> int | None:
+    try:
+        with open(f"/sys/class/net/{name}/speed") as file:
+            speed = int(file.read())
+    except (OSError, ValueError):  # a link that is down, or has no speed
+        return None
+    return speed if speed > 0 else None
+
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _BACKLOG = 4096

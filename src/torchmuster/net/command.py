@@ -1,4 +1,4 @@
-"""Our end of a command elsewhere: its streams are descriptors here, its messages travel in any channel (`net/messages/execute.py`).
+"""Our end of a command elsewhere: its streams are descriptors here, its messages travel in any channel (`net/messages.py`).
 
 Its other end is `node/task/exec.py`: in a task, beside a rank, at a session's node or in a pod.
 """

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torchmuster.model.network import GLOO, NCCL, TENSORPIPE, VARIABLES
 from torchmuster.net import messages
-from torchmuster.net.interfaces import link_names, own_interfaces
+from torchmuster.net.address import link_names, own_interfaces
 
 _MAX_VALUE = 200
 _MAX_FILE_BYTES = 64 << 10

@@ -6,6 +6,7 @@ report of a rank that does nothing itself.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,55 @@ from functools import cache
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.diagnose.facts.gpu_use import GpuUse, GpuUseReader
-from torchmuster.model import heartbeat
-from torchmuster.model.heartbeat import HeartbeatRecord
-from torchmuster.model.progress import RankProgress
+from torchmuster.diagnose.facts.gpu import GpuUse, GpuUseReader
+from torchmuster.model import progress as heartbeat
+from torchmuster.model.progress import HeartbeatRecord, RankProgress
+from torchmuster.net.ipc_messages import AgentAnswer, AskMemory, CallFailed, MemoryHeld
+
+# Memory of a node that outlives its workers: files without a name in any folder, held by the agent.
+#
+# A worker writes into them by mapping them, so nothing passes through the agent. They are there for the workers of the next
+# attempt, and the kernel frees them with the agent, however that ends: a file in /dev/shm would stay behind.
+
+
+MOST_FILES = 512
+_NAME = re.compile(r"[a-z0-9.-]{1,64}")
+
+
+class HeldMemory:
+    """The files that an agent holds, by name; empty ones take no memory."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Give all of it back."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    @property
+    def is_used(self) -> bool:
+        """Say whether anything is held."""
+        return bool(self._descriptors)
+
+    def answer(self, ask: AskMemory) -> AgentAnswer:
+        """Drop what `ask.drop` names, make what `ask.names` names and is not there, and tell all that is held."""
+        for name in ask.drop:
+            if name in self._descriptors:
+                os.close(self._descriptors.pop(name))
+        wanted = [name for name in dict.fromkeys(ask.names) if name not in self._descriptors]
+        if any(not _NAME.fullmatch(name) for name in wanted):
+            return CallFailed(what="memory has a name of small letters, digits, dots and hyphens")
+        if len(self._descriptors) + len(wanted) > MOST_FILES:
+            return CallFailed(what=f"an agent holds {MOST_FILES} pieces of memory at most")
+        try:
+            for name in wanted:
+                self._descriptors[name] = os.memfd_create(f"muster-{name}", os.MFD_CLOEXEC)
+        except OSError as error:
+            return CallFailed(what="the node gives no memory", why=os.strerror(error.errno or 0))
+        return MemoryHeld(pid=os.getpid(), descriptors=dict(self._descriptors))
+
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -15,7 +15,7 @@ from torchmuster.model.ranks import NodeRanks
 from torchmuster.net import messages
 from torchmuster.node.head_link import HeadLink
 from torchmuster.node.options import AgentOptions
-from torchmuster.node.voice import Voice
+from torchmuster.node.output import Voice
 
 _MAX_UNSENT_BYTES = 1 << 20
 _MAX_WAITING_BYTES = 32 << 20

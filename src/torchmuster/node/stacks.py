@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torchmuster import proc
 from torchmuster.diagnose.facts import stacks as reading
 from torchmuster.errors import MusterError
-from torchmuster.model import heartbeat
+from torchmuster.model import progress as heartbeat
 from torchmuster.model.progress import RankStack
 
 LIMIT_S = 1.0

@@ -2,20 +2,23 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from torchmuster.diagnose.facts import memory
+from torchmuster.diagnose.facts import system as memory
+from torchmuster.diagnose.facts.gpu import visible_gpus
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.contract import AttemptFacts, WorkerPlace, worker_environment
 from torchmuster.model.display.lines import line_prefix
-from torchmuster.model.display.terminal import Terminal
+from torchmuster.model.display.status_below import Terminal
 from torchmuster.model.failure import (
     EndKind,
     PythonError,
@@ -23,19 +26,59 @@ from torchmuster.model.failure import (
     ValueNote,
     WorkerEnd,
     error_of_report,
+    first_cause,
     is_echo,
 )
+from torchmuster.net.address import interface_of
 from torchmuster.net.ipc_messages import ValueKept, WorkerEndedWell, WorkerFailed, WorkerReport
-from torchmuster.net.messages import StartAttempt
-from torchmuster.node import error_file
+from torchmuster.net.messages import StartAttempt, Welcome
 from torchmuster.node.launcher_ranks import VariableChange, make_true
+from torchmuster.node.options import AgentOptions
 from torchmuster.node.output import RankOutput, Show
 from torchmuster.node.progress import last_step
-from torchmuster.node.spawner.messages import (
-    SignalWorkerProcesses,
-    SpawnerOrder,
-    StartWorker,
-)
+from torchmuster.node.spawner.messages import SignalWorkerProcesses, SpawnerOrder, StartWorker
+
+# The JSON that torchrun leaves of a failure: beside the logs, and where TORCHELASTIC_ERROR_FILE of the launcher says.
+#
+# Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py (2.13).
+
+
+VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_MAX_BYTES = 1 << 20
+
+
+def read_recorded(path: str) -> str | None:
+    """Return what the worker has written itself, by `@record`; None where that is nothing, or too much."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError:
+        return None
+    return data.decode(errors="replace") if 0 < len(data) <= _MAX_BYTES else None
+
+
+def error_text(end: WorkerEnd, recorded: str | None, now_s: float) -> str | None:
+    """Return the JSON on an end: the worker's own with its exit code, else what is known of its exception."""
+    plain = None
+    with contextlib.suppress(ValueError):
+        plain = json.loads(recorded) if recorded is not None else None
+    if not isinstance(plain, dict):
+        if end.error is None:
+            return None
+        told = {"py_callstack": end.error.traceback, "timestamp": str(int(now_s))}
+        what = f"{end.error.type_name}: {end.error.message}"
+        plain = {"message": {"message": what, "extraInfo": told}}
+    message = plain.get("message")
+    code = -end.signum if end.signum is not None else end.exit_code
+    if isinstance(message, dict) and code:
+        message["errorCode"] = code
+    return json.dumps(plain)
+
+
+def root_cause(ends: Sequence[WorkerEnd], texts: Mapping[int, str]) -> str | None:
+    """Return the JSON of the failure that explains the others of this node."""
+    cause = first_cause([end for end in ends if end.rank in texts])
+    return texts[cause.rank] if cause is not None else None
 
 
 @dataclass(slots=True)
@@ -259,7 +302,7 @@ class NodeAttempt:
             **settings.extra_env,
             **worker_environment(place, facts),
         }
-        environment[error_file.VARIABLE] = self._error_file(worker.rank)
+        environment[VARIABLE] = self._error_file(worker.rank)
         if settings.nccl_files:
             folder = settings.run_dir.attempt_logs(order.attempt)
             environment["NCCL_DEBUG_FILE"] = os.path.join(folder, f"nccl-{worker.rank}.log")
@@ -353,8 +396,8 @@ class NodeAttempt:
 
     def _keep_error(self, end: WorkerEnd) -> None:
         """Keep what torchrun would of a failure, and put it beside the logs of --log-dir."""
-        recorded = error_file.read_recorded(self._error_file(end.rank))
-        text = error_file.error_text(end, recorded, time.time())
+        recorded = read_recorded(self._error_file(end.rank))
+        text = error_text(end, recorded, time.time())
         if text is None:
             return
         self.error_texts[end.rank] = text
@@ -456,3 +499,89 @@ def _kind_of(
     if error is not None and error.type_name != "SystemExit":
         return EndKind.EXCEPTION
     return EndKind.EXIT_CODE
+
+
+# What follows for the workers of an attempt from what their agent was told at its start, and by its head.
+
+
+def worker_settings(
+    options: AgentOptions,
+    welcome: Welcome,
+    order: StartAttempt,
+    *,
+    environment: Mapping[str, str],
+    variables: Mapping[str, str],
+    socket_path: str,
+    own_address: str | None,
+    has_store: bool,
+    terminal: Terminal | None,
+) -> WorkerSettings:
+    """Return what is the same for all workers of an attempt on this node.
+
+    Args:
+        options: The agent's.
+        welcome: What the head has said of the run.
+        order: What it has said of the attempt.
+        environment: Of the job's interpreter.
+        variables: What the node's set-up has made, such as its scratch folder.
+        socket_path: Where workers call the agent.
+        own_address: Where the head is reached from; None without a connection.
+        has_store: A store is offered.
+        terminal: What shows the output is a terminal, of this size now.
+    """
+    run_dir = options.run_directory(welcome.run_id)
+    extra = {contract.SOCKET_VARIABLE: socket_path, contract.RUN_DIR_VARIABLE: run_dir.path}
+    extra |= variables
+    # Reverse DNS stalls every worker's start by 5 s when one answer is lost.
+    if "RES_OPTIONS" not in environment:
+        extra["RES_OPTIONS"] = "timeout:1 attempts:1"
+    if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment:
+        extra["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    address = order.master_addr if options.is_head else options.local_addr or own_address
+    extra |= _network_variables(order.interface, address, environment)
+    return WorkerSettings(
+        run_id=options.plan.rdzv_id or welcome.run_id,
+        run_dir=run_dir,
+        role=options.plan.role,
+        extra_env=extra,
+        base_env=environment,
+        shown=_shown(options, welcome.tee),
+        saved=options.saved,
+        gpus=tuple(visible_gpus()),
+        virtual_local_rank=options.plan.virtual_local_rank,
+        has_store=has_store,
+        # `--debug` was given, and the user has not named a file himself.
+        nccl_files=contract.DEBUG_VARIABLE in environment and "NCCL_DEBUG_FILE" not in environment,
+        terminal=terminal,
+        every_line=options.plan.every_line,
+        gives_input=options.local_show and _has_input() and order.stdin_rank is None,
+        prefixes=(welcome.tee == "all" and order.world_size > 1)
+        or (options.local_show and options.num_workers > 1),
+    )
+
+
+def _network_variables(
+    chosen: str | None, address: str | None, environment: Mapping[str, str]
+) -> dict[str, str]:
+    if chosen is not None:
+        from torchmuster.node.network_settings import network_variables
+
+        return network_variables(chosen, environment)
+    interface = interface_of(address) if address else None
+    if interface is None or "GLOO_SOCKET_IFNAME" in environment:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": interface}
+
+
+def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[int]]:
+    """Return which streams of (rank, local rank) the terminal shows."""
+    console = options.console
+    if console is not None:
+        return lambda rank, local_rank: console(local_rank)
+    both, none = frozenset({1, 2}), frozenset[int]()
+    return lambda rank, local_rank: both if tee == "all" or (tee == "0" and not rank) else none
+
+
+def _has_input() -> bool:
+    """Say whether somebody has given this process a file or a pipe to read; a terminal is read by `muster` itself."""
+    return sys.stdin is not None and not os.isatty(0)

@@ -17,14 +17,33 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.net.secret import new_secret, write_secret
 from torchmuster.owner.origin import note_origin, write_no_more
 from torchmuster.owner.room import check_room
 from torchmuster.plainfile import open_own
 
-if TYPE_CHECKING:  # a start of a run has no time for them
-    from torchmuster.model.workflow import WorkflowPlan
+if TYPE_CHECKING:
     from torchmuster.spec.sweep_plan import SweepPlan
+
+
+# Take over what an earlier run of a workflow has finished.
+
+
+def link_reused(plan: WorkflowPlan, run_dir: RunDir) -> None:
+    """Let the tasks of reused groups have the outputs of the earlier run.
+
+    Raises:
+        OSError: A link can't be made.
+    """
+    for name, folder in plan.reused.items():
+        earlier = RunDir(folder)
+        for task in plan.group(name).tasks:
+            os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
+            output = os.path.realpath(earlier.task_output(task.name))
+            if os.path.isdir(output) and not os.path.lexists(run_dir.task_output(task.name)):
+                os.symlink(output, run_dir.task_output(task.name))
+
 
 _MOST_OF_NAME = 40
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
-from torchmuster.diagnose.facts.gpus import visible_gpus
+from torchmuster.diagnose.facts.gpu import visible_gpus
 from torchmuster.errors import RunDirectoryError
 from torchmuster.files import atomic
 from torchmuster.files.layout import Kind, RunDir

@@ -15,7 +15,7 @@ from typing import Any
 from torchmuster.diagnose.doctor import show
 from torchmuster.diagnose.doctor.compare import compare, exit_code
 from torchmuster.diagnose.doctor.rules_matrix import cause_of_call
-from torchmuster.diagnose.doctor.situation import NodeView, Situation, names_of
+from torchmuster.diagnose.doctor.show import NodeView, Situation, names_of
 from torchmuster.diagnose.facts.collect import FactsOrder, collect, own_torch
 from torchmuster.diagnose.finding import Finding, Level, worst_first
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings

@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchmuster.diagnose.facts.gpus import visible_gpus
+from torchmuster.diagnose.facts.gpu import visible_gpus
 from torchmuster.errors import RunDirectoryError
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
-from torchmuster.model.outcome import WorkflowResult
+from torchmuster.model.verdict import WorkflowResult
 from torchmuster.owner.capacity import this_machine
 from torchmuster.owner.session import note_on_session
 from torchmuster.owner.stops import EarlyStop

@@ -15,8 +15,8 @@ from torchmuster.model.plan import WARN_S, RunPlan
 from torchmuster.model.verdict import Result
 from torchmuster.node.environment import leave_environment
 from torchmuster.owner.create import note_failed_start
-from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.parts import RunDisplay
+from torchmuster.owner.stops import Deadline
 from torchmuster.owner.supervise import own_run
 from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.session_route import SessionRoute

@@ -23,7 +23,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.files.origin import CodeVersion, Origin
 from torchmuster.model import codec
-from torchmuster.model.display.secrets import hide_secrets
+from torchmuster.model.display.text import hide_secrets
 from torchmuster.model.plan import Program, ScriptKind
 
 MAX_DIFFERENCE_BYTES = 256 << 10

@@ -35,12 +35,10 @@ from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
 from torchmuster.model.verdict import Report, Result
 from torchmuster.net import messages
 from torchmuster.node.leftovers import sweep_beside
-from torchmuster.owner.deadline import LAST_STOP, Deadline
-from torchmuster.owner.head_follower import HeadFollower
-from torchmuster.owner.head_watch import HeadWatch
+from torchmuster.owner.head_watch import HeadFollower, HeadWatch
 from torchmuster.owner.parts import Engine, RunDisplay, StandardInput
 from torchmuster.owner.record_writer import RecordWriter
-from torchmuster.owner.stops import EarlyStop, Stops
+from torchmuster.owner.stops import LAST_STOP, Deadline, EarlyStop, Stops
 from torchmuster.owner.views.record import next_attempt, read_result, told_seconds
 
 _POLL_S = 0.01

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchmuster.model.verdict import Result
     from torchmuster.node.agent import Agent
     from torchmuster.node.options import HeadPlace
-    from torchmuster.node.voice import Voice
+    from torchmuster.node.output import Voice
 
 EX_SOFTWARE = 70
 _LAST_S = 3.0

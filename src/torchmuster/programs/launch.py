@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from torchmuster import proc
 from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
-from torchmuster.files.record_end import trained_last
-from torchmuster.files.tail import size_of
+from torchmuster.files.tail import size_of, trained_last
 from torchmuster.head.options import Office, TrainingHeadOptions
 from torchmuster.model import codec
 from torchmuster.model.codec import from_words
-from torchmuster.model.display.terminal import Terminal
+from torchmuster.model.display.status_below import Terminal
 from torchmuster.model.event import moment_of
 from torchmuster.model.plan import Program, RunPlan
 from torchmuster.net.address import split_endpoint

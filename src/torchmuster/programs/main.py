@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model import contract
-from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.door.call import HasStatus
 from torchmuster.node.environment import THREADS, share_threads
 from torchmuster.node.leftovers import make_socket_folder, sweep_beside
 from torchmuster.node.spawner.start import begin_spawner, start_spawner
@@ -23,8 +23,8 @@ from torchmuster.programs.launch import AgentLaunch, read_launch
 if TYPE_CHECKING:
     from torchmuster.node.agent import Agent
     from torchmuster.node.options import AgentOptions
+    from torchmuster.node.output import Voice
     from torchmuster.node.setup import NodeWork
-    from torchmuster.node.voice import Voice
     from torchmuster.programs.head_host import HeadHost
     from torchmuster.programs.successor import Successor
 
@@ -148,7 +148,7 @@ def _make_successor(
 
 def _make_voice(launch: AgentLaunch, disk: DiskWriter, socket_folder: str) -> "Voice":
     from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.node.voice import LogVoice
+    from torchmuster.node.output import LogVoice
 
     if launch.agent_log is not None:
         return LogVoice(launch.agent_log, disk)

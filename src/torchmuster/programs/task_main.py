@@ -15,10 +15,10 @@ from torchmuster.net.address import split_endpoint
 from torchmuster.net.secret import read_secret
 from torchmuster.node.environment import take_environment
 from torchmuster.node.leftovers import make_socket_folder
+from torchmuster.node.output import LogVoice
 from torchmuster.node.pod.order import own_host
 from torchmuster.node.task.agent import TaskAgent
 from torchmuster.node.task.options import NetworkShare, TaskOptions, TaskOrder
-from torchmuster.node.voice import LogVoice
 from torchmuster.programs.group_main import end_with_lifeline, read_plan, read_start
 
 _FLUSH_S = 5.0

@@ -1,9 +1,12 @@
 """Read the story of a run from its directory: once, tolerant of every file that is missing, torn, older or hostile."""
 
+import math
 import os
 import pwd
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torchmuster
@@ -11,26 +14,539 @@ from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.files.origin import CodeVersion, Origin
 from torchmuster.model import codec
-from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secrets, is_secret_name
-from torchmuster.model.failure import RanCode
-from torchmuster.model.record.loose import lines, listed, mapped, number, several, text, whole
-from torchmuster.model.record.run import RunRecord, frequent_causes
-from torchmuster.model.record.training import TrainingState
+from torchmuster.model.display.narration import narrate
+from torchmuster.model.display.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
+from torchmuster.model.event import moment_of
+from torchmuster.model.failure import RanCode, WorkerEnd
+from torchmuster.model.record.events import AttemptNode
+from torchmuster.model.record.run import (
+    WHOLE_FIRST,
+    WHOLE_LAST,
+    AttemptRecord,
+    RunRecord,
+    frequent_causes,
+)
+from torchmuster.model.record.series import lines, listed, mapped, number, several, text, whole
+from torchmuster.model.record.training import LibraryStart, TrainingState
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of, how_to_go_on
 from torchmuster.owner.views.record import DAMAGED
 from torchmuster.owner.views.run_view import RunView
 from torchmuster.owner.views.training import TrainingReader
-from torchmuster.report.attempts import (
-    few_attempts,
-    told_attempts,
-    told_network,
-)
-from torchmuster.report.cost import cost_of
 from torchmuster.report.loose import LooseRecord, object_in
-from torchmuster.report.ranks import SampleRecord, read_samples
-from torchmuster.report.story import Ending, Story, WhatRan
-from torchmuster.report.training import told_training
+from torchmuster.report.story import (
+    AttemptTold,
+    Band,
+    Cost,
+    Ending,
+    NetworkTold,
+    PairTold,
+    RanksTold,
+    RankTotals,
+    Story,
+    WhatRan,
+)
+from torchmuster.report.training import told_training, when_reached
+
+# Tell of the attempts of a training run: what its head has recorded, joined with what the training library has.
+
+
+_MAX_NODES = 64
+_MAX_NETWORK, _MAX_PAIRS = 256, 4096
+
+
+def told_attempts(
+    record: RunRecord,
+    attempts: Sequence[AttemptRecord],
+    training: TrainingState | None,
+    saved_step: int | None,
+) -> tuple[AttemptTold, ...]:
+    """Return all attempts, joined with what the library has recorded of each.
+
+    Args:
+        record: Of the head.
+        attempts: Its attempts.
+        training: Of the library, None without one.
+        saved_step: What a restart would go on from, if the last attempt did not end well.
+    """
+    starts = training.starts if training is not None else []
+    found: list[AttemptTold] = []
+    place = 0
+    for index, attempt in enumerate(attempts):
+        is_last = index + 1 == len(attempts)
+        ends = float("inf") if is_last else attempts[index + 1].began
+        while place < len(starts) and starts[place].at < attempt.began:
+            place += 1
+        start = starts[place] if place < len(starts) and starts[place].at < ends else None
+        following = next((s for s in starts[place + 1 :] if s.at >= ends), None) if start else None
+        kept = following.step if following is not None else None
+        if is_last:
+            kept = saved_step
+        state = record.result.state.value if is_last and record.result is not None else ""
+        one = _told(attempt, start, state)
+        if training is not None and start is not None and kept is not None:
+            kept = min(kept, start.last_step)
+            one = replace(one, kept_step=kept, kept_at=when_reached(training, start, kept))
+        found.append(one)
+    return tuple(found)
+
+
+def _told(attempt: AttemptRecord, start: LibraryStart | None, state: str) -> AttemptTold:
+    failure, cause, nodes = attempt.failure, attempt.cause, attempt.start.nodes
+    ended_by = text(failure.what, 500) if failure is not None else text(attempt.stop, 300)
+    if not ended_by and attempt.ended is not None:
+        ended_by = "all workers ended well" if state == "succeeded" else state
+    last_step = cause.step if cause is not None else None
+    return AttemptTold(
+        number=attempt.number,
+        began=attempt.began,
+        ended=attempt.ended,
+        workers_at=attempt.workers_at,
+        training_at=start.at if start is not None else None,
+        why=text(attempt.start.why, 300),
+        ended_by=ended_by,
+        has_failed=failure is not None,
+        cause_rank=whole(cause.rank) if cause is not None else None,
+        cause_node=text(cause.node, 80) if cause is not None else "",
+        world_size=attempt.num_workers or 0,
+        nodes=tuple(
+            AttemptNode(node=text(n.node, 80), host=text(n.host, 80), ranks=text(n.ranks, 80))
+            for n in nodes[:_MAX_NODES]
+        ),
+        num_nodes=attempt.start.num_nodes or len(nodes),
+        first_step=start.step if start is not None else None,
+        last_step=start.last_step if start is not None else last_step,
+        evidence=_evidence(cause) if cause is not None else (),
+        ends=tuple(
+            replace(one, node=text(one.node, 80), what=text(one.what, 300)) for one in attempt.ends
+        ),
+        num_ends=attempt.num_ends,
+    )
+
+
+def _evidence(cause: WorkerEnd) -> tuple[str, ...]:
+    found = lines(cause.error.traceback if cause.error is not None else list(cause.tail), 30)
+    more = (cause.detail, cause.memory_evidence)
+    return (*found, *(text(one) for one in more if one is not None))
+
+
+def told_network(record: RunRecord) -> NetworkTold | None:
+    """Return the network of a run: what its workers used, or what a look at the nodes has measured."""
+    network, looked = record.network, record.preflight
+    if network is not None:
+        nodes, pairs, sentence = network.nodes, network.pairs, text(narrate(network))
+    elif looked is not None and looked.pairs:
+        nodes = tuple(str(row.get("node", "")) for row in looked.nodes)
+        pairs, sentence = looked.pairs, ""
+    else:
+        return None
+    return NetworkTold(
+        sentence=sentence,
+        nodes=tuple(text(name, 80) for name in nodes[:_MAX_NETWORK]),
+        pairs=tuple(
+            PairTold(
+                source=source,
+                target=target,
+                why=text(why, 200) or None,
+                latency_us=number(latency_us),
+                mb_per_s=number(mb_per_s),
+            )
+            for source, target, why, latency_us, mb_per_s in pairs[:_MAX_PAIRS]
+            if min(source, target) >= 0
+        ),
+    )
+
+
+def few_attempts(attempts: Sequence[AttemptTold]) -> tuple[AttemptTold, ...]:
+    """Return the first and the last of very many."""
+    if len(attempts) <= WHOLE_FIRST + WHOLE_LAST:
+        return tuple(attempts)
+    return (*attempts[:WHOLE_FIRST], *attempts[-WHOLE_LAST:])
+
+
+# What a run took, and what of that counts: node hours, hours lost to failures and restarts, goodput.
+#
+# A node second is a second in which one node was held. Between the start of the run and its end every second is of one kind:
+#
+#     starting      before the first training step: nodes, imports, loading
+#     kept          training of steps that count
+#     lost          training of steps that were done again, or never saved when the run ended badly
+#     restarting    between the end of an attempt and the first training step of the next
+#
+# Goodput is `kept / all`. Where a script saves by itself, nobody knows what a failed attempt has left: then there are two
+# numbers, one as if nothing was left and one as if everything was.
+
+
+def cost_of(
+    attempts: Sequence[AttemptTold],
+    *,
+    blocked_s: float | None,
+    began: float | None,
+    ended: float | None,
+    went_well: bool,
+) -> Cost:
+    """Return what a run took.
+
+    Args:
+        attempts: All of them.
+        blocked_s: How long the loop waited for snapshots; None where the library was not used.
+        began: When the run began.
+        ended: When it ended, or the last sign of life.
+        went_well: Whether the work of the last attempt counts to its end.
+    """
+    if not attempts or began is None or ended is None:
+        return Cost()
+    starting = kept = unsure = lost = restarting = workers = 0.0
+    before = began
+    for place, attempt in enumerate(attempts):
+        is_last = place + 1 == len(attempts)
+        over = max(attempt.began, attempt.ended if attempt.ended is not None else ended)
+        over = min(over, attempts[place + 1].began) if not is_last else over
+        trains = min(attempt.training_at or attempt.workers_at or over, over)
+        nodes = max(attempt.num_nodes, 1)
+        idle = nodes * max(0.0, trains - before)
+        if place:
+            restarting += idle
+        else:
+            starting += idle
+        trained = nodes * (over - trains)
+        counts = went_well if is_last else not attempt.has_failed and attempt.training_at is None
+        if counts:
+            kept += trained
+        elif blocked_s is not None and attempt.training_at is not None:
+            part = nodes * _kept_s(attempt, trains, over)
+            kept += part
+            lost += trained - part
+        else:
+            unsure += trained
+        workers += max(attempt.world_size, 1) * (over - before)
+        before = over
+    nodes = max(attempts[-1].num_nodes, 1)
+    restarting += nodes * max(0.0, ended - before)
+    held = starting + kept + unsure + lost + restarting
+    return Cost(
+        held_s=held,
+        worker_s=workers + max(attempts[-1].world_size, 1) * max(0.0, ended - before),
+        starting_s=starting,
+        kept_s=kept,
+        lost_s=lost + unsure,
+        restarting_s=restarting,
+        saving_s=nodes * (blocked_s or 0.0),
+        most_kept_s=kept + unsure,
+        goodput=kept / held if held > 0 else None,
+        most_goodput=(kept + unsure) / held if held > 0 else None,
+    )
+
+
+def _kept_s(attempt: AttemptTold, trains: float, over: float) -> float:
+    """Return how much of an attempt's training counts: up to the step from which the next one went on."""
+    if attempt.kept_at is None:
+        return 0.0
+    return min(max(0.0, attempt.kept_at - trains), over - trains)
+
+
+# Read `samples.jsonl`: what each rank did in all, and how it stood over time, in a fixed number of spans.
+#
+# The file may have any number of lines. A span doubles when there are too many, so one pass and little memory are enough.
+
+
+MAX_SPANS = 240
+MAX_RANKS = 4096
+_LEAST_WIDTH_S = 10.0  # the head writes no more often
+_PHASES = ("data_s", "forward_s", "rest_s", "wait_s", "save_s", "evaluate_s")
+_GAUGES = ("cpus", "rss_mib", "gpu_percent", "gpu_mib")
+_BANDS = (
+    ("cpus", "processors used by a rank", ""),
+    ("rss_mib", "memory of a rank", "MiB"),
+    ("gpu_percent", "GPU utilization", "%"),
+    ("gpu_mib", "GPU memory in use", "MiB"),
+)
+
+_NUMBERS = (int, float)  # by type: a boolean is none
+_MOST = 1e15
+
+Column = list[float]
+Known = list[float | None]
+
+
+@dataclass(slots=True)
+class _Span:
+    """Sums over the samples of a span of time, by rank; gauges keep the greatest memory and the mean of the others."""
+
+    num_ranks: int
+    sums: dict[str, Column] = field(default_factory=dict)
+    steps: Column = field(default_factory=list)
+    told_steps: Column = field(default_factory=list)  # those of which phases are known
+    gauges: dict[str, Known] = field(default_factory=dict)
+    over_s: dict[str, float] = field(default_factory=dict)
+    since: float = math.inf  # when the time of its samples began, which may be spans before
+
+    def add(self, sums: Mapping[str, Column], steps: Column, told_steps: Column) -> None:
+        for name, column in sums.items():
+            self.sums[name] = _added(self.sums.get(name, []), column)
+        self.steps = _added(self.steps, steps)
+        self.told_steps = _added(self.told_steps, told_steps)
+
+    def gauge(self, name: str, column: Known, over_s: float) -> None:
+        before = self.gauges.get(name)
+        if before is None:
+            self.gauges[name], self.over_s[name] = column, over_s
+        else:
+            had_s = self.over_s[name]
+            mean = name in ("cpus", "gpu_percent")
+            self.gauges[name] = (
+                _joined(before, column, had_s, over_s) if mean else _greater(before, column)
+            )
+            self.over_s[name] = had_s + over_s
+
+    def take(self, other: "_Span") -> None:
+        self.since = min(self.since, other.since)
+        self.num_ranks = max(self.num_ranks, other.num_ranks)
+        self.add(other.sums, other.steps, other.told_steps)
+        for name, column in other.gauges.items():
+            self.gauge(name, column, other.over_s[name])
+
+
+@dataclass(slots=True)
+class SampleRecord:
+    """What the file says; `told` makes a value of it."""
+
+    began: float | None = None
+    width_s: float = _LEAST_WIDTH_S
+    num_samples: int = 0
+    num_bad: int = 0
+    has_phases: bool = False
+    _spans: dict[int, _Span] = field(default_factory=dict)
+    _attempt: int | None = None
+    _steps_before: Known = field(default_factory=list)
+    _nodes: list[str] = field(default_factory=list)
+    _nodes_before: list[Any] = field(default_factory=list)
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Take a line: a `RankSample`, possibly of another version."""
+        at, nodes = moment_of(line.get("time")), line.get("nodes")
+        if at is None or not isinstance(nodes, list) or not 0 < len(nodes) <= MAX_RANKS:
+            self.num_bad += 1
+            return
+        self.num_samples += 1
+        size, over_s = len(nodes), number(line.get("over_s")) or 0.0
+        if self.began is None:
+            self.began = at - over_s
+        if nodes != self._nodes_before:
+            self._nodes_before = nodes
+            self._nodes[:size] = [text(node, 80) for node in nodes]
+        steps, is_told = self._steps(line, size)
+        sums = {name: _zeros(line.get(name), size) for name in _PHASES}
+        sums = {name: _of_told(column, is_told) for name, column in sums.items() if column}
+        told_steps = _of_told(steps, is_told)
+        self.has_phases = self.has_phases or bool(sums)
+        if io := _zeros(line.get("io_mib"), size):
+            sums["io_mib"] = io
+        span = self._span(at, size)
+        span.since = min(span.since, at - over_s)
+        span.add(sums, steps, told_steps)
+        for name in _GAUGES:
+            column = _knowns(line.get(name), size)
+            if column is not None and name == "rss_mib":
+                column = [one or None for one in column]  # nothing: the process is gone
+            if column is not None:
+                span.gauge(name, column, max(over_s, 1e-3))
+
+    def _steps(self, line: Mapping[str, Any], size: int) -> tuple[Column, list[bool]]:
+        """Return the steps that each rank did since the sample before, and whether their phases are told.
+
+        In the first sample in which a rank has done a step, its phases begin with some step of it that is not recorded.
+        """
+        now = _knowns(line.get("steps_here"), size) or [None] * size
+        rest = _knowns(line.get("rest_s"), size) or [None] * size
+        attempt = whole(line.get("attempt"))
+        before = self._steps_before if attempt == self._attempt else []
+        before = before if len(before) == size else [None] * size
+        self._attempt, self._steps_before = attempt, now
+        steps = [max(0.0, (a or 0.0) - (b or 0.0)) for a, b in zip(now, before, strict=True)]
+        is_told = [bool(b) and r is not None for b, r in zip(before, rest, strict=True)]
+        return steps, is_told
+
+    def _span(self, at: float, size: int) -> _Span:
+        place = max(0, int((at - (self.began or at)) / self.width_s))
+        while place >= MAX_SPANS:
+            self._widen()
+            place //= 2
+        span = self._spans.setdefault(place, _Span(num_ranks=size))
+        span.num_ranks = max(span.num_ranks, size)
+        return span
+
+    def _widen(self) -> None:
+        self.width_s *= 2
+        spans: dict[int, _Span] = {}
+        for place in sorted(self._spans):
+            if place // 2 in spans:
+                spans[place // 2].take(self._spans[place])
+            else:
+                spans[place // 2] = self._spans[place]
+        self._spans = spans
+
+    def told(self) -> RanksTold | None:
+        """Return the value; None where there is no sample."""
+        if self.began is None or not self._spans:
+            return None
+        num_spans = max(self._spans) + 1
+        spans = self._filled_spans(num_spans)
+        own = [_own_ms(span) if span is not None else [] for span in spans]
+        size = len(self._nodes)
+        return RanksTold(
+            began=self.began,
+            width_s=self.width_s,
+            num_spans=num_spans,
+            num_samples=self.num_samples,
+            has_phases=self.has_phases,
+            totals=self._totals(),
+            own_ms=tuple(
+                tuple(column[rank] if rank < len(column) else None for column in own)
+                for rank in range(size)
+            )
+            if self.has_phases
+            else (),
+            bands=tuple(band for row in _BANDS if (band := _band(spans, *row)) is not None),
+        )
+
+    def _filled_spans(self, num_spans: int) -> list[_Span | None]:
+        """Return all spans; a sample that stands for several spans of time is in each of them."""
+        found: list[_Span | None] = [self._spans.get(place) for place in range(num_spans)]
+        following: _Span | None = None
+        for place in range(num_spans - 1, -1, -1):
+            if found[place] is not None:
+                following = found[place]
+            elif (
+                following is not None
+                and following.since < (self.began or 0.0) + (place + 1) * self.width_s
+            ):
+                found[place] = following
+        return found
+
+    def _totals(self) -> tuple[RankTotals, ...]:
+        whole_run = _Span(num_ranks=len(self._nodes))
+        for span in self._spans.values():
+            whole_run.take(span)
+        own = _own_ms(whole_run) if self.has_phases else []
+        known = [value for value in own if value is not None]
+        median = statistics.median(known) if known else 0.0
+        return tuple(
+            _total(rank, node, whole_run, own, median) for rank, node in enumerate(self._nodes)
+        )
+
+
+def _total(rank: int, node: str, span: _Span, own: Known, median: float) -> RankTotals:
+    def summed(name: str) -> float:
+        column = span.sums.get(name, [])
+        return round(column[rank], 3) if rank < len(column) else 0.0
+
+    def gauged(name: str) -> float | None:
+        column = span.gauges.get(name, [])
+        return column[rank] if rank < len(column) else None
+
+    own_ms = own[rank] if rank < len(own) else None
+    rss, gpu_mib, percent, cpus = (gauged(n) for n in ("rss_mib", "gpu_mib", "gpu_percent", "cpus"))
+    return RankTotals(
+        rank=rank,
+        node=node,
+        steps=int(span.steps[rank]) if rank < len(span.steps) else 0,
+        told_steps=int(span.told_steps[rank]) if rank < len(span.told_steps) else 0,
+        data_s=summed("data_s"),
+        forward_s=summed("forward_s"),
+        after_s=round(max(0.0, summed("rest_s") - summed("wait_s")), 3),
+        wait_s=summed("wait_s"),
+        save_s=summed("save_s"),
+        evaluate_s=summed("evaluate_s"),
+        own_s=round(own_ms / 1000, 6) if own_ms is not None else None,
+        over_median=round(own_ms / median - 1, 4) if own_ms is not None and median > 0 else None,
+        cpus=round(cpus, 2) if cpus is not None else None,
+        rss_mib=int(rss) if rss is not None else None,
+        io_mib=summed("io_mib") if "io_mib" in span.sums else None,
+        gpu_percent=round(percent, 1) if percent is not None else None,
+        gpu_mib=int(gpu_mib) if gpu_mib is not None else None,
+    )
+
+
+def _own_ms(span: _Span) -> Known:
+    """Return the work of its own that each rank had in a step; None where it did none."""
+    zeros = [0.0] * span.num_ranks
+    data, forward, rest, wait = (
+        _filled(span.sums.get(n, zeros), span.num_ranks) for n in _PHASES[:4]
+    )
+    steps = _filled(span.told_steps, span.num_ranks)
+    return [
+        round(1000 * max(0.0, d + f + r - w) / n, 3) if n > 0 else None
+        for d, f, r, w, n in zip(data, forward, rest, wait, steps, strict=True)
+    ]
+
+
+def _band(spans: Sequence[_Span | None], key: str, name: str, unit: str) -> Band | None:
+    rows: list[tuple[float, float, float] | None] = []
+    for span in spans:
+        known = [v for v in (span.gauges.get(key, []) if span is not None else []) if v is not None]
+        rows.append((min(known), statistics.median(known), max(known)) if known else None)
+    if not any(rows):
+        return None
+    least, median, most = (tuple(round(r[i], 3) if r else None for r in rows) for i in range(3))
+    return Band(name=name, unit=unit, least=least, median=median, most=most)
+
+
+def _knowns(value: object, size: int) -> Known | None:
+    """Return a column of numbers; None where it is missing or of another length."""
+    if not isinstance(value, list) or len(value) != size:
+        return None
+    found = [
+        one if type(one) in _NUMBERS and -_MOST < one < _MOST else number(one) for one in value
+    ]
+    return found if any(one is not None for one in found) else None
+
+
+def _zeros(value: object, size: int) -> Column:
+    found = _knowns(value, size)
+    return [one if one is not None and one > 0 else 0.0 for one in found] if found else []
+
+
+def _of_told(column: Column, is_told: Sequence[bool]) -> Column:
+    return [one if told else 0.0 for one, told in zip(column, is_told, strict=True)]
+
+
+def _filled(column: Sequence[float], size: int) -> Sequence[float]:
+    return column if len(column) == size else [*column[:size], *[0.0] * (size - len(column))]
+
+
+def _added(one: Column, other: Column) -> Column:
+    if len(one) < len(other):
+        one, other = other, one
+    return [a + b for a, b in zip(one, other, strict=False)] + one[len(other) :]
+
+
+def _joined(one: Known, other: Known, one_s: float, other_s: float) -> Known:
+    """Return the means over both times, by rank."""
+    longer = one if len(one) >= len(other) else other
+    total = one_s + other_s
+    means = [
+        b if a is None else a if b is None else (a * one_s + b * other_s) / total
+        for a, b in zip(one, other, strict=False)
+    ]
+    return means + longer[len(means) :]
+
+
+def _greater(one: Known, other: Known) -> Known:
+    longer = one if len(one) >= len(other) else other
+    both = [
+        b if a is None else a if b is None else max(a, b) for a, b in zip(one, other, strict=False)
+    ]
+    return both + longer[len(both) :]
+
+
+def read_samples(lines: Iterable[Mapping[str, Any]]) -> SampleRecord:
+    """Return what the lines of a record say."""
+    record = SampleRecord()
+    for line in lines:
+        record.take(line)
+    return record
+
 
 # What a value of another form than expected raises where a reader of other commands meets it.
 MALFORMED = DAMAGED

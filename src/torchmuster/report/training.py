@@ -3,14 +3,16 @@
 import math
 from collections.abc import Mapping
 
-from torchmuster.model.record.loose import number, text
-from torchmuster.model.record.series import MOST_POINTS, MOST_REDONE, Series, place_of
-from torchmuster.model.record.thin import thinned
-from torchmuster.model.record.training import (
-    MOST_SAVES,
-    LibraryStart,
-    TrainingState,
+from torchmuster.model.record.series import (
+    MOST_POINTS,
+    MOST_REDONE,
+    Series,
+    number,
+    place_of,
+    text,
+    thinned,
 )
+from torchmuster.model.record.training import MOST_SAVES, LibraryStart, TrainingState
 from torchmuster.report.story import EpochTold, SaveTold, SeriesTold, TrainingTold
 
 MAX_SERIES = 40

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from torchmuster.errors import UsageError
-from torchmuster.model.heartbeat import RankPhase
+from torchmuster.model.progress import RankPhase
 from torchmuster.train import rng
 from torchmuster.train.heartbeat import Heartbeat, StepState
 

@@ -8,9 +8,8 @@ from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.display.repeats import Shown, shortened
 from torchmuster.model.display.text import few_of, printable, render_report, report_of_error
-from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.states import RunState, State
-from torchmuster.model.verdict import Report, Result
+from torchmuster.model.verdict import Report, Result, WorkflowResult
 
 _RED, _BOLD, _CYAN, _RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
 _YELLOW = "\x1b[1;33m"

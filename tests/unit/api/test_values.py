@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.api.values import ResultError, are_here, noted_values, read_value
+from torchmuster.api.run import ResultError, are_here, noted_values, read_value
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.calls.call_file import own_python

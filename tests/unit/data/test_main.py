@@ -51,7 +51,7 @@ def test_a_wrong_command_line_is_a_line_too(capsys):
 
 
 def test_a_locked_folder_ends_with_10(folder, tmp_path, capsys):
-    from torchmuster.data.record import DownloadRecord
+    from torchmuster.data.fetch import DownloadRecord
 
     record = DownloadRecord(str(tmp_path / "x"))
     record.open()

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.data.faults import DataError
-from torchmuster.data.record import DownloadRecord
+from torchmuster.data.fetch import DownloadRecord
 from torchmuster.data.remote import open_store
 from torchmuster.data.transfer import download, upload
 

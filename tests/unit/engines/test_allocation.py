@@ -6,8 +6,7 @@ from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.engines import starter
 from torchmuster.engines.allocation import AllocationEngine
-from torchmuster.engines.launchers import LaunchCommand
-from torchmuster.engines.own_job import OwnJob
+from torchmuster.engines.own_job import LaunchCommand, OwnJob
 from torchmuster.engines.registry import load_dialect
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import AllocatedNode, Allocation

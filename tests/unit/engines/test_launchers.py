@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.engines.base import EngineError
-from torchmuster.engines.launchers import choose_launcher, find_commands, parse_launchers
+from torchmuster.engines.own_job import choose_launcher, find_commands, parse_launchers
 from torchmuster.engines.pbs import DIALECT as PBS
 from torchmuster.engines.slurm import DIALECT as SLURM
 from torchmuster.errors import UsageError

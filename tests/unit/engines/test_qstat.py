@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.engines.pbs import DIALECT as PBS
-from torchmuster.engines.qstat import read_jobs
+from torchmuster.engines.pbs import read_jobs
 
 FIELDS = {
     "Job_Name": "okjob",

@@ -7,8 +7,7 @@ from tests.unit.engines.jobs import AFTER, JOBS, ODD_PATH, request
 
 from torchmuster.engines import slurm
 from torchmuster.engines.base import EngineError, NodeStart
-from torchmuster.engines.slurm import DIALECT, STATES
-from torchmuster.engines.slurm_reasons import REASONS, REFUSALS
+from torchmuster.engines.slurm import DIALECT, REASONS, REFUSALS, STATES
 from torchmuster.errors import UsageError
 from torchmuster.model.job import AllocatedNode, NodeChunk, NodeLauncher, describe_job
 from torchmuster.model.states import JobState

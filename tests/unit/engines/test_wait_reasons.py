@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from torchmuster.engines import pbs_reasons, slurm_reasons
+from torchmuster.engines import pbs as pbs_reasons
+from torchmuster.engines import slurm as slurm_reasons
 from torchmuster.engines.registry import load_dialect
 from torchmuster.engines.wait_reasons import reasons_of
 from torchmuster.model.job import JobView, describe_job

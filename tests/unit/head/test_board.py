@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from torchmuster.head.board import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board
+from torchmuster.head.training_head import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board
 from torchmuster.model import codec
 from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.heartbeat import RankPhase
-from torchmuster.model.progress import RankProgress
-from torchmuster.model.sample import RankSample
+from torchmuster.model.progress import RankPhase, RankProgress, RankSample
 from torchmuster.net import messages
 from torchmuster.net.channel import MAX_FRAME_BYTES
 

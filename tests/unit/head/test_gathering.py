@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from torchmuster.head.gathering import Gathering
+from torchmuster.head.node_policy import Gathering
 from torchmuster.model.plan import Limits
 from unit.head.test_membership import Clock, admit, make_roll
 

@@ -4,8 +4,7 @@ import signal
 
 import pytest
 
-from torchmuster.head.leavers import Leavers
-from torchmuster.head.membership import Member
+from torchmuster.head.membership import Leavers, Member
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.net.messages import Hello

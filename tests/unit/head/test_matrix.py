@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from torchmuster.head.matrix import LIMIT_S, SURVEY, Matrix
+from torchmuster.head.preflight import LIMIT_S, SURVEY, Matrix
 from torchmuster.model.network import PairResult
 from torchmuster.net import messages
 

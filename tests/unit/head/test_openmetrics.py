@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from torchmuster.head.openmetrics import NewestTraining, render
-from torchmuster.model.sample import RankSample
+from torchmuster.model.progress import RankSample
 
 SAMPLE = RankSample(
     time="2026-11-23T12:00:00.000Z",

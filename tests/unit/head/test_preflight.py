@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from torchmuster.head.matrix import LIMIT_S, SURVEY
 from torchmuster.head.membership import Member
-from torchmuster.head.preflight import HOLD_S, LONG_HOLD_S, Preflight
+from torchmuster.head.preflight import HOLD_S, LIMIT_S, LONG_HOLD_S, SURVEY, Preflight
 from torchmuster.model import codec
 from torchmuster.model.network import PairResult
 from torchmuster.model.plan import Program, RunPlan, ScriptKind

@@ -7,8 +7,8 @@ import pytest
 
 from torchmuster.errors import HeadLostError
 from torchmuster.files.claims import Claims
+from torchmuster.head.membership import claim_attempt, is_deposed
 from torchmuster.head.options import Office
-from torchmuster.head.terms import claim_attempt, is_deposed
 from torchmuster.model.liveness.succession import Term
 
 

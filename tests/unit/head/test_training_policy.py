@@ -14,9 +14,9 @@ from kit.work import num_calls
 from torchmuster.files.layout import RunDir
 from torchmuster.head.attempt import AttemptPhase
 from torchmuster.head.membership import Membership
+from torchmuster.head.node_policy import AskForNodes, CutOff, OpenStore, Send
 from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.start_checks import StartChecks
-from torchmuster.head.training_actions import AskForNodes, CutOff, OpenStore, Send
 from torchmuster.head.training_policy import TrainingPolicy
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, first_cause
 from torchmuster.model.liveness.lease import LEASE_S

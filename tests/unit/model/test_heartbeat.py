@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.model import heartbeat
-from torchmuster.model.heartbeat import RankPhase
+from torchmuster.model import progress as heartbeat
+from torchmuster.model.progress import RankPhase
 
 SECONDS = [float(n) for n in range(len(RankPhase))]
 

@@ -4,16 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.model.network import (
+    CLEARLY,
     MAX_CANDIDATES,
     Choice,
     Interface,
+    NetworkFindings,
     NetworkNode,
     NoNetwork,
     PairResult,
-)
-from torchmuster.model.network_choice import (
-    CLEARLY,
-    NetworkFindings,
     choose,
     describe,
     draw_peers,

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.model.failure import OVERUSED, EndKind
-from torchmuster.model.recurrence import Prospect, mark, prospect
+from torchmuster.model.verdict import Prospect, mark, prospect
 from unit.model.ends import end_of, exited, killed, lost, preempted, raised
 
 

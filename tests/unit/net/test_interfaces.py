@@ -3,8 +3,7 @@
 import ipaddress
 import socket
 
-from torchmuster.net.address import own_addresses
-from torchmuster.net.interfaces import link_names, own_interfaces
+from torchmuster.net.address import link_names, own_addresses, own_interfaces
 
 
 def test_every_address_that_others_may_reach_is_listed_without_loopback():

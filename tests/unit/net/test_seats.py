@@ -1,6 +1,6 @@
 """Who leaves first and who is served next, by address."""
 
-from torchmuster.net.seats import Seats
+from torchmuster.net.listener import Seats
 
 
 def seats(*callers):

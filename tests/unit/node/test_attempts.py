@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchmuster.diagnose.facts import memory
+from torchmuster.diagnose.facts import system as memory
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.failure import EndKind
 from torchmuster.model.ranks import assign_ranks
 from torchmuster.net import messages
-from torchmuster.node.attempts import AttemptKeeper
+from torchmuster.node.agent import AttemptKeeper
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.workers import WorkerSettings
 

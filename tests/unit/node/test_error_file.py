@@ -1,7 +1,7 @@
 import json
 import signal
 
-from torchmuster.node.error_file import error_text, read_recorded, root_cause
+from torchmuster.node.workers import error_text, read_recorded, root_cause
 from unit.model.ends import exited, killed, raised
 
 

@@ -9,7 +9,7 @@ from kit.waiting import wait_until_async
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.net import messages
-from torchmuster.node.facts import FactsServer, script_path
+from torchmuster.node.inquiries import FactsServer, script_path
 
 PROGRAM = Program(
     kind=ScriptKind.FILE, target="train.py", args=(), python=("python3",), cwd="/home/u"

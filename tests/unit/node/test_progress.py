@@ -10,7 +10,7 @@ import pytest
 
 from kit.waiting import wait_until
 from torchmuster import proc
-from torchmuster.model import heartbeat
+from torchmuster.model import progress as heartbeat
 from torchmuster.node.progress import NodeProgress, last_step
 from torchmuster.train.heartbeat import open_heartbeat
 

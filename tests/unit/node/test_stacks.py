@@ -12,7 +12,7 @@ import pytest
 from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.diagnose.facts.stacks import Doing, judge
-from torchmuster.model import heartbeat
+from torchmuster.model import progress as heartbeat
 from torchmuster.node import stacks
 
 SCRIPT = """

@@ -1,5 +1,5 @@
 from torchmuster.files.disk import DiskWriter
-from torchmuster.node.voice import LogVoice
+from torchmuster.node.output import LogVoice
 
 
 def test_a_voice_without_terminal_speaks_into_its_log(tmp_path):

@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from torchmuster.owner import deadline as module
-from torchmuster.owner.deadline import Deadline
+from torchmuster.owner import stops as module
+from torchmuster.owner.stops import Deadline
 
 
 class Clock:

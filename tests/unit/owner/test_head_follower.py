@@ -11,9 +11,8 @@ from torchmuster.model.liveness.lease import OwnClock
 from torchmuster.model.stop import AT_ONCE, StopCause
 from torchmuster.net import messages
 from torchmuster.net.secret import write_secret
-from torchmuster.owner import head_follower
-from torchmuster.owner.head_follower import HeadFollower
-from torchmuster.owner.head_watch import HeadWatch
+from torchmuster.owner import head_watch as head_follower
+from torchmuster.owner.head_watch import HeadFollower, HeadWatch
 from torchmuster.owner.stops import Stops
 from unit.net.loopback import SECRET, listening, run
 

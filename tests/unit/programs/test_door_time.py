@@ -7,8 +7,8 @@ import pytest
 from torchmuster.files.layout import RunDir
 from torchmuster.node.door.call import this_process
 from torchmuster.node.door.messages import SessionSetup
-from torchmuster.programs import door_time
-from torchmuster.programs.door_time import SessionTime
+from torchmuster.programs import doorkeeper as door_time
+from torchmuster.programs.doorkeeper import SessionTime
 
 
 class Clock:

@@ -8,8 +8,8 @@ import pytest
 from kit.waiting import wait_until_async
 from torchmuster.files.claims import Claims
 from torchmuster.model.liveness.succession import Term
-from torchmuster.programs import succession
-from torchmuster.programs.succession import Succession
+from torchmuster.programs import successor as succession
+from torchmuster.programs.successor import Succession
 
 
 class Link:

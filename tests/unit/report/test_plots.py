@@ -14,13 +14,16 @@ from torchmuster.report.plots import (
     PlotBar,
     PlotLine,
     PlotPiece,
+    Scale,
     bars,
     columns,
     heat,
+    heatmap,
     line_plot,
+    ticks,
+    time_ticks,
+    value_scale,
 )
-from torchmuster.report.png import heatmap
-from torchmuster.report.scales import Scale, ticks, time_ticks, value_scale
 
 LABELS = Labels(key="k", title="T <&> T", words="W", x="step", y="loss")
 

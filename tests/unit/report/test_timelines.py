@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 from kit.records import EVENTS, event, make_run, start
 from torchmuster.report.find import find_story
-from torchmuster.report.timelines import lanes_of_ranks
+from torchmuster.report.sheet import lanes_of_ranks
 
 
 def drawn(run):

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.model.display.bars import BarWords
-from torchmuster.model.display.live import LiveTask
+from torchmuster.model.display.live import BarWords, LiveTask
 from torchmuster.ui.status_line import status_rows
 from unit.ui.top.samples import run_of, sample_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.cli import options
-from torchmuster.cli.completion import complete_files
+from torchmuster.cli.options import complete_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:

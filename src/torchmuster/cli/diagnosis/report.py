@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.cli import options
-from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
+from torchmuster.cli.options import complete_runs
 from torchmuster.errors import RunDirectoryError, UsageError
 
 if TYPE_CHECKING:

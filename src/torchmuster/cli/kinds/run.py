@@ -40,7 +40,7 @@ def plain_of(view: "RunView", account: "Account") -> dict[str, Any]:
 
 def _quiet_words(view: "RunView") -> str:
     """Return `, quiet for 1:20` of a run whose ranks do nothing, by the newest line of its record."""
-    from torchmuster.model.sample import quiet_s
+    from torchmuster.model.progress import quiet_s
     from torchmuster.owner.views.live import last_sample
     from torchmuster.ui.top.words import show_time
 

@@ -41,7 +41,7 @@ class Held(Place):
     """
 
     def __init__(self, session: str) -> None:
-        from torchmuster.diagnose.facts.gpus import visible_gpus
+        from torchmuster.diagnose.facts.gpu import visible_gpus
         from torchmuster.node.door.call import read_setup
         from torchmuster.owner.views.sessions import find_session, plan_of
 

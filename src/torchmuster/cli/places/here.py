@@ -49,7 +49,7 @@ class ThisMachine(Place):
 
     def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
         from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
-        from torchmuster.diagnose.facts.gpus import visible_gpus
+        from torchmuster.diagnose.facts.gpu import visible_gpus
 
         gpus = visible_gpus()
         say_ignored_of_a_job(self, given)
@@ -72,7 +72,7 @@ class Here(ThisMachine):
     @cached_property
     def gpus(self) -> tuple[str, ...]:
         """Return this machine's, as its environment shows them."""
-        from torchmuster.diagnose.facts.gpus import visible_gpus
+        from torchmuster.diagnose.facts.gpu import visible_gpus
 
         return tuple(visible_gpus())
 
@@ -205,7 +205,7 @@ class InJob(ThisMachine):
     def plan(
         self, request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
     ) -> "RunPlan | None":
-        from torchmuster.diagnose.facts.gpus import visible_gpus
+        from torchmuster.diagnose.facts.gpu import visible_gpus
 
         self._warn_s = WARN_S if limits.warn_s is None else limits.warn_s
         self._ship_env = request.ship_env

@@ -28,7 +28,7 @@ _OF_A_RUN = (
     "torchmuster.cli.runs.session",
     "torchmuster.cli.runs.start",
     "torchmuster.cli.status_line",
-    "torchmuster.diagnose.facts.gpus",
+    "torchmuster.diagnose.facts.gpu",
     "torchmuster.engines.session",
     "torchmuster.files.terminal",
     "torchmuster.model.calls.call_file",

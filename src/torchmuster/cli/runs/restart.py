@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.cli import options, status_line
-from torchmuster.cli.completion import complete_runs
+from torchmuster.cli.options import complete_runs
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
 

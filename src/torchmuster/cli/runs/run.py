@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.cli import options, status_line
-from torchmuster.cli.completion import complete_files, complete_sessions
+from torchmuster.cli.options import complete_files, complete_sessions
 from torchmuster.model.plan import GRACE_S, MAX_RESTARTS
 
 if TYPE_CHECKING:

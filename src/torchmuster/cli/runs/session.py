@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.cli import options
-from torchmuster.cli.completion import complete_sessions
+from torchmuster.cli.options import complete_sessions
 from torchmuster.cli.transfers import NearMissGroup
 from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
 
@@ -153,7 +153,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
         )
     workers: tuple[int, ...] | None = (1,)
     if given["nproc_per_node"] is not None:
-        from torchmuster.diagnose.facts.gpus import visible_gpus
+        from torchmuster.diagnose.facts.gpu import visible_gpus
 
         workers = parse_workers(given["nproc_per_node"], visible_gpus(), problems)
     run_id = ""

@@ -17,7 +17,7 @@ from torchmuster.files.layout import short_id
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.outcome import WorkflowResult
+    from torchmuster.model.verdict import WorkflowResult
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.owner.task_hosts import TaskHosts
     from torchmuster.spec.sites.site import Site

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.cli import options, status_line
-from torchmuster.cli.completion import complete_files, complete_runs
+from torchmuster.cli.options import complete_files, complete_runs
 from torchmuster.cli.runs.job_scripts import ALL, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import NotFoundError, UsageError
@@ -201,7 +201,7 @@ def _keys_with_effect(given: dict[str, Any]) -> frozenset[str]:
 def _plan(
     loaded: "LoadedWorkflow", given: dict[str, Any], problems: "Problems"
 ) -> "tuple[WorkflowPlan, Machine]":
-    from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.diagnose.facts.gpu import visible_gpus
     from torchmuster.errors import ManyErrors
     from torchmuster.model.workflow import TaskNetwork
     from torchmuster.node.sandbox.container import container_problems

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.cli import options, status_line
-from torchmuster.cli.completion import complete_files, complete_sessions
+from torchmuster.cli.options import complete_files, complete_sessions
 from torchmuster.cli.sets import SetCommand
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id

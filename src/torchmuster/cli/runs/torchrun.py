@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster import proc
-from torchmuster.cli.completion import complete_files
+from torchmuster.cli.options import complete_files
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -57,7 +57,7 @@ class _TorchrunCommand(click.Command):
 @click.argument("arguments", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
-    from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.diagnose.facts.gpu import visible_gpus
     from torchmuster.engines.schedulers import may_be_in_job
     from torchmuster.node.launcher_ranks import is_one_of_many
     from torchmuster.spec.problems import Problems

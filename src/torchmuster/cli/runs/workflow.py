@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.outcome import WorkflowResult
+    from torchmuster.model.verdict import WorkflowResult
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.owner.capacity import Machine
     from torchmuster.spec.sites.site import Site

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from torchmuster.diagnose.doctor.situation import NodeView, Situation, differ, has, names_of
+from torchmuster.diagnose.doctor.show import NodeView, Situation, differ, has, names_of
 from torchmuster.diagnose.finding import Finding, Level
 
 LONG = attrgetter("is_long")

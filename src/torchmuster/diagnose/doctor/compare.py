@@ -17,7 +17,7 @@ from torchmuster.diagnose.doctor import (
     rules_system,
     rules_versions,
 )
-from torchmuster.diagnose.doctor.situation import Rule, Situation, names_of
+from torchmuster.diagnose.doctor.show import Rule, Situation, names_of
 from torchmuster.diagnose.finding import Finding, Level, worst_first
 
 _PARTS = {

@@ -7,15 +7,9 @@ from typing import Any
 
 from torchmuster.diagnose.doctor.checks import LONG, Check, NodePart, look
 from torchmuster.diagnose.doctor.grammar import meant, problem_of
-from torchmuster.diagnose.doctor.situation import (
-    Rule,
-    Situation,
-    differ,
-    names_of,
-)
+from torchmuster.diagnose.doctor.show import Rule, Situation, differ, names_of
 from torchmuster.diagnose.finding import Finding, Level
-from torchmuster.model.network import VARIABLES
-from torchmuster.model.network_choice import matches
+from torchmuster.model.network import VARIABLES, matches
 
 # These may differ from node to node.
 _OWN = {

@@ -3,14 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from torchmuster.diagnose.doctor.checks import look
-from torchmuster.diagnose.doctor.situation import (
-    NodeView,
-    Rule,
-    Situation,
-    differ,
-    names_of,
-    show_bytes,
-)
+from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, names_of, show_bytes
 from torchmuster.diagnose.facts.files import FolderFacts
 from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.model import contract

@@ -4,14 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart, look
-from torchmuster.diagnose.doctor.situation import (
-    NodeView,
-    Rule,
-    Situation,
-    differ,
-    names_of,
-    show_bytes,
-)
+from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, names_of, show_bytes
 from torchmuster.diagnose.facts.gpu import GpuFacts
 from torchmuster.diagnose.finding import Finding, Level
 

@@ -3,12 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor.situation import (
-    Pair,
-    Rule,
-    Situation,
-    names_of,
-)
+from torchmuster.diagnose.doctor.show import Pair, Rule, Situation, names_of
 from torchmuster.diagnose.finding import Finding, Level
 
 _SLOW = 0.5

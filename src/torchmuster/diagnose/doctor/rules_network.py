@@ -4,13 +4,7 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 
 from torchmuster.diagnose.doctor.checks import LONG, MACHINES, Check, Equal, NodePart, look
-from torchmuster.diagnose.doctor.situation import (
-    NodeView,
-    Rule,
-    Situation,
-    differ,
-    names_of,
-)
+from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, names_of
 from torchmuster.diagnose.finding import Finding, Level
 
 # torch's c10d rendezvous takes a node for dead after 15 s of its own clock: 3 times 5 s.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart
-from torchmuster.diagnose.doctor.situation import Rule, show_bytes
+from torchmuster.diagnose.doctor.show import Rule, show_bytes
 from torchmuster.diagnose.facts.system import SHARED_MEMORY
 from torchmuster.diagnose.finding import Level
 

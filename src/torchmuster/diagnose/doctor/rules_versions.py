@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchmuster.diagnose.doctor.checks import Check, Equal, NodePart, look
-from torchmuster.diagnose.doctor.situation import Rule, Situation, names_of
+from torchmuster.diagnose.doctor.show import Rule, Situation, names_of
 from torchmuster.diagnose.facts.collect import TorchFacts
 from torchmuster.diagnose.finding import Finding, Level
 

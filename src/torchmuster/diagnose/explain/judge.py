@@ -1,6 +1,7 @@
 """From all findings to one verdict: which came first, what follows from it, and whether there was a failure at all."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
@@ -12,7 +13,6 @@ from torchmuster.diagnose.explain.events import (
     LogLine,
     LogVerdict,
 )
-from torchmuster.diagnose.explain.places import where_to_look
 from torchmuster.diagnose.explain.reading.patterns import PROGRESS
 from torchmuster.diagnose.explain.reading.scan import Log
 from torchmuster.diagnose.explain.rules import (
@@ -26,12 +26,95 @@ from torchmuster.diagnose.explain.rules import (
     signals,
     store,
     system,
-    told,
 )
+from torchmuster.diagnose.explain.rules import program as told
 from torchmuster.diagnose.explain.rules.notes import slow_notes
 from torchmuster.diagnose.explain.rules.rows import Rule, rules_of
-from torchmuster.diagnose.explain.weigh import weighed
 from torchmuster.diagnose.finding import Confidence
+
+# How sure the first cause is, when it is held against the others: certainty is what no rival shakes.
+#
+# A finding comes with the confidence of its own evidence. It is lowered here where the message itself has a second reading,
+# or where another cause of like weight has evidence of its own that began earlier. Nothing raises it.
+
+
+_LIKE = 6  # weights that are nearer than this decide nothing
+
+
+def weighed(ordered: Sequence[LogFinding]) -> list[LogFinding]:
+    """Return findings with the confidence of the first lowered by what speaks for another."""
+    if not ordered:
+        return []
+    first, *rest = ordered
+    shaking = [other for other in rest if shakes(first, other)]
+    if first.confidence is Confidence.HIGH and (first.rivals or shaking):
+        first = replace(first, confidence=Confidence.MEDIUM)
+    rivals = tuple(dict.fromkeys((*first.rivals, *(other.cause for other in shaking))))
+    return [replace(first, rivals=rivals), *rest]
+
+
+def shakes(first: LogFinding, other: LogFinding) -> bool:
+    """Say whether another finding is a rival: of like weight, no guess, of another cause, and seen before."""
+    if other.cause == first.cause or other.confidence is Confidence.LOW:
+        return False
+    if first.weight - other.weight > _LIKE or first.began is None or other.began is None:
+        return False
+    if first.began.when is not None and other.began.when is not None:
+        return other.began.when < first.began.when
+    return other.began.order < first.began.order
+
+
+# Where the cause stands when it is not in the logs that were given.
+
+
+_EVERYTHING = (
+    "the output and error files of every node, from the first line on",
+    "the job script, and the scheduler's own record (sacct -j JOB, qstat -xf JOB)",
+)
+_LOUDER = (
+    "a run with TORCH_CPP_LOG_LEVEL=INFO LOGLEVEL=INFO NCCL_DEBUG=WARN, or `muster run --debug`"
+)
+
+
+def where_to_look(case: Case) -> tuple[str, ...]:
+    """Return the places that would have the cause, the likeliest first."""
+    louder = () if "nccl-info" in case.surroundings else (_LOUDER,)
+    return (*_near(case), *_EVERYTHING, *louder)
+
+
+# Hydra's word on a rank that was killed.
+_RAN_AT = re.compile(r"PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)")
+_BY_SIGKILL = re.compile(r"EXIT STRING: Killed \(signal 9\)|^=\s+EXIT CODE: (?:9|137)$")
+
+
+def _last_lines(case: Case) -> list[LogLine]:
+    return [line for log in case.record.logs for line in log.last]
+
+
+def _near(case: Case) -> list[str]:
+    found: list[str] = []
+    if case.of("root_cause_table", "child_failed"):
+        found.append(
+            "the lines above torchrun's table, or one file per rank: torchrun --log-dir LOGS --redirects 3 --tee 3"
+        )
+    elif case.of("task_exit"):
+        hosts = sorted({event.get("host") for event in case.of("task_exit")})
+        found.append(f"what the tasks on {', '.join(hosts[:4])} wrote before srun's line")
+    killed = [line.text for line in _last_lines(case) if _BY_SIGKILL.search(line.text)]
+    places = [at for line in _last_lines(case) if (at := _RAN_AT.search(line.text)) is not None]
+    if killed and places:
+        found.append(
+            f"the kernel's log of {places[0]['host']}: dmesg -T | grep -i 'killed process' (process {places[0]['pid']} got SIGKILL,"
+            " mostly because memory ran out)"
+        )
+    if case.silent:
+        found.append(f"the log of {', '.join(case.silent[:4])}: there is no word of it")
+    if "kubernetes" in case.surroundings:
+        found.append(
+            "the container's earlier life: kubectl logs POD --previous; kubectl describe pod POD"
+        )
+    return found
+
 
 # Each looks at the whole case for one cause and argues it, or says nothing.
 RULES: tuple[Rule, ...] = (

@@ -1,23 +1,262 @@
 """The GPUs of a node from nvidia-smi, and the kernel's messages about them; nothing here initialises CUDA."""
 
+import contextlib
+import ctypes
 import os
 import re
+import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torchmuster import proc
-from torchmuster.diagnose.facts.gpu_links import (
-    GpuLinks,
-    count_redirecting,
-    read_nvlinks,
-    read_p2p,
-    read_topology,
-)
-from torchmuster.diagnose.facts.gpus import count_devices, visible_gpus
-from torchmuster.diagnose.facts.kernel import list_folder, log_records, read_text
+from torchmuster.diagnose.facts.system import list_folder, log_records, read_bytes, read_text
 from torchmuster.errors import MusterError
+
+# Counts GPUs without initialising CUDA, since a process that has done that can't fork workers.
+
+
+def visible_gpus(environment: Mapping[str, str] | None = None, root: str = "/") -> list[str]:
+    """Return the ids that `CUDA_VISIBLE_DEVICES` may name, in order; empty without a GPU.
+
+    Args:
+        environment: Of the variable; this process's own by default.
+        root: The folder of the kernel's files.
+    """
+    chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return [str(index) for index in range(count_devices(root))]
+    ids: list[str] = []
+    for word in chosen.split(","):
+        # Source: CUDA programming guide, "CUDA environment variables": an id that is not valid
+        # hides itself and all that follow.
+        word_id = word.strip()
+        if not re.match(r"\d+$|GPU-|MIG-", word_id):  # Slurm says NoDevFiles where there is none
+            break
+        ids.append(word_id)
+    return ids
+
+
+def count_devices(root: str = "/") -> int:
+    """Return the number of NVIDIA GPUs that are visible to this process."""
+    shown = list_folder(os.path.join(root, "proc/driver/nvidia/gpus"))
+    files = list_folder(os.path.join(root, "dev"))
+    return len(shown) or sum(re.fullmatch(r"nvidia\d+", name) is not None for name in files)
+
+
+# How busy a GPU is and how much of its memory is in use, by the driver's own library.
+#
+# NVML is loaded by ctypes: nodes have the standard library only, and every machine with NVIDIA's driver has
+# libnvidia-ml.so.1. Opening it makes no CUDA context. It is looked up once; without it nobody knows, which is no error.
+
+
+_LIBRARY = "libnvidia-ml.so.1"
+_MIB = 1 << 20
+
+
+# Source: nvml.h. Both have kept their shape since the first version of the library.
+class _Utilization(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """One GPU at one moment; None where the driver doesn't say, as of the utilization of a MIG device."""
+
+    percent: int | None = None
+    mib: int | None = None
+
+
+class GpuUseReader:
+    """Asks the driver; to be used in one thread.
+
+    Args:
+        load: Returns the library.
+
+    Raises nothing: what can't be read is None.
+    """
+
+    def __init__(self, load: Callable[[], Any] = lambda: ctypes.CDLL(_LIBRARY)) -> None:
+        self._load = load
+        self._nvml: Any = None
+        self._is_loaded = False
+        self._handles: dict[str, ctypes.c_void_p | None] = {}
+
+    def read(self, gpu_id: str) -> GpuUse:
+        """Return the use of a GPU, named by an index or a UUID as in `CUDA_VISIBLE_DEVICES`."""
+        if not self._is_loaded:
+            self._is_loaded = True
+            with contextlib.suppress(OSError, AttributeError):
+                nvml = self._load()
+                self._nvml = nvml if nvml.nvmlInit_v2() == 0 else None
+        if self._nvml is None:
+            return GpuUse()
+        if gpu_id not in self._handles:
+            self._handles[gpu_id] = self._find(gpu_id)
+        handle = self._handles[gpu_id]
+        if handle is None:
+            return GpuUse()
+        use, memory = _Utilization(), _Memory()
+        knows_use = self._call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(use))
+        knows_memory = self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        return GpuUse(
+            percent=int(use.gpu) if knows_use else None,
+            mib=int(memory.used) // _MIB if knows_memory else None,
+        )
+
+    def _find(self, gpu_id: str) -> ctypes.c_void_p | None:
+        handle = ctypes.c_void_p()
+        if gpu_id.isdecimal():
+            found = self._call(
+                "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(int(gpu_id)), ctypes.byref(handle)
+            )
+        else:
+            found = self._call("nvmlDeviceGetHandleByUUID", gpu_id.encode(), ctypes.byref(handle))
+        return handle if found else None
+
+    def _call(self, name: str, *arguments: Any) -> bool:
+        try:
+            return bool(getattr(self._nvml, name)(*arguments) == 0)
+        except AttributeError:  # a library that lacks it
+            return False
+
+
+# How the GPUs of a node are connected: NVLink, PCIe and bridges. From text to values.
+#
+# Sources: `nvidia-smi topo -m` and its legend, `nvidia-smi nvlink -s`, `nvidia-smi topo -p2p r`, the PCI Express base
+# specification (extended capability 0x0D is ACS).
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_GPU = re.compile(r"GPU(\d{1,3})$")
+_KIND = re.compile(r"(NV\d{1,2}|PIX|PXB|PHB|NODE|SYS)$")
+_LINK_GPU = re.compile(r"^GPU (\d{1,3}):")
+_LINK = re.compile(r"^\s+Link (\d{1,2}):\s*(.*?)\s*$")
+_P2P = re.compile(r"(OK|CNS|GNS|TNS|NS|DR|U)$")
+_MAX_LINES = 2000
+_MAX_BRIDGES = 512
+_ACS_ID, _FIRST_EXTENDED = 0x0D, 0x100
+_REDIRECT = 0x04 | 0x08  # requests and completions go up to the root
+_BRIDGE_CLASS = "0x0604"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLinks:
+    """The links between the GPUs of a node.
+
+    Attributes:
+        kinds: The kinds of links between pairs, each once: `NV18`, `PIX`, `SYS`; empty with one GPU.
+        nvlinks: For each GPU by index, how many of its NVLinks are up, and how many it has.
+        no_p2p: Pairs that can't read each other's memory, and the tool's word for why: `0-1 CNS`.
+        num_redirecting: PCI bridges that send traffic between devices up to the processor (ACS); None: not readable.
+    """
+
+    kinds: tuple[str, ...] = ()
+    nvlinks: tuple[tuple[int, int], ...] = ()
+    no_p2p: tuple[str, ...] = ()
+    num_redirecting: int | None = None
+
+    @property
+    def is_all_nvlink(self) -> bool:
+        """Return whether all pairs are connected by NVLink."""
+        return bool(self.kinds) and all(kind.startswith("NV") for kind in self.kinds)
+
+
+def read_topology(text: str) -> tuple[str, ...]:
+    """Return the kinds of links between GPUs in `nvidia-smi topo -m`, each once."""
+    return tuple(sorted({word for _, _, word in _matrix(text, _KIND)}))
+
+
+def read_p2p(text: str) -> tuple[str, ...]:
+    """Return the pairs that `nvidia-smi topo -p2p r` does not call OK, each once, as `0-1 CNS`."""
+    cells = _matrix(text, _P2P)
+    return tuple(f"{a}-{b} {word}" for a, b, word in cells if word != "OK" and a < b)
+
+
+def read_nvlinks(text: str) -> tuple[tuple[int, int], ...]:
+    """Return the number of links of each GPU that are up, and of all its links, from `nvidia-smi nvlink -s`."""
+    found: dict[int, list[int]] = {}
+    current: list[int] | None = None
+    for line in text.splitlines()[:_MAX_LINES]:
+        head, link = _LINK_GPU.match(line), _LINK.match(line)
+        if head is not None:
+            current = found.setdefault(int(head[1]), [0, 0])
+        elif link is not None and current is not None:
+            current[0] += "inactive" not in link[2].lower()
+            current[1] += 1
+    return tuple((found[index][0], found[index][1]) for index in sorted(found))
+
+
+def _matrix(text: str, cell: re.Pattern[str]) -> Iterator[tuple[int, int, str]]:
+    """Yield row, column and word of a table of GPUs, without other devices and columns."""
+    columns: list[int | None] = []
+    for line in _ANSI.sub("", text).splitlines()[:_MAX_LINES]:
+        words = line.split()
+        row = _GPU.match(words[0]) if words else None
+        if row is not None and len(words) > 1 and _GPU.match(words[1]):
+            columns = [int(m[1]) if (m := _GPU.match(word)) else None for word in words]
+        elif row is not None and not columns:
+            columns = [int(row[1])]  # the head of a node with one GPU
+        elif row is not None:
+            for column, word in zip(columns, words[1:], strict=False):
+                if column is not None and cell.match(word):
+                    yield int(row[1]), column, word
+
+
+# PCI.
+
+
+def redirects(config: bytes) -> bool | None:
+    """Return whether a bridge redirects traffic between devices below it to the processor.
+
+    Args:
+        config: Its configuration space; without root the kernel gives the first 64 bytes only.
+
+    Returns:
+        None when that can't be read.
+    """
+    if len(config) <= _FIRST_EXTENDED:
+        return None
+    at, seen = _FIRST_EXTENDED, set()
+    while at >= _FIRST_EXTENDED and at not in seen and at + 8 <= len(config):
+        seen.add(at)
+        (head,) = struct.unpack_from("<I", config, at)
+        if head & 0xFFFF == _ACS_ID:
+            (control,) = struct.unpack_from("<H", config, at + 6)
+            return bool(control & _REDIRECT)
+        at = head >> 20
+    return False
+
+
+def count_redirecting(root: str = "/") -> int | None:
+    """Return how many PCI bridges redirect; None when none of them can be read."""
+    folder = os.path.join(root, "sys/bus/pci/devices")
+    found: list[bool] = []
+    for path in _bridges([os.path.join(folder, name) for name in list_folder(folder)]):
+        said = redirects(read_bytes(os.path.join(path, "config")))
+        found += [said] if said is not None else []
+    return sum(found) if found else None
+
+
+def _bridges(paths: Sequence[str]) -> Iterator[str]:
+    number = 0
+    for path in paths:
+        if read_text(os.path.join(path, "class")).startswith(_BRIDGE_CLASS):
+            number += 1
+            if number > _MAX_BRIDGES:
+                return
+            yield path
+
 
 Ask = Callable[[Sequence[str], float], proc.Answered]
 # Fields of `nvidia-smi --query-gpu`; a driver that does not know one refuses them all.
@@ -43,7 +282,6 @@ _MORE: Mapping[str, Sequence[str]] = {
     "p2p": ("nvidia-smi", "topo", "-p2p", "r"),
     "nvlink": ("nvidia-smi", "nvlink", "-s"),
 }
-_MIB = 1 << 20
 _LEAST_S = 0.3
 _MAX_GPUS = 64
 _MAX_XIDS = 32

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.diagnose.facts.kernel import list_folder, read_text
+from torchmuster.diagnose.facts.system import list_folder, read_text
 from torchmuster.model.network import Interface
-from torchmuster.net.interfaces import link_names, own_interfaces
+from torchmuster.net.address import link_names, own_interfaces
 
 # linux/sockios.h
 _SIOCGIFMTU = 0x8921

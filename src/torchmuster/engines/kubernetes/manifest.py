@@ -7,8 +7,8 @@ its place. Source: Kubernetes 1.31 to 1.37, batch/v1 and v1, JobSet 0.11 and 0.1
 import base64
 import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.engines.kubernetes.answers import (
@@ -18,12 +18,239 @@ from torchmuster.engines.kubernetes.answers import (
     MANAGER,
     QUEUE_LABEL,
     RUN_LABEL,
+    Pod,
+    PodsOfRun,
+    runs_of,
+    why_gone,
 )
-from torchmuster.engines.kubernetes.elements import ends_of
-from torchmuster.engines.kubernetes.request import PodPlace, PodResources, PodsRequest
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
+from torchmuster.model.job import JobView
+from torchmuster.model.states import JobState
 from torchmuster.node.pod.order import FINAL_CODE, FIRST_INDEX_VARIABLE
+
+# What is asked of a cluster for one run, as values: the pods, what they need, where they may be.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A PersistentVolumeClaim and where the pods see it."""
+
+    name: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodResources:
+    """What each pod asks for; sizes in bytes.
+
+    Attributes:
+        gpus: How many of `gpu_resource`.
+        devices: Other resources by the site's own names: `rdma/ib`.
+        shm_bytes: Of /dev/shm; it counts as memory of the pod. None for half of the memory.
+        scratch_bytes: Of the node's disk, request and limit; None for no limit.
+        has_least: It asks for a little processor, memory and disk by default, where no queue counts them.
+    """
+
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    gpus: int = 0
+    gpu_resource: str = "nvidia.com/gpu"
+    devices: Mapping[str, int] = field(default_factory=dict)
+    shm_bytes: int | None = None
+    scratch_bytes: int | None = None
+    has_least: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlace:
+    """Where pods may run, and as whom.
+
+    Attributes:
+        tolerations: As Kubernetes writes them; GPU nodes are tolerated anyhow.
+        pull_policy: None for Kubernetes' own: always for `:latest`, else if the node lacks it.
+        restricted: Fit the pods to the Pod Security level `restricted`.
+        user: The uid; None for that of the image, 1000 where the level forbids root.
+        gang: Whose way of starting all pods or none: `volcano`, `kai` or `native`; Kueue needs none.
+        topology: A level of Kueue's topology that all pods are to share.
+    """
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    priority_class: str | None = None
+    service_account: str | None = None
+    pull_secrets: tuple[str, ...] = ()
+    pull_policy: str | None = None
+    host_network: bool = False
+    lock_memory: bool = False
+    restricted: bool = False
+    user: int | None = None
+    gang: str | None = None
+    topology: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsRequest:
+    """One run, complete.
+
+    Attributes:
+        name: Of all its objects.
+        num_pods: How many run at the same time, spare ones among them; of members of a sweep how many there are.
+        parallel: Each pod is a member of a sweep, and so many run at a time; None: all are one run.
+        command: Of each pod, in exec form: process 1 gets SIGTERM.
+        files: What it brings along, by file name: the key and the plan; those of a further parcel by `NUMBER/NAME`.
+        namespace: Where they are made, as far as it is known.
+        shares: The run whose Secrets these pods see; they have none of their own then.
+        service: By whose names pods are known, where that is not a Service of this run alone.
+        first_index: The number of the first pod among those of all runs that share a Secret.
+        annotations: Of the Job and its pods.
+        queue: A LocalQueue of Kueue.
+        queue_priority: A WorkloadPriorityClass of Kueue.
+        keep_s: How long the ended Job stays.
+        patches: Places in the Job's manifest with their values; the site has the last word.
+    """
+
+    name: str
+    num_pods: int
+    image: str
+    command: tuple[str, ...]
+    files: Mapping[str, bytes]
+    namespace: str | None = None
+    shares: str | None = None
+    service: str | None = None
+    first_index: int = 0
+    parallel: int | None = None
+    resources: PodResources = PodResources()
+    place: PodPlace = PodPlace()
+    claims: tuple[Claim, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    queue: str | None = None
+    queue_priority: str | None = None
+    grace_s: int = 120
+    time_limit_s: int | None = None
+    keep_s: int = 86400
+    patches: tuple[tuple[tuple[str, ...], Any], ...] = ()
+
+
+# A Job whose indexes are members of a sweep, each a run of its own: what ends it, and how each index stands.
+
+
+_MANY = 1_000_000  # the head of the run counts failures, not the Job
+_MEMBER_LOSSES = 2  # pods of one member that may be lost; a third loss is its failure
+_ENDS = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
+
+
+def ends_of(run: PodsRequest) -> dict[str, Any]:
+    """Return what ends a Job: of a run its first pod, of members of a sweep the end of all of them."""
+    replaced = {"podReplacementPolicy": "Failed"}  # the only value beside a podFailurePolicy
+    if run.parallel is not None:
+        # Without `maxFailedIndexes` a member that fails ends no other one.
+        return {"backoffLimitPerIndex": _MEMBER_LOSSES, **replaced}
+    success = {"rules": [{"succeededIndexes": "0"}]}
+    return {"backoffLimit": _MANY, **replaced, "successPolicy": success}
+
+
+def views_of_elements(objects: Sequence[Mapping[str, Any]], name: str) -> dict[int, JobView]:
+    """Return where each index of a Job stands, from an answer to `get jobs.batch,pods`."""
+    run = runs_of(objects).get(name)
+    if run is None:
+        return {}
+    status: dict[str, Any] = {}
+    for one in objects:
+        if one.get("kind") == "Job" and one["metadata"]["labels"].get(RUN_LABEL) == name:
+            status = one.get("status", {})
+    done, failed = _indexes(status.get("completedIndexes")), _indexes(status.get("failedIndexes"))
+    newest = run.newest()
+    views: dict[int, JobView] = {}
+    for index in range(run.num_pods) if run.is_there else newest:
+        pod = newest.get(index)
+        state = JobState.SUCCEEDED if index in done else JobState.FAILED
+        if index not in done | failed:
+            state = _state(run, pod)
+        views[index] = _view(run, pod, state)
+    return views
+
+
+def _indexes(text: str | None) -> frozenset[int]:
+    """Return the numbers of `0,2-4`."""
+    found: set[int] = set()
+    for word in filter(None, (text or "").split(",")):
+        first, _, last = word.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def _state(run: PodsOfRun, pod: Pod | None) -> JobState:
+    """Return how an index stands that has not ended for the Job, by its newest pod; one that is lost is made again."""
+    if pod is not None and pod.is_up:
+        return JobState.RUNNING
+    if not run.is_there or run.is_leaving:
+        return JobState.CANCELLED
+    code = pod.end.exit_code if pod is not None and pod.end is not None else None
+    if code in _ENDS:
+        return _ENDS[code]
+    return JobState.HELD if "Suspended" in run.conditions else JobState.PENDING
+
+
+def _view(run: PodsOfRun, pod: Pod | None, state: JobState) -> JobView:
+    reason = None
+    if state is JobState.HELD:
+        reason = run.conditions["Suspended"]
+    elif state in (JobState.PENDING, JobState.FAILED) and pod is not None:
+        reason = pod.waits or why_gone(pod)
+    return JobView(
+        job_id=run.run,
+        state=state,
+        reason=str(reason) if reason is not None else None,
+        exit_code=pod.end.exit_code if pod is not None and pod.end is not None else None,
+        nodes=(pod.node,) if pod is not None and pod.node is not None else (),
+    )
+
+
+# Which NetworkPolicies select a pod: what an answer of the API proves, and no more.
+#
+# Whether a policy's rules let a connection pass is for the cluster's network to say, which may not even look at them. Source:
+# networking.k8s.io/v1, and the label selectors of meta/v1.
+
+
+def policies_on(
+    policies: Iterable[Mapping[str, Any]], labels: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the policies that select a pod with these labels, as `NAME (Ingress, Egress)`."""
+    found = []
+    for one in policies:
+        spec = one.get("spec", {})
+        if _selects(spec.get("podSelector", {}), labels):
+            default = ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+            found.append(
+                f"{one['metadata']['name']} ({', '.join(spec.get('policyTypes') or default)})"
+            )
+    return tuple(found)
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    return all(_holds(one, labels) for one in selector.get("matchExpressions") or ())
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = expression.get("key", ""), expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+        case _:
+            return False
+
 
 PACKAGE_FOLDER = "/muster"
 SCRATCH_FOLDER = "/scratch"

@@ -11,8 +11,11 @@ from torchmuster.engines.kubernetes.manifest import (
     LEAST_MEMORY_BYTES,
     PACKAGE_FOLDER,
     SCRATCH_FOLDER,
+    Claim,
+    PodPlace,
+    PodResources,
+    PodsRequest,
 )
-from torchmuster.engines.kubernetes.request import Claim, PodPlace, PodResources, PodsRequest
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.job import JobRequest

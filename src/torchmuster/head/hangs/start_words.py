@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torchmuster.diagnose.facts import stacks
 from torchmuster.diagnose.facts.stacks import Doing, StackReading
-from torchmuster.head.hangs.stack_words import describe
+from torchmuster.head.hangs.watch import describe
 from torchmuster.model.progress import RankStack, StoreCall
 from torchmuster.model.ranks import name_ranks
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from torchmuster.model.heartbeat import RankPhase
-from torchmuster.model.progress import RankProgress
+from torchmuster.model.progress import RankPhase, RankProgress
 
 WINDOW_STEPS = 25
 SLOWER_BY = 0.2

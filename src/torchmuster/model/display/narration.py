@@ -7,7 +7,7 @@ from torchmuster.model.display.text import few_of
 from torchmuster.model.network import significant
 from torchmuster.model.record import events
 from torchmuster.model.record.events import RecordEvent
-from torchmuster.model.record.loose import listed
+from torchmuster.model.record.series import listed
 
 if TYPE_CHECKING:
     from torchmuster.model.display.repeats import Shown

@@ -15,8 +15,7 @@ from torchmuster.model.event import event_line, moment_of, utc_now
 from torchmuster.model.failure import LeftProcess, RanCode, ValueNote, WorkerEnd, describe
 from torchmuster.model.message import TypedMessage
 from torchmuster.model.network import PairRow, Unused
-from torchmuster.model.outcome import GroupOutcome
-from torchmuster.model.verdict import Result
+from torchmuster.model.verdict import GroupOutcome, Result
 
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 _EMPTY: tuple[Any, ...] = (None, "", [], {})

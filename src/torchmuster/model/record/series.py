@@ -3,10 +3,117 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, TypeVar
 
-from torchmuster.model.record.loose import number
-from torchmuster.model.record.thin import thinned
+from torchmuster.model.display.text import printable
+
+# Make a long series short without losing its extremes: 100,000 steps keep their spikes on a plot of 900 pixels.
+
+
+Point = TypeVar("Point", bound=tuple[float, float | None])
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """Return at most about `most` points: of each stretch its first, its least, its greatest, and one of those that are missing.
+
+    Args:
+        points: (step, value) by step; None or not finite where a value was not.
+        most: At least 8.
+    """
+    if len(points) <= most:
+        return list(points)
+    num_stretches = max(most // 4, 1)
+    size = len(points) / num_stretches
+    found: list[Point] = []
+    for stretch in range(num_stretches):
+        part = points[round(stretch * size) : round((stretch + 1) * size)]
+        if part:
+            found += _telling(part)
+    if found[-1] != points[-1]:
+        found.append(points[-1])
+    return found
+
+
+def _telling(part: Sequence[Point]) -> list[Point]:
+    known = [p for p, (_, value) in enumerate(part) if value is not None and isfinite(value)]
+    places = {0}
+    if known:
+        places |= {
+            min(known, key=lambda p: part[p][1] or 0.0),
+            max(known, key=lambda p: part[p][1] or 0.0),
+        }
+    if len(known) < len(part):
+        places.add(next(p for p, (_, v) in enumerate(part) if v is None or not isfinite(v)))
+    return [part[place] for place in sorted(places)]
+
+
+# Take values from a record that may be of another version, half written or made to deceive: by type, bounded, printable.
+
+
+MAX_TEXT = 2000
+
+
+def text(value: object, most: int = MAX_TEXT) -> str:
+    """Return a text without control characters, cut; empty where it is none."""
+    if not isinstance(value, str):
+        return ""
+    cut = value if len(value) <= most else f"{value[:most]} ..."
+    return printable(cut.encode(errors="replace").decode())
+
+
+def lines(value: object, most_lines: int = 60) -> tuple[str, ...]:
+    """Return the lines of a text, or of a list of texts; of very many the first and the last."""
+    parts = value.splitlines() if isinstance(value, str) else listed(value)
+    found = [text(part, 500) for part in parts if isinstance(part, str)]
+    if len(found) > most_lines:
+        half = most_lines // 2
+        left = len(found) - 2 * half
+        found = [*found[:half], f"... {left} lines ...", *found[-half:]]
+    return tuple(found)
+
+
+def number(value: object) -> float | None:
+    """Return a finite number; None where it is none."""
+    if type(value) is float:  # nearly all
+        return value if math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number that is not negative; None where it is none."""
+    if type(value) is int and 0 <= value < 2**53:  # nearly all
+        return value
+    found = number(value)
+    return int(found) if found is not None and 0 <= found < 2**53 else None
+
+
+def listed(value: object) -> list[Any]:
+    """Return a list; empty where it is none."""
+    return value if isinstance(value, list) else []
+
+
+def mapped(value: object) -> Mapping[str, Any]:
+    """Return an object; empty where it is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def several(count: int, one: str, many: str | None = None) -> str:
+    """Return `1 line`, `3 lines`."""
+    return f"{count} {one if count == 1 else many or f'{one}s'}"
+
+
+def ends_of(values: Iterable[float | None]) -> tuple[float, float] | None:
+    """Return the least and the most of the known values; None where none is known."""
+    known = [value for value in values if value is not None]
+    return (min(known), max(known)) if known else None
+
 
 MOST_POINTS = 2000  # of a series, once it has twice as many
 MOST_REDONE = 500

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.model.event import moment_of
-from torchmuster.model.record.loose import mapped, number, whole
-from torchmuster.model.record.series import Metrics, Series, numbers_in, with_later
+from torchmuster.model.record.series import (
+    Metrics,
+    Series,
+    mapped,
+    number,
+    numbers_in,
+    whole,
+    with_later,
+)
 
 MOST_EPOCHS = MOST_SAVES = 500  # the last ones, and how many there were
 _MOST_STARTS, _FIRST_STARTS = 1000, 100

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from torchmuster.files.layout import RunDir
 from torchmuster.net import messages
-from torchmuster.node.door.call import DoorAgent, call_door, send_order
-from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.door.call import DoorAgent, HasStatus, call_door, send_order
 from torchmuster.node.door.messages import ForkRemote
 from torchmuster.node.task.exec import Execs, ExecTarget, Send
 

@@ -16,7 +16,7 @@ from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.replica import CopyState, Feed, Scope
 from torchmuster.node.pod.keep import PodSession, kept_folder, kept_scope
 from torchmuster.node.pod.order import PodOrder, read_order
-from torchmuster.node.pod.outputs import TaskOutputs, send_outputs_of_others
+from torchmuster.node.pod.place import TaskOutputs, send_outputs_of_others
 from torchmuster.node.remote.files import RUN_RECORD, CodeOutputs, mark_of, scope_of_group
 
 _EVERY_S = 0.2

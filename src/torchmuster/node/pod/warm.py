@@ -19,7 +19,7 @@ from torchmuster.model import codec, contract
 from torchmuster.model.plan import Program, RunPlan, ScriptKind, StartMethod
 from torchmuster.node.door.messages import SessionSetup
 from torchmuster.node.environment import share_threads
-from torchmuster.node.pod.member import read_own
+from torchmuster.node.pod.order import read_own
 from torchmuster.node.remote.door import WARM_PLACE, importable
 
 _LOG_FILE = "log"
@@ -90,7 +90,7 @@ def variables_of_workers(
 
 
 def _program_here(program: Program) -> Program | None:
-    """Return the program with an interpreter that this pod has, as `node/remote/setup.py` chooses it."""
+    """Return the program with an interpreter that this pod has, as `node/remote/main.py` chooses it."""
     if shutil.which(program.python[0]) is not None:
         return program
     found = shutil.which("python3") or shutil.which("python")

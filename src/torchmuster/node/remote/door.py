@@ -18,8 +18,7 @@ from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.net import remote_messages as messages
 from torchmuster.node.door.call import DoorAgent, ask, call_door, send_order
-from torchmuster.node.door.messages import AskDoor, DoorNode, DoorState, EndSession
-from torchmuster.node.door.order import fork_order
+from torchmuster.node.door.messages import AskDoor, DoorNode, DoorState, EndSession, fork_order
 from torchmuster.node.options import AgentOrder
 
 WARM_VARIABLE = (

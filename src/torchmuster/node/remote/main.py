@@ -7,31 +7,528 @@ is the end of the run on this host: the agents' lifeline is cut, after 5 s every
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
-from torchmuster.files.layout import RunDir
-from torchmuster.model import contract
-from torchmuster.model.codec import from_words
+from torchmuster.files import atomic, code_copy
+from torchmuster.files.layout import RunDir, muster_home
+from torchmuster.model import codec, contract
+from torchmuster.model.codec import from_words, to_words
+from torchmuster.model.plan import ScriptKind
 from torchmuster.net import remote_messages as messages
+from torchmuster.net.address import bind, own_addresses
+from torchmuster.net.broker import AgentBroker, AgentRequest
 from torchmuster.net.frames import FrameReader, FrameWriter
-from torchmuster.net.relay import Relay
+from torchmuster.net.relay import Relay, RelayPort, SendsMessages
+from torchmuster.net.remote_messages import (
+    BringEnvironment,
+    EnvironmentDone,
+    EnvironmentHopFailed,
+    EnvironmentPiece,
+    EnvironmentPlaced,
+    EnvironmentsPruned,
+    EnvironmentWants,
+    OfferEnvironment,
+    PassEnvironment,
+    Placed,
+    PruneEnvironments,
+    SetUpRun,
+    SetUpTasks,
+)
 from torchmuster.net.replica import Copy, CopyState, Feed, Scope
+from torchmuster.node.door.call import DoorAgent, HasStatus
 from torchmuster.node.door.messages import DoorNode
 from torchmuster.node.leftovers import sweep_beside
-from torchmuster.node.remote.agents import RemoteAgents
+from torchmuster.node.options import AgentOrder
 from torchmuster.node.remote.door import WARM_VARIABLE, RemoteDoor, WarmDoor, importable
-from torchmuster.node.remote.environment import EnvironmentPlace, prune
-from torchmuster.node.remote.files import RUN_RECORD, mark_of, send_made
+from torchmuster.node.remote.files import (
+    RUN_RECORD,
+    CodeOutputs,
+    make_own_run_dir,
+    mark_of,
+    sees_run,
+    send_made,
+    write_private,
+)
 from torchmuster.node.remote.loader import num_gpus
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
-from torchmuster.node.remote.setup import RemotePlace, do_setup_lines, lacking_folders
-from torchmuster.node.shipping.shelf import VARIABLE
+from torchmuster.node.shell import NodeShell
+from torchmuster.node.shipping import shelf as shelves
+from torchmuster.node.shipping.arrival import ComingEnvironment
+from torchmuster.node.shipping.shelf import VARIABLE, Shelf, check_fit, try_torch
+from torchmuster.node.task.options import TaskOrder
+
+# A session's side of an environment that comes to this host (`node/shipping`): what the client says of it, and what it hears.
+
+
+_MAX_ADDRESSES = 16
+_REMOVE_S = 5.0
+
+
+class EnvironmentPlace:
+    """One environment on this host.
+
+    Raises:
+        MusterError: The host is not fit for it.
+
+    Attributes:
+        path: Its folder, once it is there.
+    """
+
+    def __init__(self, offer: OfferEnvironment, session: SendsMessages) -> None:
+        self._offer, self._session = offer, session
+        check_fit(offer.needs)
+        self._shelf = Shelf(offer.needs, _here(offer.scratch))
+        self.path = self._shelf.path
+        self._arrival: ComingEnvironment | None = None
+        self._tries = False
+
+    def answer(self) -> None:
+        """Tell the client whether it has to come, and where the host before may bring it.
+
+        Raises:
+            MusterError: There is no room.
+            OSError: It can't be taken.
+        """
+        if self._shelf.take():
+            self._session.send(EnvironmentPlaced(has=True))
+            return
+        self._shelf.check_room()
+        arrival = ComingEnvironment(self._shelf, bytes.fromhex(self._offer.secret), self._end)
+        self._arrival = arrival
+        addresses = (*own_addresses(), "127.0.0.1")[:_MAX_ADDRESSES]
+        self._session.send(EnvironmentPlaced(has=False, port=arrival.port, addresses=addresses))
+
+    def take(self, message: PassEnvironment | BringEnvironment | EnvironmentPiece) -> None:
+        """Do what the client says."""
+        arrival = self._arrival
+        if arrival is None:
+            return
+        match message:
+            case PassEnvironment(addresses=addresses, port=port):
+                arrival.pass_on(addresses, port, self._tell_failed_hop)
+            case BringEnvironment(tries=tries):
+                self._tries = self._tries or tries
+                arrival.supersede(None)
+                self._session.send(EnvironmentWants(index=arrival.wants))
+            case EnvironmentPiece(index=index, data=data):
+                if not arrival.take(index, data):
+                    arrival.refuse("the environment came damaged: its checksum is another")
+
+    def _tell_failed_hop(self, why: str) -> None:
+        self._session.send(EnvironmentHopFailed(why=why))
+
+    def _end(self, why: str | None) -> None:
+        if why is None and self._tries:
+            try:
+                try_torch(self.path, self._offer.needs)
+            except MusterError as error:
+                why = f"{error.what}: {error.why}"
+        self._session.send(EnvironmentDone(why=why))
+
+    def close(self) -> None:
+        """Remove what has not come whole."""
+        if self._arrival is not None:
+            self._arrival.close(_REMOVE_S)
+
+
+def _here(scratch: str | None) -> str | None:
+    """Return the site's folder on this host."""
+    return os.path.expandvars(os.path.expanduser(scratch)) if scratch else None
+
+
+def prune(wanted: PruneEnvironments) -> EnvironmentsPruned:
+    """Remove old environments of this host, or say which they are; those that a run uses stay."""
+    folder = shelves.find_folder(_here(wanted.scratch))
+    found = shelves.old_ones(folder, wanted.older_s, wanted.most_bytes)
+    if not wanted.dry_run:
+        found = [one for one in found if shelves.forget(one[0].path)]
+    paths = tuple(kept.path for kept, _ in found)
+    return EnvironmentsPruned(paths=paths, size_bytes=sum(size for _, size in found))
+
+
+# The agents at the remote end of an ssh session: they are started, watched, killed, and end when the session does.
+#
+# The agent of a task calls the head of its group, which is a process of the client's machine, at a port of the loopback here.
+# A training task on several hosts asks a broker here (`net/broker.py`) for the agents of its other hosts; the request goes on to
+# the client, and from there to the other host.
+
+
+_GENTLE_S = 5.0
+_KILL_S = 5.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
+_HEAD = re.compile(r"[0-9a-zA-Z.:]{1,300}")
+
+
+class RemoteAgents:
+    """The agents of one run, or of the tasks of one workflow, on one host.
+
+    Args:
+        ended: Called before the client is told of the end of an agent.
+        door: Forks the agents, where a session holds this host, or a pod has imported torch; None: they are started.
+
+    Attributes:
+        environment: What agents get.
+        run_dir: Where the run lives; None before it has come.
+    """
+
+    def __init__(
+        self,
+        session: SendsMessages,
+        relay: Relay,
+        ended: Callable[[], None],
+        door: RemoteDoor | None = None,
+    ) -> None:
+        self._door = door
+        self.environment = dict(os.environ if door is None else door.node.environment)
+        self.run_dir: RunDir | None = None
+        self._session = session
+        self._relay = relay
+        self._ended = ended
+        self._lifeline: tuple[int, int] | None = None
+        self._lock = threading.Lock()  # over starts and ends: what is just starting is no orphan
+        self._agents: dict[int, HasStatus] = {}
+        self._changed = threading.Condition()
+        self._ports: dict[int, RelayPort] = {}
+        self._broker: AgentBroker | None = None
+        self._requests: dict[int, AgentRequest] = {}
+        self._num_requests = 0
+        self._is_ending = False
+
+    def start(self, message: messages.StartNode | messages.StartTask) -> None:
+        """Start an agent; its end is told, also where it can't be started."""
+        if self._door is not None and not self._door.wait_open():
+            self._door = None
+        try:
+            with self._lock:
+                started, child = self._start(message)
+                self._agents[message.agent_id] = child
+            if isinstance(child, DoorAgent):
+                child.wait_started()
+        except (MusterError, OSError, ValueError) as error:
+            self._agents.pop(message.agent_id, None)
+            self._tell_end(
+                message.agent_id, messages.GONE, f"an agent can't be started there: {error}"
+            )
+            return
+        self._session.send(started)
+        threading.Thread(target=self._watch, args=(message.agent_id, child), daemon=True).start()
+
+    def _start(
+        self, message: messages.StartNode | messages.StartTask
+    ) -> tuple[messages.AgentStarted, HasStatus]:
+        if self._is_ending:
+            raise MusterError("this node is shutting down")
+        started = messages.AgentStarted(agent_id=message.agent_id)
+        if isinstance(message, messages.StartTask):
+            return started, self._launch("task", self._task_order(message), self.environment)
+        environment = self.environment
+        if message.gpus is not None:
+            environment = {**environment, "CUDA_VISIBLE_DEVICES": ",".join(message.gpus)}
+        if message.heads:
+            return started, self._launch("agent", self._node_order(message), environment)
+        with bind("0.0.0.0", 0) as listening:
+            port = int(listening.getsockname()[1])
+            self._relay.ports = {port}
+            order = replace(
+                self._node_order(replace(message, heads=(f"127.0.0.1:{port}",))),
+                listen_fd=listening.fileno(),
+                first_attempt=message.first_attempt,
+                restarts_spent=message.restarts_spent,
+            )
+            child = self._launch("agent", order, environment, listening.fileno())
+        return replace(started, port=port, addresses=tuple(own_addresses())), child
+
+    def _launch(
+        self, program: str, order: AgentOrder | TaskOrder, environment: dict[str, str], *fds: int
+    ) -> HasStatus:
+        if self._lifeline is None:
+            self._lifeline = os.pipe2(os.O_CLOEXEC)
+        lifeline = self._lifeline[0]
+        if self._door is not None and isinstance(order, AgentOrder):
+            return self._door.fork(order, environment, [lifeline, *fds])
+        argv = proc.node_program(program, *to_words(replace(order, lifeline_fd=lifeline)))
+        return proc.start(argv, env=environment, pass_fds=[lifeline, *fds])
+
+    def _node_order(self, message: messages.StartNode) -> AgentOrder:
+        run_dir, inside = message.run_dir, os.path.realpath(self._path())
+        if not all(_HEAD.fullmatch(head) for head in message.heads):
+            raise ValueError("these are not addresses")
+        if run_dir is None:
+            return AgentOrder(run_dir=self._path(), place=message.place, head=message.heads)
+        if os.path.commonpath([os.path.realpath(run_dir), inside]) != inside:
+            raise ValueError(f"{run_dir} is not of this workflow")
+        return AgentOrder(
+            run_dir=run_dir,
+            place=message.place,
+            head=message.heads,
+            environment=RunDir(run_dir).environment,
+        )
+
+    def _task_order(self, message: messages.StartTask) -> TaskOrder:
+        for name in (message.group, message.task):
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"`{name}` is no name")
+        return TaskOrder(
+            run_dir=self._path(),
+            group=message.group,
+            task=message.task,
+            attempt=message.attempt,
+            head=(f"127.0.0.1:{self._port(message.port)}",),
+            address=_own_address(),
+        )
+
+    def _path(self) -> str:
+        if self.run_dir is None:
+            raise ValueError("the run has not come yet")
+        return self.run_dir.path
+
+    def _port(self, head_port: int) -> int:
+        """Return the local port that is forwarded to the head's port on the client."""
+        if head_port not in self._ports:
+            self._ports[head_port] = RelayPort(lambda: (self._relay, head_port))
+        return self._ports[head_port].port
+
+    def _watch(self, agent_id: int, child: HasStatus) -> None:
+        """Wait for an agent's end, end what it left, then tell."""
+        status: int | None = None
+        while status is None:
+            status = child.wait(3600.0)
+        with self._lock:
+            self._agents.pop(agent_id, None)
+        end_all(self._end_orphans)
+        self._ended()
+        self._tell_end(agent_id, status, None)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _end_orphans(self) -> bool:
+        with self._lock:
+            return proc.end_children(frozenset(child.pid for child in self._agents.values()))
+
+    def _tell_end(self, agent_id: int, status: int, why: str | None) -> None:
+        self._session.send(messages.AgentEnded(agent_id=agent_id, status=status, why=why))
+
+    def kill(self, agent_id: int) -> None:
+        """SIGKILL an agent; its watcher ends what it started."""
+        with self._lock:
+            child = self._agents.get(agent_id)
+            if child is not None:
+                child.send_signal(9)
+
+    def move(self, heads: Sequence[str]) -> None:
+        """Tell the agents of a run where the head is that stands in for a lost one."""
+        if self.run_dir is not None and all(_HEAD.fullmatch(head) for head in heads):
+            atomic.write_json(self.run_dir.moved, list(heads))
+
+    def cut_lifeline(self) -> None:
+        """Let the agents end themselves."""
+        with self._lock:
+            for fd in self._lifeline or ():
+                os.close(fd)
+            self._lifeline = None
+
+    # Requests of processes here for agents on other hosts.
+
+    def open_broker(self) -> str:
+        """Return the name of the broker that takes requests."""
+        if self._broker is None:
+            self._broker = AgentBroker(self._take_request, self._withdraw_request)
+        return self._broker.name
+
+    def _take_request(self, request: AgentRequest) -> None:
+        with self._lock:
+            self._num_requests += 1
+            number = self._num_requests
+            self._requests[number] = request
+        self._session.send(replace(request.start, agent_id=number))
+
+    def _withdraw_request(self, request: AgentRequest) -> None:
+        with self._lock:
+            number = next((n for n, one in self._requests.items() if one is request), None)
+            self._requests.pop(number or 0, None)
+        if number is not None:
+            self._session.send(messages.KillAgent(agent_id=number))
+
+    def answer(self, message: messages.AgentEnded) -> None:
+        """Tell the process that asked for an agent elsewhere how it ended."""
+        with self._lock:
+            request = self._requests.pop(message.agent_id, None)
+        if request is not None:
+            request.end(message.status, message.why)
+
+    def pass_on(self, signum: int) -> None:
+        """Send a signal to all agents; from now on none is started: this machine shuts down."""
+        self._is_ending = True
+        for child in list(self._agents.values()):
+            child.send_signal(signum)
+
+    def wait_for_ends(self) -> None:
+        """Wait until no agent is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._agents)
+
+    def leave(self) -> None:
+        """Let the agents end themselves for a moment, then kill what is left."""
+        if self._broker is not None:
+            self._broker.close()
+        self.cut_lifeline()
+        for child in list(self._agents.values()):
+            if isinstance(child, DoorAgent):
+                child.let_go()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._agents, _GENTLE_S)
+        end_all(proc.end_children)
+
+
+def end_all(end_some: Callable[[], bool]) -> None:
+    """Call what ends processes until nothing is left of them, for a few seconds at most."""
+    deadline = time.monotonic() + _KILL_S
+    while end_some() and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+
+
+def _own_address() -> str:
+    """Return where other hosts reach this one: the address that the client called, unless that was a tunnel's."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    called = words[2] if len(words) == 4 else ""
+    if called and ":" not in called and not called.startswith("127."):
+        return called
+    return next(iter(own_addresses()), "127.0.0.1")
+
+
+# Where a run lives on a host that ssh reaches: in the client's run directory, in the head's, or in one of its own.
+
+
+class RemotePlace:
+    """The run directory of a run on this host.
+
+    Attributes:
+        is_own: It was made here, and holds a copy of the secret.
+        code: The copy of the code folder; None where the host has the code.
+    """
+
+    def __init__(self, message: SetUpRun) -> None:
+        self._message = message
+        plan, head = message.plan, message.head_run_dir
+        # An earlier session's own folder may have the same path and token as the client's, or the head's: the mark tells them apart.
+        is_same = mark_of(message.run_dir) == message.mark
+        sees_client = message.may_share and is_same and sees_run(message.run_dir, message.token)
+        has_code = message.may_share and (
+            _has_code(message) or (sees_client and _is_by_value(message))
+        )
+        has_code = has_code and (sees_client or not _is_own_copy(message))
+        self.is_own = self._with_head = False
+        if sees_client and has_code:
+            self.run_dir = RunDir(message.run_dir)
+        elif head and sees_run(head, message.token) and mark_of(head) == message.head_mark:
+            self.run_dir, self._with_head = RunDir(head), True
+        else:
+            self.run_dir, self.is_own = (
+                RunDir(make_own_run_dir(plan.run_id, message.token, message.secret)),
+                True,
+            )
+        self.code = CodeOutputs(self.run_dir) if self.is_own and not has_code else None
+        self._secret_inode = 0
+
+    def answer(self) -> Placed:
+        """Return what the client is told."""
+        return Placed(
+            run_dir=self.run_dir.path,
+            mark=mark_of(self.run_dir.path),
+            is_shared=not self.is_own and not self._with_head,
+            with_head=self._with_head,
+            wants_code=self.code is not None and not self.code.is_there,
+            is_copied=self.code is not None,
+        )
+
+    def write_run(self) -> str | None:
+        """Write plan and secret; return a sentence when the interpreter is another than asked for.
+
+        Raises:
+            MusterError: There is no interpreter.
+        """
+        plan, note = self._message.plan, None
+        program = plan.program
+        if self.code is not None:
+            program = code_copy.moved(program, self._message.code_root, self.code.root)
+        of_door = plan.session is not None and plan.node_setup.python_follows
+        if not of_door and shutil.which(program.python[0]) is None:
+            found = shutil.which("python3") or shutil.which("python")
+            if found is None:
+                what = f"there is no {program.python[0]} and no python3 for the script"
+                raise MusterError(what, fix="python = [...] in the engine's section, or --python")
+            note = f"{program.python[0]} does not exist: the script runs with {found}"
+            program = replace(program, python=(found, *program.python[1:]))
+        atomic.write_json(self.run_dir.plan, codec.to_plain(replace(plan, program=program)))
+        write_private(self.run_dir.secret, self._message.secret)
+        self._secret_inode = os.stat(self.run_dir.secret).st_ino
+        return note
+
+    def remove_secret(self) -> None:
+        """Remove the secret, unless a later session of this run has written a new one."""
+        try:
+            if self.is_own and os.stat(self.run_dir.secret).st_ino == self._secret_inode:
+                os.unlink(self.run_dir.secret)
+        except OSError:
+            return
+
+
+def _is_by_value(message: SetUpRun) -> bool:
+    """Say whether the program is a function without a file: only who shares the client's files has what it uses."""
+    return message.script is None and message.plan.program.kind is ScriptKind.FUNCTION
+
+
+def _is_own_copy(message: SetUpRun) -> bool:
+    """Say whether the code would be what an earlier session has brought here: to a place of the same name as the client's own copy.
+
+    So it is where the client is a first pod that was made again.
+    """
+    folder = os.path.join(muster_home(), "runs", message.plan.run_id, "code")
+    program = message.plan.program
+    place = message.script["path"] if message.script is not None else program.cwd
+    return f"{place}/".startswith(f"{folder}/")
+
+
+def _has_code(message: SetUpRun) -> bool:
+    """Say whether this host has the client's script, or its folder when the program is no file."""
+    program = message.plan.program
+    if (
+        message.script is None
+    ):  # what a function uses may have been edited since the folder was copied by hand
+        return program.kind is not ScriptKind.FUNCTION and os.path.isdir(program.cwd)
+    return code_copy.identity(message.script["path"]) == message.script
+
+
+def lacking_folders(message: SetUpTasks) -> tuple[str, ...]:
+    """Return which folders of a workflow this host lacks, or can't write to."""
+    run_dir = RunDir(message.run_dir)
+    sees = message.may_share and sees_run(run_dir.path, message.token)
+    if not sees or not os.access(run_dir.path, os.W_OK) or not os.access(run_dir.secret, os.R_OK):
+        return (run_dir.path,)
+    return tuple(folder for folder in message.folders if not os.path.isdir(folder))
+
+
+async def do_setup_lines(message: SetUpTasks, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment after the site's variables and setup lines.
+
+    Raises:
+        MusterError: A line failed.
+    """
+    environment = {**environment, **message.environment}
+    if not message.lines:
+        return environment
+    shell = NodeShell(message.host, lambda _: None, lambda _: None)
+    done = await shell.run_lines(message.lines, environment, message.environment, message.origin)
+    return done.environment
+
 
 SILENCE_S = 20.0
 _BROUGHT = Scope((messages.CODE_FILE, messages.CALL_FILE))

@@ -8,19 +8,19 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from torchmuster import proc
-from torchmuster.diagnose.facts import memory
+from torchmuster.diagnose.facts import system as memory
 from torchmuster.errors import MusterError
 from torchmuster.model import contract
 from torchmuster.model.liveness.lease import LEASE_S, OwnClock, Stillness
 from torchmuster.model.plan import Program
 from torchmuster.model.verdict import MORE_MEMORY
 from torchmuster.net.messages import Message, Notice, SpawnerReady, SpawnerRefused
-from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.door.call import HasStatus
+from torchmuster.node.output import Voice
 from torchmuster.node.setup import other_interpreter
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.link import SpawnerLink
 from torchmuster.node.spawner.start import make_link, start_spawner
-from torchmuster.node.voice import Voice
 
 REAP_EVERY_S = 0.01
 _STOPPED_S = 3.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.model.message import decode, encode
-from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.door.call import HasStatus
 from torchmuster.node.spawner import messages
 from torchmuster.node.spawner.messages import SpawnerEvent, SpawnerOrder
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchmuster.node.spawner import last_words, worker_call
 from torchmuster.node.spawner.debugging import Debugging
-from torchmuster.node.spawner.last_words import strip_own_frames
-from torchmuster.node.spawner.ran_code import CodeNote
+from torchmuster.node.spawner.last_words import CodeNote, strip_own_frames
 from torchmuster.node.spawner.surroundings import hidden_modules
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torchmuster
 from torchmuster import proc
-from torchmuster.diagnose.facts.memory import explain_kill, read_counters
+from torchmuster.diagnose.facts.system import explain_kill, read_counters
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import WorkingFolder
@@ -32,16 +32,14 @@ from torchmuster.net.ipc_messages import (
 )
 from torchmuster.node.head_link import HeadLink
 from torchmuster.node.options import HeadPlace
-from torchmuster.node.output import RankOutput
+from torchmuster.node.output import RankOutput, Voice
 from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.shell import NodeShell, SetupError
 from torchmuster.node.task.command import CommandFailedError, TaskCommand
 from torchmuster.node.task.data import Stored, fetch_inputs, publish, upload_outputs
 from torchmuster.node.task.exec import Execs
-from torchmuster.node.task.names import wait_for_names
-from torchmuster.node.task.options import TaskOptions
+from torchmuster.node.task.options import TaskOptions, wait_for_names
 from torchmuster.node.task.setup import TaskFacts
-from torchmuster.node.voice import Voice
 
 CODE_DOWNLOAD = 2010
 CODE_START = 3003

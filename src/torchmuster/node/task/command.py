@@ -14,7 +14,7 @@ from torchmuster.model import codec, contract
 from torchmuster.model.plan import NodeSetup
 from torchmuster.model.states import State
 from torchmuster.model.workflow import GroupNodes, TrainingStart
-from torchmuster.node.output import RankOutput
+from torchmuster.node.output import RankOutput, Voice
 from torchmuster.node.sandbox.container import CODE_START
 from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.task import setup as task_setup
@@ -23,7 +23,6 @@ from torchmuster.node.task.options import TaskOptions
 from torchmuster.node.task.setup import TaskFacts
 from torchmuster.node.task.transfer import Transfer
 from torchmuster.node.task.view import open_view
-from torchmuster.node.voice import Voice
 
 Say = Callable[[str], None]
 

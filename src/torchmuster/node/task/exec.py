@@ -18,7 +18,7 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.model.codec import to_words
 from torchmuster.net import messages
-from torchmuster.node.door.forked import HasStatus
+from torchmuster.node.door.call import HasStatus
 from torchmuster.node.sandbox.exec_launch import EntryOrder
 
 HANGUP_GRACE_S = 2.0

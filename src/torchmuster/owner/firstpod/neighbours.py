@@ -15,8 +15,8 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.net.replica import Copy
 from torchmuster.net.secret import read_secret
+from torchmuster.node.pod.call import PodLines
 from torchmuster.node.pod.keep import kept_folder, kept_scope
-from torchmuster.node.pod.lines import PodLines
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.node.remote.files import mark_of
 from torchmuster.owner.pods.pull import BROKEN, Pull, Push, into, program

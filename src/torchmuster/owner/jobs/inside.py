@@ -16,11 +16,10 @@ from torchmuster.files import atomic
 from torchmuster.model import codec, contract
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
-from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.jobs.links import is_cancelled
 from torchmuster.owner.parts import RunDisplay
 from torchmuster.owner.resubmit import Ask, ask_beside, ask_quickly, find_end, restarts_spent
-from torchmuster.owner.stops import EarlyStop
+from torchmuster.owner.stops import Deadline, EarlyStop
 from torchmuster.owner.supervise import own_run
 from torchmuster.owner.views.record import next_attempt
 

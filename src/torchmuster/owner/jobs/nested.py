@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchmuster.diagnose.facts.gpus import visible_gpus
+from torchmuster.diagnose.facts.gpu import visible_gpus
 from torchmuster.engines.allocation import AllocationEngine
 from torchmuster.engines.local import LocalEngine
 from torchmuster.engines.own_job import OwnJob, find_own_job

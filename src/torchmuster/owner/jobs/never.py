@@ -95,8 +95,8 @@ class NeverWatch:
 
 def note_group(run_dir: RunDir, group: str, report: Report) -> None:
     """Leave a report as the outcome of a group of a workflow whose job can never start."""
-    from torchmuster.model.outcome import GroupOutcome
     from torchmuster.model.states import State
+    from torchmuster.model.verdict import GroupOutcome
 
     outcome = GroupOutcome(
         group=group,

@@ -15,13 +15,13 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
-from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.states import State
+from torchmuster.model.verdict import WorkflowResult
 from torchmuster.model.workflow import WorkflowPlan
+from torchmuster.owner.create import link_reused
 from torchmuster.owner.jobs.batch import TwiceCancels
 from torchmuster.owner.jobs.jobs import cancel_job, submit_script, view_jobs
 from torchmuster.owner.jobs.never import NeverWatch, note_group
-from torchmuster.owner.reuse import link_reused
 from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.record import Follow
 from torchmuster.owner.views.workflow_view import WorkflowRun, WorkflowView, task_logs

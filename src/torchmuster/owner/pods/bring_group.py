@@ -40,7 +40,7 @@ from torchmuster.model.workflow import (
 )
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.node.pod.outputs import output_names
+from torchmuster.node.pod.place import output_names
 from torchmuster.node.task.setup import read_credentials
 from torchmuster.owner.pods.bring import check_way, pack_order, python_of
 

@@ -17,14 +17,9 @@ from torchmuster.files.layout import RunDir, WorkingFolder, short_id
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.job import JobView, describe_job
-from torchmuster.model.outcome import GroupOutcome
-from torchmuster.model.record.events import (
-    AgentLostEvent,
-    Stamped,
-    TaskStartedEvent,
-    fields_of,
-)
+from torchmuster.model.record.events import AgentLostEvent, Stamped, TaskStartedEvent, fields_of
 from torchmuster.model.states import JobState, State
+from torchmuster.model.verdict import GroupOutcome
 from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.net import messages
 from torchmuster.node.pod.order import CREDENTIALS_FILE, PodOrder

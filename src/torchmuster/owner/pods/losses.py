@@ -13,18 +13,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.engines.kubernetes.answers import Pod, PodEnd
-from torchmuster.engines.kubernetes.dialect import job_id_of, place_of
-from torchmuster.engines.kubernetes.reasons import REASONS
+from torchmuster.engines.kubernetes.dialect import REASONS, job_id_of, place_of
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.text import name_alone, name_on, show_size
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.job import JobView
-from torchmuster.model.outcome import GroupOutcome, TaskOutcome
 from torchmuster.model.record.events import TaskStartedEvent
 from torchmuster.model.record.run import AttemptRecord
-from torchmuster.model.verdict import MORE_MEMORY, Report, Result, describe_loss
+from torchmuster.model.verdict import (
+    MORE_MEMORY,
+    GroupOutcome,
+    Report,
+    Result,
+    TaskOutcome,
+    describe_loss,
+)
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.pods.bring_group import pod_kinds
 from torchmuster.owner.pods.reach import find_pods

@@ -13,13 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from torchmuster.engines.base import EngineError
-from torchmuster.engines.kubernetes.answers import (
-    Pod,
-    read_objects,
-    runs_of,
-)
+from torchmuster.engines.kubernetes.answers import Pod, read_objects, runs_of
 from torchmuster.engines.kubernetes.dialect import DIALECT, name_of
-from torchmuster.engines.kubernetes.elements import views_of_elements
+from torchmuster.engines.kubernetes.manifest import views_of_elements
 from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keeps_runs
 from torchmuster.errors import MissingRecordError, MusterError, UsageError
 from torchmuster.files import atomic

@@ -23,14 +23,13 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.outcome import GroupOutcome
-from torchmuster.model.verdict import Report, Result
+from torchmuster.model.verdict import GroupOutcome, Report, Result
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.replica import Copy, Scope
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import NUM_FILES_KEY, VALUES_KEY, PodOrder
-from torchmuster.node.pod.outputs import take_outputs
+from torchmuster.node.pod.place import take_outputs
 from torchmuster.node.pod.record import scope_of
 from torchmuster.node.remote.files import CameBack
 from torchmuster.owner.jobs.jobs import failed_before_start

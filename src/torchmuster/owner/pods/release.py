@@ -2,7 +2,7 @@
 
 Only what both worlds say is lost: the cluster has given up the node, and the head the pod, whose lease has run out. A pod that
 only the cluster misses may train on behind a kubelet that has died. Of a first pod nobody else can say so: it is removed when it
-can't be reached from here either, and ends by itself should it come back (`owner/firstpod/predecessor.py`).
+can't be reached from here either, and ends by itself should it come back (`owner/firstpod/conduct.py`).
 """
 
 import json

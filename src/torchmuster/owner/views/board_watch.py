@@ -10,7 +10,7 @@ import threading
 import time
 
 from torchmuster.errors import MusterError
-from torchmuster.model.sample import RankSample, join
+from torchmuster.model.progress import RankSample, join
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.owner.views.head_call import call_head

@@ -16,23 +16,18 @@ from torchmuster.errors import RunDirectoryError
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_bytes
 from torchmuster.model import codec
-from torchmuster.model.display.bars import BarWords, read_bar
-from torchmuster.model.display.live import LiveAttempt, LiveRun
+from torchmuster.model.display.live import BarWords, LiveAttempt, LiveRun, read_bar
 from torchmuster.model.display.narration import narrate
 from torchmuster.model.event import moment_of
 from torchmuster.model.job import describe_job
+from torchmuster.model.progress import RankSample
 from torchmuster.model.record.events import NoticeEvent
 from torchmuster.model.record.run import AttemptRecord, RunRecord
-from torchmuster.model.sample import RankSample
 from torchmuster.model.states import JobState, RunState
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import view_job, view_run
 from torchmuster.owner.views.live_training import TrainingTail
-from torchmuster.owner.views.record import (
-    DAMAGED,
-    RunReader,
-    unreadable,
-)
+from torchmuster.owner.views.record import DAMAGED, RunReader, unreadable
 from torchmuster.owner.views.run_view import RunView, problems_of
 
 MOST_ATTEMPTS = 200  # that are kept; 10,000 are counted

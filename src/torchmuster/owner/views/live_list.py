@@ -9,16 +9,11 @@ import time
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.live import LiveRow, left_s
 from torchmuster.model.event import moment_of
+from torchmuster.model.progress import RankSample
 from torchmuster.model.record.series import bad_loss
-from torchmuster.model.sample import RankSample
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import all_dirs, ask_for_all, view_run
-from torchmuster.owner.views.live import (
-    command_of,
-    job_words,
-    last_sample,
-    num_workers_of,
-)
+from torchmuster.owner.views.live import command_of, job_words, last_sample, num_workers_of
 from torchmuster.owner.views.live_training import TrainingTail
 from torchmuster.owner.views.record import DAMAGED, RunReader, unreadable
 from torchmuster.owner.views.run_view import RunView

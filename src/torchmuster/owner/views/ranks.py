@@ -12,7 +12,7 @@ from torchmuster import proc
 from torchmuster.errors import ChannelError, HeadLostError, UsageError
 from torchmuster.files.layout import Kind
 from torchmuster.head.hangs.monitor import shown, standing_of
-from torchmuster.head.hangs.stack_words import Seen, tell
+from torchmuster.head.hangs.watch import Seen, tell
 from torchmuster.model.record.events import WorkerProcessEvent
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError

@@ -16,16 +16,10 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_bytes
 from torchmuster.model import codec
 from torchmuster.model.event import moment_of
-from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.plan import RunPlan
-from torchmuster.model.record.events import (
-    AttemptStartedEvent,
-    Stamped,
-    TaskStateEvent,
-    parse,
-)
+from torchmuster.model.record.events import AttemptStartedEvent, Stamped, TaskStateEvent, parse
 from torchmuster.model.record.run import RunRecord
-from torchmuster.model.verdict import Result
+from torchmuster.model.verdict import GroupOutcome, Result
 from torchmuster.plainfile import open_plain
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from torchmuster.owner.views.run_view import RunView
 from torchmuster.plainfile import open_plain
 
 _STEP = re.compile(r"step-(\d{9,})")
-_MOST_BYTES = 8 << 20  # of a file, as `node/spawner/ran_code.py` reads it
+_MOST_BYTES = 8 << 20  # of a file, as `node/spawner/last_words.py` reads it
 _SHOWN = 5
 
 

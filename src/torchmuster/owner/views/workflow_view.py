@@ -14,7 +14,6 @@ from torchmuster.model import codec
 from torchmuster.model.display.live import LiveTask
 from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.job import JobView, describe_job
-from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.plan import GRACE_S
 from torchmuster.model.record.events import (
     GroupStateEvent,
@@ -23,7 +22,7 @@ from torchmuster.model.record.events import (
     TaskStateEvent,
 )
 from torchmuster.model.states import JobState, RunState, State, workflow_state
-from torchmuster.model.verdict import Result
+from torchmuster.model.verdict import Result, WorkflowResult
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
 from torchmuster.owner.views.record import (
     changed_at,

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Sampler
 
 from torchmuster.errors import UsageError
-from torchmuster.model.heartbeat import RankPhase
+from torchmuster.model.progress import RankPhase
 from torchmuster.train.batches.keyed import (
     DatasetError,
     KeyedFetch,

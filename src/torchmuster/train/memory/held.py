@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchmuster.diagnose.facts.memory import free_bytes
+from torchmuster.diagnose.facts.system import free_bytes
 from torchmuster.model import codec, contract
 from torchmuster.net import ipc
 from torchmuster.net.ipc_messages import AgentAnswer, AskMemory, CallFailed, MemoryHeld

@@ -13,14 +13,97 @@ written last and is the commit.
 import contextlib
 import os
 import re
+import shutil
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torchmuster.data.remote import open_any
-from torchmuster.train.snapshot import fileops
+from torchmuster.model import contract
+from torchmuster.plainfile import write_all
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.state import DamagedError, SnapshotError, vanished
+
+# Every file operation of a save, by name, so that tests can kill a process at each of them.
+#
+# `before` is called with the operation's name and the path before each operation; it does nothing unless a
+# test replaces it.
+
+
+def _nothing(_operation: str, _path: str) -> None:
+    pass
+
+
+before: Callable[[str, str], None] = _nothing
+
+
+def make_dir(path: str) -> None:
+    """Make a directory with its missing parents."""
+    before("mkdir", path)
+    run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
+    if run_dir is not None and path.startswith(run_dir):
+        os.makedirs(
+            run_dir, mode=0o700, exist_ok=True
+        )  # somebody has removed it: it was its user's alone
+    os.makedirs(path, exist_ok=True)
+
+
+def make_one_dir(path: str) -> None:
+    """Make a directory; missing parents have vanished and are not created again, with other permissions."""
+    before("mkdir", path)
+    os.mkdir(path)
+
+
+def create(path: str) -> int:
+    """Open a new file for writing."""
+    before("create", path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+
+def claim(path: str) -> bool:
+    """Create an empty file; return False if it exists already."""
+    before("claim", path)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return False
+    return True
+
+
+def write(fd: int, data: Any, path: str) -> None:
+    """Write all of `data`."""
+    before("write", path)
+    write_all(fd, data)
+
+
+def sync(fd: int, path: str) -> None:
+    """Flush a file to the disk."""
+    before("fsync", path)
+    os.fsync(fd)
+
+
+def sync_dir(path: str) -> None:
+    """Flush a directory to the disk."""
+    before("fsync directory", path)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(old: str, new: str) -> None:
+    """Rename, atomically within one file system."""
+    before("rename", new)
+    os.rename(old, new)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory and its contents."""
+    before("remove", path)
+    shutil.rmtree(path, ignore_errors=True)
+
 
 _NAME = re.compile(r"step-(\d{9,})")
 _BAD = re.compile(r"bad-step-\d{9,}(-\d+)?")
@@ -167,14 +250,14 @@ def open_folder(url: str) -> Folder:
 class _LocalSink:
     def __init__(self, path: str) -> None:
         self._path = path
-        self._fd = fileops.create(path)
+        self._fd = create(path)
 
     def write(self, data: Any) -> None:
-        fileops.write(self._fd, data, self._path)
+        write(self._fd, data, self._path)
 
     def finish(self) -> None:
         try:
-            fileops.sync(self._fd, self._path)
+            sync(self._fd, self._path)
         finally:
             os.close(self._fd)
 
@@ -187,11 +270,11 @@ class LocalFolder(Folder):
 
     def claim_generation(self, at_least: int = 1) -> int:
         """Claim and return a number above those of all earlier starts."""
-        fileops.make_dir(self.url)
+        make_dir(self.url)
         number = max(self.newest_generation() + 1, at_least)
-        while not fileops.claim(os.path.join(self.url, f"generation-{number}")):
+        while not claim(os.path.join(self.url, f"generation-{number}")):
             number += 1
-        fileops.sync_dir(self.url)
+        sync_dir(self.url)
         for older in self._generations():
             if older < number:
                 with contextlib.suppress(OSError):
@@ -201,9 +284,9 @@ class LocalFolder(Folder):
     def begin(self, step: int, generation: int) -> None:
         """Make the temporary directory."""
         path = self._temporary(step, generation)
-        fileops.remove_tree(path)
+        remove_tree(path)
         try:
-            fileops.make_one_dir(path)
+            make_one_dir(path)
         except FileNotFoundError as error:
             raise vanished(self.url, step) from error
 
@@ -217,17 +300,17 @@ class LocalFolder(Folder):
         sink = self.create(step, generation, MANIFEST)
         sink.write(manifest)
         sink.finish()
-        fileops.sync_dir(temporary)
+        sync_dir(temporary)
         refuse_older(self, generation)
         final = os.path.join(self.url, name_of(step))
         if os.path.exists(final):  # a run resumes from the newest: what lies here is not whole
             self.set_aside(step)
-        fileops.rename(temporary, final)
-        fileops.sync_dir(self.url)
+        rename(temporary, final)
+        sync_dir(self.url)
 
     def abandon(self, step: int, generation: int) -> None:
         """Remove the temporary directory, to free its disk space."""
-        fileops.remove_tree(self._temporary(step, generation))
+        remove_tree(self._temporary(step, generation))
 
     def size(self, step: int, name: str) -> int:
         """Return the size of a committed file in bytes."""
@@ -253,22 +336,22 @@ class LocalFolder(Folder):
     def set_aside(self, step: int) -> str:
         """Rename a damaged snapshot to `bad-...`."""
         name = self._name_for_bad(step)
-        fileops.rename(os.path.join(self.url, name_of(step)), os.path.join(self.url, name))
-        fileops.sync_dir(self.url)
+        rename(os.path.join(self.url, name_of(step)), os.path.join(self.url, name))
+        sync_dir(self.url)
         return name
 
     def delete(self, step: int) -> None:
         """Rename, then remove: an interrupted removal leaves nothing that looks complete."""
         doomed = os.path.join(self.url, f".{name_of(step)}.deleted")
-        fileops.rename(os.path.join(self.url, name_of(step)), doomed)
-        fileops.remove_tree(doomed)
+        rename(os.path.join(self.url, name_of(step)), doomed)
+        remove_tree(doomed)
 
     def tidy(self, generation: int) -> None:
         """Remove half-written and half-removed snapshots of older generations."""
         for name in self._names():
             found = re.fullmatch(r"\.step-\d+\.(?:(\d+)\.tmp|deleted)", name)
             if found and not (found[1] and int(found[1]) >= generation):
-                fileops.remove_tree(os.path.join(self.url, name))
+                remove_tree(os.path.join(self.url, name))
 
     def _names(self) -> list[str]:
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.head.hangs.stragglers import median_without
-from torchmuster.model.sample import RankSample
+from torchmuster.model.progress import RankSample
 from torchmuster.ui.top.words import DASH, show_mib, show_number, show_share, show_time
 
 SLOW_SHARE = 0.1  # of the others' own work

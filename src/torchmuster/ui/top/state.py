@@ -131,7 +131,7 @@ def press(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order
 
     Args:
         state: What is looked at.
-        key: A character, or a name of `ui/top/keys.py`.
+        key: A character, or a name of `ui/top/painter.py`.
         shown: What is on the screen.
     """
     quiet = replace(state, message="")

@@ -24,10 +24,9 @@ from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import AllocatedNode, Allocation
-from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.plan import Program, RunPlan, ScriptKind, StartMethod
 from torchmuster.model.states import State
-from torchmuster.model.verdict import Report
+from torchmuster.model.verdict import Report, WorkflowResult
 from torchmuster.node.door.messages import SessionSetup
 from torchmuster.owner.jobs.jobs import failed_before_start, make_job
 from torchmuster.owner.sweep.arrays import SweepArrays

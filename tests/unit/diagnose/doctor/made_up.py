@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from torchmuster.diagnose.doctor.situation import NodeView, Pair, Situation
+from torchmuster.diagnose.doctor.show import NodeView, Pair, Situation
 from torchmuster.diagnose.facts.collect import CollectedFacts, TorchFacts
 from torchmuster.diagnose.facts.environment import EnvironmentFacts
 from torchmuster.diagnose.facts.files import FileFacts, FolderFacts, ScriptFacts

@@ -6,16 +6,10 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.diagnose.doctor.compare import compare, exit_code
-from torchmuster.diagnose.doctor.situation import (
-    NodeView,
-    Situation,
-    differ,
-    names_of,
-)
+from torchmuster.diagnose.doctor.show import NodeView, Situation, differ, names_of
 from torchmuster.diagnose.facts.collect import FactsOrder, collect, own_torch
 from torchmuster.diagnose.facts.environment import EnvironmentFacts
-from torchmuster.diagnose.facts.gpu import GpuFacts
-from torchmuster.diagnose.facts.gpu_links import GpuLinks
+from torchmuster.diagnose.facts.gpu import GpuFacts, GpuLinks
 from torchmuster.diagnose.finding import Level
 from torchmuster.model.network import Interface
 from unit.diagnose.doctor.made_up import GIB, all_pairs, facts, gpu, gpus, node, port, situation

@@ -1,12 +1,6 @@
 """Rows, matrices and blocks for people."""
 
-from torchmuster.diagnose.doctor.show import (
-    COLUMNS,
-    matrix_rows,
-    node_row,
-    table_row,
-)
-from torchmuster.diagnose.doctor.situation import NodeView
+from torchmuster.diagnose.doctor.show import COLUMNS, NodeView, matrix_rows, node_row, table_row
 from unit.diagnose.doctor.made_up import node
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.events import LogFinding, LogLine
-from torchmuster.diagnose.explain.weigh import weighed
+from torchmuster.diagnose.explain.judge import weighed
 from torchmuster.diagnose.finding import Confidence
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.diagnose.facts.gpu_links import (
+from torchmuster.diagnose.facts.gpu import (
     GpuLinks,
     count_redirecting,
     read_nvlinks,

@@ -3,7 +3,7 @@
 import ctypes
 from types import SimpleNamespace
 
-from torchmuster.diagnose.facts.gpu_use import GpuUse, GpuUseReader
+from torchmuster.diagnose.facts.gpu import GpuUse, GpuUseReader
 
 OK, NOT_SUPPORTED, NOT_FOUND = 0, 3, 6
 

@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.diagnose.facts.gpus import visible_gpus
+from torchmuster.diagnose.facts.gpu import visible_gpus
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.diagnose.facts.memory import (
+from torchmuster.diagnose.facts.system import (
     _KERNEL_LINE,
     MemoryCounters,
     _ancestors,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from torchmuster.diagnose.facts.shared_memory import left_files
+from torchmuster.diagnose.facts.system import left_files
 
 OLD = time.time() - 3600
 

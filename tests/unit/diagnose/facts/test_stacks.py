@@ -15,7 +15,7 @@ from torchmuster.diagnose.facts.stacks import (
     user_frame,
     waits_for_loader,
 )
-from torchmuster.head.hangs.stack_words import Seen, describe, group_texts, tell
+from torchmuster.head.hangs.watch import Seen, describe, group_texts, tell
 
 SITE = "/env/lib/python3.11/site-packages"
 STD = "/usr/lib/python3.11"
@@ -53,7 +53,7 @@ LOADER = (f"{SITE}/torch/utils/data/dataloader.py", 785, "_next_data")
         (
             [
                 (f"{STD}/threading.py", 331, "wait"),
-                (f"{SITE}/torchmuster/train/lockstep.py", 80, "_wait_for_all"),
+                (f"{SITE}/torchmuster/train/run.py", 80, "_wait_for_all"),
                 MAIN,
             ],
             Doing.WAITS,

@@ -14,7 +14,7 @@ from torchmuster.engines.kubernetes.answers import (
     view_of,
     warnings_of,
 )
-from torchmuster.engines.kubernetes.reasons import REASONS
+from torchmuster.engines.kubernetes.dialect import REASONS
 from torchmuster.model.job import JobView
 from torchmuster.model.states import JobState
 

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from torchmuster.engines.kubernetes.manifest import objects_of, owned_by
-from torchmuster.engines.kubernetes.request import Claim, PodPlace, PodResources, PodsRequest
+from torchmuster.engines.kubernetes.manifest import (
+    Claim,
+    PodPlace,
+    PodResources,
+    PodsRequest,
+    objects_of,
+    owned_by,
+)
 from torchmuster.errors import UsageError
 
 ACCEPTED = json.loads((Path(__file__).parent / "accepted.json").read_text())

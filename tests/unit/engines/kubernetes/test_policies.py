@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.engines.kubernetes.policies import policies_on
+from torchmuster.engines.kubernetes.manifest import policies_on
 
 LABELS = {"app": "a", "tier": "b"}
 

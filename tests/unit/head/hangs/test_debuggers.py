@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.head.hangs.debuggers import Debuggers
+from torchmuster.head.hangs.watch import Debuggers
 from torchmuster.net.messages import Debugger
 
 

@@ -5,9 +5,8 @@ import pytest
 from torchmuster.head.hangs.monitor import HangMonitor, watch_limits
 from torchmuster.head.hangs.watch import WatchLimits
 from torchmuster.model.failure import EndKind
-from torchmuster.model.heartbeat import RankPhase
 from torchmuster.model.plan import Limits
-from torchmuster.model.progress import RankProgress, RankStack
+from torchmuster.model.progress import RankPhase, RankProgress, RankStack
 from torchmuster.model.record.events import fields_of
 from torchmuster.net import messages
 

@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.diagnose.facts.stacks import Doing, StackReading
-from torchmuster.head.hangs.stack_words import Seen, describe, group_texts, rank_first, tell
+from torchmuster.head.hangs.watch import Seen, describe, group_texts, rank_first, tell
 
 
 def seen(rank, doing, what="", *, by="", since_s=None, kernel=""):

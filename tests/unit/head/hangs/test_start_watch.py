@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.diagnose.facts.stacks import Doing, Frame, StackReading
-from torchmuster.head.hangs.start_watch import StartWatch
+from torchmuster.head.hangs.monitor import StartWatch
 from torchmuster.head.hangs.start_words import StartLook
 from torchmuster.model.progress import StoreCall
 

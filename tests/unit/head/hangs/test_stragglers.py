@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.head.hangs.stragglers import StepParts, Stragglers, median_without, waits_s
-from torchmuster.model.heartbeat import RankPhase
-from torchmuster.model.progress import RankProgress
+from torchmuster.model.progress import RankPhase, RankProgress
 
 
 def words(rank, steps, data_s, forward_s, step_s, aside_s=0.0):

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from torchmuster.diagnose.facts.stacks import Doing, Frame, StackReading
 from torchmuster.head.hangs.watch import HangVerdict, HangWatch, WatchLimits
-from torchmuster.model.heartbeat import RankPhase
-from torchmuster.model.progress import RankProgress
+from torchmuster.model.progress import RankPhase, RankProgress
 
 LIMITS = WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)
 EVERY_S = 2.0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.model.display.bars import BarWords, read_bar
+from torchmuster.model.display.live import BarWords, read_bar
 
 
 def test_the_last_state_of_a_bar_counts():

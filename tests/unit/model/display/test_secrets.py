@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.model.display.secrets import HIDDEN, hide_in_words, hide_secrets, is_secret_name
+from torchmuster.model.display.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from torchmuster.net.secret import new_secret, read_secret
-from torchmuster.node.pod.lines import PodLines, ask_pod
+from torchmuster.node.pod.call import PodLines, ask_pod
 from unit.node.pod.test_session import door, key  # noqa: F401  # fixtures
 
 LIMIT_S = 60.0

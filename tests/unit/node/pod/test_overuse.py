@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.node.pod.overuse import is_overused
+from torchmuster.node.pod.serve import is_overused
 
 MIB = 1 << 20
 

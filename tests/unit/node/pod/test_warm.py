@@ -6,8 +6,8 @@ import pytest
 
 from torchmuster import proc
 from torchmuster.model.plan import NodeSetup, Program, RunPlan, ScriptKind, StartMethod
+from torchmuster.node.door.messages import fork_order
 from torchmuster.node.door.modules import changed_variables, read_by_imports
-from torchmuster.node.door.order import fork_order
 from torchmuster.node.options import AgentOrder
 from torchmuster.node.pod.warm import has_use, variables_of_workers
 from torchmuster.node.remote.door import WarmDoor, importable

@@ -9,7 +9,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.net.remote_messages import SetUpRun
 from torchmuster.node.remote.files import MARK_FILE, TOKEN_FILE, write_private
-from torchmuster.node.remote.setup import RemotePlace
+from torchmuster.node.remote.main import RemotePlace
 
 TOKEN = "ab" * 16
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kit.waiting import wait_until
-from torchmuster.node.shipping import hops
+from torchmuster.node.shipping import arrival as hops
 from torchmuster.node.shipping.arrival import ComingEnvironment
 from torchmuster.node.shipping.shelf import Shelf
 from unit.node.shipping.parcels import Packed

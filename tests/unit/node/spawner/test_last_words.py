@@ -10,7 +10,7 @@ from torchmuster.net.ipc import MAX_FRAME_BYTES, IpcServer
 from torchmuster.net.ipc_messages import CallTaken, WorkerReport
 from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.spawner import last_words
-from torchmuster.node.spawner.ran_code import CodeNote
+from torchmuster.node.spawner.last_words import CodeNote
 
 DEADLINE_S = 30.0
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from torchmuster.node.spawner import ran_code
-from torchmuster.node.spawner.ran_code import CodeNote
+from torchmuster.node.spawner import last_words as ran_code
+from torchmuster.node.spawner.last_words import CodeNote
 
 
 @pytest.fixture

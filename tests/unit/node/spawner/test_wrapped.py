@@ -14,8 +14,13 @@ from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.spawner.link import SpawnerLink
 from torchmuster.node.spawner.messages import InterpreterReady, SpawnerEvent, TorchFound
-from torchmuster.node.spawner.start import is_interpreter, make_link, start_spawner
-from torchmuster.node.spawner.wrapped import SpawnerServer, WrappedLink
+from torchmuster.node.spawner.start import (
+    SpawnerServer,
+    WrappedLink,
+    is_interpreter,
+    make_link,
+    start_spawner,
+)
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from torchmuster.net.address import bind
 from torchmuster.net.listener import Listener
 from torchmuster.net.secret import read_secret
 from torchmuster.node import head_link
+from torchmuster.node.output import LogVoice
 from torchmuster.node.task import agent as task_agent
 from torchmuster.node.task.agent import TaskAgent
 from torchmuster.node.task.options import TaskOptions, TaskOrder
-from torchmuster.node.voice import LogVoice
 from torchmuster.owner.create import create_workflow_dir
 from torchmuster.programs.group_main import task_argv
 from unit.net.loopback import run

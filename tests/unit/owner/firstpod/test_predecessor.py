@@ -18,7 +18,7 @@ OWNER = """
 import sys, time
 from torchmuster.model import codec
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.firstpod.predecessor import FirstPod
+from torchmuster.owner.firstpod.conduct import FirstPod
 import json
 
 FirstPod(codec.from_plain(PodOrder, json.loads(sys.argv[1])), sys.argv[2]).take()

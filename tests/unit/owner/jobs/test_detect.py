@@ -2,15 +2,10 @@
 
 import pytest
 
-from torchmuster.engines.qstat import parse_qstat
+from torchmuster.engines.pbs import parse_qstat
 from torchmuster.engines.slurm import parse_sinfo
 from torchmuster.errors import MusterError
-from torchmuster.owner.jobs.detect import (
-    ask,
-    find_tool,
-    list_queues,
-    parse_version,
-)
+from torchmuster.owner.jobs.detect import ask, find_tool, list_queues, parse_version
 from torchmuster.proc import Answered
 
 SINFO = """\

@@ -6,7 +6,7 @@ from torchmuster.engines.registry import load_dialect
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
-from torchmuster.owner.jobs.last_word import with_last_word
+from torchmuster.owner.jobs.conduct import with_last_word
 from torchmuster.owner.jobs.links import mark_cancelled
 
 PBS = load_dialect("pbs")

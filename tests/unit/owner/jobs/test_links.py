@@ -7,17 +7,11 @@ import pytest
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.job import JobView
-from torchmuster.model.links import Links
+from torchmuster.model.job import JobView, Links
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs import links
-from torchmuster.owner.jobs.links import (
-    mark_cancelled,
-    settled_result,
-    words_on_head,
-    write_links,
-)
+from torchmuster.owner.jobs.links import mark_cancelled, settled_result, words_on_head, write_links
 from torchmuster.proc import Answered
 
 PREEMPTED = Result(

@@ -27,7 +27,7 @@ from torchmuster.model.workflow import (
     TrainingPlan,
     WorkflowPlan,
 )
-from torchmuster.owner.create import create_workflow_dir
+from torchmuster.owner.create import create_workflow_dir, link_reused
 from torchmuster.owner.pods.bring_group import (
     bring_group,
     plan_group,
@@ -35,7 +35,6 @@ from torchmuster.owner.pods.bring_group import (
     refuse_what_pods_can_not,
 )
 from torchmuster.owner.pods.group import PodGroup
-from torchmuster.owner.reuse import link_reused
 from torchmuster.spec.sites.site import Site
 
 SITE = Site(

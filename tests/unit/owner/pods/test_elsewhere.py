@@ -10,9 +10,8 @@ from torchmuster.engines.kubernetes.dialect import DIALECT
 from torchmuster.files import atomic
 from torchmuster.model import codec
 from torchmuster.model.job import JobView
-from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import JobState, RunState, State
-from torchmuster.model.verdict import Report
+from torchmuster.model.verdict import GroupOutcome, Report
 from torchmuster.model.workflow import GroupPlan, Resources, TaskPlan, WorkflowPlan
 from torchmuster.owner.create import create_workflow_dir
 from torchmuster.owner.jobs.jobs import forget_views

@@ -9,16 +9,9 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import JobView
-from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import JobState, State
-from torchmuster.model.verdict import Report
-from torchmuster.model.workflow import (
-    PODS_ENGINE,
-    GroupNodes,
-    GroupPlan,
-    TaskPlan,
-    WorkflowPlan,
-)
+from torchmuster.model.verdict import GroupOutcome, Report
+from torchmuster.model.workflow import PODS_ENGINE, GroupNodes, GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
 from torchmuster.owner.jobs.jobs import forget_views
 from torchmuster.owner.pods.bring_group import GroupPods

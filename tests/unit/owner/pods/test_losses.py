@@ -11,14 +11,16 @@ from torchmuster.model import codec
 from torchmuster.model.event import moment_of
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.job import JobState, JobView
-from torchmuster.model.outcome import (
+from torchmuster.model.states import RunState, State
+from torchmuster.model.verdict import (
+    Circumstances,
     FailureFacts,
     GroupOutcome,
+    Result,
     TaskOutcome,
+    explain_failure,
     explain_task_failure,
 )
-from torchmuster.model.states import RunState, State
-from torchmuster.model.verdict import Circumstances, Result, explain_failure
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.owner.pods.losses import (
     LossNotes,

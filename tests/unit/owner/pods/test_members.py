@@ -17,8 +17,7 @@ from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.node.pod import order as orders
-from torchmuster.node.pod.member import place_member
-from torchmuster.node.pod.order import read_order
+from torchmuster.node.pod.order import place_member, read_order
 from torchmuster.owner.create import create_sweep_dir
 from torchmuster.owner.jobs.jobs import forget_views
 from torchmuster.owner.jobs.never import STANDS_S

@@ -22,7 +22,7 @@ from torchmuster.owner.views.live import MOST_ATTEMPTS, LiveReader, last_sample
 from torchmuster.owner.views.live_list import ListReader
 from torchmuster.owner.views.live_training import TrainingTail
 from torchmuster.owner.views.record import RecordTail, last_event
-from torchmuster.ui.top.overview import overview_lines
+from torchmuster.ui.top.frame import overview_lines
 from torchmuster.ui.top.picture import run_picture
 from torchmuster.ui.top.run_lines import time_left_s
 from unit.ui.top.samples import sample_of

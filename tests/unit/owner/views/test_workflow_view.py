@@ -6,8 +6,8 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import JobView
-from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import JobState, RunState, State
+from torchmuster.model.verdict import GroupOutcome
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.owner.jobs.jobs import view_jobs
 from torchmuster.owner.views.workflow_view import view_job_workflow

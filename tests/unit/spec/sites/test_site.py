@@ -9,8 +9,14 @@ import pytest
 from torchmuster.engines.schedulers import SCHEDULERS
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.model.scheduler import SchedulerFacts
-from torchmuster.spec.sites.schema import SiteKeys, keys_of_kind, kinds_of
-from torchmuster.spec.sites.site import BUILT_IN, load_sites, site_hosts
+from torchmuster.spec.sites.site import (
+    BUILT_IN,
+    SiteKeys,
+    keys_of_kind,
+    kinds_of,
+    load_sites,
+    site_hosts,
+)
 
 LSF = SchedulerFacts(name="lsf", module="lsf.dialect", install="LSF")
 PAGE = Path(__file__).parents[4] / "docs" / "sites.md"

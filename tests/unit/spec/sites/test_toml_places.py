@@ -6,7 +6,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.spec.sites.toml_places import find_places
+from torchmuster.spec.sites.site import find_places
 
 TEXT = '''\
 # a comment = "x"

@@ -1,7 +1,7 @@
 import pytest
 
 from torchmuster.spec.problems import FileProblems, show_path
-from torchmuster.spec.workflow.explain import validate
+from torchmuster.spec.workflow.load import validate
 from unit.spec.workflow_files import one
 
 

@@ -13,7 +13,8 @@ from kit.work import num_calls
 from torchmuster.errors import ManyErrors, MusterError
 from torchmuster.model import codec
 from torchmuster.model.workflow import WorkflowPlan
-from torchmuster.spec.workflow import schema, template
+from torchmuster.spec.workflow import load as template
+from torchmuster.spec.workflow import schema
 from torchmuster.spec.workflow.load import LoadOptions, load_workflow, plan_workflow
 
 LIMIT_S = 25.0  # of processors; each file takes about one, and what is refused for its size would take minutes

@@ -3,7 +3,7 @@ import json
 
 from hypothesis import given
 
-from torchmuster.spec.workflow.packing import pack, unpack
+from torchmuster.spec.workflow.sandbox import pack, unpack
 from unit.strategies import JSON_VALUES
 
 

@@ -11,7 +11,7 @@ from torchmuster import proc
 from torchmuster.model.tokens import find_tokens
 from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import MAX_BYTES, Source
-from torchmuster.spec.workflow.template import protect_tokens, render_file
+from torchmuster.spec.workflow.load import protect_tokens, render_file
 
 SEEDS = [folder / "shared/seeds/osmo-multi-node-training.rst" for folder in Path(__file__).parents]
 # Comparing these two takes 2**40 steps inside one operation, where no Python handler runs.

@@ -10,13 +10,13 @@ import torch
 
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST
+from torchmuster.train.snapshot.load import Patience
 from torchmuster.train.snapshot.state import (
     NoGoodSnapshotError,
     SnapshotError,
     UnreadableError,
     unpack,
 )
-from torchmuster.train.snapshot.verify import Patience
 from unit.train.snapshot.making import DATA, read_newest, save, state_of
 
 NUM_HARMS = 1000

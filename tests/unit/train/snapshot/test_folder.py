@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmuster.train.snapshot import fileops
+from torchmuster.train.snapshot import folder as fileops
 from torchmuster.train.snapshot.folder import LocalFolder, UrlFolder, open_folder
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.state import SnapshotError

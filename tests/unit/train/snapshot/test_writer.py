@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from torchmuster.model.display.text import render_report, report_of_error
-from torchmuster.train.snapshot import fileops, writer
+from torchmuster.train.snapshot import folder as fileops
+from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.state import ChangedError, SnapshotError

@@ -9,7 +9,7 @@ from torch import nn
 from torchmuster.train import rng
 from torchmuster.train.heartbeat import StepState
 from torchmuster.train.snapshot.state import SnapshotError
-from torchmuster.train.verify.passes import (
+from torchmuster.train.verify.watch import (
     CantRepeatError,
     PassNotes,
     digest,

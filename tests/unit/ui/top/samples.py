@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from torchmuster.model.display.live import LiveAttempt, LiveRun, LiveTraining
-from torchmuster.model.sample import RankSample
+from torchmuster.model.progress import RankSample
 
 NOW = 1_800_000_000.0
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchmuster.model.display.bars import BarWords
-from torchmuster.model.display.live import LiveAttempt, LiveRow, LiveTask
+from torchmuster.model.display.live import BarWords, LiveAttempt, LiveRow, LiveTask
 from torchmuster.ui.top.frame import Known, draw
 from torchmuster.ui.top.picture import run_picture
 from torchmuster.ui.top.state import Page, ViewState

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.ui.top.keys import read_keys
+from torchmuster.ui.top.painter import read_keys
 
 
 @pytest.mark.parametrize(

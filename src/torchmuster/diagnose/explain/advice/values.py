@@ -4,22 +4,645 @@ Each value is worked out from an event, and from the case where another line has
 log does not show it: then advice that needs it is not given (`rules/rows.py`).
 """
 
+import difflib
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 
-from torchmuster.diagnose.explain.advice.names import OF_NAMES
 from torchmuster.diagnose.explain.advice.said import (
     Value,
+    code_at,
     first_of,
     line_with,
+    lines_of,
     remedy_of,
     text_of,
 )
-from torchmuster.diagnose.explain.advice.tensors import OF_TENSORS
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogEvent
 from torchmuster.diagnose.explain.reading.gpu_memory import GpuMemory, in_gib, read_memory
+
+# What pip calls the packages whose modules have other names, and how those are installed that need more than a name.
+
+
+# Source: the projects' pages on PyPI.
+_DISTRIBUTIONS = {
+    "cv2": "opencv-python-headless",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "yaml": "PyYAML",
+    "PIL": "Pillow",
+    "bs4": "beautifulsoup4",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "git": "GitPython",
+    "google.protobuf": "protobuf",
+    "attr": "attrs",
+    "Crypto": "pycryptodome",
+    "OpenSSL": "pyOpenSSL",
+    "pkg_resources": "'setuptools<81'",
+    "Levenshtein": "python-Levenshtein",
+    "hydra": "hydra-core",
+    "pytorch_lightning": "pytorch-lightning",
+    "lightning_fabric": "lightning-fabric",
+    "etcd": "python-etcd",
+    "faiss": "faiss-cpu",
+    "fitz": "PyMuPDF",
+    "magic": "python-magic",
+    "pynvml": "nvidia-ml-py",
+    "sentence_transformers": "sentence-transformers",
+    "rouge_score": "rouge-score",
+    "torch_geometric": "torch-geometric",
+    "umap": "umap-learn",
+    "usb": "pyusb",
+    "zmq": "pyzmq",
+    "huggingface_hub": "huggingface-hub",
+    "ray": "'ray[default]'",
+}
+# These are compiled against the torch that is installed, so pip must not build them apart from it.
+_BUILT_AGAINST_TORCH = {
+    "flash_attn": "flash-attn",
+    "flash_attn_2_cuda": "flash-attn",
+    "flash_attn_cuda": "flash-attn",
+    "mamba_ssm": "mamba-ssm",
+    "causal_conv1d": "causal-conv1d",
+    "causal_conv1d_cuda": "causal-conv1d",
+    "selective_scan_cuda": "mamba-ssm",
+    "torch_scatter": "torch-scatter",
+    "torch_sparse": "torch-sparse",
+    "torch_cluster": "torch-cluster",
+    "pytorch3d": "git+https://github.com/facebookresearch/pytorch3d",
+    "detectron2": "git+https://github.com/facebookresearch/detectron2",
+    "transformer_engine": "'transformer_engine[pytorch]'",
+    "transformer_engine_torch": "'transformer_engine[pytorch]'",
+    "tinycudann": "git+https://github.com/NVlabs/tiny-cuda-nn/#subdirectory=bindings/torch",
+    "diff_gaussian_rasterization": "git+https://github.com/graphdeco-inria/diff-gaussian-rasterization",
+    "exllamav2_ext": "exllamav2",
+    "apex": "git+https://github.com/NVIDIA/apex",
+    "amp_C": "git+https://github.com/NVIDIA/apex",
+    "fused_layer_norm_cuda": "git+https://github.com/NVIDIA/apex",
+    "grouped_gemm": "git+https://github.com/fanshiqing/grouped_gemm",
+}
+
+
+def distribution_of(module: str) -> str:
+    """Return what to write behind `pip install` for a module; empty where the name of its package is not known.
+
+    A module of the user's own looks like any other that is missing: only names that are known to be on PyPI are said.
+    """
+    top = module.partition(".")[0]
+    if top in _BUILT_AGAINST_TORCH:
+        return f"{_BUILT_AGAINST_TORCH[top]} --no-build-isolation"
+    return (
+        _DISTRIBUTIONS.get(module) or _DISTRIBUTIONS.get(top) or (top if top in _SAME_NAME else "")
+    )
+
+
+_SAME_NAME = frozenset(
+    {
+        *(
+            "accelerate",
+            "aiohttp",
+            "albumentations",
+            "apache_beam",
+            "av",
+            "bitsandbytes",
+            "boto3",
+            "click",
+        ),
+        *(
+            "dask",
+            "datasets",
+            "decord",
+            "deepspeed",
+            "diffusers",
+            "dill",
+            "evaluate",
+            "fairscale",
+            "fairseq",
+        ),
+        *(
+            "fire",
+            "ftfy",
+            "gymnasium",
+            "h5py",
+            "imageio",
+            "jax",
+            "joblib",
+            "jsonlines",
+            "kornia",
+            "librosa",
+        ),
+        *(
+            "lightning",
+            "lmdb",
+            "loguru",
+            "matplotlib",
+            "mlflow",
+            "mosaicml",
+            "msgpack",
+            "networkx",
+            "ninja",
+        ),
+        *(
+            "nltk",
+            "numba",
+            "numpy",
+            "omegaconf",
+            "onnx",
+            "onnxruntime",
+            "optuna",
+            "packaging",
+            "pandas",
+        ),
+        *(
+            "peft",
+            "plotly",
+            "polars",
+            "protobuf",
+            "psutil",
+            "pyarrow",
+            "pydantic",
+            "regex",
+            "requests",
+            "rich",
+        ),
+        *(
+            "sacrebleu",
+            "safetensors",
+            "scipy",
+            "seaborn",
+            "sentencepiece",
+            "seqeval",
+            "sglang",
+            "shapely",
+        ),
+        *(
+            "soundfile",
+            "spacy",
+            "submitit",
+            "sympy",
+            "tabulate",
+            "tensorboard",
+            "tensorflow",
+            "termcolor",
+        ),
+        *(
+            "tiktoken",
+            "tokenizers",
+            "torchaudio",
+            "torchmetrics",
+            "torchvision",
+            "tqdm",
+            "transformers",
+        ),
+        *(
+            "triton",
+            "trl",
+            "typer",
+            "webdataset",
+            "xformers",
+            "xgboost",
+            "yacs",
+            "zarr",
+            "zstandard",
+            "setuptools",
+        ),
+        *("einops", "mpi4py", "pycocotools", "rouge", "tensorboardX", "timm", "vllm", "wandb"),
+    }
+)
+
+KNOWN_MODULES = frozenset({"torch", *_DISTRIBUTIONS, *_BUILT_AGAINST_TORCH, *_SAME_NAME})
+
+
+# Values for advice about names: packages, commands, options, files and folders.
+
+
+_OPTION = re.compile(r"'Namespace' object has no attribute '(?P<name>\w+)'")
+_MODULE = re.compile(r"No module named '?(?P<module>[\w.]+)")
+_COMMANDS = (
+    *("python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun"),
+    *("sbatch", "nvidia-smi", "module", "conda", "source", "export", "bash", "singularity"),
+    "apptainer",
+)
+_SCRIPTS = (
+    *("train.py", "main.py", "finetune.py", "run.py", "pretrain.py", "eval.py", "test.py"),
+    "inference.py",
+)
+_ALIKE = 0.8
+_LEAST = 4  # letters of a word
+_FILE = re.compile(r"[\w./~+-]+\.[A-Za-z]\w{0,11}\b|(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)+")
+
+
+def _distribution(_case: Case, event: LogEvent) -> str:
+    """Return what to hand to pip for a module that is missing or does not fit."""
+    module = event.get("module") or event.get("name") or first_of(_MODULE, text_of(event), "module")
+    return distribution_of(module)
+
+
+def _broken_part(_case: Case, event: LogEvent) -> str:
+    """Return the package whose own files look for a part of it that is missing."""
+    module = first_of(_MODULE, text_of(event), "module")
+    top = module.partition(".")[0]
+    frames = " ".join(event.detail)
+    return distribution_of(top) if top != module and f"-packages/{top}/" in frames else ""
+
+
+def _pip_install(case: Case, event: LogEvent) -> str:
+    """Return the command that installs a missing module; a package that lacks a part of itself is installed anew."""
+    broken = _broken_part(case, event)
+    name = broken or _distribution(case, event)
+    return f"pip install {'--force-reinstall ' if broken else ''}{name}" if name else ""
+
+
+def _meant_module(_case: Case, event: LogEvent) -> str:
+    """Return a well known module that is spelled nearly like the missing one."""
+    top = first_of(_MODULE, text_of(event), "module").partition(".")[0]
+    near = _nearest(top, KNOWN_MODULES) if top else ""
+    return near or (_nearest(top, sys.stdlib_module_names) if top else "")
+
+
+def _hiding_file(_case: Case, event: LogEvent) -> str:
+    """Return the user's own file in which an import went round in a circle, where it has the name of a module of Python's."""
+    name = os.path.basename(event.get("where").rpartition(":")[0])
+    return name if name.removesuffix(".py") in sys.stdlib_module_names else ""
+
+
+def _meant_command(case: Case, event: LogEvent) -> str:
+    """Return a command that is spelled nearly like the one that was not found."""
+    name = next(filter(None, map(event.get, ("command", "other", "name", "why", "path"))), "")
+    name = name or line_with(case, "Executable: ").rpartition(" ")[2]
+    return _nearest(os.path.basename(name), _COMMANDS)
+
+
+def _lmod(_case: Case, event: LogEvent) -> str:
+    """Return the path of Lmod's own program, where that is what was not found."""
+    path = next(filter(None, map(event.get, ("command", "path", "other"))), "")
+    return path if path.endswith("/libexec/lmod") else ""
+
+
+def _existing_cluster(case: Case, _event: LogEvent) -> str:
+    line = line_with(case, "existing Ray cluster at address")
+    return first_of(re.compile(r"at address: ([\d.]+:\d+)"), line, 1)
+
+
+def _meant_file(case: Case, event: LogEvent) -> str:
+    """Return a path that the log names and that is spelled nearly like the missing one; else a script's usual name."""
+    missing = missing_path(event)
+    _folder, name = os.path.split(missing)
+    if not name:
+        return ""
+    named = {path for line in lines_of(case) for path in _FILE.findall(line.text)}
+    named = {path for path in named if path not in missing and os.path.basename(path) != name}
+    near = _nearest(missing, named) or _nearest(name, {path for path in named if "/" not in path})
+    if not near and name.endswith(".py"):
+        near = _nearest(name, _SCRIPTS)
+    return near
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """Return the one word that is spelled nearly like another, in the same number of letters or one more or less."""
+    if word in known:
+        return ""
+    near = [
+        other
+        for other in difflib.get_close_matches(word, sorted(known), n=3, cutoff=_ALIKE)
+        if other != word and abs(len(other) - len(word)) <= 1 and _differ_in_spelling(word, other)
+    ]
+    return near[0] if near else ""
+
+
+def _differ_in_spelling(one: str, other: str) -> bool:
+    """Say whether two names differ within words: files of a series differ in a number or a letter of their own."""
+    if re.findall(r"\d+", one) != re.findall(r"\d+", other):
+        return False
+    words, others = re.findall(r"[^\W\d_]+", one), re.findall(r"[^\W\d_]+", other)
+    pairs = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    return len(words) == len(others) and all(len(min(pair, key=len)) >= _LEAST for pair in pairs)
+
+
+def _meant_option(case: Case, event: LogEvent) -> str:
+    """Return an option of the usage that argparse printed, spelled nearly like the one that it did not know."""
+    wrong = first_of(re.compile(r"unrecognized arguments: (--[\w-]+)"), event.line.text, 1)
+    usage = {option for line in lines_of(case) for option in re.findall(r"\[(--[\w-]+)", line.text)}
+    same = {option for option in usage if option.replace("-", "_") == wrong.replace("-", "_")}
+    return next(iter(same), "") or _nearest(wrong, usage)
+
+
+def _missing_option(_case: Case, event: LogEvent) -> str:
+    return first_of(_OPTION, event.get("message"), "name")
+
+
+# Paths.
+
+_NO_FOLDER = re.compile(
+    r"(?:Parent directory|[Dd]irectory|[Ff]older) '?(?P<path>[^\s']+?)'? does not exist"
+)
+_PATH = re.compile(r"'(?P<path>[^']+)'")
+_WRITES = re.compile(
+    r"open\([^)]*,\s*(?:mode=)?['\"][wax]|\bsave\w*\(|\.to_(?:csv|json|parquet|pickle)\(|\bdump\(|imwrite\(|FileHandler\(|savefig\(|np\.save|mkstemp|write_\w+\("
+)
+
+
+def missing_path(event: LogEvent) -> str:
+    """Return the path that an event says is not there."""
+    return event.get("path") or first_of(_PATH, event.get("message") or event.line.text, "path")
+
+
+def _folder_to_make(_case: Case, event: LogEvent) -> str:
+    """Return the folder that is missing where a line writes a file: programs make files, not their folders."""
+    named = first_of(_NO_FOLDER, event.get("message"), "path")
+    if named and (
+        event.get("message").startswith("Parent directory") or _WRITES.search(code_at(event))
+    ):
+        return named
+    return os.path.dirname(missing_path(event)) if _WRITES.search(code_at(event)) else ""
+
+
+def _home_path(_case: Case, event: LogEvent) -> str:
+    path = missing_path(event)
+    return path if path.startswith("~") else ""
+
+
+def _relative_path(_case: Case, event: LogEvent) -> str:
+    path = missing_path(event)
+    return path if "/" in path and not path.startswith(("/", "~", "$", "http")) else ""
+
+
+_TMP = re.compile(r"(?<![\w/])(/(?:var/)?tmp)(?=/|'|\"|\s|$)")
+
+
+def _on_tmp(_case: Case, event: LogEvent) -> str:
+    if "cannot create temp file for here-document" in event.line.text:
+        return "/tmp"  # where bash puts them
+    return first_of(_TMP, event.line.text, 1)
+
+
+# Which variable says where a library keeps its cache. Source: the libraries' documentation.
+_CACHES = {
+    "/.cache/huggingface": "HF_HOME",
+    "/.cache/torch": "TORCH_HOME",
+    "/.cache/torch_extensions": "TORCH_EXTENSIONS_DIR",
+    "/torchinductor_": "TORCHINDUCTOR_CACHE_DIR",
+    "/.triton": "TRITON_CACHE_DIR",
+    "/.cache/vllm": "VLLM_CACHE_ROOT",
+    "/.cache/pip": "PIP_CACHE_DIR",
+    "/.cache/wandb": "WANDB_CACHE_DIR",
+    "/.local/share/wandb": "WANDB_DATA_DIR",
+    "/.config/matplotlib": "MPLCONFIGDIR",
+    "/.cache/matplotlib": "MPLCONFIGDIR",
+    "/.nv/ComputeCache": "CUDA_CACHE_PATH",
+    "/.apptainer": "APPTAINER_CACHEDIR",
+    "/.singularity": "SINGULARITY_CACHEDIR",
+    "/nltk_data": "NLTK_DATA",
+    "/.cache": "XDG_CACHE_HOME",
+}
+
+
+def _cache_variable(_case: Case, event: LogEvent) -> str:
+    """Return the variable that moves the cache in which a path lies."""
+    path = missing_path(event)
+    lies_in = [
+        part for part in _CACHES if f"{part}/" in f"{path}/" or (part[-1] == "_" and part in path)
+    ]
+    return _CACHES[max(lies_in, key=len)] if lies_in else ""
+
+
+# What torch.compile lacks; compilers of C and C++ are packages of their own.
+_COMPILERS = (
+    (
+        re.compile(r"InvalidCxxCompiler|C\+\+ compiler"),
+        "a C++ compiler",
+        "g++ in the image (in build-essential, or gcc-c++; `module load gcc`, export CXX=g++)",
+    ),
+    (
+        re.compile(r"C compiler"),
+        "a C compiler",
+        "gcc in the image (`module load gcc`, export CC=gcc)",
+    ),
+    (re.compile(r"Python\.h"), "Python's headers", "python3-dev (or python3-devel) in the image"),
+)
+
+
+def _compiler(_case: Case, event: LogEvent) -> str:
+    return next((name for regex, name, _ in _COMPILERS if regex.search(text_of(event))), "")
+
+
+def _compiler_package(_case: Case, event: LogEvent) -> str:
+    return next((package for regex, _, package in _COMPILERS if regex.search(text_of(event))), "")
+
+
+def _spelling(_case: Case, event: LogEvent) -> str:
+    """Return the name that Python proposes for one that is not there."""
+    return first_of(re.compile(r"Did you mean:? [^?]{1,80}\?"), text_of(event))
+
+
+OF_NAMES: Mapping[str, Value] = {
+    "missing_option": _missing_option,
+    "distribution": _distribution,
+    "pip_install": _pip_install,
+    "meant_command": _meant_command,
+    "meant_module": _meant_module,
+    "hiding_file": _hiding_file,
+    "lmod": _lmod,
+    "existing_cluster": _existing_cluster,
+    "meant_file": _meant_file,
+    "folder_to_make": _folder_to_make,
+    "home_path": _home_path,
+    "relative_path": _relative_path,
+    "on_tmp": _on_tmp,
+    "meant_option": _meant_option,
+    "cache_variable": _cache_variable,
+    "spelling": _spelling,
+    "compiler": _compiler,
+    "compiler_package": _compiler_package,
+}
+
+
+# Values for advice about tensors: devices, sizes, data types, what a checkpoint holds.
+
+
+# Devices.
+
+
+# Sizes.
+
+_PRODUCT = re.compile(r"\((?P<rows>\d+)x(?P<have>\d+) and (?P<want>\d+)x\d+\)")
+_VIEW = re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input of size (?P<size>\d+)")
+_STORED = re.compile(
+    r"size mismatch for (?P<key>\S+?): copying a param with shape torch\.Size\(\[(?P<stored>[\d, ]*)\]\) from checkpoint,"
+    r" the shape in current model is torch\.Size\(\[(?P<built>[\d, ]*)\]\)"
+)
+_TOKENS = re.compile(
+    r"sequence length is longer than the specified maximum sequence length for this model \((?P<tokens>\d+) > (?P<most>\d+)\)"
+)
+_TABLE = re.compile(r"(?:embed|wte|lm_head|word_embeddings|tok_embeddings)", re.IGNORECASE)
+
+
+def _matrix_have(_case: Case, event: LogEvent) -> str:
+    return first_of(_PRODUCT, event.get("message"), "have") if _is_in_a_layer(event) else ""
+
+
+def _matrix_want(_case: Case, event: LogEvent) -> str:
+    return first_of(_PRODUCT, event.get("message"), "want") if _is_in_a_layer(event) else ""
+
+
+def _is_in_a_layer(event: LogEvent) -> bool:
+    return "nn/modules/linear.py" in event.get("through")
+
+
+def _odd_view(_case: Case, event: LogEvent) -> str:
+    """Return the size that a view asks for and the number of entries does not divide by."""
+    found = _VIEW.search(event.get("message"))
+    if found is None:
+        return ""
+    sizes = [int(word) for word in found["shape"].split(",")]
+    fixed = math.prod(size for size in sizes if size > 0)
+    if sizes.count(-1) != 1 or not fixed or int(found["size"]) % fixed == 0:
+        return ""
+    return f"{found['size']} entries are no multiple of {fixed}"
+
+
+def _position_table(_case: Case, event: LogEvent) -> str:
+    """Return `positions` where the frames show that the table in question is that of the positions."""
+    return "positions" if any(map(_POSITION.search, event.detail)) else ""
+
+
+_POSITION = re.compile(r"\bwpe\b|position|\bpos(?:_?emb\w*)?\b|positional", re.IGNORECASE)
+
+
+def _max_tokens(case: Case, _event: LogEvent) -> str:
+    return first_of(_TOKENS, line_with(case, "longer than the specified maximum"), "most")
+
+
+def _num_tokens(case: Case, _event: LogEvent) -> str:
+    return first_of(_TOKENS, line_with(case, "longer than the specified maximum"), "tokens")
+
+
+def _stored_key(_case: Case, event: LogEvent) -> str:
+    return first_of(_STORED, text_of(event), "key")
+
+
+def _stored_shape(_case: Case, event: LogEvent) -> str:
+    return first_of(_STORED, text_of(event), "stored")
+
+
+def _built_shape(_case: Case, event: LogEvent) -> str:
+    return first_of(_STORED, text_of(event), "built")
+
+
+def _stored_rows(_case: Case, event: LogEvent) -> str:
+    """Return how many rows a table of tokens has in the checkpoint, if only their number differs."""
+    found = _STORED.search(text_of(event))
+    if found is None or not _TABLE.search(found["key"]):
+        return ""
+    stored, built = found["stored"].split(", "), found["built"].split(", ")
+    return stored[0] if stored[1:] == built[1:] and stored != built else ""
+
+
+def _built_rows(case: Case, event: LogEvent) -> str:
+    return (
+        first_of(_STORED, text_of(event), "built").split(", ")[0]
+        if _stored_rows(case, event)
+        else ""
+    )
+
+
+def _module_prefix(_case: Case, event: LogEvent) -> str:
+    """Return the prefix that all keys of a checkpoint have and the model's do not: it was saved from a wrapper."""
+    keys = re.findall(r'"([\w.]+)"', text_of(event).partition("Unexpected key(s)")[2])
+    prefixes = {prefix for key in keys if (prefix := first_of(_WRAPPERS, key))}
+    return prefixes.pop() if len(prefixes) == 1 and all(map(_WRAPPERS.match, keys)) else ""
+
+
+_WRAPPERS = re.compile(r"^(?:module|_orig_mod|_forward_module|model\.module)\.")
+
+
+def _last_index(_case: Case, event: LogEvent) -> str:
+    size = event.get("size") or first_of(_OF_SIZE, event.get("message"), 1)
+    return str(int(size) - 1) if size.isdigit() and int(size) else ""
+
+
+_OF_SIZE = re.compile(r"with size (\d+)")
+
+
+def _multiples(size: str, unit: int) -> str:
+    """Return the multiples of a number around a size that is none."""
+    if not size.isdigit() or not unit or int(size) % unit == 0:
+        return ""
+    below = int(size) // unit * unit
+    return f"{below} or {below + unit}" if below else str(unit)
+
+
+def _fitting_batch(_case: Case, event: LogEvent) -> str:
+    """Return the global batch sizes next to one that is no multiple of micro batch times data parallel size."""
+    sizes = [event.get(name) for name in ("micro", "dp")]
+    if all(word.isdigit() for word in sizes):
+        return _multiples(event.get("size"), math.prod(map(int, sizes)))
+    ranks = event.get("ranks")
+    return _multiples(event.get("size"), int(ranks)) if ranks.isdigit() else ""
+
+
+def _fitting_world(_case: Case, event: LogEvent) -> str:
+    """Return the numbers of ranks next to one that is no multiple of what the model is divided into."""
+    unit = re.fullmatch(r"\(?(\d+)\)?\.?", event.get("why").strip())
+    return _multiples(event.get("size"), int(unit[1])) if unit is not None else ""
+
+
+def _tensor_sizes(_case: Case, event: LogEvent) -> str:
+    """Return the tensor parallel sizes up to the one that was asked for that divide the number of heads."""
+    heads, most = event.get("heads"), event.get("tp")
+    if not heads.isdigit() or not most.isdigit():
+        return ""
+    sizes = [str(size) for size in range(1, int(most)) if int(heads) % size == 0]
+    return f"{', '.join(sizes[:-1])} and {sizes[-1]}" if len(sizes) > 1 else ""
+
+
+_EQUATION = re.compile(r"(?P<train>\d+) != (?P<micro>\d+) \* (?P<steps>\d+) \* (?P<ranks>\d+)")
+
+
+def _train_batch(_case: Case, event: LogEvent) -> str:
+    """Return what DeepSpeed's train_batch_size would have to be: micro batch times accumulation times ranks."""
+    found = _EQUATION.search(text_of(event))
+    return str(math.prod(int(found[name]) for name in ("micro", "steps", "ranks"))) if found else ""
+
+
+def _classes_needed(_case: Case, event: LogEvent) -> str:
+    """Return how many classes a label needs."""
+    return str(int(event.get("target")) + 1) if event.get("target").isdigit() else ""
+
+
+def _empty_split(_case: Case, event: LogEvent) -> str:
+    return "num_samples" if re.search(r"assert .*num_samples > 0", code_at(event)) else ""
+
+
+# Data types.
+
+
+OF_TENSORS: Mapping[str, Value] = {
+    "matrix_have": _matrix_have,
+    "matrix_want": _matrix_want,
+    "odd_view": _odd_view,
+    "position_table": _position_table,
+    "max_tokens": _max_tokens,
+    "num_tokens": _num_tokens,
+    "stored_key": _stored_key,
+    "stored_shape": _stored_shape,
+    "built_shape": _built_shape,
+    "stored_rows": _stored_rows,
+    "built_rows": _built_rows,
+    "wrapper_prefix": _module_prefix,
+    "last_index": _last_index,
+    "fitting_batch": _fitting_batch,
+    "fitting_world": _fitting_world,
+    "tensor_sizes": _tensor_sizes,
+    "train_batch": _train_batch,
+    "classes_needed": _classes_needed,
+    "empty_split": _empty_split,
+}
+
 
 # The memory of GPUs.
 

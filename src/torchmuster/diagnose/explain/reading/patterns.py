@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from torchmuster.diagnose.explain.catalogue.entry import Row, Tells, read_rows
-from torchmuster.diagnose.explain.catalogue.index import CATALOGUE
-from torchmuster.diagnose.explain.catalogue.stems import cut_to_few_beginnings
+from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, cut_to_few_beginnings
 from torchmuster.diagnose.explain.events import LineRole
 from torchmuster.diagnose.explain.reading.sentences import SENTENCES
 

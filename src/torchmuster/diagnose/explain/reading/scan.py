@@ -6,22 +6,342 @@ Every digit of a block becomes 0; a line whose shape is known to mean nothing co
 import os
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
-from torchmuster.diagnose.explain.reading import boxes, json_lines, patterns, prefix
-from torchmuster.diagnose.explain.reading.crashes import CrashReader
+from torchmuster.diagnose.explain.reading import json_lines, patterns, prefix
 from torchmuster.diagnose.explain.reading.ends import LogSource, Notes
-from torchmuster.diagnose.explain.reading.levels import level_named
-from torchmuster.diagnose.explain.reading.shapes import (
-    MAX_EVENTS_OF_A_SHAPE,
-    MAX_PROGRESS_BYTES,
-    Shape,
-    ShapeTable,
-)
+from torchmuster.diagnose.explain.reading.prefix import level_named
 from torchmuster.diagnose.explain.reading.tracebacks import TracebackReader
+
+# Tracebacks and messages in boxes, as rich draws them: read as if Python had written them.
+#
+# Source: rich 13 to 15, `traceback.py` and `panel.py`: a title, one line `FILE:LINE in FUNCTION` for each frame, its code with numbers.
+
+
+_TITLE = re.compile(r"^(?P<left> *)[╭┌][─━]+ (?P<title>.+?) [─━]+[╮┐]?")
+_BOTTOM = re.compile(r"^ *[╰└][─━]*[╯┘]?$")
+_SIDE = re.compile(r"^(?P<left> *)[│┃] ?(?P<text>.*?)\s*[│┃]?$")
+_FRAME = re.compile(r"^(?P<file>[^\s:]\S*):(?P<line>\d+)(?: in ?(?P<function>\S.*)?)?$")
+_CODE = re.compile(r"^(?:(?P<mark>❱) +|  +)\d+ (?:[│ ] ?)?(?P<code>.*)$")
+# A row of rich's logging: level, text, place; what had no room stands below, moved as far to the right.
+_ROW = re.compile(
+    r"^ *(?P<level>WARNING|ERROR|CRITICAL) +(?P<text>\S.*?) {2,}\S+\.py:\d+$|^ *(?P<level2>WARNING|ERROR|CRITICAL) +(?P<text2>\S.*?) \S+\.py:\d+$"
+)
+_BELOW = re.compile(r"^ {20,}(?P<text>\S.*)$")
+_MAX_ROWS = 40
+_EDGES = ("╭", "╰", "│", "┌", "└")
+_IS_TRACEBACK = "Traceback (most recent call last)"
+
+
+def is_drawn(text: str) -> bool:
+    """Say whether a line may be part of a box."""
+    return "─" in text or "│" in text or "┃" in text
+
+
+def undrawn(text: str) -> str:
+    """Return a line without its box; the title of a traceback keeps its width, at which its message will be wrapped."""
+    title = _TITLE.match(text)
+    if title is not None:
+        plain = f"{title['left']}{title['title']}"
+        return f"{plain}:".ljust(len(text)) if title["title"] == _IS_TRACEBACK else plain
+    if _BOTTOM.match(text):
+        return ""
+    side = _SIDE.match(text)
+    if side is None:
+        return text
+    left, inner = side["left"], side["text"].rstrip("│┃ ")
+    frame = _FRAME.match(inner)
+    if frame is not None:
+        return (
+            f'{left}  File "{frame["file"]}", line {frame["line"]}, in {frame["function"] or "?"}'
+        )
+    code = _CODE.match(inner)
+    if code is not None:
+        return f"{left}    {code['code'].strip()}" if code["mark"] else ""
+    is_nested = inner.lstrip().startswith(_EDGES)  # the values of variables
+    return f"{left}{inner}" if inner and not is_nested else ""
+
+
+class RowReader:
+    """Puts the rows of rich's logging together again: of an error the words that matter often stand in a later row."""
+
+    def __init__(self) -> None:
+        self._line: LogLine | None = None
+        self._parts: list[str] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether rows are waited for."""
+        return self._line is not None
+
+    def begins(self, line: LogLine) -> bool:
+        """Say whether a line is the first row of a warning or an error."""
+        row = _ROW.match(line.text)
+        if row is None:
+            return False
+        level = level_named(row["level"] or row["level2"])
+        self._line, self._parts = replace(line, level=level), [row["text"] or row["text2"]]
+        return True
+
+    def takes(self, line: LogLine) -> bool:
+        """Say whether a line is a further row; a traceback is none."""
+        row = _BELOW.match(line.text)
+        if row is None or _ROW.match(line.text) or "Traceback (most" in line.text:
+            return False
+        self._parts.append(row["text"].strip())
+        return len(self._parts) < _MAX_ROWS
+
+    def close(self) -> Iterator[LogLine]:
+        """Yield the message in one line, if there is one."""
+        if self._line is not None:
+            width = max(map(len, self._parts))
+            text = "".join(
+                part if " " not in part and len(part) == width else f"{part} "
+                for part in self._parts
+            )
+            line, self._line = self._line, None
+            yield replace(line, text=text.strip())
+
+
+# Reports of crashes in native code: which library, which function and which Python line the process was in.
+#
+# UCX, Open MPI, glibc, Ray and Python's faulthandler each draw the stack in their own way; the frame nearest to the crash that
+# belongs neither to the C library nor to the interpreter names who to ask.
+
+
+_MAX_FRAMES = 120
+_MAX_ODD_LINES = 4  # titles, blank lines, others' lines
+_MAX_OPEN = 64
+_ADDRESS = r"\[?0x[0-9a-fA-F]+\]?"
+_NATIVE = (
+    # UCX, Open MPI, glibc: ` 3  /lib/libx.so(name+0x1b) [0x7f..]`, `[ 1] /lib/libx.so(name+0x1b)[0x7f..]`
+    re.compile(
+        r"^(?:\[? ?\d+\]? +)?(?P<path>/[^\s()]+)\((?P<symbol>[^()+]*)(?:\+0x[0-9a-f]+)?\) ?"
+        + _ADDRESS
+    ),
+    # UCX with debug symbols: ` 1 0x000000000003c2d1 uct_progress()  ???:0`
+    re.compile(r"^ ?\d+ +0x[0-9a-f]+ (?P<symbol>[\w:~<>, ]+)\(.*\) +\S*:\d+$"),
+    # c10: `frame #5: name + 0x10 (0x7f.. in /lib/libx.so)`
+    re.compile(r"^frame #\d+: (?P<symbol>.+?) \+ 0x[0-9a-f]+ \(0x[0-9a-f]+ in (?P<path>[^)]+)\)"),
+    # Abseil, as Ray has it: `PC: @  0x7f..  (unknown)  name`
+    re.compile(r"^(?:PC: )? *@ +0x[0-9a-f]+ +(?:\(unknown\)|\d+) +(?P<symbol>\S.*)$"),
+)
+_OF_OPEN_MPI = re.compile(r"^\[[\w.-]+:\d+\] ")  # where the host's name does not look like one
+_PYTHON = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
+_CRASHES_TITLE = re.compile(
+    r"^(?:=+ ?backtrace|Current thread|Stack \(most recent|C stack trace|Stack trace|Signal(?: code)?:|Failing at address|\*\*\*"
+    r"|Exception raised from|$)"
+)
+_OTHER_THREAD = re.compile(r"^Thread 0x")
+_ENDS = re.compile(r"^(?:=+$|\*\*\* End of error message|Extension modules:)")
+# The handlers that draw the report, the C library, the interpreter and what only hands on a call.
+_SAYS_NOTHING = re.compile(
+    r"^(?:libc|libpthread|libm|libdl|ld-linux[\w-]*|libgcc_s|libstdc\+\+|libucs|libffi|libpython[\d.]*\w?|python[\d.]*|_ctypes\S*"
+    r"|libasan|linux-vdso)(?:[.-]|$)"
+)
+_HANDLERS = re.compile(
+    r"^(?:\(unknown\)|__|_?start\b|ucs_|abort$|raise$|gsignal|opal_|show_stackframe|Py|_Py|ffi_|c10::get_backtrace"
+    r"|c10::detail::|c10::Error::|ray::|absl::|main$)"
+)
+_LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib/python\d[\w.]*)/|^<frozen")
+
+
+@dataclass(slots=True)
+class _Report:
+    fields: dict[str, str]  # of the event that the report belongs to
+    is_other_thread: bool = False
+    num_lines: int = 0
+    num_odd: int = 0
+    files: list[re.Match[str]] = field(default_factory=list)
+
+
+class CrashReader:
+    """Follows the report below each line that tells of a crash, and adds to its event where the process was."""
+
+    def __init__(self) -> None:
+        self._open: dict[Who, _Report] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether lines are waited for."""
+        return bool(self._open)
+
+    def begin(self, event: LogEvent) -> None:
+        """Follow what stands below an event, if it is one that a report follows."""
+        if event.kind not in ("signal_received", "fatal_python") or event.get("type"):
+            return
+        if isinstance(event.fields, dict) and len(self._open) < _MAX_OPEN:
+            known = self._open.get(event.who)
+            # Open MPI and UCX may both tell of one crash: the first report is the one of the crash itself.
+            if known is None or not known.num_lines:
+                self._open[event.who] = _Report(event.fields)
+
+    def takes(self, line: LogLine) -> bool:
+        """Say whether a line is part of a report, and so means nothing else."""
+        report = self._open.get(line.who)
+        if report is None:
+            return False
+        text = _OF_OPEN_MPI.sub("", line.text)
+        if _ENDS.match(text) or report.num_lines >= _MAX_FRAMES:
+            del self._open[line.who]
+            return False
+        if (python := _PYTHON.match(text)) is not None:
+            if not report.is_other_thread:
+                _add_python(report, python)
+        elif (native := _native(text)) is not None:
+            _add_native(report.fields, native)
+        elif _OTHER_THREAD.match(text):
+            report.is_other_thread = True
+            return True
+        else:
+            if text.startswith("Current thread"):
+                report.is_other_thread = False
+            if not _CRASHES_TITLE.match(text):
+                report.num_odd += 1
+            if report.num_odd > _MAX_ODD_LINES:
+                del self._open[line.who]
+            return False
+        report.num_lines += 1
+        return True
+
+
+def _native(text: str) -> re.Match[str] | None:
+    return next((found for form in _NATIVE if (found := form.match(text)) is not None), None)
+
+
+def _add_native(fields: dict[str, str], frame: re.Match[str]) -> None:
+    """Keep the first frame that says something: it is the nearest to the crash."""
+    symbol = frame["symbol"].strip()
+    path = frame.groupdict().get("path") or ""
+    library = path.rpartition("/")[2]
+    says = not _SAYS_NOTHING.match(library) if library else not _HANDLERS.match(symbol)
+    if says and not fields.get("crash_library") and not fields.get("crash_symbol"):
+        fields["crash_library"] = library
+        fields["crash_symbol"] = "" if _HANDLERS.match(symbol) else symbol
+
+
+def _add_python(report: _Report, frame: re.Match[str]) -> None:
+    """Keep the innermost line of the user's own code, else the innermost."""
+    is_own = _LIBRARY.search(frame["file"]) is None
+    if not report.files or (is_own and not report.fields.get("own")):
+        report.fields["where"] = f"{frame['file']}:{frame['line']}"
+        report.fields["own"] = "1" if is_own else ""
+    if not report.files and not is_own:
+        report.fields["crash_call"] = f"{frame['function']} of {_package(frame['file'])}"
+    report.files.append(frame)
+
+
+def _package(file: str) -> str:
+    found = re.search(r"/(?:site|dist)-packages/(\w+)", file)
+    return found[1] if found is not None else "Python"
+
+
+# What lines that differ in their numbers only are worth, learnt once for all logs, in bounded memory.
+#
+# Every digit of a line becomes 0: that is its shape. Most lines of a training log have a shape that means nothing.
+
+
+MAX_EVENTS_OF_A_SHAPE = (
+    1024  # of one source; of progress lines only so many last ones are looked at
+)
+MAX_MISSES = 64  # then lines of this shape mean nothing, whatever their numbers are
+_MAX_SHAPES = 200_000
+_MAX_TABLE_BYTES = 48 << 20
+_MAX_SHAPE_BYTES = 4096
+MAX_PROGRESS_BYTES = 1000  # of a line of progress: the number stands near its beginning
+_DEEP_SHAPES = 64  # so many shapes of progress keep many lines, others few
+_MAX_PROGRESS_SHAPES = 2048
+_FEW_LINES = 64
+
+
+@dataclass(slots=True)
+class Shape:
+    """What lines that differ in their numbers only are worth.
+
+    Attributes:
+        num_taken: How many became events in this log.
+        num_missed: How many meant nothing after all, in all logs.
+        progress: The last lines of this log, if they say how far somebody got: place, number and text.
+    """
+
+    is_meaningful: bool
+    was_taken: bool = False
+    num_taken: int = 0
+    num_missed: int = 0
+    is_progress: bool = False
+    progress: deque[tuple[int, int, bytes]] | None = None
+
+    def miss(self) -> None:
+        """Note that a line meant nothing after all."""
+        self.num_missed += 1
+        self.is_meaningful = self.was_taken or self.num_missed < MAX_MISSES
+
+
+@dataclass(slots=True)
+class ShapeTable:
+    """All shapes that are known, of all logs.
+
+    Attributes:
+        known: By the bytes of a shape; a scanner looks into it directly, for speed.
+    """
+
+    known: dict[bytes, Shape] = field(default_factory=dict)
+    _touched: list[Shape] = field(default_factory=list)
+    _num_bytes: int = 0
+    _num_progress: int = 0
+
+    def learn(self, shape: bytes, *, is_meaningful: bool) -> Shape:
+        """Return a new shape; it is kept if it is of a usual length."""
+        state = Shape(is_meaningful)
+        if len(shape) > _MAX_SHAPE_BYTES:
+            return state
+        if len(self.known) >= _MAX_SHAPES or self._num_bytes > _MAX_TABLE_BYTES:
+            self._forget()
+        self.known[shape] = state
+        self._num_bytes += len(shape)
+        return state
+
+    def take(self, state: Shape) -> None:
+        """Note that a line became an event."""
+        if state.num_taken == 0:
+            self._touched.append(state)
+        state.num_taken += 1
+        state.was_taken = True
+
+    def keep_progress(self, state: Shape, order: int, number: int, raw: bytes) -> None:
+        """Remember a line that says how far somebody got; the oldest of its shape goes."""
+        if state.progress is None:
+            if self._num_progress >= _MAX_PROGRESS_SHAPES:
+                return
+            deep = self._num_progress < _DEEP_SHAPES
+            state.progress = deque(maxlen=MAX_EVENTS_OF_A_SHAPE if deep else _FEW_LINES)
+            self._num_progress += 1
+            self._touched.append(state)
+        state.progress.append((order, number, raw[:MAX_PROGRESS_BYTES]))
+
+    def progress(self) -> Iterator[deque[tuple[int, int, bytes]]]:
+        """Yield the last lines of progress of this log, for each shape."""
+        for state in self._touched:
+            if state.progress is not None:
+                yield state.progress
+
+    def end_log(self) -> None:
+        """Forget what belongs to one log only."""
+        for state in self._touched:
+            state.num_taken = 0
+            state.progress = None
+        self._touched.clear()
+        self._num_progress = 0
+
+    def _forget(self) -> None:
+        """Begin anew, but for what this log still needs: lines that come often are soon known again."""
+        needed = {id(state) for state in self._touched}
+        self.known = {shape: state for shape, state in self.known.items() if id(state) in needed}
+        self._num_bytes = sum(map(len, self.known))
+
 
 MAX_EVENTS = 50_000
 MAX_FRAME_LINES = 20_000  # first and last lines of all logs; of further logs few are kept
@@ -30,7 +350,7 @@ _MAX_KNOWN_OF_ONE = 2  # in a log whose name says which rank has written it
 _RAISES = ("Error", "Exception", "Exit", "Warning")  # before the colon of an exception's last line
 _HEADER_LINES = 200
 _LAST_LINES = 30
-_FEW_LINES = 10
+_SCAN_FEW_LINES = 10
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _RANK_FILE = re.compile(r"(?:^|[/_.-])rank[-_]?(\d+)\b", re.IGNORECASE)
 _TASK_FILE = re.compile(
@@ -153,11 +473,11 @@ class _Scanner:
         self.log = Log(path=source.path, who=who_of_path(source.path), num_lines=source.num_before)
         self.tracebacks = TracebackReader()
         self.crashes = CrashReader()
-        self.rows = boxes.RowReader()
+        self.rows = RowReader()
         self.order = self.num_read
         self.at = _Place(source.num_before, source.num_before)
         is_full = self.num_frame_lines > MAX_FRAME_LINES
-        self.header_lines = _FEW_LINES if is_full else _HEADER_LINES
+        self.header_lines = _SCAN_FEW_LINES if is_full else _HEADER_LINES
         last_block = b""
         first = self.at
         for block in source.blocks:
@@ -167,7 +487,7 @@ class _Scanner:
         self._judge_rows()
         self._close_tracebacks()
         self._keep_progress()
-        self._keep_last(last_block, first, _FEW_LINES if is_full else _LAST_LINES)
+        self._keep_last(last_block, first, _SCAN_FEW_LINES if is_full else _LAST_LINES)
         self.table.end_log()
         self.num_frame_lines += len(self.log.header) + len(self.log.last)
         self.record.logs.append(self.log)
@@ -338,8 +658,8 @@ class _Scanner:
             found = json_lines.read(raw[begin:]) if begin >= 0 else None
         if found is None:
             said = prefix.split(prefix.clean(raw), self.year)
-            if boxes.is_drawn(said.text):
-                return said._replace(text=boxes.undrawn(said.text))
+            if is_drawn(said.text):
+                return said._replace(text=undrawn(said.text))
             return said
         label = prefix.split(f"{prefix.clean(raw[:begin])} -", self.year)
         inner = prefix.split(prefix.clean(found.message.encode()), self.year)

@@ -4,17 +4,148 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from torchmuster.diagnose.explain.advice.said import remedy_of
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import Weight
-from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS
+from torchmuster.diagnose.explain.catalogue.entry import TOLD, Row, Weight
+from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS, rule_rows
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
-from torchmuster.diagnose.explain.rules.children import with_words_of_child
-from torchmuster.diagnose.explain.rules.raised import general_advice, row_of
+from torchmuster.diagnose.explain.reading.chains import BETWEEN, STANDARD_LIBRARY
+from torchmuster.diagnose.explain.reading.sentences import of_a_file
+from torchmuster.diagnose.explain.rules import shape
 from torchmuster.diagnose.explain.rules.ranks import raised_by
-from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, at, found_by, words_of
+from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, at, fits, found_by, words_of
 from torchmuster.diagnose.explain.rules.signals import code_of, ended_process, signal_of
-from torchmuster.diagnose.explain.rules.told import row_of_exception
+from torchmuster.diagnose.explain.rules.system import row_of_number
 from torchmuster.diagnose.finding import Confidence
+
+# What the catalogue's messages argue: each entry is a row, on lines and on exceptions alike.
+
+
+# Messages that name a cause, by the kind of their events.
+ROWS: dict[str, Row] = {f"{TOLD}{row.name}": row for row in CATALOGUE.by_name.values() if row.cause}
+
+
+def told(case: Case) -> Iterator[LogFinding]:
+    """Each message that stands in a line of its own; those of exceptions belong to the rule of exceptions."""
+    found: dict[str, list[LogEvent]] = {}
+    for event in case.events:
+        if event.kind in ROWS and not event.get("type"):
+            found.setdefault(event.kind, []).append(event)
+    findings = [found_by(case, ROWS[kind], events) for kind, events in found.items()]
+    for finding in findings:
+        # Of one cause only the first is shown: what else is proved to be missing is said with it.
+        also = [
+            other.error
+            for other in findings
+            if other.cause == finding.cause and other is not finding and other.confidence is HIGH
+        ]
+        because = tuple(f"also: {error}" for error in dict.fromkeys(also) if error != finding.error)
+        yield replace(finding, because=(*finding.because, *because))
+
+
+def row_of_exception(event: LogEvent) -> Row | None:
+    """Return what the catalogue knows of an exception; None when it does not know its message."""
+    row = ROWS.get(event.get("told"))
+    if row is None:
+        return None
+    return replace(row, weight=max(row.weight, Weight.PROGRAM))
+
+
+# Programs that a rank started and that failed: their own last words stand above the exception that only counts their exit code.
+
+
+_OF_A_CHILD = re.compile(
+    r"returned non-zero exit status|Error (?:building extension|compiling objects)|exited with (?:exit )?(?:code|status) [1-9]"
+    r"|failed with exit (?:code|status)|[Cc]ommand .{0,200} failed"
+)
+_FAR = 150  # lines: what a compiler writes, and a traceback
+_LEAST = 2
+
+
+def with_words_of_child(case: Case, event: LogEvent, finding: LogFinding) -> LogFinding:
+    """Return a finding on an exception; if that tells of a program's exit code only, with what the program said itself."""
+    if not _OF_A_CHILD.search(words_of(event)):
+        return finding
+    said = [
+        e
+        for e in case.of("error_line")
+        if e.line.path == event.line.path
+        and 0 < event.line.order - e.line.order < _FAR
+        and shape.strength(e) >= _LEAST
+        and not BETWEEN.match(e.line.text)
+    ]
+    if not said:
+        return finding
+    best = max(said, key=lambda e: (shape.strength(e), -e.line.order))
+    words = best.line.text.strip()[:300]
+    because = (words, *finding.because)
+    if finding.cause != "exception":
+        error = f"{finding.error}: {words}"
+        return replace(
+            finding, error=error, because=because, evidence=(best.line, *finding.evidence)
+        )
+    row = row_of_number(of_a_file(words))
+    return replace(
+        finding,
+        cause=row.cause if row is not None else finding.cause,
+        error=f"a program that {str(event.who) or 'the script'} started has failed: {words}",
+        hint=f"{row.hint}"
+        if row is not None
+        else f"the message is that program's own; {finding.at} starts it",
+        because=because,
+        evidence=(best.line, *finding.evidence),
+    )
+
+
+# What exceptions mean, by type and message: the table behind the rule of exceptions, and advice for those of unknown words.
+
+
+# Of a type or a message what it means; the first row that fits.
+EXCEPTIONS = rule_rows("raised.")
+
+
+_SERVER_IS_AWAY = re.compile(
+    r"(?i)\bservers?\b.{0,40}\b(?:launch failed|failed to (?:start|launch|come up)|(?:did|does|is|was) not (?:start|come up|ready|healthy|become))"
+    r"|(?:failed to|could not|unable to) (?:start|launch) .{0,40}\bservers?\b|timed? ?out.{0,20} waiting for .{0,40}\bservers?\b"
+)
+
+
+def row_of(event: LogEvent) -> Row:
+    """Return what an exception means: what proves a cause, then a type or message known here, then a name for it."""
+    known = row_of_exception(event)
+    if known is not None and known.confidence is HIGH:
+        return known
+    special = next((row for row in EXCEPTIONS[:-1] if fits(row, event)), None)
+    return special or known or EXCEPTIONS[-1]
+
+
+def general_advice(event: LogEvent) -> str:
+    """Return what to do about an exception of which only its own words are known."""
+    if _SERVER_IS_AWAY.search(event.get("message")):
+        return (
+            "the server that it waited for did not come up: read that server's own log or output from its first error on, or start"
+            " it by hand with the same arguments"
+        )
+    remedy = remedy_of(event)
+    if remedy:
+        return f"do what the message says: {remedy}"
+    where, library = event.get("where"), event.get("library")
+    if not where:
+        return "the lines above this one would have the traceback: its last frame of your own code is where to look"
+    if library and library != STANDARD_LIBRARY and event.get("own"):
+        return (
+            f"correct what {where} passes to {library}: the message says what it refuses; if the call is right,"
+            f" another version of {library} is wanted (pip show {library})"
+        )
+    if library == STANDARD_LIBRARY:
+        return f"see which call of the program leads to {where}: the frames above it name the file and line"
+    if library:
+        return (
+            f"the message is {library}'s own: correct the setting or input that it names, or install the version of"
+            f" {library} that the program was written for (pip show {library})"
+        )
+    return f"correct {where}, or the option or input that the message names: no library is involved"
+
 
 _LOST = ("peer_lost", "gloo_timeout", "watchdog", "nccl_remote", "store_wait", "gloo_connect")
 _CRASHES = ("signal_received", "fatal_python")

@@ -18,8 +18,8 @@ from torchmuster.diagnose.explain.case import ANYWHERE, Case
 from torchmuster.diagnose.explain.catalogue.entry import Row, Weight
 from torchmuster.diagnose.explain.catalogue.index import rule_rows
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
-from torchmuster.diagnose.explain.reading.levels import INFO
-from torchmuster.diagnose.explain.reading.meanings import opens_a_list
+from torchmuster.diagnose.explain.reading.prefix import INFO
+from torchmuster.diagnose.explain.reading.tracebacks import opens_a_list
 from torchmuster.diagnose.finding import Confidence
 
 Rule = Callable[[Case], Iterator[LogFinding]]

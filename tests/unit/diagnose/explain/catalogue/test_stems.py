@@ -6,11 +6,7 @@ import string
 
 import pytest
 
-from torchmuster.diagnose.explain.catalogue.stems import (
-    StemFinder,
-    cut_to_few_beginnings,
-    stems_of,
-)
+from torchmuster.diagnose.explain.catalogue.index import StemFinder, cut_to_few_beginnings, stems_of
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Tracebacks and rows as rich draws them."""
 
-from torchmuster.diagnose.explain.reading.boxes import undrawn
+from torchmuster.diagnose.explain.reading.scan import undrawn
 from unit.diagnose.explain.logs import explain
 
 BOX = """\

@@ -1,7 +1,7 @@
 """What is learnt of lines serves for all logs, and never fills the memory."""
 
-from torchmuster.diagnose.explain.reading import shapes
-from torchmuster.diagnose.explain.reading.shapes import MAX_MISSES, ShapeTable
+from torchmuster.diagnose.explain.reading import scan as shapes
+from torchmuster.diagnose.explain.reading.scan import MAX_MISSES, ShapeTable
 from torchmuster.diagnose.logs.sources import read_logs
 from unit.diagnose.explain.logs import traceback_of
 
