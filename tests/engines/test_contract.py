@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.errors import UsageError
-from torchmuster.model.job import AfterKind, JobDependency, JobRequest, NodeChunk, ResubmitMethod
+from torchmuster.model.job import AfterKind, JobDependency, JobRequest, NodeChunk
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.states import JobState
 
 JOB = JobRequest(

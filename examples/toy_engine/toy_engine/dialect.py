@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart, Refusal
 from torchmuster.model.job import AllocatedNode, Allocation, JobRequest, JobView
-from torchmuster.model.job import ResubmitMethod
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 

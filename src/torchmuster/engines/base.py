@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.model.job import Allocation, JobRequest, JobView, NodeLauncher, ResubmitMethod
+from torchmuster.model.job import Allocation, JobRequest, JobView, NodeLauncher
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.verdict import Report
 
 PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script names

@@ -31,8 +31,8 @@ from torchmuster.model.job import (
     JobView,
     NodeChunk,
     NodeLauncher,
-    ResubmitMethod,
 )
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 

@@ -26,8 +26,8 @@ from torchmuster.model.job import (
     JobView,
     NodeChunk,
     NodeLauncher,
-    ResubmitMethod,
 )
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.nodelist import expand_counts, expand_hostlist
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report

@@ -10,7 +10,8 @@ from torchmuster.engines.base import Dialect, EngineError, Refusal
 from torchmuster.engines.schedulers import facts_of
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import RunDir
-from torchmuster.model.job import AfterKind, JobDependency, JobRequest, Link, Links, ResubmitMethod
+from torchmuster.model.job import AfterKind, JobDependency, JobRequest
+from torchmuster.model.links import Link, Links, ResubmitMethod
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import cancel_job

@@ -31,7 +31,7 @@ from typing import Any
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import contract
-from torchmuster.model.job import may_be_followed
+from torchmuster.model.links import may_be_followed
 from torchmuster.model.ranks import name_ranks
 from torchmuster.train.batches.workers import STOP_SIGNALS
 from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError

@@ -1,7 +1,7 @@
 """Which links a run may still have."""
 
 from torchmuster.model import codec
-from torchmuster.model.job import Link, Links, may_be_followed
+from torchmuster.model.links import Link, Links, may_be_followed
 
 FIRST = Link(job_id="0.ctl")
 

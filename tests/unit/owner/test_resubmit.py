@@ -12,7 +12,7 @@ from torchmuster.errors import UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.job import Link, Links, ResubmitMethod
+from torchmuster.model.links import Link, Links, ResubmitMethod
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.links import mark_cancelled, read_links, write_links

@@ -34,7 +34,8 @@ from torchmuster.engines.kubernetes.manifest import (
 )
 from torchmuster.engines.kubernetes.wishes import kind_name, name_in_set, pods_of, sets_of
 from torchmuster.engines.wait_reasons import WaitReasons, read_words
-from torchmuster.model.job import Allocation, JobRequest, JobView, ResubmitMethod
+from torchmuster.model.job import Allocation, JobRequest, JobView
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.verdict import Report
 
 # Kubernetes' reasons in sentences: why pods wait, what can't heal, and why kubectl refuses a command.

@@ -14,7 +14,7 @@ from torchmuster.errors import HeadLostError, MusterError, RunDirectoryError
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.codec import from_words
-from torchmuster.model.job import ResubmitMethod
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.liveness.succession import SucceedWords
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.jobs.conduct import finish

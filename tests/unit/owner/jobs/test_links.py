@@ -7,7 +7,8 @@ import pytest
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.job import JobView, Links
+from torchmuster.model.job import JobView
+from torchmuster.model.links import Links
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs import links
