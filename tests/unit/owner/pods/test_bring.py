@@ -115,6 +115,7 @@ def test_what_the_secrets_hold_is_whole_in_a_pod_whatever_its_sizes(code, tmp_pa
         (mounted / name).write_bytes(b64decode(data))
     gather = "import start; print(start.gather())"
     environment = {**os.environ, "MUSTER_POD_DISK": str(disk), "PYTHONPATH": str(mounted)}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # nothing can be written where Secrets are
     argv = [sys.executable, "-c", gather]
     came = Path(subprocess.check_output(argv, env=environment, text=True).strip())
     archive = Path(run_dir.path) / "pods" / "code.tar.gz"
