@@ -37,7 +37,7 @@ QUICK = {
     "sessions": "",
     "ship_env": "",
 }
-LONG = ("sessions", "train")
+LONG = ("goodput", "scale", "sessions", "ship_env", "train")
 NEEDS_LAB = {"ship_env": why_not(), "pods": why_no_networks()}
 
 

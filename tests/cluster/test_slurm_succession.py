@@ -169,6 +169,7 @@ def test_the_next_head_may_die_too_and_the_one_after_it_at_its_start(login, slur
     assert end_of(login)["state"] == "succeeded"
 
 
+@pytest.mark.lab
 def test_a_job_that_slurm_takes_back_when_its_first_node_boots_goes_on_when_it_starts_again():
     need_slurm()
     # With the default of Slurm the node boots long before Slurm takes it for dead.

@@ -108,12 +108,15 @@ def test_every_check_has_a_way_to_make_it_fail():
     assert set(BREAKS) | IN_PROCESS == {check.name for check in CHECKS}
 
 
-# The trainings break in one way: the plain one stands for all in CI.
+# Checks that are broken in one way are tried by the first of them in CI; `train.plain` stands for all trainings.
+FIRST = {BREAKS[name]: name for name in sorted(BREAKS, reverse=True)} | {"forgets": TRAINS[0]}
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.lab) if name in TRAINS[1:] else name
+        name if name in FIRST.values() else pytest.param(name, marks=pytest.mark.lab)
         for name in sorted(BREAKS)
     ],
 )

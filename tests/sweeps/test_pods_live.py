@@ -130,6 +130,7 @@ def test_members_run_without_a_client_and_any_machine_sees_what_they_left(lab):
     assert lab.jobs() == []
 
 
+@pytest.mark.lab
 def test_files_that_went_with_a_pod_are_named_and_the_job_stays(lab):
     lab.touch("file-1")
     assert lab.sweep("--detach", members=2).stdout == "s\n"
@@ -172,6 +173,7 @@ def test_one_member_is_stopped_by_its_own_name_and_by_a_rule(lab):
     assert lab.states() == ["stopped", "cancelled", "succeeded"]
 
 
+@pytest.mark.lab
 def test_members_of_several_pods_are_runs_that_this_machine_submits(lab):
     lab.touch("fail-2", *(f"hold-{number}" for number in range(3)))
     client = lab.popen(*lab.words("--nodes", "2", members=3))
@@ -248,6 +250,7 @@ def test_functions_go_along_and_their_values_come_back(lab):
     assert said.stdout.splitlines()[-1:] == ["[0, 1, 4]"], said.stderr
 
 
+@pytest.mark.lab
 def test_on_a_volume_a_member_goes_on_in_its_folder(lab):
     site = lab.folder / "code" / "muster.toml"
     volume = lab.folder / "volume"
