@@ -214,7 +214,7 @@ TOPICS = {
         "no_right_to_create": (
             {},
             "",
-            refuse("create", forbidden("secrets", "services", "jobs")),
+            refuse("create", forbidden("secrets", "secrets", "services", "jobs")),
         ),
         "no_right_to_create_one": ({}, "", refuse("create", forbidden("secrets"))),
         "quota_of_jobs": (

@@ -53,7 +53,7 @@ LOADER = (f"{SITE}/torch/utils/data/dataloader.py", 785, "_next_data")
         (
             [
                 (f"{STD}/threading.py", 331, "wait"),
-                (f"{SITE}/torchmuster/train/run.py", 80, "_wait_for_all"),
+                (f"{SITE}/torchmuster/train/lockstep.py", 80, "_wait_for_all"),
                 MAIN,
             ],
             Doing.WAITS,
