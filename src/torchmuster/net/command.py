@@ -93,8 +93,8 @@ class Command:
             self._end(GONE)
 
     def lose(self, why: str) -> None:
-        """Take that its connection has ended."""
-        if not self.ended.done():
+        """Take that its connection has ended; of a command that has ended there, what it has said is still written."""
+        if not self.ended.done() and self._code is None:
             self.lost = why
             self._end(GONE)
 

@@ -57,9 +57,8 @@ class Sessions:
     def signal(self, signum: int) -> None:
         """Send a signal to the commands, and to those that begin later: remote ends pass it on to their agents."""
         self._passed_on = signum
-        for one in self._execs:
-            if one.pid:
-                proc.kill_quietly(one.pid, signum)
+        for pid in self.pids & {one.pid for one in self._execs}:
+            proc.kill_quietly(pid, signum)
 
     async def ended(
         self,
@@ -99,15 +98,17 @@ class Sessions:
         self._execs[one] = channel, start.claim
         hearing = asyncio.create_task(_hear(channel, one))
         try:
-            last = await one.run(None, self._note)
+            try:
+                last = await one.run(None, self._note)
+            finally:
+                kill_sessions({one.pid} - {0})
+                self.pids.discard(one.pid)
             if not one.is_left:
                 channel.send_nowait(last)
                 # The caller hangs up when it has taken everything.
                 await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
         finally:
             hearing.cancel()
-            kill_sessions({one.pid} - {0})
-            self.pids.discard(one.pid)
             del self._execs[one]
             if reads:
                 self._last_read = asyncio.get_running_loop().time()
