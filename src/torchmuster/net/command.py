@@ -5,6 +5,7 @@ Its other end is `node/task/exec.py`: in a task, beside a rank, at a session's n
 
 import asyncio
 import contextlib
+import itertools
 import os
 import threading
 from collections import deque
@@ -50,6 +51,7 @@ class Command:
         self._fds = tuple(streams)
         self._waiting: dict[int, deque[memoryview]] = {1: deque(), 2: deque()}
         self._room_bytes = start.window_bytes
+        self._most_bytes = start.window_bytes + messages.EXEC_CHUNK_BYTES
         self._taken_bytes = 0
         self._has_input = True
         self._code: int | None = None
@@ -67,6 +69,9 @@ class Command:
             case messages.ExecOutput(stream=stream, data=data) if stream in self._waiting:
                 self.spoken.set()
                 self._waiting[stream].append(memoryview(data))
+                if sum(map(len, itertools.chain(*self._waiting.values()))) > self._most_bytes:
+                    self.leave()  # no other end of ours says more than a window
+                    return
                 self._when_ready(self._loop.add_writer, self._fds[stream], self._write, stream)
             case messages.ExecTaken(size_bytes=size_bytes):
                 self._room_bytes += size_bytes

@@ -42,7 +42,7 @@ class _Call:
         connection.settimeout(None)
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = self._untaken_bytes = 0
-        self._ends = self._is_over = False
+        self.ends = self._is_over = False
         self._changed = threading.Condition()
 
     def put(self, data: bytes) -> bool:
@@ -56,7 +56,7 @@ class _Call:
     def next(self) -> bytes | None:
         """Wait for what the program is to get next; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ends or self._is_over)
+            self._changed.wait_for(lambda: self._waiting or self.ends or self._is_over)
             if self._is_over or not self._waiting:
                 return None
             data = self._waiting.popleft()
@@ -66,7 +66,9 @@ class _Call:
     def receive(self) -> bytes:
         """Wait until there is room, and return what the program says next; nothing at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._untaken_bytes < WINDOW_BYTES or self._is_over)
+            self._changed.wait_for(
+                lambda: self._untaken_bytes < WINDOW_BYTES or self.ends or self._is_over
+            )
         data = b"" if self._is_over else self.connection.recv(_READ_BYTES)
         with self._changed:
             self._untaken_bytes += len(data)
@@ -81,7 +83,7 @@ class _Call:
     def end(self) -> None:
         """End it when the program here has got what has come."""
         with self._changed:
-            self._ends = True
+            self.ends = True
             self._changed.notify_all()
 
     def abort(self) -> None:
@@ -159,6 +161,8 @@ class Relay:
         with call.connection:
             with contextlib.suppress(OSError):
                 while data := call.receive():
+                    if call.ends:  # nobody is left there to hear it
+                        continue
                     if not self._session.send(RelayData(call_id=call_id, data=data), bulk=True):
                         break
             self._hang_up(call_id, tell=True)

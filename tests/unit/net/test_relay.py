@@ -166,3 +166,11 @@ def test_more_than_a_window_ends_the_connection_alone(ends, server):
                 continue
         other.sendall(b"!")
         assert far.recv(1) == b"!"
+
+
+def test_an_end_at_one_side_frees_a_program_that_writes_at_the_other(ends, server):
+    with connected(ends, server) as (call, served):
+        call.sendall(b"unread")
+        call.close()
+        with contextlib.suppress(ConnectionError):
+            served.sendall(bytes(64 << 20))  # more than a window, to nobody: it must not stand

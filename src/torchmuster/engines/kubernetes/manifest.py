@@ -423,16 +423,20 @@ def _check(run: PodsRequest, more: str = "") -> None:
 
 def secret_names(name: str, num_parcels: int = MOST_PARCELS) -> list[str]:
     """Return the names of a run's Secrets: its own, and one for each parcel of what is too large for that."""
-    return [name, *(f"{name}-p{number}" for number in range(1, num_parcels + 1))]
+    return [name, *(f"{name}.p{number}" for number in range(1, num_parcels + 1))]
+
+
+def secret_of(name: str, path: str) -> str:
+    """Return which Secret of a run holds a file of `JobRequest.brings`."""
+    return secret_names(name)[int(path.rpartition("/")[0] or 0)]
 
 
 def _parcels(run: PodsRequest) -> dict[str, dict[str, bytes]]:
     """Return the contents of each Secret, by its name."""
-    numbers = {path: int(path.rpartition("/")[0] or 0) for path in run.files}
-    names = secret_names(run.shares or run.name, max(numbers.values(), default=0))
-    found: dict[str, dict[str, bytes]] = {name: {} for name in names}
-    for path, content in run.files.items():
-        found[names[numbers[path]]][path.rpartition("/")[2]] = content
+    name = run.shares or run.name
+    found: dict[str, dict[str, bytes]] = {name: {}}
+    for path, content in sorted(run.files.items()):
+        found.setdefault(secret_of(name, path), {})[path.rpartition("/")[2]] = content
     return found
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.model.codec import from_words, to_words
+from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.command import GONE, CommandProcess
 from torchmuster.net.handshake import HandshakeError, Role
@@ -50,7 +51,8 @@ def main(arguments: list[str]) -> int:
     words = from_words(CallWords, arguments)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     secret, (host, command) = read_secret(words.key), words.command[-2:]
-    return asyncio.run(call_pod(host, words.port, secret, command, 0.0))
+    far = messages.MAX_WINDOW_BYTES  # a client may be a continent away
+    return asyncio.run(call_pod(host, words.port, secret, command, 0.0, window_bytes=far))
 
 
 async def call_pod(
@@ -60,6 +62,7 @@ async def call_pod(
     command: str,
     wait_s: float,
     streams: tuple[int, int, int] = (0, 1, 2),
+    window_bytes: int = messages.EXEC_WINDOW_BYTES,
 ) -> int:
     """Run a command in a pod with these as its standard input, output and errors; return its exit code.
 
@@ -71,7 +74,7 @@ async def call_pod(
         write_all(streams[2], f"{host} port {port}: {words_of(error)}\n".encode())
         return _NO_SESSION
     try:
-        return await call_session(channel, command, streams)
+        return await call_session(channel, command, streams, window_bytes)
     except (ChannelClosedError, OSError) as error:
         write_all(streams[2], f"{host}: the connection ended: {words_of(error)}\n".encode())
         return _NO_SESSION

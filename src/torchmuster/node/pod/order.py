@@ -36,6 +36,7 @@ VALUES_KEY = (
 )
 NODES_FILE = "nodes.json"  # of a group: which pods each task has
 WORKFLOW_FILE = "workflow.json"  # of a group, as its run directory calls it
+MOVED_FILE = "moved.json.xz"  # of it, as it travels: the plan with the paths of the pods
 CREDENTIALS_FILE = "credentials.toml"
 SUBMITTED_FILE = (
     "workflow.json.xz"  # of a group: for clients on other machines, the pods have their own

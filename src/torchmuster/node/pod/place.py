@@ -4,6 +4,7 @@ The archive is in a Secret, or comes on standard input. With `check` nothing is 
 to come. A first pod that was made again and found no record begins anew: what its predecessor's tasks left here is removed.
 """
 
+import lzma
 import os
 import shutil
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torchmuster.net.relay import SendsMessages
 from torchmuster.node.pod.order import (
     CODE_FILE,
     KEY_FILE,
+    MOVED_FILE,
     NODES_FILE,
     WORKFLOW_FILE,
     PodOrder,
@@ -169,11 +171,10 @@ def place(order: PodOrder, brought: str, head: str | None = None) -> None:
         code_copy.read_archive(file, came, _LIMIT_BYTES)
     take_outputs(run_dir, came)
     shutil.rmtree(os.path.join(came, TASKS_FOLDER), ignore_errors=True)
-    for name, target in (
-        (WORKFLOW_FILE, os.path.join(came, WORKFLOW_FILE)),
-        (NODES_FILE, run_dir.group(order.group or "").nodes),
-    ):
-        shutil.copyfile(os.path.join(brought, name), target)
+    with lzma.open(os.path.join(brought, MOVED_FILE)) as packed:
+        atomic.replace_file(os.path.join(came, WORKFLOW_FILE), packed.read(_LIMIT_BYTES))
+    nodes = run_dir.group(order.group or "").nodes
+    shutil.copyfile(os.path.join(brought, NODES_FILE), nodes)
     # The plan and the code: on a volume an earlier group's may be there.
     for name in os.listdir(came):
         target = os.path.join(run_dir.path, name)

@@ -27,6 +27,7 @@ RECORD_PROGRAM = "pod-record"
 _LEAVE_S = 20.0  # a remote end takes up to 10 s to end its agents
 _LAST_WORDS_S = 30.0
 _LOOK_S = 0.1
+_MOST_SAID_BYTES = 64 << 20
 
 
 class Sessions:
@@ -94,7 +95,15 @@ class Sessions:
             return proc.start(start.argv, stdin=stdin, stdout=stdout, stderr=stderr)
 
         most = messages.MAX_WINDOW_BYTES
-        one = Exec(start, channel.send_nowait, launch, _LEAVE_S, is_told=False, most_bytes=most)
+        one = Exec(
+            start,
+            channel.send_nowait,
+            launch,
+            _LEAVE_S,
+            is_told=False,
+            most_bytes=most,
+            patience_s=_LAST_WORDS_S,
+        )
         self._execs[one] = channel, start.claim
         hearing = asyncio.create_task(_hear(channel, one))
         try:
@@ -105,8 +114,7 @@ class Sessions:
                 self.pids.discard(one.pid)
             if not one.is_left:
                 channel.send_nowait(last)
-                # The caller hangs up when it has taken everything.
-                await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
+                await _until_taken(one, hearing)
         finally:
             hearing.cancel()
             del self._execs[one]
@@ -130,6 +138,14 @@ class Sessions:
         return True
 
 
+async def _until_taken(one: Exec, hearing: "asyncio.Task[None]") -> None:
+    """Wait until the caller has hung up, which it does when it has taken everything, or takes nothing for too long."""
+    heard_at = None
+    while not hearing.done() and one.heard_at != heard_at:
+        heard_at = one.heard_at
+        await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
+
+
 async def _hear(channel: Channel, one: Exec) -> None:
     """Give a command what its caller says; when the caller is gone, its input ends."""
     with contextlib.suppress(ChannelClosedError):
@@ -140,29 +156,32 @@ async def _hear(channel: Channel, one: Exec) -> None:
     one.take(messages.ExecLeave(exec_id=one.exec_id))
 
 
-def _start_of(command: str) -> messages.ExecStart:
+def _start_of(command: str, window_bytes: int) -> messages.ExecStart:
     return messages.ExecStart(
         exec_id=secrets.token_hex(8),
         task="",
         argv=("/bin/sh", "-c", command),
         claim=os.environ.get(CLAIM_VARIABLE, ""),
-        window_bytes=messages.MAX_WINDOW_BYTES,
+        window_bytes=window_bytes,
     )
 
 
 async def call_session(
-    channel: Channel, command: str, streams: tuple[int, int, int] = (0, 1, 2)
+    channel: Channel,
+    command: str,
+    streams: tuple[int, int, int] = (0, 1, 2),
+    window_bytes: int = messages.EXEC_WINDOW_BYTES,
 ) -> int:
     """Run a command at the other end with these as its standard input, output and errors; return its exit code.
 
     Raises:
         ChannelClosedError: The connection has ended before the command, or it was not started.
     """
-    one = Command(_start_of(command), channel.send_nowait, streams)
+    one = Command(_start_of(command, window_bytes), channel.send_nowait, streams)
     one.begin()
     listening = asyncio.create_task(one.listen(channel))
     try:
-        code = await one.ended
+        code = await asyncio.shield(one.ended)
     finally:
         listening.cancel()
         one.leave()
@@ -179,7 +198,7 @@ async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tupl
     Raises:
         ChannelClosedError: The connection has ended before the command, or it was not started.
     """
-    start, said = _start_of(command), bytearray()
+    start, said = _start_of(command, messages.MAX_WINDOW_BYTES), bytearray()
     channel.send_nowait(start)
     for begin in range(0, len(data), messages.EXEC_CHUNK_BYTES):
         piece = data[begin : begin + messages.EXEC_CHUNK_BYTES]
@@ -189,6 +208,8 @@ async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tupl
         match await channel.receive():
             case messages.ExecOutput(stream=stream, data=piece):
                 said += piece if stream == 1 else b""
+                if len(said) > _MOST_SAID_BYTES:
+                    raise ChannelClosedError("the command says too much")
                 size_bytes = len(piece)
                 channel.send_nowait(
                     messages.ExecTaken(exec_id=start.exec_id, size_bytes=size_bytes)

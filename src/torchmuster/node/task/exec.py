@@ -134,11 +134,17 @@ class Execs:
         one = Exec(start, self._send, launch, self._grace_s)
         self._execs[start.exec_id] = one
         one.running = asyncio.create_task(self._conduct(one, target))
+        one.running.add_done_callback(lambda _: self._forget(one))
 
     async def _conduct(self, one: "Exec", target: ExecTarget) -> None:
         last = await one.run(_wait_for_begin(target), self._sessions.add)
         if self._execs.pop(one.exec_id, None) is not None and not one.is_left:
             self._send(last)
+
+    def _forget(self, one: "Exec") -> None:
+        """Give its place to another; of one that was left before it began, nothing else does."""
+        if self._execs.get(one.exec_id) is one:
+            del self._execs[one.exec_id]
 
     def end_all(self, why: str) -> None:
         """SIGKILL all of them, and what earlier ones have left behind; their clients hear why."""
@@ -178,6 +184,7 @@ class Exec:
         grace_s: How long it may take to end when its client has gone.
         is_told: It gets SIGHUP then; else the end of its input is all.
         most_bytes: Of a window: where many share a connection it is small.
+        patience_s: How long one that has ended waits for a client that takes nothing.
     """
 
     def __init__(
@@ -189,9 +196,11 @@ class Exec:
         *,
         is_told: bool = True,
         most_bytes: int = messages.EXEC_WINDOW_BYTES,
+        patience_s: float = float("inf"),
     ) -> None:
         self.exec_id = start.exec_id
         self._launch, self._grace_s, self._is_told = launch, grace_s, is_told
+        self._patience_s = patience_s
         self._window_bytes = min(max(1, start.window_bytes), most_bytes)
         self.is_left = False
         self.running: asyncio.Task[None] | None = None
@@ -210,6 +219,11 @@ class Exec:
     def pid(self) -> int:
         """Return the process, the leader of its session; 0 before the start."""
         return self._child.pid if self._child is not None else 0
+
+    @property
+    def heard_at(self) -> float:
+        """Return when it was last read of, or its client has taken something."""
+        return self._read_at
 
     # The process.
 
@@ -284,9 +298,9 @@ class Exec:
         return 128 - status if status < 0 else status
 
     def _is_quiet(self, ended_at: float) -> bool:
-        if self._untaken_bytes >= self._window_bytes:
-            return False
-        return time.monotonic() - max(self._read_at, ended_at) > _QUIET_S
+        quiet_s = time.monotonic() - max(self._read_at, ended_at)
+        is_full = self._untaken_bytes >= self._window_bytes
+        return quiet_s > (self._patience_s if is_full else _QUIET_S)
 
     def kill(self) -> None:
         """SIGKILL to its session and to everything below it."""

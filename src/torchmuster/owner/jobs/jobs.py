@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
 
 COMMAND_TIMEOUT_S = 30.0
+_SLOW_BYTES_PER_S = 50_000  # of the line by which a manifest goes, and comes back
 _NOT_OWNED = "{name} does not own its Secret: muster removes both, but `kubectl delete` of the one would leave the other"
 _STAYS = "what was made of {name} before it was refused may stay on the cluster"
 Say = Callable[[str], None]
@@ -241,7 +242,7 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_
     text = dialect.script(job) if objects is None else objects.with_files(job, read_files(job))
     atomic.replace_file(path, text.encode(), mode=0o700)
     argv = dialect.submit_argv(job, path)
-    answer = _ask(dialect, argv)
+    answer = _ask(dialect, argv, COMMAND_TIMEOUT_S + len(text) / _SLOW_BYTES_PER_S)
     if objects is not None:
         _settle(objects, job, path, answer, say)
     if answer.status != 0:
@@ -287,7 +288,9 @@ def _settle(
     atomic.replace_file(path, without_key.encode(), mode=0o700)
 
 
-def _ask(dialect: Dialect, argv: Sequence[str]) -> proc.Answered:
+def _ask(
+    dialect: Dialect, argv: Sequence[str], limit_s: float = COMMAND_TIMEOUT_S
+) -> proc.Answered:
     """Run a command of the scheduler.
 
     Raises:
@@ -300,7 +303,7 @@ def _ask(dialect: Dialect, argv: Sequence[str]) -> proc.Answered:
             why=f"jobs of {dialect.name} are handled by its own commands, and this one is not on PATH",
             fix=f"type it on a login node of the cluster; `muster engines check {dialect.name}` looks for all of them",
         )
-    return proc.ask(argv, b"", COMMAND_TIMEOUT_S)
+    return proc.ask(argv, b"", limit_s)
 
 
 def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:

@@ -220,9 +220,8 @@ def bring_group(
     folder = os.path.join(run_dir.group(group.name).path, "pods")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _pack(plan, group, run_dir, pods, folder)
-    names = [orders.WORKFLOW_FILE, orders.NODES_FILE, orders.SUBMITTED_FILE]
-    plain = lzma.compress(atomic.as_json(codec.to_plain(plan)))
-    atomic.replace_file(os.path.join(folder, orders.SUBMITTED_FILE), plain)
+    names = [orders.MOVED_FILE, orders.NODES_FILE, orders.SUBMITTED_FILE]
+    _write_packed(os.path.join(folder, orders.SUBMITTED_FILE), plan)
     if text := _credentials(group):
         names.append(orders.CREDENTIALS_FILE)
         path = os.path.join(folder, orders.CREDENTIALS_FILE)
@@ -273,9 +272,8 @@ def _pack(
         moved = replace(moved, reused=reused)
         if keeps_datasets_here(pods.order):
             moved = _without_datasets(moved)
-        facts = {orders.WORKFLOW_FILE: moved, orders.NODES_FILE: pods.nodes}
-        for name, value in facts.items():
-            atomic.write_json(os.path.join(folder, name), codec.to_plain(value))
+        _write_packed(os.path.join(folder, orders.MOVED_FILE), moved)
+        atomic.write_json(os.path.join(folder, orders.NODES_FILE), codec.to_plain(pods.nodes))
         for source in _sources(group) if not pods.order.has_volume else ():
             target = os.path.join(stage, "tasks", source)
             os.makedirs(target)
@@ -285,6 +283,11 @@ def _pack(
             names += output_names(RunDir(stage), source)
         with open(os.path.join(folder, orders.CODE_FILE), "wb") as file:
             code_copy.write_archive(stage, names, file, has_times=False)
+
+
+def _write_packed(path: str, plan: WorkflowPlan) -> None:
+    """Write a plan as it travels: a tenth of its size, or less."""
+    atomic.replace_file(path, lzma.compress(atomic.as_json(codec.to_plain(plan))))
 
 
 def _in(runs: str, folder: str) -> str:

@@ -101,6 +101,8 @@ def _secrets_of(job: _Job) -> tuple[str, ...]:
     volumes = job.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ())
     sources = [one for volume in volumes for one in volume.get("projected", {}).get("sources", ())]
     names = tuple(one["secret"]["name"] for one in sources if "secret" in one)
+    # Of an earlier version there is one.
+    names = names or tuple(one["secret"]["secretName"] for one in volumes if "secret" in one)
     return names or (job["metadata"]["labels"].get(RUN_LABEL, ""),)
 
 

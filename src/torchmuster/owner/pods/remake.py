@@ -3,12 +3,12 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchmuster import proc
 from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
-from torchmuster.engines.kubernetes.manifest import owned_by
+from torchmuster.engines.kubernetes.manifest import owned_by, secret_of
 from torchmuster.model.job import JobRequest
 from torchmuster.owner.jobs.jobs import read_files
 from torchmuster.owner.pods.reach import ask, refused
@@ -58,7 +58,13 @@ class ObjectsKept:
         made = json.loads(
             ask(kubectl(context, namespace, "get", f"jobs.batch/{name}", "-o", "json"))
         )
-        objects = json.loads(DIALECT.with_files(self.job, read_files(self.job)))["items"]
+        wanted = [one.partition("/")[2] for one in missing if one.startswith("secret/")]
+        brings = tuple(pair for pair in self.job.brings if secret_of(name, pair[0]) in wanted)
+        files = {path: b"" for path, _ in self.job.brings}
+        files |= read_files(
+            replace(self.job, brings=brings)
+        )  # of a Secret that is there some may be gone here
+        objects = json.loads(DIALECT.with_files(self.job, files))["items"]
         for one in (one for one in objects if _name_of(one) in missing):
             one["metadata"] |= owned_by(made)["metadata"]
             argv = kubectl(context, namespace, "create", "-f", "-")

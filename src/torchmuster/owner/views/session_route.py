@@ -102,7 +102,7 @@ class SessionRoute:
                 began.set_exception(ChannelError("the connection to the session's head has ended"))
             else:
                 began.set_result(None)
-            return await one.ended
+            return await asyncio.shield(one.ended)
         finally:
             self._commands.pop(start.exec_id, None)
             one.leave()

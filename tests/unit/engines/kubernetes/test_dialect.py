@@ -155,7 +155,7 @@ def test_an_end_removes_all_objects_by_their_names():
     assert DIALECT.cancel_argv("lab/research/r") == [
         *HERE,
         *("delete", "jobs.batch/r", "services/r", "secrets/r"),
-        *(f"secrets/r-p{number}" for number in range(1, 5)),
+        *(f"secrets/r.p{number}" for number in range(1, 5)),
         *("--wait=false", "--ignore-not-found"),
     ]
 

@@ -103,6 +103,23 @@ def test_what_a_plain_file_holds_is_sent_and_what_comes_is_written_into_one(line
     assert got.read_bytes() == given.read_bytes()
 
 
+def test_a_line_that_is_ended_leaves_its_descriptors_to_the_next(lines):
+    """Both have the same numbers in one loop: what is still watched of the first would be deaf in the second."""
+    for _ in range(5):
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        null = os.open(os.devnull, os.O_WRONLY)
+        line = lines.start(["-T", "127.0.0.1", "echo up; cat"], theirs_in, theirs_out, null)
+        for fd in (theirs_in, theirs_out, null):
+            os.close(fd)
+        assert os.read(ours_out, 3) == b"up\n"
+        line.send_signal(15)
+        assert line.wait(LIMIT_S) == 255
+        os.close(ours_in)
+        os.close(ours_out)
+        assert run(lines, "cat", b"heard") == (0, b"heard", b"")
+
+
 def test_who_reads_no_more_ends_the_command(lines):
     ours_out, theirs_out = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)

@@ -183,3 +183,16 @@ def test_the_launcher_gets_the_command_s_words_as_they_are():
     words = launch_words(start, 7)
     assert words[:3] == [sys.executable, "-I", "-S"]
     assert words[4:] == ["exec", "--pid=7", "--tty", "--term=xterm", "--", "--pid", "--"]
+
+
+def test_those_that_are_left_before_they_begin_hold_no_places():
+    async def play(stage):
+        for number in range(messages.MAX_EXECS * 2):
+            stage.start(NeverBegun(1), "true", exec_id=str(number))
+            if number % 2:
+                await asyncio.sleep(0)
+            stage.say(messages.ExecLeave(exec_id=str(number)))
+            await asyncio.sleep(0.01)
+        assert not stage.of(messages.ExecRefused)
+
+    run(play)
