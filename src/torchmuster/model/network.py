@@ -1,6 +1,6 @@
 """Interfaces of nodes, the networks that they may form, and results of probes: values only.
 
-What is chosen among them, and why, is `model/network.py`.
+What is chosen among them, and why, stands below them.
 """
 
 import ipaddress

@@ -330,8 +330,8 @@ def memory_limit() -> int | None:
     """Return the smallest memory limit of the control groups above us, in bytes; None without one."""
     found: list[int] = []
     for path in counter_files():
-        is_second = path.endswith("events")
-        name = "max" if is_second else "limit_in_bytes"
+        is_second = path.endswith("memory.events")
+        name = "memory.max" if is_second else "memory.limit_in_bytes"
         text = read_text(os.path.join(os.path.dirname(path), name)).strip()
         if text.isdecimal() and int(text) < _NO_LIMIT:
             found.append(int(text))

@@ -1,5 +1,6 @@
 import pytest
 
+from torchmuster.diagnose.facts import system
 from torchmuster.diagnose.facts.system import (
     _KERNEL_LINE,
     MemoryCounters,
@@ -58,3 +59,16 @@ def test_a_counter_that_moved_since_the_start_is_the_evidence():
 
     assert said.startswith("the kernel killed 2 processes because memory ran out")
     assert path in said
+
+
+@pytest.mark.parametrize(
+    ("counted", "limit"),
+    [("memory.events", "memory.max"), ("memory.oom_control", "memory.limit_in_bytes")],
+)
+def test_the_smallest_limit_above_us_counts(monkeypatch, tmp_path, counted, limit):
+    for number, text in enumerate(("max", "4096", "8192")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / limit).write_text(f"{text}\n")
+    files = [str(tmp_path / str(number) / counted) for number in range(3)]
+    monkeypatch.setattr(system, "counter_files", lambda: files)
+    assert system.memory_limit() == 4096
