@@ -175,6 +175,7 @@ def test_a_sweep(lab, seed):
         assert lab.jobs() != [], told
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_function(lab, seed):
     rng, lasts_s = of_seed("launch", seed)

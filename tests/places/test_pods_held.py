@@ -250,6 +250,7 @@ def test_files_of_a_sweep_that_nobody_followed_are_fetched_from_its_volume(lab):
         assert logs == ["step 1\n"] * 2
 
 
+@pytest.mark.lab
 def test_a_function_gets_its_result_through_a_client_that_connects_late(lab):
     lab.breaks("sleep 12")
     code = "import torchmuster\ndef f(x): return x * 2\n"

@@ -207,6 +207,7 @@ HOLD = """
 END_OF_STEP = "            scheduler.step()\n"
 
 
+@pytest.mark.lab
 def test_a_world_of_three_then_one_then_four_loses_no_sample(tmp_path, alone):
     script, port = tmp_path / "train.py", reserve_port()
     holds = HOLD.format(step=7, attempt=0) + HOLD.format(step=13, attempt=1)
@@ -278,7 +279,7 @@ def writer_of(path, root):
 SHARDED = Path(__file__).parent / "sharded_script.py"
 
 
-@pytest.mark.parametrize("pair", [(1, 2), (0, 1)], ids=str)
+@pytest.mark.parametrize("pair", [pytest.param((1, 2), marks=pytest.mark.lab), (0, 1)], ids=str)
 def test_shards_of_two_nodes_that_are_lost_at_once_come_from_their_second_copies(pair, tmp_path):
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     for folder in (alone, killed):
@@ -293,7 +294,13 @@ def test_shards_of_two_nodes_that_are_lost_at_once_come_from_their_second_copies
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param(("2", 2), marks=pytest.mark.lab), ("3", 1), ("1:3", 1)], ids=str
+    "shape",
+    [
+        pytest.param(("2", 2), marks=pytest.mark.lab),
+        pytest.param(("3", 1), marks=pytest.mark.lab),
+        ("1:3", 1),
+    ],
+    ids=str,
 )
 def test_shards_of_a_killed_node_come_from_its_neighbour_at_any_world_size(shape, tmp_path):
     nodes, workers = shape
