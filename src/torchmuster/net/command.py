@@ -5,7 +5,6 @@ Its other end is `node/task/exec.py`: in a task, beside a rank, at a session's n
 
 import asyncio
 import contextlib
-import itertools
 import os
 import threading
 from collections import deque
@@ -52,7 +51,7 @@ class Command:
         self._waiting: dict[int, deque[memoryview]] = {1: deque(), 2: deque()}
         self._room_bytes = start.window_bytes
         self._most_bytes = start.window_bytes + messages.EXEC_CHUNK_BYTES
-        self._taken_bytes = 0
+        self._waiting_bytes = self._taken_bytes = 0
         self._has_input = True
         self._code: int | None = None
 
@@ -69,7 +68,8 @@ class Command:
             case messages.ExecOutput(stream=stream, data=data) if stream in self._waiting:
                 self.spoken.set()
                 self._waiting[stream].append(memoryview(data))
-                if sum(map(len, itertools.chain(*self._waiting.values()))) > self._most_bytes:
+                self._waiting_bytes += len(data)
+                if self._waiting_bytes > self._most_bytes:
                     self.leave()  # no other end of ours says more than a window
                     return
                 self._when_ready(self._loop.add_writer, self._fds[stream], self._write, stream)
@@ -116,6 +116,9 @@ class Command:
             return
         try:
             data = os.read(fd, min(self._room_bytes, messages.EXEC_CHUNK_BYTES))
+        except BlockingIOError:  # somebody else has read it meanwhile
+            self._when_ready(self._loop.add_reader, fd, self._read)
+            return
         except OSError:  # closed by the shell, `<&-`
             data = b""
         self._has_input = bool(data)
@@ -130,9 +133,12 @@ class Command:
         if waiting:
             try:
                 num_bytes = os.write(fd, waiting[0][:_SURE_BYTES])
+            except BlockingIOError:  # somebody else has filled it meanwhile
+                return
             except OSError:  # nobody reads any more
                 self.leave()
                 return
+            self._waiting_bytes -= num_bytes
             self._taken_bytes += num_bytes
             waiting[0] = waiting[0][num_bytes:]
             if not waiting[0]:
