@@ -11,6 +11,7 @@ from torchmuster.engines.ssh_command import SshHost
 from torchmuster.engines.ssh_places import SshWishes
 from torchmuster.errors import ChannelError
 from torchmuster.files.layout import RunDir
+from torchmuster.model.liveness.owner_policy import JobTime
 from torchmuster.model.plan import WARN_S, RunPlan
 from torchmuster.model.verdict import Result
 from torchmuster.node.environment import leave_environment
@@ -67,7 +68,7 @@ def own_on_nodes(
     bundle = Bundle(ssh=(), sha="", root="", files=(), way=way)
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)
     ends_at = job_ends_at(held.run_dir)
-    deadline = Deadline(WARN_S, ends_at=ends_at) if ends_at is not None else None
+    deadline = Deadline(JobTime(WARN_S, ends_at)) if ends_at is not None else None
     try:
         with note_failed_start(run_dir):
             try:

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torchmuster import proc
 from torchmuster.engines.starter import describe_end
@@ -19,8 +20,17 @@ from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
 from torchmuster.model.contract import MACHINE_VARIABLE, describe_exit
 from torchmuster.model.display.text import name_on, report_of_error
-from torchmuster.model.liveness.lease import OwnClock
-from torchmuster.model.liveness.lives import Lives, WhatFollows
+from torchmuster.model.liveness.owner_policy import (
+    Lives,
+    OwnerAction,
+    OwnerPolicy,
+    Say,
+    StopRequests,
+    StopWorkers,
+    TellEnd,
+    Warn,
+    WhatFollows,
+)
 from torchmuster.model.record.events import (
     AttemptFailedEvent,
     AttemptStartedEvent,
@@ -35,7 +45,7 @@ from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
 from torchmuster.model.verdict import Report, Result
 from torchmuster.net import messages
 from torchmuster.node.leftovers import sweep_beside
-from torchmuster.owner.head_watch import HeadFollower, HeadWatch
+from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.parts import Engine, RunDisplay, StandardInput
 from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.stops import LAST_STOP, Deadline, EarlyStop, Stops
@@ -79,6 +89,7 @@ class Supervisor:
         deadline: The end of the job's time; None where there is no job.
         early: Has listened for signals that ask to stop before this does; None where nothing has.
         is_deposed: Says whether another node's head has taken over; None where there is none. It may look at a disk.
+        requests: The requests to stop so far.
     """
 
     engine: Engine
@@ -87,11 +98,11 @@ class Supervisor:
     forward_stdin: bool = False
     early: EarlyStop | None = None
     is_deposed: Callable[[], bool] | None = None
+    requests: StopRequests = field(default_factory=StopRequests)
     result: Result | None = None
-    _lives: Lives = field(init=False)
+    _policy: OwnerPolicy = field(init=False)
     _next_attempt: int = 0
     _stops: Stops = field(init=False)
-    _watch: HeadWatch = field(init=False)
     _head: HeadFollower = field(init=False)
     _record: RecordWriter = field(init=False)
     _input: StandardInput | None = None
@@ -101,17 +112,18 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         plan = self.engine.plan
-        self._lives = Lives(plan.limits.max_restarts)
-        self._watch = HeadWatch(
-            OwnClock(), plan.node_name(self.engine.head_place), plan.limits.grace_s
+        self._policy = OwnerPolicy(
+            plan.node_name(self.engine.head_place),
+            Lives(plan.limits.max_restarts),
+            self.requests,
+            plan.limits.grace_s,
         )
-        record = (
-            self.engine.run_dir.training
-        )  # of the library, which saves when it is asked to stop
-        self._stops = Stops(self._judge_stop, lambda: os.path.exists(record))
+        # The library saves when it is asked to stop, and has a record.
+        may_save = partial(os.path.exists, self.engine.run_dir.training)
+        self._stops = Stops(self._judge_stop, may_save, requests=self.requests)
         self._head = HeadFollower(
             self.engine.run_dir,
-            watch=self._watch,
+            policy=self._policy,
             stops=self._stops,
             state=lambda: self.engine.head_state,
             kill=self.engine.kill_head,
@@ -119,11 +131,6 @@ class Supervisor:
             say=self.display.say,
         )
         self._record = RecordWriter(self.engine.run_dir, self.display.say)
-
-    @property
-    def was_told_to_stop(self) -> bool:
-        """Say whether a signal came that asks this process to end the run."""
-        return self._stops.count > 0
 
     async def run(self) -> Result:
         """Follow the run to its end; the agents have been started already."""
@@ -207,7 +214,7 @@ class Supervisor:
             case AttemptStartedEvent(attempt=attempt):
                 self._next_attempt = attempt + 1
             case AttemptFailedEvent(restarts_left=int(left)):
-                self._lives.spent = self._lives.most - left
+                self._policy.lives.spent = self._policy.lives.most - left
             case LeftRunningEvent(processes=processes):
                 proc.leave_sessions(process.session for process in processes)
             case WorkersStartedEvent():
@@ -220,9 +227,10 @@ class Supervisor:
 
     async def _replace_head(self, ended: str) -> None:
         """The head has gone: begin again where the record stops, with the other agents where they find its successor."""
-        if self.is_deposed is not None and await self._may_be_deposed():
-            await self._leave_to_another()
-        if self.engine.keeps_agents:
+        is_replaced = await self._may_be_deposed()
+        # Then only what runs here is ended: what has started the agents of other nodes is left alone.
+        self._has_gone = is_replaced
+        if is_replaced or self.engine.keeps_agents:
             await self._reap_head()
         else:
             self.engine.cut_lifeline()
@@ -230,10 +238,12 @@ class Supervisor:
         result = read_result(self.engine.run_dir)  # its last words may not have reached us
         self._next_attempt = max(self._next_attempt, next_attempt(self.engine.run_dir))
         # The first head may fall before the first attempt for nothing; what follows is counted.
-        is_free = self._next_attempt == 0 and self._lives.lost == 0
-        match self._lives.after_loss(
-            has_result=result is not None, is_stopped=self._stops.count > 0, is_free=is_free
+        is_free = self._next_attempt == 0 and self._policy.lives.lost == 0
+        match self._policy.after_loss(
+            has_result=result is not None, is_free=is_free, is_replaced=is_replaced
         ):
+            case WhatFollows.ELSEWHERE:
+                raise HeadLostError("another node has become the head of this run")
             case WhatFollows.OVER:
                 self.result = result
                 return
@@ -276,12 +286,6 @@ class Supervisor:
         except OSError:
             return False  # the head can't claim an attempt there either
 
-    async def _leave_to_another(self) -> None:
-        """End what runs here, and leave alone what has started the agents of other nodes: these have another head now."""
-        self._has_gone = True
-        await self._reap_head()
-        raise HeadLostError("another node has become the head of this run")
-
     async def _reap_head(self) -> None:
         """Wait until nothing of the head's agent is left: only then may there be another one."""
         self.engine.kill_head()
@@ -298,7 +302,7 @@ class Supervisor:
             asyncio.to_thread(
                 start,
                 first_attempt=self._next_attempt,
-                restarts_spent=self._lives.spent,
+                restarts_spent=self._policy.lives.spent,
             )
         )
         while not (await asyncio.wait({starting}, timeout=_STOP_LOOK_S))[0]:
@@ -339,7 +343,7 @@ class Supervisor:
             state=state,
             exit_code=code,
             attempts=self._next_attempt,
-            restarts_spent=self._lives.spent,
+            restarts_spent=self._policy.lives.spent,
             elapsed_s=round(told_seconds(self.engine.run_dir.events, until=time.time()), 3),
             report=report,
         )
@@ -349,7 +353,6 @@ class Supervisor:
     # Signals and the keyboard.
 
     def _take_stop(self) -> None:
-        self._watch.stop()
         self._head.send_stop()
         if self._stops.count > 2:
             self.engine.kill_all()
@@ -369,32 +372,34 @@ class Supervisor:
     def _watch_the_time(self) -> asyncio.Task[None] | None:
         if self.deadline is None:
             return None
-        if self.deadline.ends_at is not None:
-            self._tell_end(self.deadline.ends_at)
-        self.deadline.moved = self._tell_end
-        watching = self.deadline.watch(self.display.say, self._warn_of_the_end, self._end_in_time)
-        return asyncio.create_task(watching)
+        if self.deadline.limit.ends_at is not None:
+            self._act(TellEnd(self.deadline.limit.ends_at))
+        return asyncio.create_task(self.deadline.watch(self._act))
 
-    def _tell_end(self, ends_at: float) -> None:
-        self._head.repeat(messages.JobEnds(ends_at=ends_at))
-
-    def _warn_of_the_end(self) -> None:
-        self._head.repeat(messages.Forward(signum=int(signal.SIGUSR1), last=LAST_STOP))
-
-    def _end_in_time(self, at_once: bool) -> None:
-        message = messages.Stop(
-            signum=int(signal.SIGTERM),
-            at_once=at_once,
-            cause=StopCause.TIME,
-            time_is_up=self.deadline is not None and self.deadline.goes_on,
-        )
-        self._head.repeat(message)
+    def _act(self, action: OwnerAction) -> None:
+        """Carry out what follows from the time of the job; each head is told."""
+        match action:
+            case Say(text=text):
+                self.display.say(text)
+            case TellEnd(ends_at=ends_at):
+                self._head.repeat(messages.JobEnds(ends_at=ends_at))
+            case Warn():
+                self._head.repeat(messages.Forward(signum=int(signal.SIGUSR1), last=LAST_STOP))
+            case StopWorkers(at_once=at_once):
+                message = messages.Stop(
+                    signum=int(signal.SIGTERM),
+                    at_once=at_once,
+                    cause=StopCause.TIME,
+                    time_is_up=self.deadline is not None and self.deadline.limit.goes_on,
+                )
+                self._head.repeat(message)
 
     def _take_user_signal(self, signum: signal.Signals) -> None:
-        if signum == signal.SIGUSR1 and self.deadline is not None and self.deadline.goes_on:
-            self.deadline.was_up = True  # the site's own `--signal=B:USR1@...`
+        limit = self.deadline.limit if self.deadline is not None else None
+        if signum == signal.SIGUSR1 and limit is not None and limit.goes_on:
+            limit.was_up = True  # the site's own `--signal=B:USR1@...`
             self.display.say("received SIGUSR1: workers get it, to save and exit")
-            self._warn_of_the_end()
+            self._act(Warn())
         else:
             self._head.send(messages.Forward(signum=int(signum)))
 

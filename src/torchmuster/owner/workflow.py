@@ -8,7 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from torchmuster import proc
@@ -17,8 +17,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
-from torchmuster.model.liveness.lease import OwnClock
-from torchmuster.model.liveness.lives import Lives, WhatFollows
+from torchmuster.model.liveness.owner_policy import Lives, OwnerPolicy, WhatFollows
 from torchmuster.model.record.events import (
     GroupEndedEvent,
     GroupStateEvent,
@@ -39,7 +38,7 @@ from torchmuster.net.address import bind
 from torchmuster.node.task.options import GroupOrder
 from torchmuster.owner.capacity import Capacity, Machine
 from torchmuster.owner.create import link_reused
-from torchmuster.owner.head_watch import HeadFollower, HeadWatch
+from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.stops import EarlyStop, Stops
 from torchmuster.owner.views.record import next_task_attempts, read_outcome
@@ -62,6 +61,7 @@ class GroupProcess:
         run_dir: RunDir,
         group: str,
         stops: Stops,
+        policy: OwnerPolicy,
         hear: Callable[[messages.Message], None],
         say: Callable[[str], None],
         record: RecordWriter,
@@ -74,8 +74,7 @@ class GroupProcess:
         self._child: proc.Child | None = None
         self._head = HeadFollower(
             run_dir,
-            # A cancelled group may bring its outputs away for long: only silence ends it.
-            watch=HeadWatch(OwnClock(), f"group {group}", None),
+            policy=policy,
             stops=stops,
             state=self._state,
             kill=self.kill,
@@ -213,6 +212,7 @@ class WorkflowDisplay(Protocol):
 @dataclass(slots=True)
 class _Group:
     plan: GroupPlan
+    policy: OwnerPolicy
     state: State = State.SUBMITTING
     why: str | None = None
     outcome: GroupOutcome | None = None
@@ -222,7 +222,6 @@ class _Group:
     scheduling_since: float | None = None
     running_since: float | None = None
     said_waiting: bool = False
-    lives: Lives = field(default_factory=lambda: Lives(MAX_HEADS_LOST))
     lead_is_over: bool = False
     running: asyncio.Task[None] | None = None
 
@@ -246,10 +245,14 @@ class WorkflowOwner:
         self._capacity: Capacity | HostCapacity = Capacity(machine) if hosts is None else hosts
         self._display = display
         self._record = RecordWriter(run_dir, display.say)
-        self._groups = {group.name: _Group(group) for group in plan.groups}
-        self._changed = asyncio.Event()
         self._stops = Stops(may_save=lambda: True)
+        self._groups = {group.name: _Group(group, self._policy(group)) for group in plan.groups}
+        self._changed = asyncio.Event()
         self._started_at = time.monotonic()
+
+    def _policy(self, group: GroupPlan) -> OwnerPolicy:
+        # A cancelled group may bring its outputs away for long: only silence ends it.
+        return OwnerPolicy(f"group {group.name}", Lives(MAX_HEADS_LOST), self._stops.requests)
 
     async def run(self, early: EarlyStop | None = None) -> WorkflowResult:
         """Conduct the workflow to its end and return its result.
@@ -352,7 +355,7 @@ class WorkflowOwner:
         try:
             while True:
                 events = self._run_dir.group(group.plan.name).events
-                attempts = next_task_attempts(events) if group.lives.lost else {}
+                attempts = next_task_attempts(events) if group.policy.lives.lost else {}
                 ran_s = time.monotonic() - (group.running_since or time.monotonic())
                 hosts = self._hosts
                 start = GroupStart(
@@ -363,9 +366,7 @@ class WorkflowOwner:
                     nodes=hosts.nodes_of(group.plan.name) if hosts is not None else None,
                 )
                 await self._live_with_head(group, start)
-                follows = group.lives.after_loss(
-                    has_result=group.outcome is not None, is_stopped=self._stops.count > 0
-                )
+                follows = group.policy.after_loss(has_result=group.outcome is not None)
                 if follows is not WhatFollows.AGAIN:
                     break
                 self._record.event(HeadLostEvent(group=group.plan.name))
@@ -403,7 +404,8 @@ class WorkflowOwner:
         if self._elsewhere is not None:
             return self._elsewhere.conductor(self._plan, group.plan, hear)
         name = group.plan.name
-        return GroupProcess(self._run_dir, name, self._stops, hear, self._display.say, self._record)
+        stops, say = self._stops, self._display.say
+        return GroupProcess(self._run_dir, name, stops, group.policy, hear, say, self._record)
 
     async def _end_orphans(self) -> None:
         """What a lost head has left behind became ours; with hosts of ssh it ends by itself."""

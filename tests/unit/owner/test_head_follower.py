@@ -8,11 +8,12 @@ import pytest
 from kit.waiting import wait_until_async
 from torchmuster.files.layout import RunDir
 from torchmuster.model.liveness.lease import OwnClock
+from torchmuster.model.liveness.owner_policy import Lives, OwnerPolicy
 from torchmuster.model.stop import AT_ONCE, StopCause
 from torchmuster.net import messages
 from torchmuster.net.secret import write_secret
-from torchmuster.owner import head_watch as head_follower
-from torchmuster.owner.head_watch import HeadFollower, HeadWatch
+from torchmuster.owner import head_follower
+from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.stops import Stops
 from unit.net.loopback import SECRET, listening, run
 
@@ -29,16 +30,17 @@ class Owner:
         self.now, self.state = 1000.0, "S"
         self.heard, self.said, self.kills = [], [], 0
         self.stops = Stops()
-        self.watch = HeadWatch(OwnClock(lambda: self.now), "n1", 30.0)
+        policy = OwnerPolicy("n1", Lives(0), self.stops.requests, grace_s=30.0)
         self.ends = asyncio.Event()
         self.head = HeadFollower(
             RunDir(str(tmp_path)),
-            watch=self.watch,
+            policy=policy,
             stops=self.stops,
             state=lambda: self.state,
             kill=self._kill,
             hear=self._hear,
             say=self.said.append,
+            clock=OwnClock(lambda: self.now),
         )
 
     def _kill(self):
@@ -96,7 +98,7 @@ def test_a_stop_is_the_first_word_of_each_connection(tmp_path):
         async with listening() as (listener, doorman):
             following = owner.follow(listener)
             channel, _ = await begin(doorman, 1)
-            owner.stops.count, owner.stops.signum = 1, int(signal.SIGTERM)
+            owner.stops.requests.ask(int(signal.SIGTERM), 1.0)
             owner.head.send_stop()
             stop = await hear(channel)
             channel.abort()

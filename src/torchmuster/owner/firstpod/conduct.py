@@ -16,9 +16,11 @@ import signal
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from torchmuster.engines.ssh import SshEngine
 from torchmuster.engines.ssh_bundle import make_bundle
@@ -33,7 +35,13 @@ from torchmuster.model import codec
 from torchmuster.model.display.repeats import shortened
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.failure import EndKind, WorkerEnd, describe
-from torchmuster.model.liveness.lives import Lives, WhatFollows
+from torchmuster.model.liveness.owner_policy import (
+    JobTime,
+    Lives,
+    OwnerPolicy,
+    StopRequests,
+    WhatFollows,
+)
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.record.events import AttemptFailedEvent, AttemptStartedEvent, line_of
 from torchmuster.model.record.run import RunRecord
@@ -220,7 +228,7 @@ def main(arguments: list[str]) -> int:
     """Own the run of these pods to its end; return the pod's exit code."""
 
     def own(order: PodOrder, key: str, path: str, voice: TerminalVoice) -> int:
-        return PodOwner(order, key, os.path.dirname(path), voice).run()
+        return PodOwner(order, key, path, voice).run()
 
     return conduct(arguments, own)
 
@@ -254,49 +262,122 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+Ended = TypeVar("Ended")
+
+
 @dataclass(slots=True)
-class PodOwner:
-    """Owns the run of these pods."""
+class OwnerInPod(ABC, Generic[Ended]):
+    """Owns what the first of its pods has to own, to its end: a run, or a group of a workflow.
+
+    Attributes:
+        order: Of its pods.
+        key: The file of the key of the pods.
+        order_path: The file of the order, in the folder with what the pod was brought.
+        voice: Speaks into the pod's log.
+        requests: The requests to stop: of who takes the pod away, or of a user, who leaves a note.
+    """
 
     order: PodOrder
     key: str
-    brought: str
+    order_path: str
     voice: TerminalVoice
-    is_told_to_stop: bool = False
+    requests: StopRequests = field(default_factory=StopRequests)
 
     @property
     def run_dir(self) -> RunDir:
         """Return where the run lives in this pod."""
         return self.order.run_dir
 
+    @property
+    def brought(self) -> str:
+        """Return the folder with what the pod was brought."""
+        return os.path.dirname(self.order_path)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return whether a user has asked to stop."""
+        note = os.path.basename(self.run_dir.cancelled)
+        return os.path.exists(os.path.join(self.order.folder, note))
+
     def run(self) -> int:
         """Own it to its end; return the pod's exit code."""
         signal.signal(signal.SIGTERM, self._take_stop)
-        before = read_result(self.run_dir)
-        if before is not None and os.path.exists(self.order.ended):
-            return _pod_code(before)  # its end was interrupted
+        before = self.read() if os.path.exists(self.order.ended) else None
+        if before is not None:
+            return self.code_of(before)  # its end was interrupted
         try:
-            result = self.own()
-        except (MusterError, OSError) as error:
-            if self.is_told_to_stop:
-                return AGAIN_CODE
-            known = as_muster_error(error)
-            result = failed_before_start(self.run_dir, known.exit_code, report_of_error(known))
-            self._keep(result)
+            ended = self.own()
+        except (MusterError, OSError, ValueError) as error:
+            is_by_user = self.requests.count and self.is_cancelled
+            ended = self.stopped() if is_by_user else self.failed(as_muster_error(error))
         except KeyboardInterrupt:
-            if not os.path.exists(self.run_dir.cancelled):
-                return AGAIN_CODE
-            result = cancelled_before_start(self.run_dir)
-            self._keep(result)
-        cancelled = os.path.exists(self.run_dir.cancelled)
-        if self.is_told_to_stop and result.state is not RunState.SUCCEEDED and not cancelled:
-            self._set_aside_result()
+            ended = self.stopped()
+        policy = OwnerPolicy(self.order.job, Lives(0), self.requests)
+        is_whole, is_cancelled = self.is_whole(ended), self.is_cancelled
+        if policy.after_end(is_whole=is_whole, is_cancelled=is_cancelled) is WhatFollows.ELSEWHERE:
+            self.set_aside()
             return AGAIN_CODE
-        return self._end(result)
+        return self.end(ended)
 
     def _take_stop(self, *_: object) -> None:
-        self.is_told_to_stop = True
-        raise KeyboardInterrupt  # before there is a run to stop
+        self.requests.ask(signal.SIGTERM, time.monotonic())
+        raise KeyboardInterrupt  # before there is a head to tell
+
+    @abstractmethod
+    def read(self) -> Ended | None:
+        """Return how it has ended, as an earlier life of this pod has written it."""
+
+    @abstractmethod
+    def own(self) -> Ended:
+        """Conduct it; return how it ended."""
+
+    @abstractmethod
+    def failed(self, error: MusterError) -> Ended:
+        """Return the end of what could not be conducted."""
+
+    @abstractmethod
+    def stopped(self) -> Ended:
+        """Return the end of what was stopped before it began."""
+
+    @abstractmethod
+    def is_whole(self, ended: Ended) -> bool:
+        """Return whether this end needs no other pod, whoever has asked this one to stop."""
+
+    @abstractmethod
+    def set_aside(self) -> None:
+        """Let the end not look like one: another pod goes on."""
+
+    @abstractmethod
+    def end(self, ended: Ended) -> int:
+        """Write and say how it ended; return the pod's exit code."""
+
+    @abstractmethod
+    def code_of(self, ended: Ended) -> int:
+        """Return the pod's exit code."""
+
+
+class PodOwner(OwnerInPod[Result]):
+    """Owns the run of these pods."""
+
+    def read(self) -> Result | None:
+        """Return the run's result."""
+        return read_result(self.run_dir)
+
+    def failed(self, error: MusterError) -> Result:
+        """Return the result of a run that made no attempt in this pod."""
+        return failed_before_start(self.run_dir, error.exit_code, report_of_error(error))
+
+    def stopped(self) -> Result:
+        """Return the result of a run that a user has cancelled."""
+        return cancelled_before_start(self.run_dir)
+
+    def is_whole(self, ended: Result) -> bool:
+        """Return whether it succeeded: a failure may be that of a worker whose pod was taken away."""
+        return ended.state is RunState.SUCCEEDED
+
+    def code_of(self, ended: Result) -> int:
+        """Return the pod's exit code."""
+        return 0 if ended.state is RunState.SUCCEEDED else FINAL_CODE
 
     def own(self) -> Result:
         """Conduct the run; return its result."""
@@ -311,13 +392,14 @@ class PodOwner:
         try:
             self.voice.say(f"run on {', '.join(engine.used_names)}")
             neighbours.start()
-            supervisor = Supervisor(engine, self.voice, deadline, early=early)
+            supervisor = Supervisor(
+                engine, self.voice, deadline, early=early, requests=self.requests
+            )
             result = asyncio.run(supervisor.run())
-            self.is_told_to_stop |= supervisor.was_told_to_stop
             engine.finish()
             return engine.localized(result)
         finally:
-            neighbours.stop(is_taken_away=self.is_told_to_stop)
+            neighbours.stop(is_taken_away=self.requests.count > 0)
             engine.abandon()
 
     def _started(self, plan: RunPlan) -> tuple[SshEngine, EarlyStop]:
@@ -328,6 +410,7 @@ class PodOwner:
         """
         most = plan.limits.max_restarts
         lives = Lives(most, restarts_spent(self.run_dir, most))
+        policy = OwnerPolicy(self.order.job, lives, self.requests)
         while True:
             doors = Doors(
                 order=self.order,
@@ -344,8 +427,9 @@ class PodOwner:
                     first_attempt=next_attempt(self.run_dir), restarts_spent=lives.spent
                 )
             except ChannelError as error:
-                self.is_told_to_stop |= bool(early.signum)
-                if lives.after_loss(is_stopped=self.is_told_to_stop) is not WhatFollows.AGAIN:
+                if early.signum:
+                    self.requests.ask(early.signum, time.monotonic())
+                if policy.after_loss() is not WhatFollows.AGAIN:
                     raise
                 signal.signal(signal.SIGTERM, self._take_stop)
                 why = f": {error.why}" if error.why else ""
@@ -379,7 +463,7 @@ class PodOwner:
         neighbours.find(self.voice.say)
         make_mark(run_dir.path)
         write_owner(run_dir)
-        self._set_aside_result()
+        self.set_aside()
         if self.order.continues is not None:
             link_before(self.order, self.order.continues)
         call = os.path.join(self.brought, orders.CALL_FILE)
@@ -399,11 +483,11 @@ class PodOwner:
         limit_s = self.order.time_limit_s
         if limit_s is None:
             return None
-        return Deadline(
-            self.order.warn_s, ends_at=_begun(self.run_dir) + limit_s, ends_the_run=True
-        )
+        ends_at = _begun(self.run_dir) + limit_s
+        return Deadline(JobTime(self.order.warn_s, ends_at, ends_the_run=True))
 
-    def _set_aside_result(self) -> None:
+    def set_aside(self) -> None:
+        """Keep the result of an earlier life under another name."""
         with contextlib.suppress(OSError):
             os.replace(self.run_dir.result, f"{self.run_dir.result}.{next_attempt(self.run_dir)}")
 
@@ -422,8 +506,9 @@ class PodOwner:
         with contextlib.suppress(OSError):  # of a full disk: the pod's last message has it
             atomic.write_json(self.run_dir.result, codec.to_plain(result))
 
-    def _end(self, result: Result) -> int:
+    def end(self, ended: Result) -> int:
         """Say how the run ended: in the pod's log, in its last message, and to those who read its record."""
+        result = ended
         if result.report is not None and result.state is not RunState.SUCCEEDED:
             from torchmuster.diagnose.explain.end_of_run import explained
 
@@ -439,7 +524,7 @@ class PodOwner:
         if self.order.is_sweep and (values := newest_values(self.run_dir)) is not None:
             more[VALUES_KEY] = values
         leave_message(last_message(result, more))
-        code = _pod_code(result)
+        code = self.code_of(result)
         with contextlib.suppress(OSError):  # of a full disk: the pod's last message has it
             atomic.write_json(self.order.ended, {"code": code})
         if self.order.keep_s:
@@ -559,10 +644,6 @@ def leave_message(text: str) -> None:
     """Leave what Kubernetes keeps of an ended pod, where there is a place for it."""
     with contextlib.suppress(OSError), open(_MESSAGE_FILE, "r+") as file:
         file.write(text)
-
-
-def _pod_code(result: Result) -> int:
-    return 0 if result.state is RunState.SUCCEEDED else FINAL_CODE
 
 
 def _plan_limit_s(brought: str) -> float:

@@ -13,14 +13,13 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
-from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.codec import to_words
 from torchmuster.model.display.text import render_report, report_of_error
@@ -32,7 +31,7 @@ from torchmuster.net.address import bind
 from torchmuster.net.replica import Copy
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.call import PodLines
-from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
+from torchmuster.node.pod.order import FINAL_CODE, PodOrder
 from torchmuster.node.pod.place import is_placed, place, take_outputs
 from torchmuster.node.pod.record import scope_of
 from torchmuster.node.pod.task import PodTaskWords
@@ -42,7 +41,7 @@ from torchmuster.owner.create import link_reused
 from torchmuster.owner.firstpod.archive import wait_for_archive
 from torchmuster.owner.firstpod.conduct import (
     MOST_MESSAGE_BYTES,
-    as_muster_error,
+    OwnerInPod,
     conduct,
     dismiss,
     leave_message,
@@ -139,63 +138,47 @@ def main(arguments: list[str]) -> int:
     return conduct(arguments, lambda *given: _GroupOwner(*given).run())
 
 
-@dataclass(slots=True)
-class _GroupOwner:
-    order: PodOrder
-    key: str
-    order_path: str
-    voice: TerminalVoice
-    is_told_to_stop: bool = False
-
+class _GroupOwner(OwnerInPod[GroupOutcome]):
     @property
     def group(self) -> str:
         return self.order.group or ""
 
-    @property
-    def run_dir(self) -> RunDir:
-        return self.order.run_dir
+    def read(self) -> GroupOutcome | None:
+        return read_outcome(self.run_dir, self.group)
 
-    @property
-    def is_cancelled(self) -> bool:
-        return os.path.exists(
-            os.path.join(self.order.folder, os.path.basename(self.run_dir.cancelled))
+    def failed(self, error: MusterError) -> GroupOutcome:
+        return GroupOutcome(
+            group=self.group,
+            state=State.FAILED_START_ERROR,
+            exit_code=error.exit_code,
+            elapsed_s=0.0,
+            report=report_of_error(error),
         )
 
-    def run(self) -> int:
-        signal.signal(signal.SIGTERM, self._take_stop)
-        if os.path.exists(self.order.ended) and (before := read_outcome(self.run_dir, self.group)):
-            return _code_of(before)  # its end was interrupted
-        try:
-            outcome = self._own()
-        except (MusterError, OSError, ValueError) as error:
-            if self.is_told_to_stop and not self.is_cancelled:
-                return AGAIN_CODE
-            outcome = self._failed(error)
-        except KeyboardInterrupt:
-            if not self.is_cancelled:
-                return AGAIN_CODE
-            outcome = self._failed(MusterError("the group was stopped before it began"))
-            outcome = replace(outcome, state=State.FAILED_CANCELED)
-        if outcome.state is State.FAILED_CANCELED and not self.is_cancelled:
-            with contextlib.suppress(OSError):
-                os.unlink(self.run_dir.group(self.group).result)
-            return AGAIN_CODE  # it was this pod that had to go, not the group
-        return self._end(outcome)
+    def stopped(self) -> GroupOutcome:
+        outcome = self.failed(MusterError("the group was stopped before it began"))
+        return replace(outcome, state=State.FAILED_CANCELED)
 
-    def _take_stop(self, *_: object) -> None:
-        self.is_told_to_stop = True
-        raise KeyboardInterrupt  # before there is a head to tell
+    def is_whole(self, ended: GroupOutcome) -> bool:
+        return ended.state not in (State.FAILED_CANCELED, State.FAILED_START_ERROR)
 
-    def _own(self) -> GroupOutcome:
+    def set_aside(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.run_dir.group(self.group).result)
+
+    def code_of(self, ended: GroupOutcome) -> int:
+        return 0 if ended.state is State.COMPLETED else FINAL_CODE
+
+    def own(self) -> GroupOutcome:
         order = self.order
         os.makedirs(order.run_dir.path, mode=0o700, exist_ok=True)
         os.makedirs(order.folder, exist_ok=True)
         neighbours = RecordNeighbours(order, self.key, say=self.voice.say)
         if not is_placed(order):
             neighbours.find(self.voice.say)
-            wait_for_archive(order, os.path.dirname(self.order_path), order.join_s, self.voice.say)
+            wait_for_archive(order, self.brought, order.join_s, self.voice.say)
             # Kept: the other pods get it from here.
-            place(order, os.path.dirname(self.order_path))
+            place(order, self.brought)
         if order.has_volume:
             link_reused(read_plan(self.run_dir), self.run_dir)
         secret = read_secret(self.key)
@@ -222,6 +205,8 @@ class _GroupOwner:
         outcome = read_outcome(self.run_dir, self.group)
         if outcome is None:
             raise MusterError("the head of the group left no result", where=order.folder)
+        if outcome.state is State.FAILED_CANCELED:  # the head hears the signals itself
+            self.requests.ask(signal.SIGTERM, time.monotonic())
         return outcome
 
     def _note_start(self) -> None:
@@ -268,24 +253,15 @@ class _GroupOwner:
     def _nodes(self) -> GroupNodes:
         return codec.from_plain(GroupNodes, atomic.read_json(self.run_dir.group(self.group).nodes))
 
-    def _failed(self, error: Exception) -> GroupOutcome:
-        known = as_muster_error(error)
-        return GroupOutcome(
-            group=self.group,
-            state=State.FAILED_START_ERROR,
-            exit_code=known.exit_code,
-            elapsed_s=0.0,
-            report=report_of_error(known),
-        )
-
-    def _end(self, outcome: GroupOutcome) -> int:
+    def end(self, ended: GroupOutcome) -> int:
         """Say how the group ended, and let the pods of its other Jobs end too."""
+        outcome = ended
         os.makedirs(self.order.folder, exist_ok=True)
         atomic.write_json(self.run_dir.group(self.group).result, codec.to_plain(outcome))
         if outcome.report is not None and outcome.state.is_failed:
             self.voice.print(render_report(outcome.report))
         leave_message(last_words(outcome))
-        code = _code_of(outcome)
+        code = self.code_of(outcome)
         atomic.write_json(self.order.ended, {"code": code})
         self._dismiss()
         return code
@@ -319,7 +295,3 @@ def _bind(port: int) -> socket.socket:
             why=error.strerror,
             fix="with the host's network another process of the host may have it: `door_port` of the site",
         ) from error
-
-
-def _code_of(outcome: GroupOutcome) -> int:
-    return 0 if outcome.state is State.COMPLETED else FINAL_CODE

@@ -171,8 +171,8 @@ def conduct(words: ConductWords) -> int:
     )
     if told is not result:
         atomic.write_json(run_dir.result, codec.to_plain(told))
-        if told.state is RunState.PREEMPTED and deadline.goes_on:
-            deadline.was_up = deadline.was_up or is_preempted_for_good(job)
+        if told.state is RunState.PREEMPTED and deadline.limit.goes_on:
+            deadline.limit.was_up = deadline.limit.was_up or is_preempted_for_good(job)
     result = told
     return finish(result, chain, deadline, voice)
 
@@ -191,7 +191,7 @@ def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoic
     # A requeue ends this job in the middle of it. Not ignored: commands would inherit that.
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
-    until = deadline.ends_at or time.time() + _TRY_S
+    until = deadline.limit.ends_at or time.time() + _TRY_S
 
     def pause(seconds: float) -> bool:
         """Wait, also for the signal that ends the job: at the end of its time one more try is worth it."""

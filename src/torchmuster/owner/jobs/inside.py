@@ -14,6 +14,7 @@ from torchmuster.engines.own_job import OwnJob
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.model import codec, contract
+from torchmuster.model.liveness.owner_policy import JobTime
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.jobs.links import is_cancelled
@@ -67,9 +68,9 @@ def _outlast_preemption(
     code = contract.EX_TEMPFAIL
     result = replace(result, state=RunState.PREEMPTED, exit_code=code, report=report)
     atomic.write_json(engine.run_dir.result, codec.to_plain(result))
-    if deadline.goes_on and is_preempted_for_good(engine.job):
+    if deadline.limit.goes_on and is_preempted_for_good(engine.job):
         say(f"{name} preempts this job, and does not start it again")
-        deadline.was_up = True
+        deadline.limit.was_up = True
         return result
     within = f", in at most {grace_s:.0f} s" if grace_s < _LONGEST_GRACE_S else ""
     say(
@@ -120,7 +121,7 @@ def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadl
         return None if end is not None and _grace_s(job, ask_beside) is not None else end
 
     ends_at = job.allocation.ends_at
-    return Deadline(warn_s, ends_at=ends_at, ask=ask, ask_again=again, goes_on=goes_on)
+    return Deadline(JobTime(warn_s, ends_at, goes_on=goes_on), ask=ask, ask_again=again)
 
 
 def note_the_end(job: OwnJob, ask: Ask = ask_quickly) -> None:

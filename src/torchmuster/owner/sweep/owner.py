@@ -26,7 +26,7 @@ from torchmuster.model.contract import EX_TEMPFAIL
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.liveness.lease import PING_EVERY_S, OwnClock
-from torchmuster.model.liveness.lives import Lives, WhatFollows
+from torchmuster.model.liveness.owner_policy import Lives, OwnerPolicy, WhatFollows
 from torchmuster.model.ranks import assign_ranks
 from torchmuster.model.record import events
 from torchmuster.model.states import RunState
@@ -423,7 +423,7 @@ class SweepOwner:
     _stops: Stops = field(default_factory=Stops)
     _prepared: dict[int, tuple[RunDir, int]] = field(default_factory=dict)
     _members: dict[int, _Member] = field(default_factory=dict)
-    _lives: dict[int, Lives] = field(default_factory=dict)
+    _owned: dict[int, OwnerPolicy] = field(default_factory=dict)
     _failures: list[tuple[int, str]] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -575,10 +575,9 @@ class SweepOwner:
     def take_end(self, number: int, end: MemberEnd) -> None:
         """Take that a member has ended; its slot gets the next one in the same turn of the loop."""
         member = self._members.pop(number)
-        follows = self._lives.setdefault(number, Lives(_MAX_LOSSES)).after_loss(
-            has_result=end.has_begun and not end.is_lost,
-            is_stopped=self._stops.count > 0,
-            is_free=not end.has_begun,
+        fresh = OwnerPolicy(f"member {number}", Lives(_MAX_LOSSES), self._stops.requests)
+        follows = self._owned.setdefault(number, fresh).after_loss(
+            has_result=end.has_begun and not end.is_lost, is_free=not end.has_begun
         )
         if follows is WhatFollows.AGAIN:
             self._policy.again(number, retire=end.has_lost_slot)

@@ -96,7 +96,7 @@ def test_a_door_that_is_told_to_stop_waits_for_nothing_that_its_commands_have_st
         assert process.wait(60) == AGAIN_CODE
         assert time.monotonic() - started < 15.0
         assert session.wait(60) == 128 + signal.SIGTERM
-    wait_until(lambda: proc.read_process(pid) is None)
+    wait_until(lambda: not proc.is_running(pid), "the end of what it had started")
 
 
 def test_who_has_another_key_runs_nothing(call, tmp_path):

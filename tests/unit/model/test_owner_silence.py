@@ -1,9 +1,16 @@
-"""Whether the head still answers: silence, stops, and what follows. No process, the time is an argument."""
+"""Whether the head still answers: silence, stops, and what follows. The time is an argument."""
 
 import pytest
 
 from torchmuster.model.liveness.lease import SILENT_S, SLOW_S, OwnClock
-from torchmuster.owner.head_watch import FAR_SILENT_S, FIRST_WORD_S, HeadWatch
+from torchmuster.model.liveness.owner_policy import (
+    FAR_SILENT_S,
+    FIRST_WORD_S,
+    GiveUp,
+    Lives,
+    OwnerPolicy,
+    Say,
+)
 
 GRACE_S = 30.0
 
@@ -12,8 +19,9 @@ class World:
     def __init__(self, grace_s=GRACE_S):
         self.now = 1000.0
         self.clock = OwnClock(lambda: self.now)
-        self.watch = HeadWatch(self.clock, "n1", grace_s)
-        self.watch.hear()
+        self.policy = OwnerPolicy("n1", Lives(0), grace_s=grace_s)
+        self.policy.begin(self.clock())
+        self.policy.hear(self.clock())
         self.said = []
 
     def pass_time(self, seconds, state="S", *, answers=False):
@@ -21,12 +29,16 @@ class World:
         for second in range(1, round(seconds) + 1):
             self.now += 1.0
             if answers:
-                self.watch.hear()
-            look = self.watch.look(state)
-            self.said += [look.say] if look.say else []
-            if look.given_up:
-                return second, look.given_up
+                self.policy.hear(self.clock())
+            match self.policy.look(self.clock(), state):
+                case Say(text=text):
+                    self.said.append(text)
+                case GiveUp(why=why):
+                    return second, why
         return None
+
+    def stop(self):
+        self.policy.stops.count += 1
 
 
 @pytest.fixture
@@ -59,7 +71,7 @@ def test_a_head_on_another_machine_may_be_silent_as_long_as_its_connection(world
 
 
 def test_a_head_that_starts_has_more_time(world):
-    world.watch.begin()
+    world.policy.begin(world.clock())
     second, _ = world.pass_time(60, "T")
     assert FIRST_WORD_S < second <= FIRST_WORD_S + 1
 
@@ -72,13 +84,13 @@ def test_a_client_that_stood_still_itself_does_not_take_the_head_for_dead(world)
 
 
 def test_a_stop_does_not_wait_for_a_head_that_stands_still(world):
-    world.watch.stop()
+    world.stop()
     second, _ = world.pass_time(60, "T")
     assert second <= 6
 
 
 def test_one_stop_has_a_limit_behind_the_grace(world):
-    world.watch.stop()
+    world.stop()
     second, why = world.pass_time(600, answers=True)
     assert GRACE_S < second < GRACE_S + 60
     assert why == "it did not end in time when it was asked to stop, and was killed"
@@ -86,20 +98,20 @@ def test_one_stop_has_a_limit_behind_the_grace(world):
 
 def test_a_stop_without_a_grace_of_ours_has_no_limit_while_the_head_answers():
     world = World(grace_s=None)
-    world.watch.stop()
+    world.stop()
     assert world.pass_time(3600, answers=True) is None
 
 
 def test_the_second_stop_is_final(world):
-    world.watch.stop()
-    world.watch.stop()
+    world.stop()
+    world.stop()
     second, _ = world.pass_time(60, answers=True)
-    assert second <= 4
+    assert second <= 5
 
 
 def test_the_second_stop_of_a_silent_head_kills_at_once(world):
     world.pass_time(6, "S")
-    world.watch.stop()
-    world.watch.stop()
+    world.stop()
+    world.stop()
     second, _ = world.pass_time(60, "S")
     assert second == 1
