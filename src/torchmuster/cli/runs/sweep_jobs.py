@@ -11,11 +11,11 @@ import click
 
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.files.layout import short_id
+from torchmuster.owner.jobs.batch import JobsFollower
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.owner.sweep.array_stops import ArrayStops
     from torchmuster.owner.views.sweep_view import SweepView
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
@@ -128,22 +128,22 @@ def follow_unless(
         name = short_id(plan.run_id)
         jobs = f"job{'s' if len(job_ids) > 1 else ''} {', '.join(job_ids)}"
         voice.say(f"sweep {name} is {jobs} of {engine}; muster status {name}")
-        return _follow(plan, run_dir, voice)
+        return _follow(plan, run_dir, engine, voice)
     finally:
         voice.flush(5.0)
 
 
-def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> int:
+def _follow(plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalVoice") -> int:
     import asyncio
 
     from torchmuster.cli.ending import GOES_ON
     from torchmuster.cli.runs.sweep_words import say_end
     from torchmuster.owner.pods.copy import copied
-    from torchmuster.owner.sweep.array_stops import stops_of
     from torchmuster.owner.views.array_view import view_arrays
 
     with copied(run_dir):
-        view = asyncio.run(_watch(run_dir, voice, stops_of(plan, run_dir)))
+        view = asyncio.run(_SweepFollower(plan, run_dir, engine, voice).follow())
+    voice.show_status(())
     if view is not None and os.path.isdir(os.path.join(run_dir.path, "pods")):
         view = view_arrays(run_dir)  # with what has come last
     if view is None or view.result is None:
@@ -153,48 +153,55 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> int
     return view.result.exit_code
 
 
-async def _watch(
-    run_dir: "RunDir", voice: "TerminalVoice", stops: "ArrayStops | None"
-) -> "SweepView | None":
-    """Say where the members stand, whenever that has changed, until all have ended; a terminal has the table."""
-    import asyncio
+class _SweepFollower(JobsFollower["SweepView"]):
+    """Says where the members stand, whenever that has changed, until all have ended; a terminal has the table."""
 
-    from torchmuster.cli.kinds.sweep import counted
-    from torchmuster.owner.jobs.answers import FIRST_POLL_S, LAST_POLL_S
-    from torchmuster.owner.jobs.batch import TwiceCancels
-    from torchmuster.owner.sweep.array_stops import cancel_sweep
-    from torchmuster.owner.views.array_view import view_arrays
+    def __init__(
+        self, plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalVoice"
+    ) -> None:
+        from torchmuster.owner.jobs.answers import FIRST_POLL_S
+        from torchmuster.owner.sweep.array_stops import stops_of
 
-    interrupts = TwiceCancels(
-        voice,
-        lambda: "the jobs continue; again within 3 s cancels them",
-        lambda: "cancelling the jobs",
-        lambda: cancel_sweep(run_dir),
-    )
-    interrupts.listen()
-    said, pause_s, waited_s = "", FIRST_POLL_S, FIRST_POLL_S
-    view: SweepView | None = None
-    while not interrupts.leaves():
-        if waited_s >= pause_s:
-            waited_s = 0.0
-            view = await asyncio.to_thread(view_arrays, run_dir)
-            text = counted(view) if view is not None else "its plan can't be read"
-            if view is not None and stops is not None:
-                await asyncio.to_thread(stops.look, view)
-            most_s = FIRST_POLL_S if stops is not None else LAST_POLL_S
-            pause_s = FIRST_POLL_S if text != said else min(1.5 * pause_s, most_s)
-            if text != said:
-                voice.say(text)
-            said = text
-            if view is not None:
-                voice.show_status(_live_table(view))
-            if view is None or view.result is not None:
-                voice.show_status(())
-                return view
-        await asyncio.sleep(0.2)
-        waited_s += 0.2
-    voice.show_status(())
-    return None
+        super().__init__(voice, engine)
+        self._run_dir = run_dir
+        self._stops = stops_of(plan, run_dir)
+        self._view: SweepView | None = None
+        self._shown: SweepView | None = None
+        self._said, self._text, self._pause_s = "", "", FIRST_POLL_S
+
+    def ended(self) -> "SweepView | None":
+        return self._view if self._view is not None and self._view.result is not None else None
+
+    def cancel(self) -> None:
+        from torchmuster.owner.sweep.array_stops import cancel_sweep
+
+        cancel_sweep(self._run_dir)
+
+    def ask(self) -> float:
+        from torchmuster.cli.kinds.sweep import counted
+        from torchmuster.owner.jobs.answers import FIRST_POLL_S, LAST_POLL_S
+        from torchmuster.owner.views.array_view import view_arrays
+
+        view = view_arrays(self._run_dir)
+        text = counted(view) if view is not None else "its plan can't be read"
+        if view is not None and self._stops is not None:
+            self._stops.look(view)
+        most_s = FIRST_POLL_S if self._stops is not None else LAST_POLL_S
+        is_news = text != self._text
+        self._pause_s = FIRST_POLL_S if is_news else min(1.5 * self._pause_s, most_s)
+        self._view, self._text = view, text
+        return self._pause_s
+
+    async def take_answer(self) -> bool:
+        return self._view is None
+
+    def show(self) -> None:
+        if self._text != self._said:
+            self.voice.say(self._text)
+            self._said = self._text
+        if self._view is not self._shown:
+            self._shown = self._view
+            self.voice.show_status(_live_table(self._view) if self._view is not None else ())
 
 
 def _live_table(view: "SweepView") -> list[str]:

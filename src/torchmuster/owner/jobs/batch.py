@@ -5,10 +5,11 @@ import contextlib
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torchmuster.engines.base import Dialect, object_dialect
 from torchmuster.errors import MusterError
@@ -46,8 +47,8 @@ class TwiceCancels:
     """
 
     voice: TerminalVoice
-    goes_on: Callable[[], str]
-    cancelling: Callable[[], str]
+    goes_on: str
+    cancelling: str
     cancel: Callable[[], object]
     _since: float | None = None
     _leaves: bool = False
@@ -64,10 +65,10 @@ class TwiceCancels:
     def _take(self) -> None:
         if self._since is None:
             self._since = time.monotonic()
-            self.voice.say(self.goes_on())
+            self.voice.say(self.goes_on)
             return
         self._since = None
-        self.voice.say(self.cancelling())
+        self.voice.say(self.cancelling)
         try:
             self.cancel()
         except MusterError as error:
@@ -75,23 +76,24 @@ class TwiceCancels:
             self._leaves = True
 
 
-def _beside(work: Callable[[], None]) -> asyncio.Future[None]:
+def _beside(work: Callable[[], float]) -> asyncio.Future[float]:
     """Work in a thread which nothing waits for at the end: a scheduler may be silent for a minute."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
+    done: asyncio.Future[float] = loop.create_future()
 
-    def settle(error: Exception | None) -> None:
+    def settle(settled: Future[float]) -> None:
         if not done.cancelled():
-            done.set_result(None) if error is None else done.set_exception(error)
+            error = settled.exception()
+            done.set_result(settled.result()) if error is None else done.set_exception(error)
 
     def run() -> None:
-        error: Exception | None = None
+        settled: Future[float] = Future()
         try:
-            work()
+            settled.set_result(work())
         except Exception as found:  # noqa: BLE001 - it is raised where the answer is wanted
-            error = found
+            settled.set_exception(found)
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, error)
+            loop.call_soon_threadsafe(settle, settled)
 
     threading.Thread(target=run, name="scheduler", daemon=True).start()
     return done
@@ -122,30 +124,107 @@ class JobNews:
         return True
 
 
-@dataclass(slots=True)
-class JobFollower:
+Ended = TypeVar("Ended")
+
+
+class JobsFollower(ABC, Generic[Ended]):
+    """Follows what jobs of a scheduler do until there is a result: a run, a workflow, a sweep.
+
+    Attributes:
+        voice: Shows it.
+        scheduler: Its name.
+        jobs: What Ctrl-C speaks of.
+        is_one: These are one job.
+    """
+
+    jobs = "the jobs"
+    is_one = False
+
+    def __init__(self, voice: TerminalVoice, scheduler: str) -> None:
+        self.voice = voice
+        self.scheduler = scheduler
+
+    async def follow(self) -> Ended | None:
+        """Return how it ended; None when the jobs continue without us, or ended without a result."""
+        go_on, them = ("continues", "it") if self.is_one else ("continue", "them")
+        go_on = f"{self.jobs} {go_on}; again within 3 s cancels {them}"
+        interrupts = TwiceCancels(self.voice, go_on, f"cancelling {self.jobs}", self.cancel)
+        interrupts.listen()
+        poll_at, ended_at = 0.0, None
+        asking: asyncio.Future[float] | None = None
+        while True:
+            self.show()
+            ended = self.ended()
+            if ended is not None:
+                self.show()
+                return ended
+            now = time.monotonic()
+            if self.has_news():
+                poll_at = now
+            if interrupts.leaves() or (ended_at is not None and now > ended_at + _SETTLE_S):
+                return None
+            if asking is None and now >= poll_at:
+                asking, asked_at, is_said = _beside(self.ask), now, False
+            if asking is not None and not asking.done() and not is_said:
+                is_said = now > asked_at + _SILENT_S
+                if is_said:
+                    self.voice.say(
+                        f"{self.scheduler} has not answered for {_SILENT_S:.0f} s; muster keeps asking"
+                    )
+            if asking is not None and asking.done():
+                poll_at = time.monotonic() + asking.result()
+                asking = None
+                is_over = await self.take_answer()
+                ended_at = (ended_at or time.monotonic()) if is_over else None
+            await asyncio.sleep(_LOOK_S)
+
+    @abstractmethod
+    def ended(self) -> Ended | None:
+        """Return how it ended; None while it has not."""
+
+    @abstractmethod
+    def ask(self) -> float:
+        """Ask the scheduler, in a thread; return how many seconds later to ask again."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Cancel the jobs."""
+
+    def show(self) -> None:
+        """Show what is new."""
+
+    def has_news(self) -> bool:
+        """Return whether the scheduler should be asked at once."""
+        return False
+
+    async def take_answer(self) -> bool:
+        """Take what the scheduler has said; return whether the jobs have ended, so that the result comes soon or never."""
+        return False
+
+
+class JobFollower(JobsFollower[Result]):
     """Shows what a job does, from its run directory and its scheduler, until it has a result."""
 
-    plan: RunPlan
-    run_dir: RunDir
-    dialect: Dialect
-    job_id: str
-    voice: TerminalVoice
-    _view: JobView | None = None
-    _news: JobNews = field(default_factory=JobNews)
-    _follow: Follow = field(init=False)
-    _attempts: set[int] = field(default_factory=set)
-    _never: NeverWatch = field(default_factory=NeverWatch)
-    _copy: "RunCopy | None" = None
-    _lost: tuple[str, ...] = ()
+    is_one = True
 
-    def __post_init__(self) -> None:
-        """Copy the record of a run whose nodes don't see our files."""
-        self._follow = Follow(self.run_dir.events)
-        if object_dialect(self.dialect) is not None:
-            from torchmuster.owner.pods.copy import RunCopy
+    def __init__(
+        self, plan: RunPlan, run_dir: RunDir, dialect: Dialect, job_id: str, voice: TerminalVoice
+    ) -> None:
+        super().__init__(voice, dialect.name)
+        self.plan = plan
+        self.run_dir = run_dir
+        self.view: JobView | None = None  # what the scheduler said last
+        self.jobs = f"job {job_id}"
+        self._news = JobNews()
+        self._follow = Follow(run_dir.events)
+        self._attempts: set[int] = set()
+        self._never = NeverWatch()
+        self._lost: tuple[str, ...] = ()
+        self._copy: RunCopy | None = None  # of a run whose nodes don't see our files
+        if object_dialect(dialect) is not None:
+            from torchmuster.owner.pods import copy
 
-            self._copy = RunCopy.of(self.run_dir, self.voice.say, self._show_line)
+            self._copy = copy.RunCopy.of(run_dir, voice.say, self._show_line)
 
     def _show_line(self, line: str) -> None:
         """Show a line of the first pod's log: what its ranks print, and muster's own words."""
@@ -159,72 +238,50 @@ class JobFollower:
         if self._copy is not None:
             self._copy.close()
 
-    async def follow(self) -> Result | None:
-        """Return the result; None when the job continues without us, or ended without one."""
-        interrupts = TwiceCancels(
-            self.voice,
-            lambda: f"job {self.job_id} continues; again within 3 s cancels it",
-            lambda: f"cancelling job {self.job_id}",
-            partial(cancel_jobs, self.run_dir),
-        )
-        interrupts.listen()
-        poll_at, ended_at = 0.0, None
-        asking: asyncio.Future[None] | None = None
-        while True:
-            self._show_news()
-            result = settled_result(self.run_dir)
-            if result is not None:
-                self._show_news()
-                return result if self._copy is None else self._copy.join(result)
-            now = time.monotonic()
-            if self._copy is not None and self._copy.has_news():
-                poll_at = now
-            if interrupts.leaves() or (ended_at is not None and now > ended_at + _SETTLE_S):
-                return None
-            if asking is None and now >= poll_at:
-                asking, asked_at, is_said = _beside(self._ask_scheduler), now, False
-            if asking is not None and not asking.done() and not is_said:
-                is_said = now > asked_at + _SILENT_S
-                if is_said:
-                    name = self.dialect.name
-                    self.voice.say(
-                        f"{name} does not answer: what the run prints is shown all the same"
-                    )
-            if asking is not None and asking.done():
-                asking.result()  # the desk asks ever less often
-                asking, poll_at = None, time.monotonic() + _POLL_S
-                is_over = self._view is not None and self._view.state.is_final
-                if self._copy is not None and is_over:
-                    is_over = await asyncio.to_thread(self._copy.take_last_words)
-                elif self._copy is not None:
-                    await asyncio.to_thread(self._copy.look_after, self._view)
-                ended_at = (ended_at or time.monotonic()) if is_over else None
-            await asyncio.sleep(_LOOK_S)
+    def ended(self) -> Result | None:
+        """Return the result, with what only the cluster knew."""
+        result = settled_result(self.run_dir)
+        return result if result is None or self._copy is None else self._copy.join(result)
 
-    @property
-    def view(self) -> JobView | None:
-        """Return what the scheduler said last."""
-        return self._view
+    def cancel(self) -> None:
+        """Cancel the job."""
+        cancel_jobs(self.run_dir)
 
-    def _ask_scheduler(self) -> None:
+    def has_news(self) -> bool:
+        """Return whether the copy of the record saw something end."""
+        return self._copy is not None and self._copy.has_news()
+
+    def ask(self) -> float:
+        """Ask where the job stands, and end it if it can never start."""
         self._tell_where_it_stands()
         lost = lost_head(self.run_dir)
         if lost and lost != self._lost:
             self.voice.say(lost[0])
         self._lost = lost
         self._never.end_if_never(self.run_dir)
+        return _POLL_S  # the desk asks ever less often
+
+    async def take_answer(self) -> bool:
+        """Return whether the job has ended; its record is copied meanwhile."""
+        is_over = self.view is not None and self.view.state.is_final
+        if self._copy is not None and is_over:
+            return await asyncio.to_thread(self._copy.take_last_words)
+        if self._copy is not None:
+            await asyncio.to_thread(self._copy.look_after, self.view)
+        return is_over
 
     def _tell_where_it_stands(self) -> None:
         view = view_newest(self.run_dir)
         link = describe_link(self.run_dir)
         if view is None:
             return
-        self._view, self.job_id = view, view.job_id
+        self.view, self.jobs = view, f"job {view.job_id}"
         text = describe_job(view) + (f", {link}" if link is not None else "")
         if self._news.is_told(text, view, time.monotonic()):
             self.voice.say(text)
 
-    def _show_news(self) -> None:
+    def show(self) -> None:
+        """Show what the run has noted and printed."""
         for one in self._follow.events():
             if isinstance(one.event, AttemptStartedEvent):
                 self._attempts.add(one.event.attempt)

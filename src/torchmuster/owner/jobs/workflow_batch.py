@@ -1,9 +1,7 @@
 """A workflow as jobs of a scheduler: all are submitted at once; then no client is needed any more."""
 
-import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchmuster.engines.base import Dialect
@@ -19,7 +17,7 @@ from torchmuster.model.states import State
 from torchmuster.model.verdict import WorkflowResult
 from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.owner.create import link_reused
-from torchmuster.owner.jobs.batch import TwiceCancels
+from torchmuster.owner.jobs.batch import JobsFollower
 from torchmuster.owner.jobs.jobs import cancel_job, submit_script, view_jobs
 from torchmuster.owner.jobs.never import NeverWatch, note_group
 from torchmuster.owner.views.find import view_run
@@ -84,38 +82,39 @@ def _cancel_all(dialect: Dialect, job_ids: Mapping[str, str]) -> None:
             continue  # it may have ended
 
 
-@dataclass(slots=True)
-class WorkflowFollower:
+class WorkflowFollower(JobsFollower[WorkflowView]):
     """Shows where the groups of a workflow stand until all have ended."""
 
-    run_dir: RunDir
-    dialect: Dialect
-    job_ids: Mapping[str, str]
-    voice: TerminalVoice
-    _said: dict[str, str] = field(default_factory=dict)
-    _logs: Follow = field(default_factory=Follow)
-    _numbers: dict[str, int] = field(default_factory=dict)
-    _never: NeverWatch = field(default_factory=NeverWatch)
+    def __init__(
+        self, run_dir: RunDir, dialect: Dialect, job_ids: Mapping[str, str], voice: TerminalVoice
+    ) -> None:
+        super().__init__(voice, dialect.name)
+        self.run_dir = run_dir
+        self.dialect = dialect
+        self.job_ids = job_ids
+        self._view: WorkflowView | None = None
+        self._said: dict[str, str] = {}
+        self._logs = Follow()
+        self._numbers: dict[str, int] = {}
+        self._never = NeverWatch()
 
-    async def follow(self) -> WorkflowView | None:
-        """Return the workflow at its end; None when it goes on without us."""
-        interrupts = TwiceCancels(
-            self.voice,
-            lambda: "the jobs continue; again within 3 s cancels them",
-            lambda: "cancelling the jobs",
-            lambda: _cancel_all(self.dialect, self.job_ids),
-        )
-        interrupts.listen()
-        while True:
-            run = await asyncio.to_thread(view_run, self.run_dir)
-            if isinstance(run, WorkflowRun) and run.workflow is not None:
-                self._show(run.workflow)
-                await asyncio.to_thread(self._end_what_can_not_start, run.workflow)
-                if all(group.state.is_final for group in run.workflow.groups):
-                    return run.workflow
-            if interrupts.leaves():
-                return None
-            await asyncio.sleep(_POLL_S)
+    def ended(self) -> WorkflowView | None:
+        """Return the workflow when all its groups have ended."""
+        view = self._view
+        is_over = view is not None and all(group.state.is_final for group in view.groups)
+        return view if is_over else None
+
+    def cancel(self) -> None:
+        """Cancel all jobs."""
+        _cancel_all(self.dialect, self.job_ids)
+
+    def ask(self) -> float:
+        """Look where the groups stand, and end those that can never start."""
+        run = view_run(self.run_dir)
+        if isinstance(run, WorkflowRun) and run.workflow is not None:
+            self._end_what_can_not_start(run.workflow)
+            self._view = run.workflow
+        return _POLL_S
 
     def _end_what_can_not_start(self, view: WorkflowView) -> None:
         """Cancel the jobs of groups that can never start; who needs their output fails with them."""
@@ -129,7 +128,11 @@ class WorkflowFollower:
                 note_group(self.run_dir, group.name, report)
                 _cancel_all(self.dialect, {group.name: job_id})
 
-    def _show(self, view: WorkflowView) -> None:
+    def show(self) -> None:
+        """Show what the tasks have printed, and where the groups stand."""
+        view = self._view
+        if view is None:
+            return
         found = task_logs(view, self.run_dir)
         for task, text in self._logs.texts(
             (name, path) for name, logs in found for _, path in logs
