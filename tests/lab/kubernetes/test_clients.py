@@ -25,19 +25,20 @@ def test_a_run_goes_on_without_its_client_and_another_home_follows_it(bench):
     assert (bench.other_home / "runs" / "r" / "result.json").exists()
 
 
-def test_a_failure_without_a_client_is_the_last_message_of_the_first_pod(bench):
+def test_a_failure_without_a_client_waits_for_one_in_the_first_pod(bench):
     run = bench.start("--max-restarts", "0")
     bench.wait_up()
     run.kill()
     run.wait()
     pod, _ = bench.pod_of_rank(1)
     bench.in_pod(pod, "/usr/bin/kill", "-9", str(bench.rank(1)["pid"]))
-    wait_until(lambda: bench.condition("Failed"), "the end of the Job")
-    assert bench.condition("Failed")["reason"] == "PodFailurePolicy"
+    wait_until(lambda: set(bench.pods()) == {0}, "the end of the other pod")
+    assert not bench.condition("Failed"), "the first pod keeps the record for who takes it"
     code, said = bench.user.run("wait", "r", home=bench.other_home)
     assert code != 0, said
     report = bench.result(bench.other_home)["report"]
     assert report["error"] == "rank 1 was ended by SIGKILL"
+    bench.wait_nothing_left()
 
 
 def test_a_cancel_leaves_nothing_on_the_cluster(bench):
@@ -51,7 +52,16 @@ def test_a_cancel_leaves_nothing_on_the_cluster(bench):
     wait_until(lambda: not bench.user.objects(), "no pod")
 
 
+def test_without_the_right_to_reach_pods_a_run_whose_files_would_be_lost_is_refused(bench):
+    with bench.without_rule("pods/portforward"):
+        run = bench.start()
+        assert bench.end(run) == 2
+    assert 'resources: ["pods/portforward"]' in bench.said
+    bench.wait_nothing_left()
+
+
 def test_without_the_right_to_reach_pods_their_logs_are_followed(bench):
+    bench.site(home=str(bench.shared / "home"))
     with bench.without_rule("pods/portforward"):
         run = bench.start()
         bench.wait_up()
