@@ -24,8 +24,8 @@ from running.results import headline, machine_facts, save
 from running.stage import Stage, stage
 from torchmuster.files.layout import RunDir
 from torchmuster.head.attempt import EndsTold
-from torchmuster.model.event import event_line
 from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.message import event_line
 from torchmuster.model.record import events
 from torchmuster.model.record.events import RecordEvent, fields_of
 from torchmuster.model.states import RunState

@@ -97,7 +97,7 @@ def test_a_failure_says_rank_node_traceback_and_hint(project):
     assert (failed.rank, failed.node, failed.state) == (1, "n2", "failed")
     assert "ValueError: no such thing" in failed.traceback
     assert 'raise ValueError("no such thing")' in failed.traceback
-    assert "worker_call" not in failed.traceback
+    assert "mainmodule" not in failed.traceback
     assert "rank 1 raised ValueError: no such thing" in failed.cause
     assert failed.hint in str(failed)
     with pytest.raises(torchmuster.RunFailed):
@@ -273,16 +273,15 @@ def test_a_call_file_that_is_not_the_run_s_is_not_unpickled(project, damage, tmp
 
 def test_a_call_of_another_python_is_refused_before_it_is_unpickled(project, monkeypatch):
     """The hash is right: such a file comes of a client with another Python."""
-    from torchmuster.model.calls.call_file import CallHead, pack_call
-    from torchmuster.model.calls.carried import CarryError
-    from torchmuster.node.spawner import worker_call
+    from torchmuster.model.calls.carried import CallHead, CarryError, pack_call
+    from torchmuster.node.spawner import mainmodule
 
     data = pack_call(CallHead(name="train", python="3.2"), b"not even a pickle")
     Path("call").write_bytes(data)
     monkeypatch.setenv("TORCHMUSTER_RUN_DIR", str(Path.cwd()))
 
     with pytest.raises(CarryError, match=r"Python 3\.2"):
-        worker_call.run(hashlib.sha256(data).hexdigest(), "")
+        mainmodule.call_function(hashlib.sha256(data).hexdigest(), "")
 
 
 def test_a_worker_leaves_behind_nothing_unfinished(project, tmp_path):

@@ -23,8 +23,7 @@ from kit.command import SOURCE
 from torchmuster import proc
 from torchmuster.model.message import decode, encode
 from torchmuster.model.plan import Program, ScriptKind, StartMethod
-from torchmuster.net.ipc import pack, receive
-from torchmuster.net.ipc_messages import CallTaken, WorkerReport
+from torchmuster.net.ipc import CallTaken, WorkerReport, pack, receive
 from torchmuster.node.spawner import messages
 from torchmuster.node.spawner.start import start_spawner
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import torchmuster.train as tm
 from torchmuster.errors import UsageError
-from torchmuster.net.ipc_messages import CallFailed
+from torchmuster.net.ipc import CallFailed
 from torchmuster.node.progress import HeldMemory
 from torchmuster.train.memory.held import NodeMemory
 from torchmuster.train.snapshot.state import MisfitError, SnapshotError

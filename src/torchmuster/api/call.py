@@ -12,8 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.model.calls.call_file import MAX_CALL_BYTES, CallHead, own_python, pack_call
-from torchmuster.model.calls.carried import Named, pack_value
+from torchmuster.model.calls.carried import (
+    MAX_CALL_BYTES,
+    CallHead,
+    Named,
+    own_python,
+    pack_call,
+    pack_value,
+)
 
 _MAX_SOURCE_CHARS = 1 << 18
 

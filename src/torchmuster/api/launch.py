@@ -19,7 +19,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import Kind, RunDir, runs_dir, short_id
 from torchmuster.model import codec
-from torchmuster.model.calls.call_file import LaunchOrder
+from torchmuster.model.calls.carried import LaunchOrder
 from torchmuster.model.plan import FunctionCall
 
 

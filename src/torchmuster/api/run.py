@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torchmuster.api.failures import Interrupted, RunFailed
 from torchmuster.errors import ChannelError, MusterError, NotFoundError
 from torchmuster.files.layout import RunDir, short_id
-from torchmuster.model.calls.call_file import own_python
-from torchmuster.model.calls.carried import unpack
+from torchmuster.model.calls.carried import own_python, unpack
 from torchmuster.model.failure import ValueNote
 from torchmuster.model.ranks import name_ranks
 from torchmuster.model.states import RunState

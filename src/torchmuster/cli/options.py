@@ -2,10 +2,33 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from torchmuster.spec.sites.site import Sites
+
+
+# The user's sites for commands: `muster.toml` from the working directory on, with what other packages bring.
+
+
+def my_sites() -> "Sites":
+    """Return what `--on` can name here; files that are left alone are said on standard error.
+
+    Raises:
+        ManyErrors: Everything that is wrong with the files.
+    """
+    from torchmuster.engines.registry import schedulers
+    from torchmuster.spec.sites.files import is_new
+    from torchmuster.spec.sites.site import load_sites
+    from torchmuster.ui.messages import print_notes
+
+    sites = load_sites(os.getcwd(), os.environ, schedulers())
+    print_notes([note for note in sites.notes if is_new(note)])
+    return sites
+
 
 # What a shell completes: run ids, `last`, and what `--on` names. Quick: names of folders, and keys of muster.toml.
 

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torchmuster.errors import MusterError
-from torchmuster.files.tail import last_lines
+from torchmuster.files.layout import last_lines
 from torchmuster.head.hangs.watch import rank_first
 from torchmuster.model.display.live import LiveRow, LiveRun
 from torchmuster.owner.views.find import find_run

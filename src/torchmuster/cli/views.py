@@ -158,7 +158,7 @@ def logs(
 def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> None:
     import io
 
-    from torchmuster.files.tail import offset_of_last_lines
+    from torchmuster.files.layout import offset_of_last_lines
     from torchmuster.plainfile import open_plain
 
     try:

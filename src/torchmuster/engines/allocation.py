@@ -12,21 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchmuster import proc
-from torchmuster.engines import starter
 from torchmuster.engines.local import HEAD, AgentEnd, AgentProcesses, agent_argv
 from torchmuster.engines.own_job import OwnJob
-from torchmuster.engines.starter import Starter
 from torchmuster.engines.wait_reasons import reasons_of
 from torchmuster.errors import HeadLostError
 from torchmuster.files import atomic
 from torchmuster.files.claims import Claims
-from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import size_of
+from torchmuster.files.layout import RunDir, size_of
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.address import own_addresses, own_endpoints
 from torchmuster.node.door.call import HasStatus
 from torchmuster.node.options import AgentOrder
 from torchmuster.plainfile import open_plain
+from torchmuster.proc import Starter
 
 # pbsdsh ends with 0 whatever its task did, and what that said goes by the hosts' daemons into the output of the job.
 _TASK_FAILED = re.compile(r"^(?:\S*/)?pbsdsh: task \S+ exit status [1-9]")
@@ -126,7 +124,7 @@ class AllocationEngine(AgentProcesses):
         argv = self.job.argv(node, agent_argv(order))
         self._end_late(place)
         log_bytes = size_of(self.run_dir.job_log)
-        start = starter.start(argv, keeps_output=True)
+        start = proc.start_agent(argv, keeps_output=True)
         start.log_bytes = log_bytes
         self._starters[start.child.pid] = start
         self._agents.append((place, start.child))

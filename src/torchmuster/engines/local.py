@@ -14,7 +14,7 @@ from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.codec import to_words
-from torchmuster.model.display.status_below import Terminal
+from torchmuster.model.display.lines import Terminal
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.address import bind
 from torchmuster.node.door.call import HasStatus

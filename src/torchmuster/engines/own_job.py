@@ -13,7 +13,7 @@ from torchmuster.engines.schedulers import is_in_torque, set_by_schedulers
 from torchmuster.errors import UsageError
 from torchmuster.model.job import AllocatedNode, Allocation, NodeLauncher
 from torchmuster.model.scheduler import refuse_removed_engine
-from torchmuster.node.environment import leave_environment
+from torchmuster.node.launcher_ranks import leave_environment
 
 # Chooses the launcher that starts agents on the other hosts of a job: the first installed one of the site's list.
 #

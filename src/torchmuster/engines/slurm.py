@@ -28,7 +28,7 @@ from torchmuster.model.job import (
     NodeLauncher,
 )
 from torchmuster.model.links import ResubmitMethod
-from torchmuster.model.nodelist import expand_counts, expand_hostlist
+from torchmuster.model.ranks import expand_counts, expand_hostlist
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 

@@ -25,9 +25,8 @@ from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, sha
 from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts
 from torchmuster.files import atomic
 from torchmuster.files.environment import PackedEnvironment
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, trained_last
 from torchmuster.files.parcel import ParcelError, ParcelFile
-from torchmuster.files.tail import trained_last
 from torchmuster.model import codec
 from torchmuster.model.display.text import few_of, show_size, show_transfer
 from torchmuster.model.plan import RunPlan

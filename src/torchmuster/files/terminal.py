@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from torchmuster.files.backlog import Backlog, PatientWriter
-from torchmuster.files.disk import DiskWriter
-from torchmuster.model.display.lines import HALF_LINE_S, LineJoiner
-from torchmuster.model.display.narration import narrate
-from torchmuster.model.display.repeats import Shown
-from torchmuster.model.display.status_below import StatusBelow, Terminal
+from torchmuster.files.disk import Backlog, DiskWriter, PatientWriter
+from torchmuster.model.display.lines import (
+    HALF_LINE_S,
+    LineJoiner,
+    Shown,
+    StatusBelow,
+    Terminal,
+    narrate,
+)
 from torchmuster.model.display.text import as_bytes, moved_in, printable
 from torchmuster.model.record import events
 from torchmuster.model.record.events import RecordEvent

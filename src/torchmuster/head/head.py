@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from torchmuster import proc
-from torchmuster.files.backlog import Backlog
-from torchmuster.files.disk import DiskWriter
-from torchmuster.model.event import event_line, utc_now
+from torchmuster.files.disk import Backlog, DiskWriter
 from torchmuster.model.liveness.lease import SILENT_S, OwnClock
+from torchmuster.model.message import event_line, utc_now
 from torchmuster.model.record.events import RecordEvent, fields_of
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError

@@ -24,7 +24,7 @@ from torchmuster.model.liveness.succession import Term
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import free_places, natural_key
 from torchmuster.model.record.events import StoppingEvent
-from torchmuster.model.stop import StopCause, better_cause
+from torchmuster.model.verdict import StopCause, better_cause
 from torchmuster.net.channel import Channel
 from torchmuster.net.messages import Hello, SpawnerReady
 

@@ -8,18 +8,16 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.head.attempt import Attempt, AttemptPhase
+from torchmuster.head.attempt import Attempt, AttemptPhase, RestartBook
 from torchmuster.head.membership import MAX_LISTED, Leavers, Member, Membership, StopRequest
 from torchmuster.head.options import TrainingHeadOptions
-from torchmuster.head.restarts import RestartBook
-from torchmuster.head.start_checks import StartChecks
+from torchmuster.head.preflight import StartChecks
 from torchmuster.model import contract
 from torchmuster.model.failure import OVERUSED, WorkerEnd
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.record import events
 from torchmuster.model.record.events import MissingNode, RecordEvent, WaitingEvent
-from torchmuster.model.stop import AGAIN_AFTER_S, StopCause, cause_of_stop
-from torchmuster.model.verdict import Report, Result
+from torchmuster.model.verdict import AGAIN_AFTER_S, Report, Result, StopCause, cause_of_stop
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel
 

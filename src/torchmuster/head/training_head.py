@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torchmuster
 from torchmuster.files import atomic
-from torchmuster.files.backlog import Backlog
-from torchmuster.files.disk import DiskWriter
+from torchmuster.files.disk import Backlog, DiskWriter
 from torchmuster.head.attempt import Attempt
 from torchmuster.head.hangs.stragglers import StepParts, per_step, waits_s
 from torchmuster.head.hangs.watch import was_active
@@ -34,11 +33,11 @@ from torchmuster.head.node_policy import (
     TrainingAction,
 )
 from torchmuster.head.options import OWNER_S, TrainingHeadOptions
-from torchmuster.head.start_checks import StartChecks, preflight_form
+from torchmuster.head.preflight import StartChecks, preflight_form
 from torchmuster.head.training_policy import TrainingPolicy
 from torchmuster.model import codec
-from torchmuster.model.event import utc_now
 from torchmuster.model.failure import WorkerEnd
+from torchmuster.model.message import utc_now
 from torchmuster.model.progress import RankPhase, RankProgress, RankSample, split
 from torchmuster.model.record.events import (
     NoticeEvent,

@@ -12,21 +12,35 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.files.old_logs import too_old, words_on_limit
-from torchmuster.head.attempt import Attempt, AttemptPhase
+from torchmuster.files.disk import too_old, words_on_limit
+from torchmuster.head.attempt import (
+    Attempt,
+    AttemptPhase,
+    EndRun,
+    TryAgain,
+    after_failure,
+    after_preemption,
+)
 from torchmuster.head.hangs.watch import Debuggers
 from torchmuster.head.membership import MAX_LISTED, Member, Membership, StopRequest
 from torchmuster.head.node_policy import LOOK_EVERY_S, AskForNodes, NodePolicy, OpenStore
 from torchmuster.head.options import TrainingHeadOptions
-from torchmuster.head.restarts import EndRun, TryAgain, after_failure, after_preemption
-from torchmuster.head.start_checks import StartChecks
+from torchmuster.head.preflight import StartChecks
 from torchmuster.model import contract
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
 from torchmuster.model.ranks import assign_ranks, compress_ranks
 from torchmuster.model.record import events
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import StopCause, better_cause, cause_of_stop, end_by_stop, not_replaced
-from torchmuster.model.verdict import Result, explain_refused_start, notes_on_success
+from torchmuster.model.verdict import (
+    Result,
+    StopCause,
+    better_cause,
+    cause_of_stop,
+    end_by_stop,
+    explain_refused_start,
+    not_replaced,
+    notes_on_success,
+)
 from torchmuster.net import messages
 
 SAY_EVERY_S = 5.0

@@ -15,7 +15,7 @@ from torchmuster.model.message import TypedMessage
 from torchmuster.model.network import Interface, PairResult
 from torchmuster.model.progress import RankProgress, RankSample, RankStack
 from torchmuster.model.ranks import NodeRanks
-from torchmuster.model.stop import StopCause
+from torchmuster.model.verdict import StopCause
 
 # The base class of all messages of the channel.
 

@@ -15,7 +15,7 @@ from torchmuster.errors import BarrierError, BarrierTimeoutError, ChannelError, 
 from torchmuster.model.codec import CodecError
 from torchmuster.model.contract import TASK_SOCKET_VARIABLE
 from torchmuster.net import ipc
-from torchmuster.net.ipc_messages import (
+from torchmuster.net.ipc import (
     AgentAnswer,
     AskBarrier,
     BarrierReleased,

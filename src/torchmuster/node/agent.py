@@ -16,19 +16,19 @@ from typing import Any, Protocol
 import torchmuster
 from torchmuster import proc
 from torchmuster.errors import MusterError, found_bug
-from torchmuster.files.disk import DiskWriter
-from torchmuster.files.old_logs import remove_old, too_old
+from torchmuster.files.disk import DiskWriter, remove_old, too_old
 from torchmuster.model import contract
 from torchmuster.model import progress as heartbeat
 from torchmuster.model.failure import OVERUSED, LeftProcess, WorkerEnd
 from torchmuster.model.liveness.lease import PING_EVERY_S
 from torchmuster.model.plan import Program
 from torchmuster.net import messages
-from torchmuster.net.ipc import IpcCall, IpcServer
-from torchmuster.net.ipc_messages import (
+from torchmuster.net.ipc import (
     AskMemory,
     CallTaken,
     DebuggerHeld,
+    IpcCall,
+    IpcServer,
     StopAhead,
     TrainingOver,
     WorkerReport,
@@ -37,10 +37,9 @@ from torchmuster.node.door.call import HasStatus
 from torchmuster.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.node.inquiries import Inquiries
 from torchmuster.node.options import AgentOptions
-from torchmuster.node.output import Voice
+from torchmuster.node.output import Showing, Voice
 from torchmuster.node.progress import HeldMemory
 from torchmuster.node.setup import NodeWork, refusal_of
-from torchmuster.node.showing import Showing
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
 from torchmuster.node.workers import NodeAttempt, WorkerSettings, root_cause, worker_settings

@@ -24,10 +24,9 @@ from torchmuster.model.liveness.lease import (
     large_packets_lost,
 )
 from torchmuster.net import messages
-from torchmuster.net.address import split_endpoint
+from torchmuster.net.address import RaceError, race, split_endpoint, worst_failure
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role
-from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.node.options import HeadPlace
 
 SAY_EVERY_S = 5.0

@@ -6,13 +6,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torchmuster import proc
 from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
+from torchmuster.model import codec, contract
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.net import messages
 from torchmuster.node.head_link import HeadLink
+from torchmuster.node.launcher_ranks import VariableChange
 from torchmuster.node.options import AgentOptions
 from torchmuster.node.spawner.keeper import SpawnerKeeper
 from torchmuster.node.workers import NodeAttempt
@@ -22,6 +25,75 @@ if TYPE_CHECKING:
     from torchmuster.node.probe import NetworkProbe
     from torchmuster.node.progress import NodeProgress
     from torchmuster.node.task.exec import Execs
+
+
+# The agent's part in `muster exec` and a training run: a command beside a rank, with the rank's own variables.
+#
+# A forked worker's /proc/PID/environ is its spawner's, so the launcher gets the variables from us, in its environment.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTarget:
+    """A worker to be entered; its launcher knows when it started, so that no other process is taken for it."""
+
+    pid: int
+    worker_ticks: int
+    environment: Mapping[str, str]
+
+    def has_begun(self) -> bool:
+        """Say that it can be entered: a worker has no view of its own to make."""
+        return True
+
+    def poll(self) -> int | None:
+        """Return -1 when the worker has ended; its status is its parent's."""
+        return None if proc.is_running(self.pid) else -1
+
+
+def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
+    """Return the worker of this number; None when it has ended."""
+    facts = proc.read_process(pid)
+    if facts is None or not facts.can_run:
+        return None
+    return RankTarget(pid=pid, worker_ticks=facts.start_ticks, environment=environment)
+
+
+def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:
+    """Return the answer to a head that has not proved who it is: it gets no command run."""
+    return messages.ExecRefused(
+        exec_id=start.exec_id,
+        what="this node has no common key with the head, so it runs no commands for it",
+        fix="give all nodes the same key: `--rdzv_conf secret_file=FILE`",
+    )
+
+
+def named_program(
+    start: messages.ExecStart, worker: VariableChange, rank: int
+) -> messages.ExecStart:
+    """Return the order with our own program as its command, where the debugger of a rank is meant."""
+    if not start.debugger:
+        return start
+    path = contract.debugger_socket(worker.values[contract.SOCKET_VARIABLE], rank)
+    return replace(start, argv=tuple(proc.node_program("debugger", path)), tty=False)
+
+
+def wanted_rank(start: messages.ExecStart, first_rank: int, num_workers: int) -> int:
+    """Return the rank that a client has named; the first of the node for `node n2`."""
+    kind, _, name = start.task.partition(" ")
+    if kind == "rank" and name.isdecimal() and 0 <= int(name) - first_rank < num_workers:
+        return int(name)
+    return first_rank
+
+
+def node_environment(environment: Mapping[str, str], rank: bool) -> dict[str, str]:
+    """Return the variables for a command: without those of one rank when a whole node was named."""
+    own = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE")
+    return {name: value for name, value in environment.items() if rank or name not in own}
+
+
+def whole_environment(base: Mapping[str, str], worker: VariableChange) -> dict[str, str]:
+    """Return what a worker has: our own variables, the job's, and those of its rank."""
+    every = {**os.environ, **base, **worker.values}
+    return {name: value for name, value in every.items() if name not in worker.removed}
 
 
 # The agent's side of the look before the start: collect facts in a thread, send them when they are wanted.
@@ -205,7 +277,6 @@ class Inquiries:
     def _gpus_of(self, attempt: NodeAttempt) -> dict[int, str]:
         """Return the GPU of each rank: of those that it sees, the one with its local rank."""
         from torchmuster.diagnose.facts.gpu import visible_gpus
-        from torchmuster.node.rank_exec import whole_environment
 
         found = {}
         for rank in attempt.ranks:
@@ -231,12 +302,11 @@ class Inquiries:
 
     def take_exec(self, message: messages.FromExecClient) -> None:
         """Start a command beside a rank, or pass on what belongs to one."""
-        from torchmuster.node import rank_exec
         from torchmuster.node.task.exec import Execs
 
         if self._link.channel is not None and self._link.channel.is_open:
             if isinstance(message, messages.ExecStart):
-                self._link.send(rank_exec.refuse_unproved(message))
+                self._link.send(refuse_unproved(message))
             return
         if isinstance(message, messages.ExecStart) and message.door:
             self._remote_ends().take(message)
@@ -248,14 +318,14 @@ class Inquiries:
         attempt, target = self._living(), None
         if attempt is not None and isinstance(message, messages.ExecStart):
             ranks = attempt.order.ranks
-            rank = rank_exec.wanted_rank(message, ranks.first_rank, ranks.num_workers)
+            rank = wanted_rank(message, ranks.first_rank, ranks.num_workers)
             pid = dict(attempt.running).get(rank)
             if pid is not None:
                 worker = attempt.environment_of(rank)
-                every = rank_exec.whole_environment(self._spawners.environment, worker)
+                every = whole_environment(self._spawners.environment, worker)
                 of_rank = message.task.startswith("rank ")
-                message = rank_exec.named_program(message, worker, rank)
-                target = rank_exec.rank_target(pid, rank_exec.node_environment(every, of_rank))
+                message = named_program(message, worker, rank)
+                target = rank_target(pid, node_environment(every, of_rank))
         self._execs.take(message, target)
 
     def _remote_ends(self) -> "RemoteEnds":

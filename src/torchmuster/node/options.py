@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torchmuster.files.layout import RunDir, runs_dir
-from torchmuster.model.display.status_below import Terminal
+from torchmuster.model.display.lines import Terminal
 from torchmuster.model.plan import RunPlan
 
 

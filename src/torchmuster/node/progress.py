@@ -17,7 +17,7 @@ from torchmuster import proc
 from torchmuster.diagnose.facts.gpu import GpuUse, GpuUseReader
 from torchmuster.model import progress as heartbeat
 from torchmuster.model.progress import HeartbeatRecord, RankProgress
-from torchmuster.net.ipc_messages import AgentAnswer, AskMemory, CallFailed, MemoryHeld
+from torchmuster.net.ipc import AgentAnswer, AskMemory, CallFailed, MemoryHeld
 
 # Memory of a node that outlives its workers: files without a name in any folder, held by the agent.
 #

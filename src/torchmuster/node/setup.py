@@ -17,11 +17,9 @@ from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model import codec, contract
 from torchmuster.model.plan import Program, ShippedEnvironment, StageOrder, UnpackOrder
-from torchmuster.node.leftovers import hold, note_owner
+from torchmuster.node.leftovers import folder_name, hold, make_scratch, note_owner, parent_folder
 from torchmuster.node.options import AgentOptions
-from torchmuster.node.scratch import folder_name, make_scratch, parent_folder
-from torchmuster.node.shell import NodeShell, SetupError
-from torchmuster.node.task.transfer import Transfer
+from torchmuster.node.shell import NodeShell, SetupError, Transfer
 
 _MAX_TAKES = 10
 _DOOR = os.path.join(os.path.dirname(proc.NODE_DOOR), "door.py")

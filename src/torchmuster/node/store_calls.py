@@ -12,7 +12,7 @@ import sys
 import time
 
 from torchmuster.diagnose.facts import stacks as reading
-from torchmuster.files.tail import last_bytes
+from torchmuster.files.layout import last_bytes
 from torchmuster.model.progress import StoreCall
 
 _MAX_FDS = 4096

@@ -17,8 +17,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.contract import AttemptFacts, WorkerPlace, worker_environment
-from torchmuster.model.display.lines import line_prefix
-from torchmuster.model.display.status_below import Terminal
+from torchmuster.model.display.lines import Terminal, line_prefix
 from torchmuster.model.failure import (
     EndKind,
     PythonError,
@@ -30,7 +29,7 @@ from torchmuster.model.failure import (
     is_echo,
 )
 from torchmuster.net.address import interface_of
-from torchmuster.net.ipc_messages import ValueKept, WorkerEndedWell, WorkerFailed, WorkerReport
+from torchmuster.net.ipc import ValueKept, WorkerEndedWell, WorkerFailed, WorkerReport
 from torchmuster.net.messages import StartAttempt, Welcome
 from torchmuster.node.launcher_ranks import VariableChange, make_true
 from torchmuster.node.options import AgentOptions

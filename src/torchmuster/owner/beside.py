@@ -11,7 +11,7 @@ from torchmuster.errors import UsageError
 from torchmuster.model.workflow import TaskNode
 from torchmuster.net.address import own_endpoints
 from torchmuster.net.remote_messages import StartNode
-from torchmuster.node.environment import leave_environment
+from torchmuster.node.launcher_ranks import leave_environment
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE, proxy_argv
 
 

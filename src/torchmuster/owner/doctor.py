@@ -14,7 +14,7 @@ from typing import Any
 
 from torchmuster.diagnose.doctor import show
 from torchmuster.diagnose.doctor.compare import compare, exit_code
-from torchmuster.diagnose.doctor.rules_matrix import cause_of_call
+from torchmuster.diagnose.doctor.rules_gpu import cause_of_call
 from torchmuster.diagnose.doctor.show import NodeView, Situation, names_of
 from torchmuster.diagnose.facts.collect import FactsOrder, collect, own_torch
 from torchmuster.diagnose.finding import Finding, Level, worst_first
@@ -27,7 +27,7 @@ from torchmuster.model.display.text import name_alone, report_of_error
 from torchmuster.model.record.events import AgentJoinedEvent, PreflightEvent, Stamped
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Report, Result
-from torchmuster.owner.room import nearest_folder
+from torchmuster.owner.create import nearest_folder
 from torchmuster.owner.views.record import read_events, read_result
 
 JOB_END_LIMIT_S = 60.0

@@ -8,8 +8,7 @@ from torchmuster.model.liveness.lease import OwnClock
 from torchmuster.model.liveness.owner_policy import GiveUp, OwnerPolicy, Say
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.net.handshake import HandshakeError, Role
-from torchmuster.net.secret import read_secret
+from torchmuster.net.handshake import HandshakeError, Role, read_secret
 from torchmuster.owner.stops import Stops
 
 _CALL_AGAIN_S = 0.01

@@ -14,7 +14,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.liveness.owner_policy import JobTime
 from torchmuster.model.plan import WARN_S, RunPlan
 from torchmuster.model.verdict import Result
-from torchmuster.node.environment import leave_environment
+from torchmuster.node.launcher_ranks import leave_environment
 from torchmuster.owner.create import note_failed_start
 from torchmuster.owner.parts import RunDisplay
 from torchmuster.owner.stops import Deadline

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torchmuster import proc
-from torchmuster.engines.starter import describe_end
 from torchmuster.errors import HeadLostError, MusterError
-from torchmuster.files.tail import last_lines
+from torchmuster.files.layout import last_lines
 from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
 from torchmuster.model.contract import MACHINE_VARIABLE, describe_exit
@@ -41,15 +40,14 @@ from torchmuster.model.record.events import (
     event_of,
 )
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
-from torchmuster.model.verdict import Report, Result
+from torchmuster.model.verdict import Report, Result, StopCause, cause_of_stop, end_by_stop
 from torchmuster.net import messages
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.owner.head_follower import HeadFollower
-from torchmuster.owner.parts import Engine, RunDisplay, StandardInput
-from torchmuster.owner.record_writer import RecordWriter
+from torchmuster.owner.parts import Engine, RecordWriter, RunDisplay, StandardInput
 from torchmuster.owner.stops import LAST_STOP, Deadline, EarlyStop, Stops
 from torchmuster.owner.views.record import next_attempt, read_result, told_seconds
+from torchmuster.proc import describe_end
 
 _POLL_S = 0.01
 _WATCH_S = 0.2

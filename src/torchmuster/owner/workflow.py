@@ -39,7 +39,7 @@ from torchmuster.node.task.options import GroupOrder
 from torchmuster.owner.capacity import Capacity, Machine
 from torchmuster.owner.create import link_reused
 from torchmuster.owner.head_follower import HeadFollower
-from torchmuster.owner.record_writer import RecordWriter
+from torchmuster.owner.parts import RecordWriter
 from torchmuster.owner.stops import EarlyStop, Stops
 from torchmuster.owner.views.record import next_task_attempts, read_outcome
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.model.codec import from_words, to_words
-from torchmuster.node.environment import take_environment
+from torchmuster.node.launcher_ranks import take_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

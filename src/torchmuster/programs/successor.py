@@ -10,11 +10,10 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.claims import Claims
 from torchmuster.files.disk import DiskWriter
-from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import last_lines, size_of
+from torchmuster.files.layout import RunDir, last_lines, size_of
+from torchmuster.head.attempt import EndRun
 from torchmuster.head.membership import deposed
 from torchmuster.head.options import Office, TrainingHeadOptions
-from torchmuster.head.restarts import EndRun
 from torchmuster.head.training_head import TrainingHead
 from torchmuster.head.training_policy import HEAD_IS_SILENT
 from torchmuster.model.codec import to_words
@@ -35,7 +34,7 @@ from torchmuster.node.agent import Agent
 from torchmuster.node.head_link import HeadLink
 from torchmuster.node.options import AgentOptions
 from torchmuster.programs.head_host import HeadHost
-from torchmuster.programs.launch import began_at, machines_left_out
+from torchmuster.programs.main import began_at, machines_left_out
 
 # One agent's part when its head is lost: it votes, asks the engine, and becomes the head (`docs/succession.md`).
 

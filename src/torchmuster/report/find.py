@@ -17,7 +17,7 @@ from torchmuster.model.record.events import (
     TaskStateEvent,
     parse,
 )
-from torchmuster.model.record.series import lines, listed, mapped, number, text, whole
+from torchmuster.model.record.run import lines, listed, mapped, number, text, whole
 from torchmuster.model.states import RunState
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import find_run, view_run

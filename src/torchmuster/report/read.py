@@ -12,12 +12,11 @@ from typing import Any
 import torchmuster
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, short_id
-from torchmuster.files.origin import CodeVersion, Origin
 from torchmuster.model import codec
-from torchmuster.model.display.narration import narrate
+from torchmuster.model.display.lines import narrate
 from torchmuster.model.display.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
-from torchmuster.model.event import moment_of
 from torchmuster.model.failure import RanCode, WorkerEnd
+from torchmuster.model.message import moment_of
 from torchmuster.model.record.events import AttemptNode
 from torchmuster.model.record.run import (
     WHOLE_FIRST,
@@ -25,10 +24,17 @@ from torchmuster.model.record.run import (
     AttemptRecord,
     RunRecord,
     frequent_causes,
+    lines,
+    listed,
+    mapped,
+    number,
+    several,
+    text,
+    whole,
 )
-from torchmuster.model.record.series import lines, listed, mapped, number, several, text, whole
 from torchmuster.model.record.training import LibraryStart, TrainingState
 from torchmuster.model.states import RunState
+from torchmuster.owner.origin import CodeVersion, Origin
 from torchmuster.owner.views.account import account_of, how_to_go_on
 from torchmuster.owner.views.record import DAMAGED
 from torchmuster.owner.views.run_view import RunView

@@ -6,9 +6,9 @@ otherwise, durations are seconds.
 
 from dataclasses import dataclass, field
 
-from torchmuster.files.origin import CodeVersion
 from torchmuster.model.record.events import AttemptNode
 from torchmuster.model.record.run import RankEnd, RecordMoment
+from torchmuster.owner.origin import CodeVersion
 
 LEAST_STEPS = 20  # of each rank, before one is called slow
 FORM = 1  # of `--json`: a reader can tell whether it knows all of it

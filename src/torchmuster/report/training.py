@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from torchmuster.model.record.series import (
+from torchmuster.model.record.run import (
     MOST_POINTS,
     MOST_REDONE,
     Series,

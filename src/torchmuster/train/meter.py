@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import few_of
-from torchmuster.model.record.series import loss_of
+from torchmuster.model.record.run import loss_of
 from torchmuster.train.exchange import gather_json, sum_float64
 from torchmuster.train.finite import replay_command
 from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone

@@ -15,8 +15,7 @@ from typing import Any
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
 from torchmuster.model.progress import RankPhase
-from torchmuster.net.ipc import tell
-from torchmuster.net.ipc_messages import StopAhead, TrainingOver
+from torchmuster.net.ipc import StopAhead, TrainingOver, tell
 from torchmuster.train import rng
 from torchmuster.train.batches.ledger import Sums
 from torchmuster.train.batches.loader import Loader

@@ -8,8 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import last_bytes
+from torchmuster.files.layout import RunDir, last_bytes
 from torchmuster.model import contract
 from torchmuster.train.sinks import MetricSink
 

@@ -6,7 +6,7 @@ from torchmuster.files.layout import short_id
 from torchmuster.model.display.live import LiveRun
 from torchmuster.model.display.text import in_one_line
 from torchmuster.model.progress import quiet_s
-from torchmuster.model.record.series import since_words
+from torchmuster.model.record.run import since_words
 from torchmuster.ui.top.ranks import RankRow, rank_rows, slowest
 from torchmuster.ui.top.run_lines import step_of, time_left_s
 from torchmuster.ui.top.words import show_mib, show_number, show_share, show_time

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchmuster.api.run import ResultError, are_here, noted_values, read_value
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import RunDir
-from torchmuster.model.calls.call_file import own_python
+from torchmuster.model.calls.carried import own_python
 from torchmuster.model.failure import ValueNote
 
 

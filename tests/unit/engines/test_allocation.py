@@ -4,7 +4,6 @@ import pytest
 
 from kit.waiting import wait_until
 from torchmuster import proc
-from torchmuster.engines import starter
 from torchmuster.engines.allocation import AllocationEngine
 from torchmuster.engines.own_job import LaunchCommand, OwnJob
 from torchmuster.engines.registry import load_dialect
@@ -48,9 +47,9 @@ def test_a_start_that_hangs_is_ended_and_tried_again(engine, monkeypatch):
     (hanging,) = one.pids
     assert one.holds(1)
 
-    monkeypatch.setattr(starter, "CALL_LIMIT_S", -1.0)
+    monkeypatch.setattr(proc, "CALL_LIMIT_S", -1.0)
     assert not one.holds(1), "an agent would have called long ago"
-    monkeypatch.setattr(starter, "CALL_LIMIT_S", 60.0)
+    monkeypatch.setattr(proc, "CALL_LIMIT_S", 60.0)
     one._starters[hanging]._began_at -= 61.0
     one.start_place(1)
     assert len(one.pids) == 2
@@ -63,7 +62,7 @@ def test_a_start_that_ends_at_once_leaves_its_words(engine):
     one.start_place(1)
     (end,) = wait_until(one.poll)
     assert (end.place, end.status, end.said) == (1, 3, ("mpiexec: no other MPI",))
-    assert starter.describe_end(end.status, end.said) == (
+    assert proc.describe_end(end.status, end.said) == (
         "what started its agent ended (exit code 3): mpiexec: no other MPI"
     )
 

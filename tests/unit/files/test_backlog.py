@@ -5,9 +5,8 @@ import threading
 
 import pytest
 
-from torchmuster.files import backlog
-from torchmuster.files.backlog import Backlog, PatientWriter
-from torchmuster.files.disk import DiskWriter
+from torchmuster.files import disk as writing
+from torchmuster.files.disk import Backlog, DiskWriter, PatientWriter
 
 BLOCK = b"".join(b"%09d\n" % n for n in range(100_000))
 
@@ -79,7 +78,7 @@ def test_a_file_on_a_full_disk_lacks_lines_and_says_so(tmp_path, disk):
 
 
 def test_an_end_that_waits_for_its_reader_says_so(tmp_path, disk, pipe, monkeypatch):
-    monkeypatch.setattr(backlog, "SAY_AFTER_S", 0.01)
+    monkeypatch.setattr(writing, "SAY_AFTER_S", 0.01)
     reader, end = pipe
     writer, _ = start_writer(end.fileno(), disk, tmp_path)
     said = []

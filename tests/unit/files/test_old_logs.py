@@ -2,8 +2,8 @@
 
 import os
 
+from torchmuster.files.disk import MOST_FILES, attempts_kept, remove_old, too_old
 from torchmuster.files.layout import RunDir
-from torchmuster.files.old_logs import MOST_FILES, attempts_kept, remove_old, too_old
 
 
 def make(tmp_path, attempts, ranks):

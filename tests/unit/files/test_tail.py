@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.files.tail import last_lines, offset_of_last_lines
+from torchmuster.files.layout import last_lines, offset_of_last_lines
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torchmuster.head import barriers as barriers_module
 from torchmuster.head.barriers import MAX_BARRIERS, Barriers
 from torchmuster.net import messages
-from torchmuster.net.ipc_messages import BarrierWaits
+from torchmuster.net.ipc import BarrierWaits
 from torchmuster.net.messages import BarrierAnswer, BarrierState
 from torchmuster.node.task.agent import answer_of_barrier
 

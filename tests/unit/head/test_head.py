@@ -3,8 +3,7 @@
 import asyncio
 
 from kit.waiting import wait_until_async
-from torchmuster.files.backlog import Backlog
-from torchmuster.files.disk import DiskWriter
+from torchmuster.files.disk import Backlog, DiskWriter
 from torchmuster.head.head import Outlet
 from torchmuster.net import messages
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.head.restarts import Next, RestartBook
+from torchmuster.head.attempt import Next, RestartBook
 from torchmuster.model.failure import EndKind
 from torchmuster.model.plan import RestartPolicy
 from unit.model.ends import exited, killed, lost, preempted, raised

@@ -5,7 +5,7 @@ import pytest
 from torchmuster.head.attempt import AttemptPhase
 from torchmuster.model.record.events import fields_of
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import StopCause
+from torchmuster.model.verdict import StopCause
 from torchmuster.net import messages
 from unit.head.test_training_policy import World, make_plan
 

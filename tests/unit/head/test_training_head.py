@@ -16,8 +16,7 @@ from torchmuster.head.training_head import TrainingHead
 from torchmuster.model.plan import Limits
 from torchmuster.model.record.events import fields_of
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import StopCause
-from torchmuster.model.verdict import Result
+from torchmuster.model.verdict import Result, StopCause
 from torchmuster.net.channel import ChannelClosedError, Role
 from torchmuster.net.messages import (
     AskBoard,

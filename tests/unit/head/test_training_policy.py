@@ -16,13 +16,13 @@ from torchmuster.head.attempt import AttemptPhase
 from torchmuster.head.membership import Membership
 from torchmuster.head.node_policy import AskForNodes, CutOff, OpenStore, Send
 from torchmuster.head.options import TrainingHeadOptions
-from torchmuster.head.start_checks import StartChecks
+from torchmuster.head.preflight import StartChecks
 from torchmuster.head.training_policy import TrainingPolicy
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, first_cause
 from torchmuster.model.liveness.lease import LEASE_S
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import StopCause
+from torchmuster.model.verdict import StopCause
 from torchmuster.net import messages
 
 VERSION = "1"

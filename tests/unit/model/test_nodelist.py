@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.model.nodelist import MAX_NODES, compress_counts, expand_counts, expand_hostlist
+from torchmuster.model.ranks import MAX_NODES, compress_counts, expand_counts, expand_hostlist
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from torchmuster.model.liveness.owner_policy import (
     Warn,
     WhatFollows,
 )
-from torchmuster.model.stop import AT_ONCE
+from torchmuster.model.verdict import AT_ONCE
 
 
 @pytest.mark.parametrize("seed", range(300))

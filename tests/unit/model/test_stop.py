@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import StopCause, better_cause, cause_of_stop, end_by_stop
+from torchmuster.model.verdict import StopCause, better_cause, cause_of_stop, end_by_stop
 
 TERM = signal.SIGTERM
 

@@ -16,8 +16,7 @@ from kit.waiting import wait_until_async
 from torchmuster.errors import MusterError
 from torchmuster.model.message import TypedMessage, encode
 from torchmuster.net import ipc
-from torchmuster.net.ipc import MAX_CALLS, MAX_FRAME_BYTES, IpcServer
-from torchmuster.net.ipc_messages import CallFailed
+from torchmuster.net.ipc import MAX_CALLS, MAX_FRAME_BYTES, CallFailed, IpcServer
 from torchmuster.node.leftovers import make_socket_folder
 
 DEADLINE_S = 30.0

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from torchmuster.net.address import RaceError, race, worst_failure
 from torchmuster.net.channel import Channel
 from torchmuster.net.handshake import HandshakeError, Reason
-from torchmuster.net.race import RaceError, race, worst_failure
 from unit.net.loopback import run
 
 GOOD, BAD, SILENT = ("good", 1), ("bad", 1), ("silent", 1)

@@ -4,8 +4,7 @@ import contextlib
 from torchmuster.net.address import bind
 from torchmuster.net.channel import connect
 from torchmuster.net.handshake import Role
-from torchmuster.net.listener import Listener
-from torchmuster.net.store_relay import STORE_CALL, StoreRelay
+from torchmuster.net.listener import STORE_CALL, Listener, StoreRelay
 from unit.net.loopback import SECRET, Doorman, raw_connection, run
 
 

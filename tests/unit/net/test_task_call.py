@@ -20,7 +20,7 @@ from torchmuster.errors import (
 )
 from torchmuster.model.contract import TASK_SOCKET_VARIABLE
 from torchmuster.net import ipc, task_call
-from torchmuster.net.ipc_messages import (
+from torchmuster.net.ipc import (
     AskBarrier,
     BarrierReleased,
     BarrierWaits,

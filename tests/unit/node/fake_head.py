@@ -7,8 +7,7 @@ import threading
 import time
 
 from torchmuster.head.barriers import Barriers
-from torchmuster.net.ipc import IpcServer
-from torchmuster.net.ipc_messages import BarrierWaits, TaskRequest
+from torchmuster.net.ipc import BarrierWaits, IpcServer, TaskRequest
 from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.task.agent import answer_of_barrier
 

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from torchmuster.errors import RunDirectoryError
-from torchmuster.node.environment import leave_environment, share_threads, take_environment
+from torchmuster.node.launcher_ranks import leave_environment, share_threads, take_environment
 
 
 @pytest.fixture

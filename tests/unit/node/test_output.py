@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchmuster.files.disk import DiskWriter
-from torchmuster.model.display import status_below as screen
+from torchmuster.model.display import lines as screen
 from torchmuster.model.display.text import as_bytes
 from torchmuster.node.output import LINE_CHARACTERS, SHOWN_BYTES_PER_S, TAIL_LINES, RankOutput
 

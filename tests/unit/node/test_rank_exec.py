@@ -4,7 +4,7 @@ import os
 import subprocess
 
 from torchmuster.net import messages
-from torchmuster.node import rank_exec
+from torchmuster.node import inquiries
 
 
 def start(word):
@@ -12,28 +12,28 @@ def start(word):
 
 
 def test_a_word_names_a_rank_of_the_node_or_its_first():
-    assert rank_exec.wanted_rank(start("rank 5"), 4, 2) == 5
-    assert rank_exec.wanted_rank(start("node n2"), 4, 2) == 4
-    assert rank_exec.wanted_rank(start("rank 9"), 4, 2) == 4
+    assert inquiries.wanted_rank(start("rank 5"), 4, 2) == 5
+    assert inquiries.wanted_rank(start("node n2"), 4, 2) == 4
+    assert inquiries.wanted_rank(start("rank 9"), 4, 2) == 4
 
 
 def test_a_command_of_a_node_has_no_rank():
     environment = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
-    assert rank_exec.node_environment(environment, rank=True) == environment
-    assert rank_exec.node_environment(environment, rank=False) == {"WORLD_SIZE": "8"}
+    assert inquiries.node_environment(environment, rank=True) == environment
+    assert inquiries.node_environment(environment, rank=False) == {"WORLD_SIZE": "8"}
 
 
 def test_a_process_that_has_ended_is_no_target():
     child = subprocess.Popen(["true"])
     child.wait()
-    assert rank_exec.rank_target(child.pid, {}) is None
-    target = rank_exec.rank_target(os.getpid(), {"A": "b"})
+    assert inquiries.rank_target(child.pid, {}) is None
+    target = inquiries.rank_target(os.getpid(), {"A": "b"})
     assert target.poll() is None
     assert target.worker_ticks > 0
 
 
 def test_a_head_that_has_not_proved_who_it_is_gets_no_command_run():
-    refused = rank_exec.refuse_unproved(start("rank 0"))
+    refused = inquiries.refuse_unproved(start("rank 0"))
     assert refused.exec_id == "e"
     assert "no common key" in refused.what
     assert "secret_file" in refused.fix

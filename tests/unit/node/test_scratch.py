@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from torchmuster.node.scratch import (
+from torchmuster.node.leftovers import (
     ScratchError,
     folder_name,
     make_scratch,

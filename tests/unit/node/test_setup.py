@@ -19,8 +19,8 @@ from torchmuster.model.plan import (
     ShippedEnvironment,
     Stage,
 )
+from torchmuster.node.leftovers import remove_scratch
 from torchmuster.node.options import AgentOptions, HeadPlace
-from torchmuster.node.scratch import remove_scratch
 from torchmuster.node.setup import NodeWork, other_interpreter, refusal_of
 from torchmuster.node.shell import NodeShell, SetupError
 from torchmuster.node.shipping import shelf

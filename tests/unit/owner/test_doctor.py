@@ -11,8 +11,8 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView
+from torchmuster.model.message import moment_of
 from torchmuster.model.record.events import RecordEvent, Stamped
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Report, Result

@@ -9,9 +9,9 @@ from kit.waiting import wait_until_async
 from torchmuster.files.layout import RunDir
 from torchmuster.model.liveness.lease import OwnClock
 from torchmuster.model.liveness.owner_policy import Lives, OwnerPolicy
-from torchmuster.model.stop import AT_ONCE, StopCause
+from torchmuster.model.verdict import AT_ONCE, StopCause
 from torchmuster.net import messages
-from torchmuster.net.secret import write_secret
+from torchmuster.net.handshake import write_secret
 from torchmuster.owner import head_follower
 from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.stops import Stops

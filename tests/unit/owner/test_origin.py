@@ -9,11 +9,11 @@ import pytest
 from kit.waiting import wait_until
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.files.origin import Origin
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.owner.origin import (
     MAX_DIFFERENCE_BYTES,
+    Origin,
     find_code_version,
     folder_of,
     installed_for,

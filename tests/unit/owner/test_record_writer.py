@@ -15,8 +15,8 @@ from kit.waiting import wait_until
 from torchmuster.files import disk
 from torchmuster.files.layout import RunDir
 from torchmuster.model.record.events import NoticeEvent
-from torchmuster.owner import record_writer
-from torchmuster.owner.record_writer import RecordWriter
+from torchmuster.owner import parts
+from torchmuster.owner.parts import RecordWriter
 from torchmuster.owner.views.record import read_lines
 
 AT_ONCE_S = 5.0  # on a machine that is busy with other things
@@ -65,7 +65,7 @@ def test_what_an_earlier_owner_has_written_stays(run_dir):
 
 
 def test_a_file_system_that_stands_still_keeps_nobody_waiting(run_dir, monkeypatch):
-    monkeypatch.setattr(record_writer, "LAST_WRITES_S", 0.2)
+    monkeypatch.setattr(parts, "LAST_WRITES_S", 0.2)
     os.mkfifo(run_dir.events)  # it can't be opened until somebody reads
 
     async def story(record):

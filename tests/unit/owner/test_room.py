@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from torchmuster import proc
-from torchmuster.owner.room import check_room, parse_quota, quota_warnings, room_warnings
+from torchmuster.owner.create import check_room, parse_quota, quota_warnings, room_warnings
 
 GIB = 1 << 30
 QUOTA = """\

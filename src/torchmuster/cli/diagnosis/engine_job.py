@@ -23,9 +23,8 @@ def try_job(place: "Place", timeout_s: float) -> list[dict[str, Any]]:
     """Submit a test job, wait for it, and return the rows of the table."""
     from torchmuster.errors import ManyErrors, MusterError
     from torchmuster.files.layout import RunDir, runs_dir
-    from torchmuster.owner.create import new_run_id
+    from torchmuster.owner.create import new_run_id, room_warnings
     from torchmuster.owner.jobs.check_job import JobWatch
-    from torchmuster.owner.room import room_warnings
     from torchmuster.owner.views.find import view_job
 
     run_dir = RunDir(os.path.join(runs_dir(), new_run_id("check")))

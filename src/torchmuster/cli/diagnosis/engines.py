@@ -32,7 +32,7 @@ def engines(context: click.Context, *, as_json: bool) -> int | None:
     """  # noqa: D301 - \b is click's mark
     if context.invoked_subcommand is not None:
         return None
-    from torchmuster.cli.sites import my_sites
+    from torchmuster.cli.options import my_sites
 
     return show_engines(my_sites(), shutil.which, as_json=as_json)
 
@@ -54,7 +54,7 @@ def check(name: str, *, job: bool, timeout: str, as_json: bool) -> int:
     The job goes the way of `muster run --on NAME`, asks for 5 minutes and takes seconds. It tells node, processor,
     Python and torch there, and whether the folders are seen.
     """
-    from torchmuster.cli.sites import my_sites
+    from torchmuster.cli.options import my_sites
     from torchmuster.spec.units import parse_timeout
 
     timeout_s = parse_timeout(timeout)
@@ -124,7 +124,7 @@ def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_
 
 def look_at(site: "Site", which: "Which") -> tuple[list[dict[str, Any]], "Place | None"]:
     """Return what was looked at: check, ok (None where nobody can tell), found; and the place, where it can be one."""
-    from torchmuster.cli.places.find import Where, find_place
+    from torchmuster.cli.places.place import Where, find_place
     from torchmuster.errors import ManyErrors, MusterError
     from torchmuster.owner.jobs.detect import find_tool, tools_of
     from torchmuster.spec.problems import Problems

@@ -99,8 +99,8 @@ class Here(ThisMachine):
         from torchmuster.cli.ending import go_to_the_background
         from torchmuster.engines.local import LocalEngine
         from torchmuster.files.terminal import own_terminal
+        from torchmuster.owner.create import room_warnings
         from torchmuster.owner.detach import detach_supervisor
-        from torchmuster.owner.room import room_warnings
         from torchmuster.owner.stops import EarlyStop
 
         warn(room_warnings(run_dir.path))
@@ -155,7 +155,7 @@ def show_workers(plan: "RunPlan") -> None:
 
 def own(engine: Any, early: "EarlyStop", voice: "TerminalVoice") -> "Result":
     """Say what runs where, and own it to its end."""
-    from torchmuster.owner.session import note_on_session
+    from torchmuster.owner.stops import note_on_session
     from torchmuster.owner.supervise import own_run  # while the agents start
     from torchmuster.owner.views.account import near
 

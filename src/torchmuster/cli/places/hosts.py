@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.options import my_sites
 from torchmuster.cli.places.place import Place, too_few
 from torchmuster.cli.runs.ssh import find_ssh_site, make_bundle_for, make_wishes
-from torchmuster.cli.sites import my_sites
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
 from torchmuster.model.record.events import RecordEvent, WorkerEndedEvent
@@ -199,8 +199,7 @@ def own_on_hosts(
     """Start a run on hosts of ssh and follow it to its end."""
     from torchmuster.engines.ssh import SshEngine
     from torchmuster.owner.create import note_failed_start
-    from torchmuster.owner.session import note_on_session
-    from torchmuster.owner.stops import EarlyStop
+    from torchmuster.owner.stops import EarlyStop, note_on_session
     from torchmuster.owner.supervise import own_run
 
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)

@@ -349,8 +349,8 @@ def submit(
     detach: bool,
 ) -> "Follow | None":
     """Submit the job of a run, and the others of its chain; return what follows it unless `detach`."""
+    from torchmuster.owner.create import quota_warnings, room_warnings
     from torchmuster.owner.jobs.jobs import submit_chain, submit_job
-    from torchmuster.owner.room import quota_warnings, room_warnings
 
     job_id = submit_job(job, run_dir, dialect, lambda text: warn([text]))
     # The job waits in its queue already, so a slow `quota` costs it nothing.

@@ -27,7 +27,7 @@ from torchmuster.cli.runs.forks import be_a_client, import_for_runs
 from torchmuster.cli.runs.run import RunCommand, request_of
 from torchmuster.cli.runs.run import run as run_command
 from torchmuster.errors import MusterError
-from torchmuster.model.stop import AT_ONCE
+from torchmuster.model.verdict import AT_ONCE
 
 if TYPE_CHECKING:
     from torchmuster.files.watched import SavedFiles
@@ -87,8 +87,8 @@ def _check(request: "RunRequest", given: dict[str, Any]) -> None:
     Raises:
         ManyErrors: All that is wrong with the command line.
     """
+    from torchmuster.cli.runs.run import check_debugger, choose_id
     from torchmuster.cli.runs.session import find_session_place
-    from torchmuster.cli.runs.start import check_debugger, choose_id
     from torchmuster.spec.launch import plan_run
     from torchmuster.spec.problems import Problems
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchmuster.cli.sites import my_sites
+from torchmuster.cli.options import my_sites
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.spec.sites.files import project_file, user_file
 
@@ -114,7 +114,7 @@ def follow_job(
     import asyncio
 
     from torchmuster.files import atomic
-    from torchmuster.files.tail import last_lines
+    from torchmuster.files.layout import last_lines
     from torchmuster.model import codec
     from torchmuster.model.states import JobState
     from torchmuster.owner.jobs.batch import JobFollower

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.sites import my_sites
+from torchmuster.cli.options import my_sites
 from torchmuster.engines.registry import load_dialect
 from torchmuster.engines.schedulers import sees_files
 from torchmuster.errors import UsageError

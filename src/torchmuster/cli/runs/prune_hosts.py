@@ -35,8 +35,8 @@ def prune_hosts(
     Raises:
         ManyErrors: Hosts can't be used; the others were asked.
     """
+    from torchmuster.cli.options import my_sites
     from torchmuster.cli.runs.ssh import KIND, find_ssh_site, make_bundle_for, make_wishes
-    from torchmuster.cli.sites import my_sites
     from torchmuster.engines.ssh_command import HostProblem
     from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel
     from torchmuster.files.layout import RunDir

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchmuster.cli import options, status_line
+from torchmuster.cli import ending, options
 from torchmuster.cli.options import complete_runs
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", shell_complete=complete_runs)
 @options.detach
-@status_line.option
+@ending.option
 def restart(run: str, *, detach: bool) -> int:
     """Start RUN again with its options in the same place: a new run on the same snapshots.
 
@@ -45,8 +45,7 @@ def restart(run: str, *, detach: bool) -> int:
 
 def restart_run(view: "RunView", *, detach: bool) -> int:
     """Start a run again: a new one on the same snapshots."""
-    from torchmuster.cli.places.find import place_again
-    from torchmuster.cli.places.place import begin
+    from torchmuster.cli.places.place import begin, place_again
     from torchmuster.errors import NotFoundError
     from torchmuster.model.contract import replay_order
     from torchmuster.model.plan import Tee

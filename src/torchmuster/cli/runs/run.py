@@ -7,13 +7,58 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli import options, status_line
+from torchmuster.cli import ending, options
 from torchmuster.cli.options import complete_files, complete_sessions
 from torchmuster.model.plan import GRACE_S, MAX_RESTARTS
 
 if TYPE_CHECKING:
-    from torchmuster.model.calls.call_file import LaunchOrder
+    from torchmuster.model.calls.carried import LaunchOrder
     from torchmuster.spec.launch import RunRequest
+    from torchmuster.spec.problems import Problems
+
+
+# What every start of a run checks, wherever it goes: its id, and a debugger that can be reached.
+
+
+def choose_id(request: "RunRequest", problems: "Problems") -> str:
+    """Return the id of the run; a problem is noted."""
+    from torchmuster.errors import UsageError
+    from torchmuster.owner.create import choose_run_id
+
+    try:
+        return choose_run_id(request.script, request.run_id, request.name)
+    except UsageError as error:
+        problems.found.append(error)
+        return ""
+
+
+def check_debugger(request: "RunRequest", problems: "Problems") -> None:
+    """Refuse a debugger that could not be reached from here."""
+    for option in ("debugpy", "pdb"):
+        value = getattr(request, option)
+        if value is None or value is False:
+            continue
+        if request.detach:
+            why = "its connection goes through the command that follows the run"
+            problems.add(
+                f"--{option} can't be combined with --detach", "--detach", why, "leave it out"
+            )
+        for other in ("--debugpy", "--stdin") if option == "pdb" else ():
+            if getattr(request, "stdin_rank" if other == "--stdin" else "debugpy") is not None:
+                what = f"--pdb can't be combined with {other}"
+                problems.add(what, other, fix="leave one of them out")
+    if request.pdb and not request.detach and not (_is_terminal(0) and _is_terminal(1)):
+        why = "standard input or output of this command is no terminal"
+        fix = "muster run --debugpy, for an editor; `muster logs RUN` has the traceback"
+        problems.add("--pdb needs a terminal", "--pdb", why, fix)
+
+
+def _is_terminal(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
+
 
 _SECTIONS = {
     "Workers": (
@@ -112,7 +157,7 @@ class RunCommand(click.Command):
     type=click.Choice(["0", "all", "none"]),
     help="Ranks that the terminal shows; default rank 0.",
 )
-@status_line.option
+@ending.option
 @options.detach
 @click.option("--grow", is_flag=True, help="Restart the attempt when a new node joins, to use it.")
 @click.option(
@@ -249,7 +294,7 @@ def read_order(path: str) -> "LaunchOrder":
     import json
 
     from torchmuster.model import codec
-    from torchmuster.model.calls.call_file import LaunchOrder
+    from torchmuster.model.calls.carried import LaunchOrder
     from torchmuster.plainfile import open_own
 
     with open_own(path) as file:
@@ -259,7 +304,7 @@ def read_order(path: str) -> "LaunchOrder":
 def launch(request: "RunRequest") -> int:
     """Start a run in its place and follow it to its end; return the exit code."""
     from torchmuster.cli import ending
-    from torchmuster.cli.places.find import show_everywhere
+    from torchmuster.cli.places.place import show_everywhere
     from torchmuster.cli.spelling import option_behind, option_names
 
     ending.is_launched = request.launched
@@ -277,9 +322,7 @@ def start_run(request: "RunRequest") -> int:
     Raises:
         ManyErrors: All that is wrong with the request.
     """
-    from torchmuster.cli.places.find import find_place, where_of
-    from torchmuster.cli.places.place import begin, check
-    from torchmuster.cli.runs.start import check_debugger, choose_id
+    from torchmuster.cli.places.place import begin, check, find_place, where_of
     from torchmuster.spec.launch import other_environment, own_processes, read_job_limits
     from torchmuster.spec.problems import Problems
 

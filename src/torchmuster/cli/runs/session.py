@@ -131,7 +131,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     )
     from torchmuster.node.door.call import SESSION_FILE
     from torchmuster.node.door.messages import SessionSetup
-    from torchmuster.node.environment import THREADS
+    from torchmuster.node.launcher_ranks import THREADS
     from torchmuster.owner.create import choose_run_id, create_run_dir
     from torchmuster.owner.views.sessions import PREFIX, check_name
     from torchmuster.spec.launch import find_python, parse_workers
@@ -208,7 +208,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
 
 def find_session_place(given: dict[str, Any], problems: "Problems") -> "Place":
     """Return where a session is to be held; note it where none can be."""
-    from torchmuster.cli.places.find import find_place, where_of_words
+    from torchmuster.cli.places.place import find_place, where_of_words
 
     place = find_place(where_of_words({**given, "session": None}), problems)
     if place.no_session:

@@ -86,7 +86,7 @@ class JobWait:
         Raises:
             MusterError: The job has ended.
         """
-        from torchmuster.files.tail import last_lines
+        from torchmuster.files.layout import last_lines
         from torchmuster.model.job import describe_job
         from torchmuster.owner.jobs.links import view_newest
 

@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.cli.sites import my_sites
+from torchmuster.cli.options import my_sites
 from torchmuster.errors import ManyErrors, UsageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli import options, status_line
+from torchmuster.cli import ending, options
 from torchmuster.cli.options import complete_files, complete_runs
 from torchmuster.cli.runs.job_scripts import ALL, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Check the file, show the plan, start nothing.")
 @click.option("--help-values", is_flag=True, help="Show the values that the file takes.")
 @options.detach
-@status_line.option
+@ending.option
 @click.option(
     "--strict-resources", is_flag=True, help="Refuse tasks that ask for more than the machine has."
 )
@@ -75,8 +75,7 @@ def submit(**given: Any) -> int:
     muster submit train.yaml --dry-run
     muster submit train.yaml --help-values
     """  # noqa: D301 - \b is click's mark
-    from torchmuster.cli.places.find import Where, find_place
-    from torchmuster.cli.places.place import Nowhere
+    from torchmuster.cli.places.place import Nowhere, Where, find_place
     from torchmuster.owner.create import create_workflow_dir
     from torchmuster.spec.problems import Problems
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli import options, status_line
+from torchmuster.cli import ending, options
 from torchmuster.cli.options import complete_files, complete_sessions
 from torchmuster.cli.sets import SetCommand
 from torchmuster.errors import UsageError
@@ -118,7 +118,7 @@ class _SweepCommand(SetCommand):
 @click.option("--grace", metavar="TIME", help=f"From a stop to SIGKILL; default {GRACE_S:g}s.")
 @click.option("--name", metavar="WORD", help="Start of the sweep's id; default SCRIPT's.")
 @click.option("--run-id", metavar="NAME", help="The whole id of the sweep, and its folder's name.")
-@status_line.option
+@ending.option
 @options.detach
 # Of `torchmuster.sweep` alone: a file says what varies, and what stands in no command line.
 @click.option("--launched", hidden=True)
@@ -131,7 +131,7 @@ def sweep(**given: Any) -> int:
     Each member is a run of its own, NAME.0 and so on, for `muster logs` and `muster status`; the script's own options go
     behind `--`, and {lr} in them is replaced by a value.
     """
-    from torchmuster.cli.places.find import find_place, where_of_words
+    from torchmuster.cli.places.place import find_place, where_of_words
     from torchmuster.spec.problems import Problems
 
     if given["launched"] is not None:
@@ -187,8 +187,7 @@ def _show(plan: "SweepPlan") -> int:
 
 def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
     """Own a prepared sweep to its end, or leave it in the background."""
-    from torchmuster.cli.ending import leave_in_background
-    from torchmuster.cli.status_line import StatusLine, wanted
+    from torchmuster.cli.ending import StatusLine, leave_in_background, wanted
     from torchmuster.files.terminal import TerminalVoice
 
     if detach:
@@ -211,7 +210,7 @@ def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
 
 
 def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> "Result":
-    from torchmuster.owner.session import note_on_session
+    from torchmuster.owner.stops import note_on_session
     from torchmuster.owner.sweep.owner import follow_sweep
 
     slots = f"{plan.slots} slot{'s' if plan.slots != 1 else ''}"

@@ -208,8 +208,8 @@ def _live_table(view: "SweepView") -> list[str]:
     """Return the rows that a terminal shows while the members run; none where there is none, or nobody wants them."""
     import shutil
 
+    from torchmuster.cli.ending import is_drawable, wanted
     from torchmuster.cli.kinds.sweep import members_table
-    from torchmuster.cli.status_line import is_drawable, wanted
 
     if wanted() == "off" or not is_drawable():
         return []

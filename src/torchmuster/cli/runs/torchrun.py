@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.model.plan import RunPlan
     from torchmuster.owner.jobs.spread import Spreader, SpreadHosts, SpreadOrder
-    from torchmuster.programs.launch import AgentLaunch
+    from torchmuster.programs.main import AgentLaunch
     from torchmuster.spec.torchrun import TorchrunLine
 
 
@@ -216,7 +216,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     from torchmuster.model.contract import SIGNALS_VARIABLE
     from torchmuster.node.options import AgentOptions, HeadPlace
     from torchmuster.owner.create import new_run_id
-    from torchmuster.programs.launch import AgentLaunch, job_environment
+    from torchmuster.programs.main import AgentLaunch, job_environment
     from torchmuster.spec.rendezvous import NO_ID
 
     order = _take_order()
@@ -435,7 +435,7 @@ def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
     The name of the job is part of both, so that two jobs at one endpoint don't mix.
     """
     from torchmuster.files.layout import muster_home
-    from torchmuster.net.secret import new_secret, read_secret, write_secret
+    from torchmuster.net.handshake import new_secret, read_secret, write_secret
 
     label = f"torchrun {line.meeting.rdzv_id}".encode()
     if line.secret_file is not None:
@@ -475,7 +475,7 @@ def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
 def _write_head(run_dir: "RunDir", secret: bytes, host: str, port: int) -> None:
     """Tell other commands where the head listens, and the key that it knows them by."""
     from torchmuster.files import atomic
-    from torchmuster.net.secret import write_secret
+    from torchmuster.net.handshake import write_secret
 
     write_secret(run_dir.secret, secret)
     where = {"host": "127.0.0.1", "port": port, "addresses": [host], "node": socket.gethostname()}

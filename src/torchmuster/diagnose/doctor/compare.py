@@ -7,16 +7,7 @@ on some nodes, and, in the long form, nodes that can't reach each other.
 
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor import (
-    rules_environment,
-    rules_fabric,
-    rules_files,
-    rules_gpu,
-    rules_matrix,
-    rules_network,
-    rules_system,
-    rules_versions,
-)
+from torchmuster.diagnose.doctor import rules_environment, rules_gpu, rules_network, rules_system
 from torchmuster.diagnose.doctor.show import Rule, Situation, names_of
 from torchmuster.diagnose.finding import Finding, Level, worst_first
 
@@ -68,13 +59,13 @@ def untold(situation: Situation) -> Iterator[Finding]:
 
 RULES: Sequence[Rule] = (
     untold,
-    *rules_versions.RULES,
-    *rules_matrix.RULES,
+    *rules_environment.VERSION_RULES,
+    *rules_gpu.MATRIX_RULES,
     *rules_network.RULES,
     *rules_system.RULES,
-    *rules_files.RULES,
+    *rules_system.FILE_RULES,
     *rules_gpu.RULES,
-    *rules_fabric.RULES,
+    *rules_network.FABRIC_RULES,
     *rules_environment.RULES,
 )
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from torchmuster.diagnose.explain.events import LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading.scan import LogRecord
-from torchmuster.model.nodelist import expand_hostlist
+from torchmuster.model.ranks import expand_hostlist
 
 _HOST_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9-]*\d[A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*")
 # Not `${nodes[0]}` of a script that lies beside the logs.

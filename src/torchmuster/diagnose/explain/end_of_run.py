@@ -23,8 +23,7 @@ from torchmuster.diagnose.explain.reading.ends import LogSource, first_and_last
 from torchmuster.diagnose.explain.reading.scan import read_sources
 from torchmuster.diagnose.explain.words import as_sure, evidence_of
 from torchmuster.diagnose.finding import Confidence
-from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import last_lines
+from torchmuster.files.layout import RunDir, last_lines
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.record.run import fold_run
 from torchmuster.model.states import RunState

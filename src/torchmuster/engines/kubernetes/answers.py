@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.engines.base import EngineError
-from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView
+from torchmuster.model.message import moment_of
 from torchmuster.model.ranks import compress_ranks
 from torchmuster.model.states import JobState
 from torchmuster.node.pod.order import FINAL_CODE

@@ -67,10 +67,10 @@ def _tell_group(group: Sequence[Seen]) -> str:
         return f"{who} {what}{_at(first.standing)}"
     times = [one.since_s for one in group if one.since_s is not None]
     how_long = f" for {max(times):.0f} s" if times else ""
-    return f"{who} {describe(first.standing, first.kernel, single=single)}{how_long}"
+    return f"{who} {describe_standing(first.standing, first.kernel, single=single)}{how_long}"
 
 
-def describe(standing: StackReading, kernel: str = "", *, single: bool = True) -> str:
+def describe_standing(standing: StackReading, kernel: str = "", *, single: bool = True) -> str:
     """Return what a rank does, as the end of a sentence: `is in read() (data.py:88)`."""
     is_, here = ("is" if single else "are"), _at(standing)
     inside = f" in {standing.what}{here}" if standing.what else here

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from torchmuster.model.liveness.lease import SILENT_S, is_given_up
-from torchmuster.model.stop import AGAIN_AFTER_S, AT_ONCE, TERM_AGAIN_AFTER_S
+from torchmuster.model.verdict import AGAIN_AFTER_S, AT_ONCE, TERM_AGAIN_AFTER_S
 
 SAY_EVERY_S = 5.0
 FIRST_WORD_S = 30.0  # a head that starts beside many others takes its time

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torchmuster.model import codec
-from torchmuster.model.event import event_line, moment_of, utc_now
 from torchmuster.model.failure import LeftProcess, RanCode, ValueNote, WorkerEnd, describe
-from torchmuster.model.message import TypedMessage
+from torchmuster.model.message import TypedMessage, event_line, moment_of, utc_now
 from torchmuster.model.network import PairRow, Unused
 from torchmuster.model.verdict import GroupOutcome, Result
 

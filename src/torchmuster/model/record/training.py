@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchmuster.model.event import moment_of
-from torchmuster.model.record.series import (
+from torchmuster.model.message import moment_of
+from torchmuster.model.record.run import (
     Metrics,
     Series,
     mapped,

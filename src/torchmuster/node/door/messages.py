@@ -11,7 +11,7 @@ from torchmuster.model import codec
 from torchmuster.model.codec import to_words
 from torchmuster.model.message import TypedMessage, decode, encode
 from torchmuster.model.plan import RunPlan, ScriptKind, StartMethod
-from torchmuster.node.environment import share_threads
+from torchmuster.node.launcher_ranks import share_threads
 from torchmuster.node.options import AgentOrder
 
 MAX_ORDER_BYTES = 8 << 20

@@ -25,9 +25,8 @@ from torchmuster.model.contract import CREDENTIALS_VARIABLE, OVERUSED_SIGNAL
 from torchmuster.model.failure import OVERUSED
 from torchmuster.net.address import bind
 from torchmuster.net.channel import Channel
-from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.net.handshake import HandshakeError, Role, read_secret
 from torchmuster.net.listener import Listener
-from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.order import (
     AGAIN_CODE,
     CREDENTIALS_FILE,

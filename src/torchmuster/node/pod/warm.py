@@ -18,7 +18,7 @@ from torchmuster.files.travel import package_folder
 from torchmuster.model import codec, contract
 from torchmuster.model.plan import Program, RunPlan, ScriptKind, StartMethod
 from torchmuster.node.door.messages import SessionSetup
-from torchmuster.node.environment import share_threads
+from torchmuster.node.launcher_ranks import share_threads
 from torchmuster.node.pod.order import read_own
 from torchmuster.node.remote.door import WARM_PLACE, importable
 

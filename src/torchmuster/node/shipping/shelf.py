@@ -20,7 +20,7 @@ from torchmuster.files.parcel import ParcelError, Unpacker
 from torchmuster.files.relocation import relocate
 from torchmuster.model.display.text import show_size
 from torchmuster.model.installed import EnvironmentNeeds
-from torchmuster.node.scratch import make_scratch, parent_folder, remove_scratch
+from torchmuster.node.leftovers import make_scratch, parent_folder, remove_scratch
 
 VARIABLE = "MUSTER_ENVIRONMENT"
 _BEGUN = ".unpacking-"

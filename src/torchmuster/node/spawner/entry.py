@@ -45,13 +45,13 @@ if sys.path and os.path.abspath(sys.path[0]) == _here:
 _root = os.path.dirname(os.path.dirname(os.path.dirname(_here)))
 sys.path.insert(0, _root)
 
-from torchmuster.node.spawner import mainmodule, serve, store  # noqa: E402 - after the path
+from torchmuster.node.spawner import mainmodule, serve  # noqa: E402 - after the path
 
 sys.path.remove(_root)
 
 if __name__ == "__main__":
     if sys.argv[1] == "store":
-        store.serve(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+        serve.serve_store(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     elif sys.argv[1] == "worker":
         mainmodule.run(mainmodule.task_from_environment(), _at_start)
     else:

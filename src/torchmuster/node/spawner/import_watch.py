@@ -12,10 +12,14 @@ import contextlib
 import datetime as dt
 import functools
 import gc
+import hashlib
+import importlib.machinery
 import inspect
 import io
+import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess  # noqa: TID251 - to refuse it
@@ -23,13 +27,121 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from types import FrameType
 from typing import Any, NoReturn
 
 from torchmuster import proc
-from torchmuster.node.spawner.surroundings import RANK
+from torchmuster.files import atomic
+from torchmuster.node.spawner.messages import ImportsRefused
+
+# What lies around a script and must happen in an interpreter of its own: one that is started for each rank.
+#
+# A file beside the script that has the name of one of Python's own modules hides it, for torch as for the script; in
+# the spawner either ours or the script's would be the wrong one. And code that Python runs at its start (sitecustomize,
+# `.pth` files) has run in the spawner, before there was a rank to read.
+
+
+RANK = re.compile(
+    r"\b(?:(?:LOCAL_|GROUP_|ROLE_)?RANK|(?:LOCAL_|GROUP_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)"
+    r"|TORCHELASTIC_\w+|TORCHMUSTER_\w+|SLURM_(?:PROCID|LOCALID)|(?:PMI|PMIX|OMPI_COMM_WORLD)_RANK)\b"
+)
+_IMPORT = re.compile(r"^import[ \t]+([A-Za-z_]\w*)")
+_REFUSES = re.compile(
+    r"""^[ \t]*if[ \t(]+["']torch["'][ \t]+in[ \t]+sys\.modules\b[^\n]*:\s*(?:#[^\n]*\n\s*)*raise\b""",
+    re.MULTILINE,
+)
+_FEW_FILES = 24
+_MAX_BYTES = 1 << 20
+
+
+def hidden_modules(folder: str | None, at_start: Collection[str]) -> list[str]:
+    """Return Python's own modules that files in the script's folder hide.
+
+    Args:
+        folder: What stands in front of `sys.path`.
+        at_start: The modules that every interpreter has from its start on: these can't be hidden.
+    """
+    try:
+        entries = os.listdir(folder) if folder is not None else []
+    except OSError:
+        return []
+    own = sys.stdlib_module_names.difference(at_start, sys.builtin_module_names)
+    return sorted({name for entry in entries if (name := _module_name(folder, entry)) in own})
+
+
+def _module_name(folder: str | None, entry: str) -> str:
+    for suffix in importlib.machinery.all_suffixes():
+        if entry.endswith(suffix):
+            return entry.removesuffix(suffix)
+    return entry if os.path.isfile(os.path.join(folder or "", entry, "__init__.py")) else ""
+
+
+def refuses_torch(imported: Collection[str], folder: str | None) -> str | None:
+    """Return which of the packages that a script imports raises an error where torch was imported before it.
+
+    Its own files say so, as those of Isaac Gym do; only what lies in the package's folder itself is read, of small ones.
+    """
+    paths = [*([folder] if folder is not None else []), *sys.path]
+    for name in sorted({name.partition(".")[0] for name in imported} - sys.stdlib_module_names):
+        spec = importlib.machinery.PathFinder.find_spec(name, paths) if name != "torch" else None
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            with contextlib.suppress(OSError):
+                files = [entry for entry in os.listdir(place) if entry.endswith(".py")]
+                files = files if len(files) <= _FEW_FILES else ["__init__.py"]
+                if any(_REFUSES.search(_read(os.path.join(place, file))) for file in files):
+                    return name
+    return None
+
+
+def start_code_with_rank() -> str | None:
+    """Return the file that Python ran at its start and that reads what only a worker has."""
+    return next((path for path, text in _start_code() if RANK.search(text)), None)
+
+
+def _start_code() -> Iterator[tuple[str, str]]:
+    for name in ("sitecustomize", "usercustomize"):
+        yield from _module_text(name)
+    if sys.flags.no_site:
+        return
+    import site
+
+    folders = site.getsitepackages()
+    folders += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    for folder in folders:
+        try:
+            names = sorted(name for name in os.listdir(folder) if name.endswith(".pth"))
+        except OSError:
+            continue
+        for name in names:
+            yield from _pth_texts(os.path.join(folder, name))
+
+
+def _pth_texts(path: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a .pth file that are code, and the modules that they import."""
+    lines = [line for line in _read(path).splitlines() if line.startswith(("import ", "import\t"))]
+    yield path, "\n".join(lines)
+    for line in lines:
+        found = _IMPORT.match(line)
+        if found is not None and found[1] not in sys.stdlib_module_names:
+            yield from _module_text(found[1])
+
+
+def _module_text(name: str) -> Iterator[tuple[str, str]]:
+    path = getattr(sys.modules.get(name), "__file__", None)
+    if isinstance(path, str) and path.endswith(".py"):
+        yield path, _read(path)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
 
 _OF_WORKERS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 # Who goes through all variables, to find those that begin so: none that differs between ranks does.
@@ -548,3 +660,169 @@ def _give_back(originals: dict[int, Any], before: frozenset[str]) -> None:
         names = _names_of(sys.modules[name])
         for key in [key for key, value in names.items() if id(value) in originals]:
             names[key] = originals[id(names[key])]
+
+
+# The imports that a script begins with, made once in the spawner, where that makes no difference to the workers.
+#
+# Only statements that stand before everything else in the script, and only of packages that were compared with an import in
+# each worker: a watch alone can't show that it makes no difference (a lock that all ranks share, a value that is made from the rank
+# two lines later, a module that patches Python). What stops a statement is kept beside the runs, so that the next run does
+# not try it again.
+
+
+_MOST_KEPT = 256
+_TRY_AGAIN_S = 86400.0  # some effects happen once: matplotlib writes its list of fonts
+_SKIPPED = ("torchmuster", "__future__")
+ROOTS = frozenset(
+    {
+        *("accelerate", "lightning", "numpy", "pandas", "pytorch_lightning", "safetensors"),
+        *("scipy", "sklearn", "tokenizers", "torch", "torchmetrics", "tqdm", "transformers"),
+    }
+)
+
+
+@dataclass(slots=True)
+class FirstImports:
+    """The first imports of one script, and what the making of them has shown.
+
+    Attributes:
+        text: Of the script.
+        path: Of the script.
+        folder: What stands in front of `sys.path`.
+        cache: The folder for what has been found out; empty for none.
+        roots: The packages that may be imported here.
+        stopped: Where they stop short of all, and why.
+        is_spoilt: This process has tried one that it may not make, and can fork no worker.
+    """
+
+    text: bytes
+    path: str
+    folder: str | None
+    cache: str
+    watch: ImportWatch
+    roots: Collection[str] = ROOTS
+    stopped: ImportsRefused | None = None
+    is_spoilt: bool = False
+    num_made: int = 0
+
+    def make(self, argv: list[str]) -> None:
+        """Make them, as far as no other process has stopped; `argv` is that of the workers."""
+        statements = self._statements()
+        self.stopped = self.stopped or self._known(statements)
+        limit = self.stopped.num_made if self.stopped is not None else len(statements)
+        before, sys.argv = sys.argv, argv
+        try:
+            for statement in statements[:limit]:
+                why = self._make_one(statement)
+                if why:
+                    self.stopped = ImportsRefused(num_made=self.num_made, why=why)
+                    self.is_spoilt = True
+                    if self.watch.why:  # not what may pass, such as an interrupt
+                        self._keep(statements, self.stopped)
+                    return
+                self.num_made += 1
+        finally:
+            sys.argv = before
+
+    def what_differs(self, environment: Mapping[str, str], unset: Collection[str]) -> str | None:
+        """Return a variable that an import has read and that is another one for a worker."""
+        reads = self.watch.reads
+        changed = (name for name, value in environment.items() if reads.get(name, value) != value)
+        gone = (name for name in unset if reads.get(name) is not None)
+        return next((name for name in (*changed, *gone) if not is_of_a_worker(name)), None)
+
+    def renew(self) -> None:
+        """Make anew, in a worker, what differs between workers."""
+        for generator, _ in self.watch.generators:
+            generator.seed()
+        for renewal in self.watch.renewals:
+            renewal.make()
+
+    def _make_one(self, statement: ast.stmt) -> str:
+        words = ast.unparse(statement)
+        code = compile(ast.Module(body=[statement], type_ignores=[]), self.path, "exec")
+        try:
+            with self.watch.watching(f"`{words}`"):
+                exec(code, {"__name__": "__main__"})
+        except RefusedError:
+            return self.watch.why
+        except BaseException as error:  # noqa: BLE001 - the workers say it, in the script's own words
+            return self.watch.why or f"`{words}` raises {type(error).__name__}"
+        return self.watch.why
+
+    def _statements(self) -> list[ast.stmt]:
+        """Return the imports that come before everything else, without those of Python's own modules."""
+        try:
+            body = ast.parse(self.text).body
+        except (SyntaxError, ValueError):
+            return []
+        found: list[ast.stmt] = []
+        for statement in body:
+            match statement:
+                case ast.Expr(value=ast.Constant()):
+                    continue
+                case ast.Import(names=names):
+                    tops = {name.name.partition(".")[0] for name in names}
+                case ast.ImportFrom(module=str(module), level=0):
+                    tops = {module.partition(".")[0]}
+                case _:
+                    return found
+            tops -= sys.stdlib_module_names.union(_SKIPPED)
+            if not all(self._is_installed(top) for top in tops):
+                return found
+            if tops:
+                found.append(statement)
+        return found
+
+    def _is_installed(self, name: str) -> bool:
+        if name not in self.roots:
+            return False
+        paths = [*([self.folder] if self.folder is not None else []), *sys.path]
+        spec = PathFinder.find_spec(name, paths)
+        if spec is None or spec.origin is None:
+            return False
+        return is_installed(spec.origin)
+
+    # What has been found out.
+
+    def _file(self, statements: list[ast.stmt]) -> str:
+        installed = [entry for entry in sys.path if os.path.isdir(entry)]
+        times = [os.stat(entry).st_mtime_ns for entry in installed if is_installed(f"{entry}/x")]
+        parts = [
+            sys.version,
+            sys.prefix,
+            self.folder,
+            times,
+            [ast.unparse(one) for one in statements],
+        ]
+        return os.path.join(self.cache, hashlib.sha256(repr(parts).encode()).hexdigest()[:32])
+
+    def _known(self, statements: list[ast.stmt]) -> ImportsRefused | None:
+        if not self.cache:
+            return None
+        path = self._file(statements)
+        plain = atomic.read_json(path)
+        if not isinstance(plain, dict) or not isinstance(plain.get("num_made"), int):
+            return None
+        try:
+            is_old = time.time() > os.stat(path).st_mtime + _TRY_AGAIN_S
+        except OSError:  # another run has removed it
+            return None
+        why = str(plain.get("why"))[:MOST_WHY]
+        return None if is_old else ImportsRefused(num_made=max(0, plain["num_made"]), why=why)
+
+    def _keep(self, statements: list[ast.stmt], stopped: ImportsRefused) -> None:
+        if not self.cache:
+            return
+        try:
+            os.makedirs(self.cache, mode=0o700, exist_ok=True)
+            names = sorted(
+                os.listdir(self.cache),
+                key=lambda name: os.stat(os.path.join(self.cache, name)).st_mtime,
+            )
+            for name in names[: max(0, len(names) - _MOST_KEPT)]:
+                os.unlink(os.path.join(self.cache, name))
+            said = json.dumps({"num_made": stopped.num_made, "why": stopped.why}).encode()
+            atomic.replace_file(self._file(statements), said)
+        except OSError:
+            return

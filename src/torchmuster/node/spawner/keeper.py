@@ -19,8 +19,7 @@ from torchmuster.node.door.call import HasStatus
 from torchmuster.node.output import Voice
 from torchmuster.node.setup import other_interpreter
 from torchmuster.node.spawner import messages as orders
-from torchmuster.node.spawner.link import SpawnerLink
-from torchmuster.node.spawner.start import make_link, start_spawner
+from torchmuster.node.spawner.start import SpawnerLink, make_link, start_spawner
 
 REAP_EVERY_S = 0.01
 _STOPPED_S = 3.0

@@ -16,10 +16,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.model.installed import look_for_torch
-from torchmuster.node.spawner import debugging, mainmodule, messages, source, surroundings
+from torchmuster.node.spawner import import_watch, last_words, mainmodule, messages, source
 
 if TYPE_CHECKING:
-    from torchmuster.node.spawner.first_imports import FirstImports
+    from torchmuster.node.spawner.import_watch import FirstImports
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
 _NO_THREADS = {_BLAS_THREADS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -61,7 +61,7 @@ def prepare(
     # A second before torch is there: the nodes are compared while it is imported.
     found = look_for_torch() if config.kind != "command" else {}
     send(messages.TorchFound(facts=found))
-    missing = debugging.what_is_missing(os.environ)
+    missing = last_words.what_is_missing(os.environ)
     if missing is not None:
         send(messages.InterpreterRefused(why=missing))
         return Prepared(False, False)
@@ -117,8 +117,7 @@ def _first_imports(
     has_macros = config.macros and any("$" in word for word in config.args)
     if config.kind != "file" or not config.has_torch or is_timed or has_macros:
         return None
-    from torchmuster.node.spawner.first_imports import FirstImports
-    from torchmuster.node.spawner.import_watch import ImportWatch
+    from torchmuster.node.spawner.import_watch import FirstImports, ImportWatch
 
     limit = config.num_imports
     known = messages.ImportsRefused(num_made=limit, why=config.imports_why) if limit >= 0 else None
@@ -159,13 +158,13 @@ def _reason_for_fresh(
     if early is not None:
         return f"the script calls {early[0]} in line {early[1]}, before its imports: after that of torch it does something else"
     folder = mainmodule.first_path(config.kind, config.target)
-    refuses = surroundings.refuses_torch(imported if config.has_torch else (), folder)
+    refuses = import_watch.refuses_torch(imported if config.has_torch else (), folder)
     if refuses is not None:
         return f"{refuses} wants to be imported before torch"
-    hidden = surroundings.hidden_modules(folder, at_start)
+    hidden = import_watch.hidden_modules(folder, at_start)
     if hidden:
         return f"{hidden[0]} in the script's folder hides Python's own module of this name"
-    start_code = surroundings.start_code_with_rank()
+    start_code = import_watch.start_code_with_rank()
     if start_code is not None:
         return f"{start_code} runs when Python starts, and reads what only a worker has"
     return None

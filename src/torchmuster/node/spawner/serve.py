@@ -7,6 +7,7 @@ every fork and starts fresh interpreters when forking can't be right. It talks t
 It ends its workers when the agent has gone (end of file) or has been silent for the lease.
 """
 
+import importlib
 import os
 import re
 import select
@@ -23,8 +24,28 @@ from torchmuster.model import contract
 from torchmuster.model.failure import LeftProcess
 from torchmuster.model.liveness.lease import OwnClock, is_given_up, is_stopped
 from torchmuster.model.message import decode, encode
-from torchmuster.node.spawner import mainmodule, messages, prepare, store
+from torchmuster.node.spawner import mainmodule, messages, prepare
 from torchmuster.node.spawner.mainmodule import WorkerTask
+
+# The store of one attempt: torch's TCPStore in a process of its own.
+#
+# It has a process of its own because its server thread makes forking unsafe (a fork beside it hung one
+# worker of eight in a lock), and because a new attempt must never see the keys of the last.
+
+
+def serve_store(listen_fd: int, host: str, port: int) -> None:
+    """Serve keys on a listening socket until killed."""
+    # By name: only `train` imports torch (`docs/design.md`, section 2).
+    torch, distributed = map(importlib.import_module, ("torch", "torch.distributed"))
+    # Before torch 2.8 libuv's store, the default, takes no socket that listens (NotImplementedError).
+    # Source: pytorch pull request 150215, TCPStoreLibUvBackend.cpp; seen with 2.6.0, 2.7.1, 2.8.0.
+    older = {"use_libuv": False} if torch.__version__ < (2, 8) else {}
+    store = distributed.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd, **older
+    )
+    while store is not None:
+        signal.pause()
+
 
 _POLL_ORPHANS_S = 0.005
 # Source: string.Template, CPython 3.11.
@@ -304,7 +325,7 @@ def _start_store(spawner: Spawner, order: messages.StartStore, fds: list[int]) -
         words = [spawner.entry_path, "store", str(fds[0]), order.host, str(order.port)]
         _execute([*_interpreter(spawner.config), *words])
     try:
-        store.serve(fds[0], order.host, order.port)
+        serve_store(fds[0], order.host, order.port)
     finally:
         os._exit(1)
 

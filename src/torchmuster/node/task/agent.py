@@ -22,12 +22,13 @@ from torchmuster.files.layout import WorkingFolder
 from torchmuster.model.states import State
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel
-from torchmuster.net.ipc import IpcCall, IpcServer
-from torchmuster.net.ipc_messages import (
+from torchmuster.net.ipc import (
     AgentAnswer,
     BarrierReleased,
     BarrierWaits,
     CallFailed,
+    IpcCall,
+    IpcServer,
     TaskRequest,
 )
 from torchmuster.node.head_link import HeadLink

@@ -17,11 +17,11 @@ from torchmuster.model.workflow import GroupNodes, TrainingStart
 from torchmuster.node.output import RankOutput, Voice
 from torchmuster.node.sandbox.container import CODE_START
 from torchmuster.node.sandbox.view import CommandView
+from torchmuster.node.shell import Transfer
 from torchmuster.node.task import setup as task_setup
 from torchmuster.node.task.data import start_checkpoint
 from torchmuster.node.task.options import TaskOptions
 from torchmuster.node.task.setup import TaskFacts
-from torchmuster.node.task.transfer import Transfer
 from torchmuster.node.task.view import open_view
 
 Say = Callable[[str], None]

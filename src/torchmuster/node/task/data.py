@@ -21,8 +21,8 @@ from torchmuster.model.workflow import (
     OutputPlan,
     TaskPlan,
 )
+from torchmuster.node.shell import SAY_OF_TRANSFER_S, Transfer
 from torchmuster.node.task.setup import credential_variables, read_credentials
-from torchmuster.node.task.transfer import SAY_EVERY_S, Transfer
 
 Say = Callable[[str], None]
 Resolve = Callable[[str], str]
@@ -65,7 +65,7 @@ async def copy_aloud(
     regex: str | None,
     what: str,
     doing: Say,
-    say_every_s: float = SAY_EVERY_S,
+    say_every_s: float = SAY_OF_TRANSFER_S,
 ) -> None:
     """Copy a folder, and say every five seconds how far that is.
 

@@ -32,7 +32,7 @@ from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
-from torchmuster.model.display.repeats import shortened
+from torchmuster.model.display.lines import shortened
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.failure import EndKind, WorkerEnd, describe
 from torchmuster.model.liveness.owner_policy import (
@@ -47,7 +47,7 @@ from torchmuster.model.record.events import AttemptFailedEvent, AttemptStartedEv
 from torchmuster.model.record.run import RunRecord
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Circumstances, Result, explain_failure, final_exit_code
-from torchmuster.net.secret import read_secret
+from torchmuster.net.handshake import read_secret
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.call import PodLines, ask_pod
 from torchmuster.node.pod.order import (

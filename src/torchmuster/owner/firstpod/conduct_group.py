@@ -28,8 +28,8 @@ from torchmuster.model.verdict import GroupOutcome
 from torchmuster.model.workflow import GroupNodes, GroupStart
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.address import bind
+from torchmuster.net.handshake import read_secret
 from torchmuster.net.replica import Copy
-from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.call import PodLines
 from torchmuster.node.pod.order import FINAL_CODE, PodOrder
 from torchmuster.node.pod.place import is_placed, place, take_outputs

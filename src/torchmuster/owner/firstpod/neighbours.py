@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from torchmuster.engines.ssh_bundle import Starts
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
+from torchmuster.net.handshake import read_secret
 from torchmuster.net.replica import Copy
-from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.call import PodLines
 from torchmuster.node.pod.keep import kept_folder, kept_scope
 from torchmuster.node.pod.order import PodOrder

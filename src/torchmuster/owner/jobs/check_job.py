@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import last_lines
+from torchmuster.files.layout import RunDir, last_lines
 from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.never import NeverWatch

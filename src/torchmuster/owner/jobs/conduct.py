@@ -22,11 +22,10 @@ from torchmuster.engines.own_job import own_job
 from torchmuster.engines.wait_reasons import LastWord, reasons_of
 from torchmuster.errors import HeadLostError, RunDirectoryError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import size_of
+from torchmuster.files.layout import RunDir, size_of
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec, contract
-from torchmuster.model.display.repeats import shortened
+from torchmuster.model.display.lines import shortened
 from torchmuster.model.display.text import render_report
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result

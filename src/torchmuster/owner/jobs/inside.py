@@ -126,7 +126,7 @@ def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadl
 
 def note_the_end(job: OwnJob, ask: Ask = ask_quickly) -> None:
     """Find out when the job has to end and leave it to the agents: PBS and old versions of Slurm set no variable."""
-    from torchmuster.diagnose.facts.environment import ALLOCATION_ENDS_AT
+    from torchmuster.diagnose.facts.collect import ALLOCATION_ENDS_AT
 
     if job.allocation.ends_at is not None:
         return

@@ -16,15 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster import proc
-from torchmuster.engines import starter
 from torchmuster.engines.own_job import OwnJob
-from torchmuster.engines.starter import Starter, describe_end
 from torchmuster.errors import MusterError
 from torchmuster.model.display.text import few_of
 from torchmuster.model.job import NodeLauncher
 from torchmuster.model.record import events
 from torchmuster.model.record.events import RecordEvent
 from torchmuster.net.address import own_addresses
+from torchmuster.proc import Starter, describe_end
 from torchmuster.programs.enter import EnterOrder, enter_argv
 
 # From the moment that the head listens. Agents started together with it called within 0.15 s (measured, 2 busy
@@ -199,7 +198,7 @@ class Spreader:
         start.has_called = False
         self._wanted.discard(place)
         try:
-            start.starter = starter.start(self._argv(place), beside=True)
+            start.starter = proc.start_agent(self._argv(place), beside=True)
         except MusterError as error:
             self._say(f"{self.party.job.node_names[place]}: {error}")
 

@@ -30,7 +30,7 @@ from torchmuster.errors import ManyErrors, MusterError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir, short_id
 from torchmuster.model import codec
-from torchmuster.model.event import moment_of
+from torchmuster.model.message import moment_of
 from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder

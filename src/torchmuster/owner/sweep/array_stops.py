@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torchmuster.engines.base import ArrayDialect, object_dialect
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
-from torchmuster.model.event import event_line, utc_now
+from torchmuster.model.message import event_line, utc_now
 from torchmuster.model.states import RunState
 from torchmuster.owner.jobs.jobs import cancel_job
 from torchmuster.owner.sweep.arrays import SweepArrays, cancel_arrays, element_of, load_arrays

@@ -32,16 +32,15 @@ from torchmuster.model.record import events
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result, explain_refused_start
 from torchmuster.net import messages
-from torchmuster.net.ipc import IpcCall, IpcServer
-from torchmuster.net.ipc_messages import AskMemory, CallTaken, WorkerReport
-from torchmuster.node.environment import THREADS
+from torchmuster.net.ipc import AskMemory, CallTaken, IpcCall, IpcServer, WorkerReport
+from torchmuster.node.launcher_ranks import THREADS
 from torchmuster.node.leftovers import make_socket_folder, sweep_beside
 from torchmuster.node.output import LogVoice, Voice
 from torchmuster.node.progress import HeldMemory
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.keeper import SpawnerKeeper
 from torchmuster.node.workers import NodeAttempt, WorkerSettings
-from torchmuster.owner.record_writer import RecordWriter
+from torchmuster.owner.parts import RecordWriter
 from torchmuster.owner.stops import EarlyStop, Stops
 from torchmuster.owner.sweep.members import (
     MemberRecords,

@@ -14,7 +14,7 @@ from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.job import JobRequest
 from torchmuster.model.plan import RunPlan
-from torchmuster.model.stop import AT_ONCE
+from torchmuster.model.verdict import AT_ONCE
 from torchmuster.owner.jobs.batch import JobFollower
 from torchmuster.owner.jobs.jobs import note_refusal, submit_job
 from torchmuster.owner.pods.bring import bring_run

@@ -10,8 +10,7 @@ from dataclasses import replace
 from torchmuster import proc
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import AT_ONCE
-from torchmuster.model.verdict import Report
+from torchmuster.model.verdict import AT_ONCE, Report
 from torchmuster.node.door.call import busy
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.sweep.slots import MemberEnd, TakeEnd

@@ -13,14 +13,12 @@ from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.errors import ChannelError, MusterError, NotFoundError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import offset_of_last_lines
+from torchmuster.files.layout import RunDir, offset_of_last_lines
 from torchmuster.model import codec
 from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.ranks import name_ranks
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import AT_ONCE
-from torchmuster.model.verdict import Report, Result
+from torchmuster.model.verdict import AT_ONCE, Report, Result
 from torchmuster.net import messages
 from torchmuster.owner.jobs.jobs import cancel_job, read_jobs
 from torchmuster.owner.jobs.links import cancel_jobs

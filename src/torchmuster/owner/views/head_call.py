@@ -7,10 +7,9 @@ import os
 from torchmuster.errors import ChannelError
 from torchmuster.files import atomic
 from torchmuster.model.states import JobState
+from torchmuster.net.address import RaceError, race, worst_failure
 from torchmuster.net.channel import Channel, connect
-from torchmuster.net.handshake import HandshakeError, Role
-from torchmuster.net.race import RaceError, race, worst_failure
-from torchmuster.net.secret import read_secret
+from torchmuster.net.handshake import HandshakeError, Role, read_secret
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.views.find import view_job
 from torchmuster.owner.views.run_view import RunView

@@ -8,9 +8,9 @@ import time
 
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.live import LiveRow, left_s
-from torchmuster.model.event import moment_of
+from torchmuster.model.message import moment_of
 from torchmuster.model.progress import RankSample
-from torchmuster.model.record.series import bad_loss
+from torchmuster.model.record.run import bad_loss
 from torchmuster.owner.views.account import account_of
 from torchmuster.owner.views.find import all_dirs, ask_for_all, view_run
 from torchmuster.owner.views.live import command_of, job_words, last_sample, num_workers_of

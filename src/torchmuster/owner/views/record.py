@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 from torchmuster.files import atomic
 from torchmuster.files.claims import Claims
-from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import last_bytes
+from torchmuster.files.layout import RunDir, last_bytes
 from torchmuster.model import codec
-from torchmuster.model.event import moment_of
+from torchmuster.model.message import moment_of
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.record.events import AttemptStartedEvent, Stamped, TaskStateEvent, parse
 from torchmuster.model.record.run import RunRecord

@@ -8,10 +8,9 @@ from typing import Any
 
 import torchmuster
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
-from torchmuster.files.tail import last_bytes
+from torchmuster.files.layout import RunDir, last_bytes
 from torchmuster.model import codec
-from torchmuster.model.record.series import bad_loss
+from torchmuster.model.record.run import bad_loss
 from torchmuster.model.record.training import EpochView, TrainingState, fold_training
 from torchmuster.owner.views.record import RecordTail
 from torchmuster.plainfile import open_plain

@@ -23,7 +23,7 @@ import torch
 from torchmuster.diagnose.facts.system import free_bytes
 from torchmuster.model import codec, contract
 from torchmuster.net import ipc
-from torchmuster.net.ipc_messages import AgentAnswer, AskMemory, CallFailed, MemoryHeld
+from torchmuster.net.ipc import AgentAnswer, AskMemory, CallFailed, MemoryHeld
 from torchmuster.train.snapshot.state import NoRoomError, SnapshotError
 
 PAGE_BYTES = 4096

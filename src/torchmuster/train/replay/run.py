@@ -572,7 +572,7 @@ class ReplayRun(Run):
         agent = os.environ.get(contract.SOCKET_VARIABLE, "")
         if not self._order.debugger or not agent or birth.frame is None:
             return
-        from torchmuster.node.spawner.debugging import stop_at
+        from torchmuster.node.spawner.last_words import stop_at
 
         if not stop_at(agent, str(self._world.rank), birth.frame, birth.text):
             self._close_watches()

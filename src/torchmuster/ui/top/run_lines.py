@@ -9,7 +9,7 @@ from torchmuster.files.layout import short_id
 from torchmuster.model.display.live import STALE_S, LiveAttempt, LiveRun, LiveTraining, left_s
 from torchmuster.model.display.text import in_one_line
 from torchmuster.model.progress import quiet_s
-from torchmuster.model.record.series import since_words
+from torchmuster.model.record.run import since_words
 from torchmuster.ui.top.ranks import HEADER, RankRow, cells, slowest
 from torchmuster.ui.top.words import (
     DASH,

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from torchmuster.cli.diagnosis.engines import engines
 from torchmuster.cli.diagnosis.init import init, section
-from torchmuster.cli.sites import my_sites
+from torchmuster.cli.options import my_sites
 from torchmuster.data.reference import datasets_url
 from torchmuster.engines.schedulers import SCHEDULERS
 from torchmuster.errors import UsageError

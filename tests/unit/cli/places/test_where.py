@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from torchmuster.api.launch import launch_by
 from torchmuster.cli.main import muster
-from torchmuster.cli.sites import my_sites
+from torchmuster.cli.options import my_sites
 from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import ManyErrors, MusterError

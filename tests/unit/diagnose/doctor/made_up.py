@@ -3,11 +3,17 @@
 from dataclasses import replace
 
 from torchmuster.diagnose.doctor.show import NodeView, Pair, Situation
-from torchmuster.diagnose.facts.collect import CollectedFacts, TorchFacts
-from torchmuster.diagnose.facts.environment import EnvironmentFacts
-from torchmuster.diagnose.facts.files import FileFacts, FolderFacts, ScriptFacts
+from torchmuster.diagnose.facts.collect import (
+    CollectedFacts,
+    EnvironmentFacts,
+    FileFacts,
+    FolderFacts,
+    InterfaceFacts,
+    RdmaPort,
+    ScriptFacts,
+    TorchFacts,
+)
 from torchmuster.diagnose.facts.gpu import Gpu, GpuFacts
-from torchmuster.diagnose.facts.network import InterfaceFacts, RdmaPort
 from torchmuster.diagnose.facts.system import SystemFacts
 from torchmuster.model.network import Interface
 

@@ -7,8 +7,7 @@ import pytest
 
 from torchmuster.diagnose.doctor.compare import compare, exit_code
 from torchmuster.diagnose.doctor.show import NodeView, Situation, differ, names_of
-from torchmuster.diagnose.facts.collect import FactsOrder, collect, own_torch
-from torchmuster.diagnose.facts.environment import EnvironmentFacts
+from torchmuster.diagnose.facts.collect import EnvironmentFacts, FactsOrder, collect, own_torch
 from torchmuster.diagnose.facts.gpu import GpuFacts, GpuLinks
 from torchmuster.diagnose.finding import Level
 from torchmuster.model.network import Interface

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.diagnose.doctor.grammar import GRAMMAR, meant, problem_of
+from torchmuster.diagnose.doctor.rules_environment import GRAMMAR, meant, problem_of
 
 
 @pytest.mark.parametrize(

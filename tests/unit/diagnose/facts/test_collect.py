@@ -8,17 +8,22 @@ import pytest
 
 from torchmuster import proc
 from torchmuster.diagnose.facts.collect import (
+    ALLOCATION_ENDS_AT,
     CollectedFacts,
     FactsOrder,
     collect,
+    collect_environment,
+    collect_files,
+    look_at,
+    look_at_script,
     own_torch,
+    rdma_ports,
+    resolve,
     run_probes,
+    source_for,
     torch_facts,
 )
-from torchmuster.diagnose.facts.environment import ALLOCATION_ENDS_AT, collect_environment
-from torchmuster.diagnose.facts.files import collect_files, look_at, look_at_script
 from torchmuster.diagnose.facts.gpu import add_health, collect_gpus, read_gpus, read_xids
-from torchmuster.diagnose.facts.network import rdma_ports, resolve, source_for
 from torchmuster.errors import MusterError
 from torchmuster.model import codec
 

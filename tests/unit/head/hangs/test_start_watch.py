@@ -3,8 +3,7 @@
 import pytest
 
 from torchmuster.diagnose.facts.stacks import Doing, Frame, StackReading
-from torchmuster.head.hangs.monitor import StartWatch
-from torchmuster.head.hangs.start_words import StartLook
+from torchmuster.head.hangs.monitor import StartLook, StartWatch
 from torchmuster.model.progress import StoreCall
 
 LIMIT_S = 10.0

@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.diagnose.facts.stacks import Doing, Frame, StackReading
-from torchmuster.head.hangs.start_words import StartLook, is_elsewhere, tell_start
+from torchmuster.head.hangs.monitor import StartLook, is_elsewhere, tell_start
 from torchmuster.model.progress import RankStack, StoreCall
 
 STORE = "10.0.0.1:43211"

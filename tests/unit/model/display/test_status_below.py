@@ -4,8 +4,7 @@ import pyte
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmuster.model.display.lines import LineJoiner
-from torchmuster.model.display.status_below import StatusBelow
+from torchmuster.model.display.lines import LineJoiner, StatusBelow
 
 COLUMNS, ROWS = 30, 8
 

@@ -1,4 +1,4 @@
-from torchmuster.model.display.status_below import Terminal
+from torchmuster.model.display.lines import Terminal
 
 
 def test_a_terminal_survives_a_command_line():

@@ -1,4 +1,4 @@
-from torchmuster.model.record.series import thinned
+from torchmuster.model.record.run import thinned
 
 
 def test_a_short_series_stays_as_it_is():

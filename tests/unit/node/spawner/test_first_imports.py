@@ -13,7 +13,7 @@ from torchmuster.node.spawner.import_watch import is_of_a_worker
 # What a spawner does with a script, without torch: prints what was made, what stopped it, and what a worker has then.
 DRIVER = """
 import json, os, sys
-from torchmuster.node.spawner.first_imports import FirstImports
+from torchmuster.node.spawner.import_watch import FirstImports
 from torchmuster.node.spawner.import_watch import ImportWatch
 given = json.loads(sys.argv[1])
 renewed = {("named", "NAME"), ("drawn", "DRAWN"), ("drawn", "Dummy"), ("lit", "only")}

@@ -6,8 +6,7 @@ import os
 import pytest
 
 from torchmuster.model.message import encode
-from torchmuster.net.ipc import MAX_FRAME_BYTES, IpcServer
-from torchmuster.net.ipc_messages import CallTaken, WorkerReport
+from torchmuster.net.ipc import MAX_FRAME_BYTES, CallTaken, IpcServer, WorkerReport
 from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.spawner import last_words
 from torchmuster.node.spawner.last_words import CodeNote

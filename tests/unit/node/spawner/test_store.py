@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from torchmuster.node.spawner import store
+from torchmuster.node.spawner import serve
 
 TCPStore = torch.distributed.TCPStore
 
@@ -44,4 +44,4 @@ def test_the_store_answers_on_the_socket_that_it_is_given(monkeypatch, version, 
     monkeypatch.setattr(torch.distributed, "TCPStore", constructor)
     monkeypatch.setattr(signal, "pause", ask)
     with pytest.raises(InterruptedError):
-        store.serve(listening.detach(), "127.0.0.1", port)
+        serve.serve_store(listening.detach(), "127.0.0.1", port)

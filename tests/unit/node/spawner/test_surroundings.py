@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchmuster.node.spawner.surroundings import (
+from torchmuster.node.spawner.import_watch import (
     hidden_modules,
     refuses_torch,
     start_code_with_rank,

@@ -12,9 +12,9 @@ from kit.waiting import wait_until_async
 from torchmuster.model.message import decode
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.node.leftovers import make_socket_folder
-from torchmuster.node.spawner.link import SpawnerLink
 from torchmuster.node.spawner.messages import InterpreterReady, SpawnerEvent, TorchFound
 from torchmuster.node.spawner.start import (
+    SpawnerLink,
     SpawnerServer,
     WrappedLink,
     is_interpreter,

@@ -8,7 +8,7 @@ import pytest
 
 from kit.waiting import wait_until_async
 from torchmuster.errors import MusterError
-from torchmuster.node.task.transfer import Transfer
+from torchmuster.node.shell import Transfer
 from torchmuster.proc import read_process
 
 SAY = """

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from torchmuster import proc
-from torchmuster.diagnose.facts.environment import ALLOCATION_ENDS_AT
+from torchmuster.diagnose.facts.collect import ALLOCATION_ENDS_AT
 from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.registry import load_dialect
 from torchmuster.model.job import Allocation

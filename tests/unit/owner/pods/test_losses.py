@@ -8,9 +8,9 @@ import pytest
 
 from torchmuster.files import atomic
 from torchmuster.model import codec
-from torchmuster.model.event import moment_of
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.job import JobState, JobView
+from torchmuster.model.message import moment_of
 from torchmuster.model.states import RunState, State
 from torchmuster.model.verdict import (
     Circumstances,

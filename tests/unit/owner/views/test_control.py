@@ -11,7 +11,7 @@ from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
-from torchmuster.model.stop import AT_ONCE, StopCause
+from torchmuster.model.verdict import AT_ONCE, StopCause
 from torchmuster.net.address import bind
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.views.control import LogChoice, log_files, send_stop

@@ -9,7 +9,7 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.event import moment_of
+from torchmuster.model.message import moment_of
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
