@@ -14,12 +14,18 @@ import click
 from torchmuster.errors import MusterError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchmuster.engines.base import Dialect
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result, WorkflowResult
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.owner.views.debugger import DebuggerDoor
+
+
+# `muster run --on ENGINE`: a run as a job of a scheduler, and a run inside a job that is there already.
 
 
 # The status below the output of a run that is followed on a terminal: read and drawn beside everything else.
@@ -156,6 +162,51 @@ def follow_run(
     if as_json and result is not None:
         click.echo(json.dumps(codec.to_plain(result), indent=1))
     return code
+
+
+def follow_job(
+    plan: "RunPlan",
+    run_dir: "RunDir",
+    dialect: "Dialect",
+    job_id: str,
+    voice: "TerminalVoice",
+    fix: "Callable[[], str]",
+) -> "Result | None":
+    """Show a job to its end and return the result; None when it goes on without us.
+
+    Raises:
+        MusterError: It has ended without a result; `fix` says what to do then.
+    """
+    import asyncio
+
+    from torchmuster.files import atomic
+    from torchmuster.files.layout import last_lines
+    from torchmuster.model import codec
+    from torchmuster.model.states import JobState
+    from torchmuster.owner.jobs.batch import JobFollower
+    from torchmuster.owner.jobs.jobs import cancelled_before_start
+
+    follower = JobFollower(plan, run_dir, dialect, job_id, voice)
+    try:
+        result = asyncio.run(follower.follow())
+    finally:
+        follower.close()
+    view = follower.view
+    is_cancelled = view is not None and view.state is JobState.CANCELLED
+    if result is None and is_cancelled and os.path.exists(run_dir.cancelled):
+        result = cancelled_before_start(run_dir)  # it was in the queue: there is no head
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+    if result is None and view is not None and view.state.is_final:
+        told = "\n".join(last_lines(run_dir.job_log, 12))
+        silent = f"it has written nothing: its node may not see {run_dir.path}"
+        checks = f"muster engines check {plan.engine}  # says what the nodes see"
+        raise MusterError(
+            f"job {job_id} ended without a result: {view.state.value}",
+            where=run_dir.job_log,
+            why=told or "\n".join(word for word in (view.reason, silent) if word),
+            fix=fix() if told else checks,
+        )
+    return result
 
 
 def shown_here(plan: "RunPlan", *, detach: bool = False) -> "RunPlan":

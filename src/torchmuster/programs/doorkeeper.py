@@ -40,7 +40,7 @@ from torchmuster.node.leftovers import go_on_holding, keep_holding, make_socket_
 from torchmuster.node.options import AgentOptions, AgentOrder
 from torchmuster.node.spawner.prepare import import_for_workers, reason_not_to_fork
 from torchmuster.node.spawner.start import control_pair
-from torchmuster.programs.main import read_plan_file
+from torchmuster.programs.launch import read_plan_file
 
 # What a door's fork becomes: the agent of a run, with its own spawner forked from it before anything else.
 
@@ -186,7 +186,8 @@ def become_agent(
         os.umask(order.umask)
         os.chdir(order.cwd)
         importlib.invalidate_caches()
-        from torchmuster.programs.main import read_launch, run_agent
+        from torchmuster.programs.launch import read_launch
+        from torchmuster.programs.main import run_agent
 
         listen_fd = fds[4] if order.has_head else None
         told = from_words(AgentOrder, list(order.arguments))

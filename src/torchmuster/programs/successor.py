@@ -34,7 +34,7 @@ from torchmuster.node.agent import Agent
 from torchmuster.node.head_link import HeadLink
 from torchmuster.node.options import AgentOptions
 from torchmuster.programs.head_host import HeadHost
-from torchmuster.programs.main import began_at, machines_left_out
+from torchmuster.programs.launch import began_at, machines_left_out
 
 # One agent's part when its head is lost: it votes, asks the engine, and becomes the head (`docs/succession.md`).
 

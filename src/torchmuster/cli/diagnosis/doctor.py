@@ -107,7 +107,7 @@ def _simulates(given: dict[str, Any]) -> bool:
 
 
 def _place_of(given: dict[str, Any]) -> "Place":
-    from torchmuster.cli.places.place import find_place, where_of_words
+    from torchmuster.cli.places.find import find_place, where_of_words
     from torchmuster.spec.problems import Problems
 
     return find_place(where_of_words(given), Problems())

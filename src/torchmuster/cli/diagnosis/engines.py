@@ -124,7 +124,7 @@ def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_
 
 def look_at(site: "Site", which: "Which") -> tuple[list[dict[str, Any]], "Place | None"]:
     """Return what was looked at: check, ok (None where nobody can tell), found; and the place, where it can be one."""
-    from torchmuster.cli.places.place import Where, find_place
+    from torchmuster.cli.places.find import Where, find_place
     from torchmuster.errors import ManyErrors, MusterError
     from torchmuster.owner.jobs.detect import find_tool, tools_of
     from torchmuster.spec.problems import Problems

@@ -148,7 +148,7 @@ def _place_of(view: "WorkflowRun") -> "Place":
     Raises:
         UsageError: Its site is not there any more.
     """
-    from torchmuster.cli.places.place import Where, find_place
+    from torchmuster.cli.places.find import Where, find_place
     from torchmuster.files import atomic
     from torchmuster.owner.jobs.jobs import read_jobs
     from torchmuster.spec.problems import Problems

@@ -54,7 +54,7 @@ class Hosts(Place):
         self.most_nodes = len(self._wishes.hosts)
 
     def fill(self, request: "RunRequest") -> "RunRequest":
-        from torchmuster.cli.runs.job import nodes_of_site
+        from torchmuster.cli.options import nodes_of_site
 
         nodes = request.nodes or nodes_of_site(self.site, spares=request.spares) or "1"
         return replace(request, nodes=nodes)

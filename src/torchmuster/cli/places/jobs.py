@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.ending import follow_job
 from torchmuster.cli.places.place import Place, plan_elsewhere, warn
-from torchmuster.cli.runs.job import follow_job
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import RunDir, runs_dir, short_id
 
@@ -42,7 +42,7 @@ class AsJob(Place):
         self.name, self.site, self.dialect = site.name, site, dialect
 
     def fill(self, request: "RunRequest") -> "RunRequest":
-        from torchmuster.cli.runs.job import nodes_of_site
+        from torchmuster.cli.options import nodes_of_site
 
         detach = request.detach or request.launched  # the job owns its run
         return replace(

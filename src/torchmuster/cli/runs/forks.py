@@ -22,7 +22,7 @@ PID = struct.Struct("!i")
 # What the client of a run in a session imports when it runs.
 _OF_A_RUN = (
     "asyncio",
-    "torchmuster.cli.places.place",
+    "torchmuster.cli.places.find",
     "torchmuster.cli.places.held",
     "torchmuster.cli.runs.run",
     "torchmuster.cli.runs.session",

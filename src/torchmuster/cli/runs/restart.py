@@ -45,7 +45,8 @@ def restart(run: str, *, detach: bool) -> int:
 
 def restart_run(view: "RunView", *, detach: bool) -> int:
     """Start a run again: a new one on the same snapshots."""
-    from torchmuster.cli.places.place import begin, place_again
+    from torchmuster.cli.places.find import place_again
+    from torchmuster.cli.places.place import begin
     from torchmuster.errors import NotFoundError
     from torchmuster.model.contract import replay_order
     from torchmuster.model.plan import Tee

@@ -304,7 +304,7 @@ def read_order(path: str) -> "LaunchOrder":
 def launch(request: "RunRequest") -> int:
     """Start a run in its place and follow it to its end; return the exit code."""
     from torchmuster.cli import ending
-    from torchmuster.cli.places.place import show_everywhere
+    from torchmuster.cli.places.find import show_everywhere
     from torchmuster.cli.spelling import option_behind, option_names
 
     ending.is_launched = request.launched
@@ -322,7 +322,8 @@ def start_run(request: "RunRequest") -> int:
     Raises:
         ManyErrors: All that is wrong with the request.
     """
-    from torchmuster.cli.places.place import begin, check, find_place, where_of
+    from torchmuster.cli.places.find import find_place, where_of
+    from torchmuster.cli.places.place import begin, check
     from torchmuster.spec.launch import other_environment, own_processes, read_job_limits
     from torchmuster.spec.problems import Problems
 

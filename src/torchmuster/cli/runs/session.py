@@ -208,7 +208,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
 
 def find_session_place(given: dict[str, Any], problems: "Problems") -> "Place":
     """Return where a session is to be held; note it where none can be."""
-    from torchmuster.cli.places.place import find_place, where_of_words
+    from torchmuster.cli.places.find import find_place, where_of_words
 
     place = find_place(where_of_words({**given, "session": None}), problems)
     if place.no_session:

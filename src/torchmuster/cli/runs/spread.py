@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchmuster.cli.places.place import Where, find_place
+from torchmuster.cli.places.find import Where, find_place
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.model.display.text import few_of
 from torchmuster.node.launcher_ranks import is_one_of_many

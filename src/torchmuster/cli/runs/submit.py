@@ -75,7 +75,8 @@ def submit(**given: Any) -> int:
     muster submit train.yaml --dry-run
     muster submit train.yaml --help-values
     """  # noqa: D301 - \b is click's mark
-    from torchmuster.cli.places.place import Nowhere, Where, find_place
+    from torchmuster.cli.places.find import Where, find_place
+    from torchmuster.cli.places.place import Nowhere
     from torchmuster.owner.create import create_workflow_dir
     from torchmuster.spec.problems import Problems
 

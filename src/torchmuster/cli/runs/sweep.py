@@ -131,7 +131,7 @@ def sweep(**given: Any) -> int:
     Each member is a run of its own, NAME.0 and so on, for `muster logs` and `muster status`; the script's own options go
     behind `--`, and {lr} in them is replaced by a value.
     """
-    from torchmuster.cli.places.place import find_place, where_of_words
+    from torchmuster.cli.places.find import find_place, where_of_words
     from torchmuster.spec.problems import Problems
 
     if given["launched"] is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.model.plan import RunPlan
     from torchmuster.owner.jobs.spread import Spreader, SpreadHosts, SpreadOrder
-    from torchmuster.programs.main import AgentLaunch
+    from torchmuster.programs.launch import AgentLaunch
     from torchmuster.spec.torchrun import TorchrunLine
 
 
@@ -216,7 +216,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     from torchmuster.model.contract import SIGNALS_VARIABLE
     from torchmuster.node.options import AgentOptions, HeadPlace
     from torchmuster.owner.create import new_run_id
-    from torchmuster.programs.main import AgentLaunch, job_environment
+    from torchmuster.programs.launch import AgentLaunch, job_environment
     from torchmuster.spec.rendezvous import NO_ID
 
     order = _take_order()

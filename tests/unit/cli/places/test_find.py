@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.cli.places.place import check_alone
+from torchmuster.cli.places.find import check_alone
 from torchmuster.errors import UsageError
 
 OF_SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4"}

@@ -156,7 +156,7 @@ def world(tmp_path, monkeypatch):
     job = OwnJob(dialect=load_dialect("slurm"), allocation=Allocation(job_id="7", nodes=nodes))
     is_inside = [False]
     monkeypatch.setattr(
-        "torchmuster.cli.runs.job.find_allocation", lambda: job if is_inside[0] else None
+        "torchmuster.cli.options.find_allocation", lambda: job if is_inside[0] else None
     )
     hold(tmp_path, monkeypatch)
     with monkeypatch.context() as making:
