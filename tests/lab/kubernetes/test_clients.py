@@ -1,9 +1,11 @@
 """Clients of runs in real pods that go, come from elsewhere, may not reach pods, or cancel."""
 
+import json
 import os
 import signal
 
 from kit.waiting import wait_until
+from torchmuster.errors import MissingRecordError
 
 
 def test_a_run_goes_on_without_its_client_and_another_home_follows_it(bench):
@@ -38,7 +40,7 @@ def test_a_failure_without_a_client_waits_for_one_in_the_first_pod(bench):
     assert code != 0, said
     report = bench.result(bench.other_home)["report"]
     assert report["error"] == "rank 1 was ended by SIGKILL"
-    bench.wait_nothing_left()
+    wait_until(lambda: bench.condition("Failed"), "the end of the first pod, whose record is held")
 
 
 def test_a_cancel_leaves_nothing_on_the_cluster(bench):
@@ -60,17 +62,18 @@ def test_without_the_right_to_reach_pods_a_run_whose_files_would_be_lost_is_refu
     bench.wait_nothing_left()
 
 
-def test_without_the_right_to_reach_pods_their_logs_are_followed(bench):
-    bench.site(home=str(bench.shared / "home"))
+def test_without_the_right_to_reach_pods_their_logs_are_followed_and_the_volume_has_the_rest(bench):
+    home = bench.shared / "home"
+    bench.site(home=str(home))
     with bench.without_rule("pods/portforward"):
         run = bench.start()
         bench.wait_up()
         bench.wait_said("pods can't be reached from here, so their logs are followed instead")
         bench.wait_said("attempt 0 of 2 ranks begins at step 0")
         bench.stop()
-        assert bench.end(run) == 0
-    assert bench.result()["state"] == "succeeded"
-    bench.wait_nothing_left()
+        assert bench.end(run) == MissingRecordError.exit_code
+    assert f"it has ended (succeeded), and they are in {home}/runs/r on its volume" in bench.said
+    assert json.loads((home / "runs" / "r" / "result.json").read_text())["state"] == "succeeded"
 
 
 def test_another_home_runs_commands_shows_stacks_and_cancels(bench):

@@ -1,6 +1,9 @@
 """When workers are warned, when they are stopped: the time is an argument."""
 
+import asyncio
 import itertools
+import threading
+import time
 
 import pytest
 
@@ -12,6 +15,7 @@ from torchmuster.model.liveness.owner_policy import (
     TellEnd,
     Warn,
 )
+from torchmuster.owner import stops
 from torchmuster.owner.stops import Deadline
 
 
@@ -150,3 +154,37 @@ def test_a_stop_that_has_begun_is_not_taken_back(world):
     limit = JobTime(0.0, ends_at=1080.0, goes_on=True)
     world.watch(limit, lambda: 1080.0 if world.now < 1066.0 else 9000.0)
     assert world.when(StopWorkers) == [1065.0, 1070.0]
+
+
+def test_workers_that_are_stopped_late_have_as_long_until_they_are_killed(world):
+    limit = JobTime(0.0, ends_at=1008.0, goes_on=True)  # the job's last 15 s have begun
+    world.watch(limit)
+    first, second = world.when(StopWorkers)
+    assert (first, second - first) == (1000.0, 5.0)
+
+
+def test_an_answer_that_took_long_is_an_answer(world):
+    limit = JobTime(120.0, ends_at=4000.0, may_ask=True)
+    while AskForEnd() not in limit.look(world.now):
+        world.now += 1.0
+    world.now = 3881.0  # the scheduler, or this process, was stopped meanwhile
+    assert Warn() in limit.answer(None, world.now)
+
+
+def test_the_clock_of_a_job_acts_and_asks_beside_it(monkeypatch):
+    monkeypatch.setattr(stops, "_LOOK_EVERY_S", 0.005)
+    monkeypatch.setattr("torchmuster.model.liveness.owner_policy._ASK_EVERY_S", 0.02)
+    monkeypatch.setattr("torchmuster.model.liveness.owner_policy._MOVED_S", 0.05)
+    now, ends, done = time.time(), [], []
+
+    def ask_again():
+        threading.Event().wait(0.05)  # longer than between two questions
+        ends.append(now + 0.6)
+        return ends[-1]
+
+    deadline = Deadline(JobTime(0.1, now + 0.3, ends_the_run=True), ask_again=ask_again)
+    asyncio.run(deadline.watch(done.append))
+    kinds = [type(action) for action in done if not isinstance(action, Say)]
+    assert kinds == [TellEnd, Warn, StopWorkers]
+    assert time.time() >= now + 0.6
+    assert ends

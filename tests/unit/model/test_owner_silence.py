@@ -1,5 +1,7 @@
 """Whether the head still answers: silence, stops, and what follows. The time is an argument."""
 
+import signal
+
 import pytest
 
 from torchmuster.model.liveness.lease import SILENT_S, SLOW_S, OwnClock
@@ -11,6 +13,7 @@ from torchmuster.model.liveness.owner_policy import (
     OwnerPolicy,
     Say,
 )
+from torchmuster.model.verdict import AT_ONCE
 
 GRACE_S = 30.0
 
@@ -37,8 +40,9 @@ class World:
                     return second, why
         return None
 
-    def stop(self):
-        self.policy.stops.count += 1
+    def stop(self, signum=signal.SIGINT):
+        assert self.policy.stops.ask(signum, self.now + len(self.said))
+        self.now += 0.6  # less than a look
 
 
 @pytest.fixture
@@ -99,7 +103,10 @@ def test_one_stop_has_a_limit_behind_the_grace(world):
 def test_a_stop_without_a_grace_of_ours_has_no_limit_while_the_head_answers():
     world = World(grace_s=None)
     world.stop()
+    world.stop()
     assert world.pass_time(3600, answers=True) is None
+    second, _ = world.pass_time(60, "T")
+    assert second == 16, "as without a stop"
 
 
 def test_the_second_stop_is_final(world):
@@ -115,3 +122,9 @@ def test_the_second_stop_of_a_silent_head_kills_at_once(world):
     world.stop()
     second, _ = world.pass_time(60, "S")
     assert second == 1
+
+
+def test_one_request_for_an_end_at_once_leaves_the_head_its_time(world):
+    world.stop(AT_ONCE)
+    second, _ = world.pass_time(600, answers=True)
+    assert second > GRACE_S

@@ -131,11 +131,13 @@ class StopRequests:
     SIGTERM and SIGHUP ask again only after seconds, and never where workers may be saving: whoever wants more has SIGKILL.
 
     Attributes:
-        count: How many there were.
+        count: How many there were; one that asks for an end at once counts as two.
+        num_asked: How many there were, each counted once.
         signum: The signal of the last one.
     """
 
     count: int = 0
+    num_asked: int = 0
     signum: int = 0
     _counted_at: float = 0.0
 
@@ -160,6 +162,7 @@ class StopRequests:
             self.signum = int(signum)
         else:
             return False
+        self.num_asked += 1
         self._counted_at = now
         return True
 
@@ -205,8 +208,12 @@ class JobTime:
         while self._steps and now >= self.ends_at - self._steps[0][0]:
             if self._asks(now):
                 return [*actions, AskForEnd()]
-            step = self._steps.pop(0)[1]
-            self.may_ask &= StopWorkers(at_once=False) not in step  # what has been begun is ended
+            left_s, step = self._steps.pop(0)
+            if StopWorkers(at_once=False) in step:
+                self.may_ask = False  # what has been begun is ended
+                # Workers that are stopped late have as long until they are killed.
+                late_s = now - (self.ends_at - left_s)
+                self._steps = [(after_s - late_s, then) for after_s, then in self._steps]
             self.was_up |= self.warn_s > 0 or self.goes_on
             self._plan_question(now)
             actions += step
@@ -217,7 +224,7 @@ class JobTime:
     def answer(self, ends_at: float | None, now: float) -> list[OwnerAction]:
         """Take what the scheduler says, None where it does not answer; return what follows now."""
         assert self.ends_at is not None
-        self._is_asking = False
+        self._is_asking, self._asked_at = False, now
         moved_s = 0.0 if ends_at is None else ends_at - self.ends_at
         if ends_at is not None and abs(moved_s) >= _MOVED_S:
             self.ends_at = ends_at
@@ -291,7 +298,8 @@ class OwnerPolicy:
         name: What it is called in sentences, as in `the head of NAME`.
         lives: What its losses cost.
         stops: The requests to its owner: one for all that it owns.
-        grace_s: What workers have to end in when they are asked; None where only silence ends a stop.
+        grace_s: What workers have to end in when they are asked; None where only its silence ends what is owned, as without
+            a stop: what else ends it, its owner knows.
     """
 
     name: str
@@ -320,7 +328,8 @@ class OwnerPolicy:
             now: Of a clock of the owner's own.
             state: Of the head's process, in the words of /proc/PID/stat; None where that is on another machine.
         """
-        self._stopped_at += [now] * (self.stops.count - len(self._stopped_at))
+        if self.grace_s is not None:
+            self._stopped_at += [now] * (self.stops.num_asked - len(self._stopped_at))
         silent_s, limit_s = now - self._heard_at, self._limit_s(state)
         if is_given_up(silent_s, limit_s, state):
             return GiveUp(f"it was silent for {silent_s:.0f} s and was killed")
@@ -335,7 +344,7 @@ class OwnerPolicy:
         return Say(f"the head of {self.name} has been silent for {silent_s:.0f} s; {follows}")
 
     def _limit_s(self, state: str | None) -> float:
-        if self.stops.count and state is not None:
+        if self._stopped_at and state is not None:
             return _STOPPED_SILENT_S
         if not self._has_spoken:
             return FIRST_WORD_S

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torchmuster.engines.ssh import SshEngine
 from torchmuster.engines.ssh_bundle import make_bundle
@@ -275,6 +275,7 @@ class OwnerInPod(ABC, Generic[Ended]):
         order_path: The file of the order, in the folder with what the pod was brought.
         voice: Speaks into the pod's log.
         requests: The requests to stop: of who takes the pod away, or of a user, who leaves a note.
+        errors: What ends it with a report; all else is a bug, and the pod starts its owner again.
     """
 
     order: PodOrder
@@ -282,6 +283,7 @@ class OwnerInPod(ABC, Generic[Ended]):
     order_path: str
     voice: TerminalVoice
     requests: StopRequests = field(default_factory=StopRequests)
+    errors: ClassVar[tuple[type[Exception], ...]] = (MusterError, OSError)
 
     @property
     def run_dir(self) -> RunDir:
@@ -307,10 +309,13 @@ class OwnerInPod(ABC, Generic[Ended]):
             return self.code_of(before)  # its end was interrupted
         try:
             ended = self.own()
-        except (MusterError, OSError, ValueError) as error:
+        except self.errors as error:
+            known = as_muster_error(error)
             is_by_user = self.requests.count and self.is_cancelled
-            ended = self.stopped() if is_by_user else self.failed(as_muster_error(error))
+            ended = self._cancelled(known) if is_by_user else self.failed(known)
         except KeyboardInterrupt:
+            if not self.requests.count:  # by another signal than that which takes pods away
+                self._note_stop(signal.SIGINT)
             ended = self.stopped()
         policy = OwnerPolicy(self.order.job, Lives(0), self.requests)
         is_whole, is_cancelled = self.is_whole(ended), self.is_cancelled
@@ -320,8 +325,17 @@ class OwnerInPod(ABC, Generic[Ended]):
         return self.end(ended)
 
     def _take_stop(self, *_: object) -> None:
-        self.requests.ask(signal.SIGTERM, time.monotonic())
+        self._note_stop(signal.SIGTERM)
         raise KeyboardInterrupt  # before there is a head to tell
+
+    def _note_stop(self, signum: int) -> None:
+        self.requests.ask(signum, time.monotonic())
+
+    def _cancelled(self, error: MusterError) -> Ended:
+        """Return the end of what a user has asked to stop, and which failed then: what has been written of the stop counts."""
+        self.voice.say(f"{error.what}: {error.why}" if error.why else error.what)
+        written = self.read()
+        return self.stopped() if written is None or self.is_whole(written) else written
 
     @abstractmethod
     def read(self) -> Ended | None:
@@ -428,7 +442,7 @@ class PodOwner(OwnerInPod[Result]):
                 )
             except ChannelError as error:
                 if early.signum:
-                    self.requests.ask(early.signum, time.monotonic())
+                    self._note_stop(early.signum)
                 if policy.after_loss() is not WhatFollows.AGAIN:
                     raise
                 signal.signal(signal.SIGTERM, self._take_stop)

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -139,6 +138,8 @@ def main(arguments: list[str]) -> int:
 
 
 class _GroupOwner(OwnerInPod[GroupOutcome]):
+    errors = (MusterError, OSError, ValueError)  # the last: of a plan that can't be read
+
     @property
     def group(self) -> str:
         return self.order.group or ""
@@ -206,7 +207,7 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         if outcome is None:
             raise MusterError("the head of the group left no result", where=order.folder)
         if outcome.state is State.FAILED_CANCELED:  # the head hears the signals itself
-            self.requests.ask(signal.SIGTERM, time.monotonic())
+            self._note_stop(signal.SIGTERM)
         return outcome
 
     def _note_start(self) -> None:

@@ -34,6 +34,7 @@ _SECOND_CTRL_C_S = 3.0
 _OWN_WORDS = ("muster: ", "error: ", "  at: ", "  because: ", "hint: ")
 _SAY_EVERY_S = 10.0  # of the same wait, whose parts change
 _SILENT_S = 5.0
+_LAST_ANSWER_S = 2.0
 
 
 @dataclass(slots=True)
@@ -47,8 +48,8 @@ class TwiceCancels:
     """
 
     voice: TerminalVoice
-    goes_on: str
-    cancelling: str
+    goes_on: Callable[[], str]
+    cancelling: Callable[[], str]
     cancel: Callable[[], object]
     _since: float | None = None
     _leaves: bool = False
@@ -65,10 +66,10 @@ class TwiceCancels:
     def _take(self) -> None:
         if self._since is None:
             self._since = time.monotonic()
-            self.voice.say(self.goes_on)
+            self.voice.say(self.goes_on())
             return
         self._since = None
-        self.voice.say(self.cancelling)
+        self.voice.say(self.cancelling())
         try:
             self.cancel()
         except MusterError as error:
@@ -147,10 +148,14 @@ class JobsFollower(ABC, Generic[Ended]):
     async def follow(self) -> Ended | None:
         """Return how it ended; None when the jobs continue without us, or ended without a result."""
         go_on, them = ("continues", "it") if self.is_one else ("continue", "them")
-        go_on = f"{self.jobs} {go_on}; again within 3 s cancels {them}"
-        interrupts = TwiceCancels(self.voice, go_on, f"cancelling {self.jobs}", self.cancel)
+        interrupts = TwiceCancels(
+            self.voice,
+            lambda: f"{self.jobs} {go_on}; again within 3 s cancels {them}",
+            lambda: f"cancelling {self.jobs}",
+            self.cancel,
+        )
         interrupts.listen()
-        poll_at, ended_at = 0.0, None
+        poll_at, ended_at, is_said = 0.0, None, False
         asking: asyncio.Future[float] | None = None
         while True:
             self.show()
@@ -162,18 +167,21 @@ class JobsFollower(ABC, Generic[Ended]):
             if self.has_news():
                 poll_at = now
             if interrupts.leaves() or (ended_at is not None and now > ended_at + _SETTLE_S):
+                if (
+                    asking is not None
+                ):  # it may note an end, and cancel a job for it: not the one alone
+                    await asyncio.wait({asking}, timeout=_LAST_ANSWER_S)
                 return None
             if asking is None and now >= poll_at:
-                asking, asked_at, is_said = _beside(self.ask), now, False
-            if asking is not None and not asking.done() and not is_said:
-                is_said = now > asked_at + _SILENT_S
-                if is_said:
-                    self.voice.say(
-                        f"{self.scheduler} has not answered for {_SILENT_S:.0f} s; muster keeps asking"
-                    )
+                asking, asked_at = _beside(self.ask), now
+            is_late = asking is not None and now > asked_at + _SILENT_S
+            if asking is not None and not asking.done() and is_late and not is_said:
+                is_said = True
+                silent = f"no word from {self.scheduler} for {_SILENT_S:.0f} s"
+                self.voice.say(f"{silent}; muster keeps asking")
             if asking is not None and asking.done():
                 poll_at = time.monotonic() + asking.result()
-                asking = None
+                asking, is_said = None, is_late
                 is_over = await self.take_answer()
                 ended_at = (ended_at or time.monotonic()) if is_over else None
             await asyncio.sleep(_LOOK_S)

@@ -93,6 +93,7 @@ class WorkflowFollower(JobsFollower[WorkflowView]):
         self.dialect = dialect
         self.job_ids = job_ids
         self._view: WorkflowView | None = None
+        self._shown: WorkflowView | None = None
         self._said: dict[str, str] = {}
         self._logs = Follow()
         self._numbers: dict[str, int] = {}
@@ -131,8 +132,9 @@ class WorkflowFollower(JobsFollower[WorkflowView]):
     def show(self) -> None:
         """Show what the tasks have printed, and where the groups stand."""
         view = self._view
-        if view is None:
+        if view is None or view is self._shown:
             return
+        self._shown = view
         found = task_logs(view, self.run_dir)
         for task, text in self._logs.texts(
             (name, path) for name, logs in found for _, path in logs
