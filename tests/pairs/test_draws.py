@@ -13,7 +13,7 @@ from pairs.features import FEATURES, OFF, cells, named, read, why_not
 from pairs.stage import Stage
 
 SEED, NUMBER = 16, 20
-IN_FIVE_MINUTES = 7  # of them, on two cores that others use, too; the rest in the long form
+IN_FIVE_MINUTES = 4  # of them, on two cores that others use, too; the rest in the long form
 # Fresh interpreters and the limits of hangs take most of the time of `make pairs`; other tests have them.
 QUICK = features_here() | {"start": ("auto",), "fault": ("none", "kill", "raise", "exit")}
 FOUND = Path(__file__).with_name("found.txt").read_text().splitlines()

@@ -15,7 +15,7 @@ from torchmuster.diagnose.facts.stacks import (
     user_frame,
     waits_for_loader,
 )
-from torchmuster.head.hangs.watch import Seen, describe, group_texts, tell
+from torchmuster.head.hangs.watch import Seen, describe_standing, group_texts, tell
 
 SITE = "/env/lib/python3.11/site-packages"
 STD = "/usr/lib/python3.11"
@@ -215,7 +215,7 @@ def test_what_the_kernel_says_is_added():
 @pytest.mark.parametrize("doing", list(Doing))
 def test_every_standing_has_words(doing):
     for single in (True, False):
-        assert describe(StackReading(doing=doing), single=single)
+        assert describe_standing(StackReading(doing=doing), single=single)
 
 
 def test_equal_stacks_are_shown_once():

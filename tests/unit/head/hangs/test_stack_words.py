@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.diagnose.facts.stacks import Doing, StackReading
-from torchmuster.head.hangs.watch import Seen, describe, group_texts, rank_first, tell
+from torchmuster.head.hangs.watch import Seen, describe_standing, group_texts, rank_first, tell
 
 
 def seen(rank, doing, what="", *, by="", since_s=None, kernel=""):
@@ -51,7 +51,7 @@ def test_ranks_that_sleep_in_the_kernel_are_told_one_by_one():
     ],
 )
 def test_what_a_rank_does_ends_a_sentence(standing, single, said):
-    assert describe(standing, single=single) == said
+    assert describe_standing(standing, single=single) == said
 
 
 def test_stacks_that_differ_in_addresses_alone_are_shown_once():
