@@ -24,7 +24,7 @@ from torchmuster.model import codec
 from torchmuster.model.display.lines import narrate
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind, Tee
 from torchmuster.model.record.events import parse
-from torchmuster.net.handshake import new_secret, write_secret
+from torchmuster.net.address import new_secret, write_secret
 from torchmuster.node.options import AgentOrder
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model.display.text import show_transfer
 from torchmuster.model.plan import Program, RunPlan
 from torchmuster.net import remote_messages as messages
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import read_secret
 from torchmuster.net.remote_messages import CODE_FILE
 from torchmuster.node.door.call import HasStatus
 from torchmuster.node.remote.files import mark_of

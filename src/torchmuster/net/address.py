@@ -1,112 +1,86 @@
 """Addresses of this machine: which interface has one, from connections that worked and never guessed; ports that listen."""
 
-import asyncio
 import fcntl
+import os
+import secrets
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 
+from torchmuster.errors import RunDirectoryError, UsageError
 from torchmuster.model.network import Interface
-from torchmuster.net.channel import Channel
-from torchmuster.net.handshake import HandshakeError, Reason
 
-# Connects to several addresses of one node in parallel, slightly staggered: the first valid answer wins.
+# The secret of a run: 32 random bytes in a 0600 file. Never in argv, environment or logs.
 
 
-STAGGER_S = 0.15
-
-Address = tuple[str, int]
+SECRET_BYTES = 32
 
 
-class RaceError(Exception):
-    """No address answered; `failures` has one error for each address, in the order of their ends."""
-
-    def __init__(self, failures: list[tuple[Address, Exception]]) -> None:
-        super().__init__("no address answered")
-        self.failures = failures
+def new_secret() -> bytes:
+    """Return fresh random bytes."""
+    return secrets.token_bytes(SECRET_BYTES)
 
 
-def worst_failure(lost: RaceError, known: Address | None) -> tuple[Address, Exception]:
-    """Return the most informative failure.
-
-    That is the one of the address that has answered before, else of a muster that refused us, else the first.
-    """
-    for address, error in lost.failures:
-        if address == known:
-            return address, error
-    telling = (Reason.WRONG_SECRET, Reason.OTHER_VERSION)
-    for address, error in lost.failures:
-        if isinstance(error, HandshakeError) and error.reason in telling:
-            return address, error
-    return lost.failures[0]
-
-
-async def race(
-    addresses: Sequence[Address],
-    call: Callable[[str, int], Awaitable[Channel]],
-    *,
-    stagger_s: float = STAGGER_S,
-    decisive: Address | None = None,
-) -> tuple[Channel, Address]:
-    """Return the first channel and its address; all other attempts are closed.
-
-    Each address is called `stagger_s` after the one before it, at once when all calls so far have failed. When
-    `decisive` is refused, the others are not waited for.
+def write_secret(path: str, secret: bytes) -> None:
+    """Write a secret to a new file that only its owner can read; it appears complete.
 
     Raises:
-        RaceError: All calls have failed.
+        FileExistsError: Another process has made it first.
     """
-    waiting = list(addresses)
-    calls: dict[asyncio.Task[Channel], Address] = {}
-    failures: list[tuple[Address, Exception]] = []
+    temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}"
+    _write_new(temporary, secret)
     try:
-        while waiting or calls:
-            if waiting:
-                address = waiting.pop(0)
-                calls[asyncio.ensure_future(call(*address))] = address
-            done, _ = await asyncio.wait(
-                calls,
-                timeout=stagger_s if waiting else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            won = _sort_out(done, calls, failures)
-            if won is not None:
-                return won
-            if any(a == decisive and isinstance(e, ConnectionRefusedError) for a, e in failures):
-                break
-        raise RaceError(failures)
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        _write_new(path, secret)
     finally:
-        await _give_up(calls)
+        os.unlink(temporary)
 
 
-def _sort_out(
-    done: set["asyncio.Task[Channel]"],
-    calls: dict["asyncio.Task[Channel]", Address],
-    failures: list[tuple[Address, Exception]],
-) -> tuple[Channel, Address] | None:
-    """Remove ended attempts from `calls`: return the winner, close a second one."""
-    won: tuple[Channel, Address] | None = None
-    for task in [task for task in calls if task in done]:
-        address = calls.pop(task)
-        error = task.exception()
-        if error is None:
-            if won is None:
-                won = task.result(), address
-            else:
-                task.result().abort()
-        elif isinstance(error, Exception):
-            failures.append((address, error))
-        else:
-            raise error
-    return won
+def _write_new(path: str, secret: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(secret.hex() + "\n")
 
 
-async def _give_up(calls: dict["asyncio.Task[Channel]", Address]) -> None:
-    for task in calls:
-        task.cancel()
-    for ended in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(ended, Channel):  # it had won in the same moment
-            ended.abort()
+def read_secret(path: str) -> bytes:
+    """Return the secret in a file.
+
+    Raises:
+        RunDirectoryError: The file can't be read.
+        UsageError: It is malformed or readable by others.
+    """
+    try:
+        with open(path, errors="replace") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(1024).strip()
+    except OSError as error:
+        raise RunDirectoryError(
+            "the secret can't be read", where=path, why=error.strerror
+        ) from error
+    if mode & 0o077:
+        raise UsageError(
+            "the secret can be read by others",
+            where=path,
+            why=f"its mode is {mode & 0o777:04o}",
+            fix=f"chmod 600 {path}",
+        )
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) < 16:
+        raise UsageError(
+            "the secret is not at least 16 bytes in hexadecimal digits",
+            where=path,
+            fix=f"(umask 077; openssl rand -hex 32 > {path})",
+        )
+    return secret
+
+
+# Connects to several addresses of one node in parallel, slightly staggered: the first valid answer wins.
 
 
 # This node's interfaces with their addresses, as the kernel lists them; no loopback.

@@ -24,8 +24,15 @@ from torchmuster.model.liveness.lease import (
     large_packets_lost,
 )
 from torchmuster.net import messages
-from torchmuster.net.address import RaceError, race, split_endpoint, worst_failure
-from torchmuster.net.channel import Channel, ChannelClosedError, connect
+from torchmuster.net.address import split_endpoint
+from torchmuster.net.channel import (
+    Channel,
+    ChannelClosedError,
+    RaceError,
+    connect,
+    race,
+    worst_failure,
+)
 from torchmuster.net.handshake import HandshakeError, Reason, Role
 from torchmuster.node.options import HeadPlace
 

@@ -19,7 +19,7 @@ from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.workflow import WorkflowPlan
-from torchmuster.net.handshake import new_secret, write_secret
+from torchmuster.net.address import new_secret, write_secret
 from torchmuster.owner.origin import note_origin, write_no_more
 from torchmuster.plainfile import open_own
 

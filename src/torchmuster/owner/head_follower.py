@@ -7,8 +7,9 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.liveness.lease import OwnClock
 from torchmuster.model.liveness.owner_policy import GiveUp, OwnerPolicy, Say
 from torchmuster.net import messages
+from torchmuster.net.address import read_secret
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.net.handshake import HandshakeError, Role, read_secret
+from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.owner.stops import Stops
 
 _CALL_AGAIN_S = 0.01

@@ -21,7 +21,7 @@ from torchmuster.model import codec
 from torchmuster.model.codec import from_words, to_words
 from torchmuster.model.workflow import GroupNodes, GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.model.workflow import TaskNetwork as Sharing
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import read_secret
 from torchmuster.net.listener import Listener
 from torchmuster.net.remote_messages import StartTask
 from torchmuster.node.remote.proxy import proxy_argv

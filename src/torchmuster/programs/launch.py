@@ -15,8 +15,7 @@ from torchmuster.model.codec import from_words
 from torchmuster.model.display.lines import Terminal
 from torchmuster.model.message import moment_of
 from torchmuster.model.plan import Program, RunPlan
-from torchmuster.net.address import split_endpoint
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import read_secret, split_endpoint
 from torchmuster.node.launcher_ranks import share_threads, take_environment
 from torchmuster.node.options import AgentOptions, AgentOrder, HeadPlace
 

@@ -11,8 +11,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.head.group_ports import port_candidates
 from torchmuster.model.codec import from_words
 from torchmuster.model.workflow import TaskNetwork, WorkflowPlan
-from torchmuster.net.address import split_endpoint
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import read_secret, split_endpoint
 from torchmuster.node.launcher_ranks import take_environment
 from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.output import LogVoice

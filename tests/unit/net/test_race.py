@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from torchmuster.net.address import RaceError, race, worst_failure
-from torchmuster.net.channel import Channel
+from torchmuster.net.channel import Channel, RaceError, race, worst_failure
 from torchmuster.net.handshake import HandshakeError, Reason
 from unit.net.loopback import run
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from torchmuster.errors import RunDirectoryError, UsageError
-from torchmuster.net.handshake import SECRET_BYTES, new_secret, read_secret, write_secret
+from torchmuster.net.address import SECRET_BYTES, new_secret, read_secret, write_secret
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 from torchmuster.errors import RunDirectoryError, UsageError
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import read_secret
 from torchmuster.owner.create import check_run_id, create_run_dir, new_run_id
 from torchmuster.owner.views.find import owner_lives
 from torchmuster.owner.views.record import read_plan

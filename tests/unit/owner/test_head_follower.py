@@ -11,7 +11,7 @@ from torchmuster.model.liveness.lease import OwnClock
 from torchmuster.model.liveness.owner_policy import Lives, OwnerPolicy
 from torchmuster.model.verdict import AT_ONCE, StopCause
 from torchmuster.net import messages
-from torchmuster.net.handshake import write_secret
+from torchmuster.net.address import write_secret
 from torchmuster.owner import head_follower
 from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.stops import Stops

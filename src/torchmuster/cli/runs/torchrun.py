@@ -435,7 +435,7 @@ def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
     The name of the job is part of both, so that two jobs at one endpoint don't mix.
     """
     from torchmuster.files.layout import muster_home
-    from torchmuster.net.handshake import new_secret, read_secret, write_secret
+    from torchmuster.net.address import new_secret, read_secret, write_secret
 
     label = f"torchrun {line.meeting.rdzv_id}".encode()
     if line.secret_file is not None:
@@ -475,7 +475,7 @@ def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
 def _write_head(run_dir: "RunDir", secret: bytes, host: str, port: int) -> None:
     """Tell other commands where the head listens, and the key that it knows them by."""
     from torchmuster.files import atomic
-    from torchmuster.net.handshake import write_secret
+    from torchmuster.net.address import write_secret
 
     write_secret(run_dir.secret, secret)
     where = {"host": "127.0.0.1", "port": port, "addresses": [host], "node": socket.gethostname()}

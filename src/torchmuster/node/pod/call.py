@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from torchmuster import proc
 from torchmuster.model.codec import from_words, to_words
 from torchmuster.net import messages
+from torchmuster.net.address import read_secret
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.command import GONE, CommandProcess
-from torchmuster.net.handshake import HandshakeError, Role, read_secret
+from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.node.pod.session import ask_session, call_session
 from torchmuster.plainfile import write_all
 from torchmuster.proc import Answered

@@ -23,9 +23,9 @@ from torchmuster.files import atomic
 from torchmuster.model.codec import from_words, to_words
 from torchmuster.model.contract import CREDENTIALS_VARIABLE, OVERUSED_SIGNAL
 from torchmuster.model.failure import OVERUSED
-from torchmuster.net.address import bind
+from torchmuster.net.address import bind, read_secret
 from torchmuster.net.channel import Channel
-from torchmuster.net.handshake import HandshakeError, Role, read_secret
+from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.listener import Listener
 from torchmuster.node.pod.order import (
     AGAIN_CODE,

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from torchmuster.model.codec import from_words
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import read_secret
 from torchmuster.node.pod.call import call_pod
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, read_order
 from torchmuster.node.pod.place import LACKS_CODE

@@ -47,7 +47,7 @@ from torchmuster.model.record.events import AttemptFailedEvent, AttemptStartedEv
 from torchmuster.model.record.run import RunRecord
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Circumstances, Result, explain_failure, final_exit_code
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import read_secret
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.call import PodLines, ask_pod
 from torchmuster.node.pod.order import (

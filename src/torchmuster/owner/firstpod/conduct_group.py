@@ -26,8 +26,7 @@ from torchmuster.model.states import State
 from torchmuster.model.verdict import GroupOutcome
 from torchmuster.model.workflow import GroupNodes, GroupStart
 from torchmuster.net import remote_messages as messages
-from torchmuster.net.address import bind
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import bind, read_secret
 from torchmuster.net.replica import Copy
 from torchmuster.node.pod.call import PodLines
 from torchmuster.node.pod.order import FINAL_CODE, PodOrder

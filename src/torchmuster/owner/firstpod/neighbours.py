@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torchmuster.engines.ssh_bundle import Starts
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import read_secret
 from torchmuster.net.replica import Copy
 from torchmuster.node.pod.call import PodLines
 from torchmuster.node.pod.keep import kept_folder, kept_scope

@@ -7,9 +7,9 @@ import os
 from torchmuster.errors import ChannelError
 from torchmuster.files import atomic
 from torchmuster.model.states import JobState
-from torchmuster.net.address import RaceError, race, worst_failure
-from torchmuster.net.channel import Channel, connect
-from torchmuster.net.handshake import HandshakeError, Role, read_secret
+from torchmuster.net.address import read_secret
+from torchmuster.net.channel import Channel, RaceError, connect, race, worst_failure
+from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.views.find import view_job
 from torchmuster.owner.views.run_view import RunView

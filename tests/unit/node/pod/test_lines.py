@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from torchmuster.net.handshake import new_secret, read_secret
+from torchmuster.net.address import new_secret, read_secret
 from torchmuster.node.pod.call import PodLines, ask_pod
 from unit.node.pod.test_session import door, key  # noqa: F401  # fixtures
 

@@ -15,8 +15,9 @@ from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.model import codec
 from torchmuster.net import messages
+from torchmuster.net.address import new_secret, read_secret, write_secret
 from torchmuster.net.channel import ChannelClosedError, connect
-from torchmuster.net.handshake import Role, new_secret, read_secret, write_secret
+from torchmuster.net.handshake import Role
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import AGAIN_CODE, PodOrder
 from torchmuster.node.pod.session import CLAIM_VARIABLE

@@ -12,8 +12,7 @@ from torchmuster.model import codec
 from torchmuster.model.liveness.lease import LEASE_S, Lease
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
-from torchmuster.net.address import bind
-from torchmuster.net.handshake import read_secret
+from torchmuster.net.address import bind, read_secret
 from torchmuster.net.listener import Listener
 from torchmuster.node import head_link
 from torchmuster.node.output import LogVoice

@@ -10,7 +10,7 @@ import pytest
 
 from torchmuster import proc
 from torchmuster.model import codec
-from torchmuster.net.handshake import new_secret, write_secret
+from torchmuster.net.address import new_secret, write_secret
 from torchmuster.node.pod.order import AGAIN_CODE
 from unit.owner.pods.conftest import order_of
 
