@@ -21,10 +21,9 @@ from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir, size_of
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.address import own_addresses, own_endpoints
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.options import AgentOrder
 from torchmuster.plainfile import open_plain
-from torchmuster.proc import Starter
+from torchmuster.proc import HasStatus, Starter
 
 # pbsdsh ends with 0 whatever its task did, and what that said goes by the hosts' daemons into the output of the job.
 _TASK_FAILED = re.compile(r"^(?:\S*/)?pbsdsh: task \S+ exit status [1-9]")

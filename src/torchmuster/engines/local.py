@@ -17,8 +17,8 @@ from torchmuster.model.codec import to_words
 from torchmuster.model.display.lines import Terminal
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.address import bind
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.options import AgentOrder
+from torchmuster.proc import HasStatus
 
 HEAD = 0
 

@@ -8,9 +8,10 @@ from typing import ClassVar
 from torchmuster.engines.local import HEAD, LocalEngine
 from torchmuster.errors import ChannelError
 from torchmuster.files.layout import RunDir
-from torchmuster.node.door.call import DoorAgent, HasStatus, call_door, send_order, wait_for_door
+from torchmuster.node.door.call import DoorAgent, call_door, send_order, wait_for_door
 from torchmuster.node.door.messages import fork_order
 from torchmuster.node.options import AgentOrder
+from torchmuster.proc import HasStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

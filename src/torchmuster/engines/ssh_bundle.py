@@ -25,8 +25,8 @@ from torchmuster.model.plan import Program, RunPlan
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.address import read_secret
 from torchmuster.net.remote_messages import CODE_FILE
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.remote.files import mark_of
+from torchmuster.proc import HasStatus
 
 SAY_EVERY_S = 5.0
 

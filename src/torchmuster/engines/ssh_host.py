@@ -21,8 +21,8 @@ from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
 from torchmuster.net.replica import send_file
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.remote.files import TOKEN_FILE
+from torchmuster.proc import HasStatus
 
 _PING_EVERY_S = 4.0
 _FACTS_LIMIT_S = 20.0

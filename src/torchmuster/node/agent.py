@@ -33,7 +33,6 @@ from torchmuster.net.ipc import (
     TrainingOver,
     WorkerReport,
 )
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.node.inquiries import Inquiries
 from torchmuster.node.options import AgentOptions
@@ -43,6 +42,7 @@ from torchmuster.node.setup import NodeWork, refusal_of
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
 from torchmuster.node.workers import NodeAttempt, WorkerSettings, root_cause, worker_settings
+from torchmuster.proc import HasStatus
 
 # Keeps the attempts of a node: starts each when the node is ready for it, follows its processes, reports its end.
 

@@ -27,7 +27,7 @@ from torchmuster.model.display.text import in_minutes
 from torchmuster.model.message import encode
 from torchmuster.model.plan import RunPlan
 from torchmuster.node.door import messages
-from torchmuster.node.door.call import ForkedChild, client_lives, door_file, own_setup, peer_uid
+from torchmuster.node.door.call import client_lives, door_file, own_setup, peer_uid
 from torchmuster.node.door.messages import SessionSetup
 from torchmuster.node.door.modules import (
     Template,
@@ -40,6 +40,7 @@ from torchmuster.node.leftovers import go_on_holding, keep_holding, make_socket_
 from torchmuster.node.options import AgentOptions, AgentOrder
 from torchmuster.node.spawner.prepare import import_for_workers, reason_not_to_fork
 from torchmuster.node.spawner.start import control_pair
+from torchmuster.proc import ForkedChild
 from torchmuster.programs.launch import read_plan_file
 
 # What a door's fork becomes: the agent of a run, with its own spawner forked from it before anything else.

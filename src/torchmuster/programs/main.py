@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model import contract
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.launcher_ranks import THREADS, share_threads
 from torchmuster.node.leftovers import make_socket_folder, sweep_beside
 from torchmuster.node.options import AgentOptions
 from torchmuster.node.spawner.start import begin_spawner, start_spawner
+from torchmuster.proc import HasStatus
 from torchmuster.programs.launch import AgentLaunch, read_launch
 
 if TYPE_CHECKING:

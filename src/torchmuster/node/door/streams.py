@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from torchmuster.files.layout import RunDir
 from torchmuster.net import messages
-from torchmuster.node.door.call import DoorAgent, HasStatus, call_door, send_order
+from torchmuster.node.door.call import DoorAgent, call_door, send_order
 from torchmuster.node.door.messages import ForkRemote
 from torchmuster.node.task.exec import Execs, ExecTarget, Send
+from torchmuster.proc import HasStatus
 
 _LEAVE_S = 15.0  # a remote end takes up to 10 s to end its agents
 

@@ -43,7 +43,7 @@ from torchmuster.net.remote_messages import (
     SetUpTasks,
 )
 from torchmuster.net.replica import Copy, CopyState, Feed, Scope
-from torchmuster.node.door.call import DoorAgent, HasStatus
+from torchmuster.node.door.call import DoorAgent
 from torchmuster.node.door.messages import DoorNode
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.options import AgentOrder
@@ -64,6 +64,7 @@ from torchmuster.node.shipping import shelf as shelves
 from torchmuster.node.shipping.arrival import ComingEnvironment
 from torchmuster.node.shipping.shelf import VARIABLE, Shelf, check_fit, try_torch
 from torchmuster.node.task.options import TaskOrder
+from torchmuster.proc import HasStatus
 
 # A session's side of an environment that comes to this host (`node/shipping`): what the client says of it, and what it hears.
 

@@ -15,11 +15,11 @@ from torchmuster.model.liveness.lease import LEASE_S, OwnClock, Stillness
 from torchmuster.model.plan import Program
 from torchmuster.model.verdict import MORE_MEMORY
 from torchmuster.net.messages import Message, Notice, SpawnerReady, SpawnerRefused
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.output import Voice
 from torchmuster.node.setup import other_interpreter
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.start import SpawnerLink, make_link, start_spawner
+from torchmuster.proc import HasStatus
 
 REAP_EVERY_S = 0.01
 _STOPPED_S = 3.0

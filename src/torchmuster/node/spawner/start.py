@@ -16,7 +16,6 @@ from torchmuster.model.liveness.lease import LEASE_S
 from torchmuster.model.message import decode, encode
 from torchmuster.model.plan import Program
 from torchmuster.net.ipc import caller_of
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.spawner import messages
 from torchmuster.node.spawner.messages import (
     BeginSpawner,
@@ -24,6 +23,7 @@ from torchmuster.node.spawner.messages import (
     SpawnerEvent,
     SpawnerOrder,
 )
+from torchmuster.proc import HasStatus
 
 if TYPE_CHECKING:
     import asyncio

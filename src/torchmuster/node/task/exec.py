@@ -18,8 +18,8 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.model.codec import to_words
 from torchmuster.net import messages
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.sandbox.exec_launch import EntryOrder
+from torchmuster.proc import HasStatus
 
 HANGUP_GRACE_S = 2.0
 KILLED = 128 + signal.SIGKILL

@@ -11,8 +11,8 @@ from torchmuster.errors import MusterError
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.replica import Copy, CopyState, Feed, Scope
-from torchmuster.node.door.call import HasStatus
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE
+from torchmuster.proc import HasStatus
 
 # Also what a damaged file or a hostile name raises: it must not end what tries again.
 BROKEN = (MusterError, OSError, messages.FrameError, ValueError, RecursionError)
