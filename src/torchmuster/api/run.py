@@ -139,6 +139,37 @@ class RunStatus:
     exit_code: int | None
 
 
+def look_until_ended(
+    run_dir: RunDir,
+    timeout_s: float | None,
+    pause_s: Callable[[float], float],
+    is_all_here: Callable[[], bool] = lambda: True,
+) -> Generator[float, None, Result | None]:
+    """Yield how long to wait until the next look; return the result, None where its owner left none.
+
+    Args:
+        run_dir: Of a run, or of what consists of runs.
+        timeout_s: For so many seconds; None for as long as it takes.
+        pause_s: From the time that was waited to the next pause, both in seconds.
+        is_all_here: Takes what comes last from another machine; false where more comes.
+
+    Raises:
+        TimeoutError: The time is up.
+    """
+    started = look_at = time.monotonic()
+    while (result := any_result(run_dir)) is None:
+        now = time.monotonic()
+        if timeout_s is not None and now - started >= timeout_s:
+            name = short_id(os.path.basename(run_dir.path))
+            raise TimeoutError(f"{name} has not ended within {timeout_s:g} s")
+        if now >= look_at:
+            look_at = now + _LOOK_AT_OWNER_S
+            if not owner_lives(run_dir) and is_all_here():
+                return any_result(run_dir)
+        yield pause_s(now - started)
+    return result
+
+
 class RunHandle:
     """One run: of `launch`, of another process, or of the command line.
 
@@ -358,18 +389,12 @@ class RunHandle:
 
     def _look_until_ended(self, timeout_s: float | None, copy: "RunCopy | None") -> Any:
         """Yield how long to wait until the next look, until the run has succeeded."""
-        started = look_at = time.monotonic()
-        while (result := any_result(self._dir)) is None:
-            now = time.monotonic()
-            if timeout_s is not None and now - started >= timeout_s:
-                raise TimeoutError(f"{short_id(self.run_id)} has not ended within {timeout_s:g} s")
-            if now >= look_at:
-                look_at = now + _LOOK_AT_OWNER_S
-                has_ended = not owner_lives(self._dir)
-                if has_ended and (copy is None or copy.take_last_words()):
-                    result = any_result(self._dir)
-                    break
-            yield min(max(_POLL_SHARE * (now - started), _LEAST_POLL_S), _MOST_POLL_S)
+        result = yield from look_until_ended(
+            self._dir,
+            timeout_s,
+            lambda waited_s: min(max(_POLL_SHARE * waited_s, _LEAST_POLL_S), _MOST_POLL_S),
+            lambda: copy is None or copy.take_last_words(),
+        )
         self._raise_unless_succeeded(result)
 
     def _raise_unless_succeeded(self, result: Result | None) -> None:

@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from torchmuster.api import call, keywords
 from torchmuster.api.failures import NotLaunchedError, RunFailed
 from torchmuster.api.program import start_command
-from torchmuster.api.run import RunHandle, copied_run, interrupt_cancels
+from torchmuster.api.run import RunHandle, copied_run, interrupt_cancels, look_until_ended
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import Kind, RunDir, runs_dir, short_id
@@ -28,7 +27,7 @@ from torchmuster.model.calls.carried import LaunchOrder
 from torchmuster.model.plan import FunctionCall
 from torchmuster.model.states import RunState
 from torchmuster.owner.sweep.members import member_dir
-from torchmuster.owner.views.find import any_result, owner_lives, view_of_sweep, view_run
+from torchmuster.owner.views.find import view_of_sweep, view_run
 from torchmuster.owner.views.sweep_view import MemberView, SweepView
 from torchmuster.spec.sweep_plan import MAX_MEMBERS
 
@@ -37,7 +36,6 @@ from torchmuster.spec.sweep_plan import MAX_MEMBERS
 
 _POLL_S = 0.05
 _POLL_JOBS_S = 1.0  # of an array, each look reads the folders of all members
-_LOOK_AT_OWNER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,16 +231,7 @@ class SweepHandle:
     def _look_until_ended(self, timeout_s: float | None) -> Iterator[float]:
         """Yield how long to wait until the next look, until the sweep has succeeded."""
         pause_s = _POLL_JOBS_S if os.path.exists(self._dir.arrays) else _POLL_S
-        started = look_at = time.monotonic()
-        while (result := any_result(self._dir)) is None:
-            now = time.monotonic()
-            if timeout_s is not None and now - started >= timeout_s:
-                raise TimeoutError(f"{short_id(self.run_id)} has not ended within {timeout_s:g} s")
-            if now >= look_at:
-                look_at = now + _LOOK_AT_OWNER_S
-                if not owner_lives(self._dir) and (result := any_result(self._dir)) is None:
-                    break
-            yield pause_s
+        result = yield from look_until_ended(self._dir, timeout_s, lambda _: pause_s)
         state = result.state if result is not None else RunState.LOST
         if state is not RunState.SUCCEEDED:
             raise RunFailed(short_id(self.run_id), result, state.value)

@@ -1,17 +1,15 @@
 """What the training library has recorded of a run: where it stands, and the ledger of each epoch."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torchmuster
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, last_bytes
 from torchmuster.model import codec
 from torchmuster.model.record.run import bad_loss
-from torchmuster.model.record.training import EpochView, TrainingState, fold_training
+from torchmuster.model.record.training import EpochView, TrainingState
 from torchmuster.owner.views.record import RecordTail
 from torchmuster.plainfile import open_plain
 
@@ -115,11 +113,6 @@ class TrainingReader:
                 state=self.state,
             )
             atomic.write_json(self._fold, codec.to_plain(kept), mode=0o600)
-
-
-def view_training(events: Iterable[Mapping[str, Any]]) -> TrainingView | None:
-    """Return what a record says; None when there is nothing in it."""
-    return seen_in(fold_training(events))
 
 
 def seen_in(state: TrainingState) -> TrainingView | None:
