@@ -70,14 +70,14 @@ PARTS = {
     "ui/top": "report",
 }
 BOUNDS = {
-    "launcher": 43_020,
-    "diagnose": 12_700,
-    "workflow": 11_345,
-    "train": 7_890,
-    "kubernetes": 7_905,
-    "session": 5_590,
-    "report": 4_520,
-    "GPU kit": 1_450,
+    "launcher": 43_000,
+    "diagnose": 12_560,
+    "workflow": 11_180,
+    "train": 7_830,
+    "kubernetes": 7_850,
+    "session": 5_450,
+    "report": 4_410,
+    "GPU kit": 1_410,
 }
 
 
