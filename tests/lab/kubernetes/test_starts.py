@@ -84,5 +84,5 @@ def test_the_server_takes_the_manifest_of_a_dry_run(bench):
     assert code == 0
     manifest = said[said.index("{") : said.rindex("}") + 1]
     kinds = [one["kind"] for one in json.loads(manifest)["items"]]
-    assert kinds == ["Secret", "Service", "Job"]
+    assert kinds == ["Secret", "Secret", "Service", "Job"]  # the second one has the parcels
     bench.cluster.kubectl("create", "--dry-run=server", "-n", "research", "-f", "-", text=manifest)
