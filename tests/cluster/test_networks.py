@@ -21,7 +21,7 @@ from torchmuster.engines.local import agent_argv
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.display.lines import narrate
+from torchmuster.model.display.narration import narrate
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind, Tee
 from torchmuster.model.record.events import parse
 from torchmuster.net.address import new_secret, write_secret

@@ -20,7 +20,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.model.display.lines import last_state
 from torchmuster.model.plan import RunPlan
 from torchmuster.plainfile import open_plain
 
@@ -217,6 +216,8 @@ _BLOCK_BYTES = 1 << 16
 
 def last_lines(path: str, num_lines: int, num_bytes: int = 4096) -> list[str]:
     """Return the last lines of a text file from its last bytes, of a progress bar its last state; none when it can't be read."""
+    from torchmuster.model.display.lines import last_state  # a spawner imports torch before
+
     text = last_bytes(path, num_bytes).decode(errors="replace").removesuffix("\n")
     return [last_state(line) for line in text.split("\n")][-num_lines:] if text else []
 

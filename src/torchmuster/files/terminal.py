@@ -13,14 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from torchmuster.files.disk import Backlog, DiskWriter, PatientWriter
-from torchmuster.model.display.lines import (
-    HALF_LINE_S,
-    LineJoiner,
-    Shown,
-    StatusBelow,
-    Terminal,
-    narrate,
-)
+from torchmuster.model.display.lines import HALF_LINE_S, LineJoiner, StatusBelow, Terminal
+from torchmuster.model.display.narration import narrate
+from torchmuster.model.display.repeats import Shown
 from torchmuster.model.display.text import as_bytes, moved_in, printable
 from torchmuster.model.record import events
 from torchmuster.model.record.events import RecordEvent

@@ -3,24 +3,26 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torchmuster.files.claims import Claims
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import RunPlan
-from torchmuster.model.record.events import RecordEvent
+
+if TYPE_CHECKING:
+    from torchmuster.model.record.events import RecordEvent
 
 
 class Spread(Protocol):
     """Who starts agents on other hosts for the head of `muster torchrun`: `owner/jobs/spread.py`."""
 
-    def begin(self, event: Callable[[RecordEvent], object]) -> None:
+    def begin(self, event: "Callable[[RecordEvent], object]") -> None:
         """Begin; `event` notes what is done."""
 
     def need(self, places: Sequence[int]) -> None:
         """Take places that lack an agent."""
 
-    def hear(self, event: RecordEvent) -> None:
+    def hear(self, event: "RecordEvent") -> None:
         """Take every event of the run."""
 
     def is_ours(self, host: str) -> bool:

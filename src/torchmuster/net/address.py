@@ -6,9 +6,12 @@ import secrets
 import socket
 import struct
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torchmuster.errors import RunDirectoryError, UsageError
-from torchmuster.model.network import Interface
+
+if TYPE_CHECKING:
+    from torchmuster.model.network import Interface
 
 # The secret of a run: 32 random bytes in a 0600 file. Never in argv, environment or logs.
 
@@ -97,11 +100,13 @@ _MAX_INTERFACES = 32
 _TIMEOUT_S = 2.0
 
 
-def own_interfaces() -> tuple[Interface, ...]:
+def own_interfaces() -> "tuple[Interface, ...]":
     """Return each interface with its first IPv4 and its first global IPv6 address, at most 32.
 
     The first address of a family is the one that Gloo and NCCL use for an interface's name.
     """
+    from torchmuster.model.network import Interface  # an agent starts its spawner before
+
     found: dict[tuple[str, int], Interface] = {}
     try:
         rows = list(_addresses())

@@ -146,7 +146,7 @@ def _teller(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["RecordEvent
         result = event.result if isinstance(event, RunEndedEvent) else None
         if result is not None and result.report is not None:
             from torchmuster.diagnose.explain.end_of_run import explained
-            from torchmuster.model.display.lines import shortened
+            from torchmuster.model.display.repeats import shortened
             from torchmuster.model.display.text import render_report
 
             report: Any = explained(result, run_dir)

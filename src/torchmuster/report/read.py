@@ -13,7 +13,7 @@ import torchmuster
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
-from torchmuster.model.display.lines import narrate
+from torchmuster.model.display.narration import narrate
 from torchmuster.model.display.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
 from torchmuster.model.failure import RanCode, WorkerEnd
 from torchmuster.model.message import moment_of

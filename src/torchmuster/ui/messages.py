@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, short_id
-from torchmuster.model.display.lines import Shown, shortened
+from torchmuster.model.display.repeats import Shown, shortened
 from torchmuster.model.display.text import few_of, printable, render_report, report_of_error
 from torchmuster.model.states import RunState, State
 from torchmuster.model.verdict import Report, Result, WorkflowResult

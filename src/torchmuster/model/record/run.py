@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, TypeVar
 
-from torchmuster.model.display.lines import narrate, wait_in
+from torchmuster.model.display.narration import narrate, wait_in
 from torchmuster.model.display.text import printable
 from torchmuster.model.failure import RanCode, ValueNote, WorkerEnd
 from torchmuster.model.record import events

@@ -32,7 +32,7 @@ from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
-from torchmuster.model.display.lines import shortened
+from torchmuster.model.display.repeats import shortened
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.failure import EndKind, WorkerEnd, describe
 from torchmuster.model.liveness.owner_policy import (

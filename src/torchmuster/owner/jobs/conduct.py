@@ -25,7 +25,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, size_of
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec, contract
-from torchmuster.model.display.lines import shortened
+from torchmuster.model.display.repeats import shortened
 from torchmuster.model.display.text import render_report
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result

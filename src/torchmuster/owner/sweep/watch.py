@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head.hangs.monitor import HangMonitor, watch_limits
-from torchmuster.model.display.lines import narrate
+from torchmuster.model.display.narration import narrate
 from torchmuster.model.failure import WorkerEnd
 from torchmuster.model.plan import Limits
 from torchmuster.model.record.events import RecordEvent, WorkerProcessEvent, line_of

@@ -15,8 +15,8 @@ from typing import Any
 from torchmuster.errors import RunDirectoryError
 from torchmuster.files.layout import RunDir, last_bytes
 from torchmuster.model import codec
-from torchmuster.model.display.lines import narrate
 from torchmuster.model.display.live import BarWords, LiveAttempt, LiveRun, read_bar
+from torchmuster.model.display.narration import narrate
 from torchmuster.model.job import describe_job
 from torchmuster.model.message import moment_of
 from torchmuster.model.progress import RankSample

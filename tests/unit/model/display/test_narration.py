@@ -1,7 +1,7 @@
 import pytest
 
 from kit.records import end_of_rank
-from torchmuster.model.display.lines import narrate
+from torchmuster.model.display.narration import narrate
 from torchmuster.model.record.events import event_of
 
 MISSING = [{"node": f"n{i}", "why": "no agent has connected"} for i in range(1, 11)]

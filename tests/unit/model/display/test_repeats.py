@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.model.display.lines import Shown, shortened
+from torchmuster.model.display.repeats import Shown, shortened
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result

@@ -13,7 +13,7 @@ from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
-from torchmuster.model.display.lines import Shown
+from torchmuster.model.display.repeats import Shown
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
