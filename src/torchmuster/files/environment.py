@@ -25,7 +25,7 @@ from torchmuster.files import atomic, code_copy, parcel
 from torchmuster.files.relocation import conda_records, may_name_places
 from torchmuster.model import codec
 from torchmuster.model.display.text import show_size
-from torchmuster.model.installed import EnvironmentNeeds
+from torchmuster.model.plan import EnvironmentNeeds
 
 _BEGUN = ".environment-"
 _KEPT = 3  # archives, in the cache of the client

@@ -13,25 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from torchmuster.files.disk import Backlog, DiskWriter, PatientWriter
-from torchmuster.model.display.lines import HALF_LINE_S, LineJoiner, StatusBelow, Terminal
+from torchmuster.model.display.lines import HALF_LINE_S, LineJoiner, StatusBelow
 from torchmuster.model.display.narration import narrate
 from torchmuster.model.display.repeats import Shown
 from torchmuster.model.display.text import as_bytes, moved_in, printable
 from torchmuster.model.record import events
-from torchmuster.model.record.events import RecordEvent
 from torchmuster.plainfile import write_all
 
 _MAX_WAITING_BYTES = 1 << 20
 _OWN_WORDS_BYTES = 1 << 20  # a verdict finds room behind any flood
-
-
-def own_terminal() -> Terminal | None:
-    """Return the terminal of this process's output; None if there is none."""
-    streams = frozenset(fd for fd in (1, 2) if os.isatty(fd))
-    if not streams:
-        return None
-    columns, rows = os.get_terminal_size(min(streams))
-    return Terminal(streams=streams, columns=columns or 80, rows=rows or 24)
 
 
 def every_line_streams() -> tuple[int, ...]:
@@ -120,7 +110,7 @@ class TerminalVoice:
         """Print a sentence that a user should see even where other sentences are left out: why something takes longer."""
         TerminalVoice.say(self, sentence)
 
-    def tell(self, event: RecordEvent) -> None:
+    def tell(self, event: events.RecordEvent) -> None:
         """Print the sentence for an event of the run, if it has one."""
         with self._changed:
             if isinstance(event, events.AttemptStartedEvent):
@@ -249,7 +239,7 @@ class BriefVoice(TerminalVoice):
     def say(self, sentence: str) -> None:
         """Say nothing."""
 
-    def tell(self, event: RecordEvent) -> None:
+    def tell(self, event: events.RecordEvent) -> None:
         """Print the sentence for an event, unless it is a stop."""
         if not isinstance(event, events.StoppingEvent):
             super().tell(event)

@@ -13,7 +13,7 @@ from torchmuster.errors import UsageError
 from torchmuster.files import atomic
 from torchmuster.files.travel import content_hash, package_files, package_folder
 from torchmuster.gpucheck.device import GpuMachine
-from torchmuster.model.installed import look_for_torch
+from torchmuster.model.plan import look_for_torch
 
 PASSED, FAILED, IMPOSSIBLE = "passed", "failed", "not possible here"
 

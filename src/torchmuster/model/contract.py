@@ -7,6 +7,7 @@ Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, `_start_w
 """
 
 import json
+import os
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -210,3 +211,15 @@ def is_read_at_import(variable: str) -> bool:
     return variable.startswith(READ_AT_IMPORT_PREFIXES) and not variable.startswith(
         READ_LATER_PREFIXES
     )
+
+
+# The agent sends it to have a worker's stacks written into its stack file: one of the real-time signals, which
+# nobody sends by chance. Source: signal(7); glibc keeps 32 and 33 for itself.
+STACK_SIGNAL = 47
+# Where a worker keeps the files open: far from what a script opens, closes or takes for its own.
+STACK_FD = 700
+
+
+def stacks_path(folder: str, attempt: int | str, rank: int | str) -> str:
+    """Return the file into which a rank's stacks are written."""
+    return os.path.join(folder, f"stacks-{attempt}-{rank}")

@@ -8,18 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from torchmuster.model.contract import STACK_FD
+
 # The heartbeat of a rank: its progress, in a small file in its agent's folder.
 #
 # The training library overwrites the one record in place (`train/heartbeat.py`), the agent reads it every two seconds
 # (`node/progress.py`). So a step never waits for the agent, and the record is always the newest.
 
 
-# The agent sends it to have a worker's stacks written into its stack file: one of the real-time signals, which
-# nobody sends by chance. Source: signal(7); glibc keeps 32 and 33 for itself.
-STACK_SIGNAL = 47
-# Where a worker keeps the files open: far from what a script opens, closes or takes for its own.
-STACK_FD = 700
-HEARTBEAT_FD = 701
+HEARTBEAT_FD = STACK_FD + 1
 
 NUM_DURATIONS = 128  # of steps, the newest
 _MAX_STEP_S = 1e7
@@ -119,11 +116,6 @@ def _durations(page: bytes, steps_here: int) -> tuple[float, ...]:
 def heartbeat_path(folder: str, attempt: int | str, rank: int | str) -> str:
     """Return the path of a rank's heartbeat file in its agent's folder."""
     return os.path.join(folder, f"heartbeat-{attempt}-{rank}")
-
-
-def stacks_path(folder: str, attempt: int | str, rank: int | str) -> str:
-    """Return the file into which a rank's stacks are written."""
-    return os.path.join(folder, f"stacks-{attempt}-{rank}")
 
 
 def quantile(values: tuple[float, ...], share: float) -> float:

@@ -14,9 +14,8 @@ from dataclasses import field
 from typing import Any
 
 from torchmuster.model import codec, message
-from torchmuster.model.installed import EnvironmentNeeds
 from torchmuster.model.message import TypedMessage
-from torchmuster.model.plan import RunPlan
+from torchmuster.model.plan import EnvironmentNeeds, RunPlan
 
 PROTOCOL = 6
 LENGTH = struct.Struct(">I")

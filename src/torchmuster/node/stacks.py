@@ -1,6 +1,6 @@
 """Where the ranks of this node stand: their Python stacks, within a second, and what the kernel says of them.
 
-A worker has faulthandler write its stacks into a file when it gets `STACK_SIGNAL` (`spawner/stackfile.py`). That works
+A worker has faulthandler write its stacks into a file when it gets `STACK_SIGNAL` (`spawner/last_words.py`). That works
 while C code holds the interpreter's lock. The signal is sent only to a process that has that very file open and
 catches the signal: for all others it would be the end. A stopped process and one that sleeps uninterruptibly can't
 answer; there py-spy is asked, where it is installed, and the kernel.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torchmuster import proc
 from torchmuster.diagnose.facts import stacks as reading
 from torchmuster.errors import MusterError
-from torchmuster.model import progress as heartbeat
+from torchmuster.model import contract
 from torchmuster.model.progress import RankStack
 
 LIMIT_S = 1.0
@@ -61,7 +61,7 @@ def take_stacks(
         logs: Rank -> its log, where torch says which store it calls.
     """
     deadline = time.monotonic() + limit_s
-    paths = {rank: heartbeat.stacks_path(folder, attempt, rank) for rank, _ in workers}
+    paths = {rank: contract.stacks_path(folder, attempt, rank) for rank, _ in workers}
     texts = _ask([(pid, paths[rank]) for rank, pid in workers], deadline)
     spied = _spy_all([pid for _, pid in workers if not texts.get(pid)])
     found = [_stack(rank, pid, texts.get(pid, ""), spied) for rank, pid in workers]
@@ -140,7 +140,7 @@ def _ask(processes: Sequence[tuple[int, str]], deadline: float) -> dict[int, str
             os.truncate(path, 0)
         except OSError:
             continue
-        proc.kill_quietly(pid, heartbeat.STACK_SIGNAL)
+        proc.kill_quietly(pid, contract.STACK_SIGNAL)
         asked.append(_Asked(pid, path, 0, time.monotonic()))
     _wait_until_written(asked, deadline)
     return {one.pid: _read(one.path) for one in asked if one.began}
@@ -176,10 +176,10 @@ def _read(path: str) -> str:
 def _answers(pid: int, path: str) -> bool:
     """Say whether the process has the stack file open and catches the signal."""
     try:
-        same = os.path.samestat(os.stat(f"/proc/{pid}/fd/{heartbeat.STACK_FD}"), os.stat(path))
+        same = os.path.samestat(os.stat(f"/proc/{pid}/fd/{contract.STACK_FD}"), os.stat(path))
     except OSError:
         return False
-    return same and proc.catches_signal(pid, heartbeat.STACK_SIGNAL)
+    return same and proc.catches_signal(pid, contract.STACK_SIGNAL)
 
 
 # Others.

@@ -18,12 +18,12 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
-from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.net.address import new_secret, write_secret
 from torchmuster.owner.origin import note_origin, write_no_more
 from torchmuster.plainfile import open_own
 
 if TYPE_CHECKING:
+    from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.spec.sweep_plan import SweepPlan
 
 
@@ -137,7 +137,7 @@ def nearest_folder(path: str) -> str:
 # Take over what an earlier run of a workflow has finished.
 
 
-def link_reused(plan: WorkflowPlan, run_dir: RunDir) -> None:
+def link_reused(plan: "WorkflowPlan", run_dir: RunDir) -> None:
     """Let the tasks of reused groups have the outputs of the earlier run.
 
     Raises:

@@ -10,7 +10,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.verdict import WorkflowResult
 from torchmuster.owner.capacity import this_machine
-from torchmuster.owner.stops import EarlyStop, note_on_session
+from torchmuster.owner.session import EarlyStop, note_on_session
 from torchmuster.owner.views.workflow_view import read_workflow
 from torchmuster.owner.workflow import WorkflowOwner
 

@@ -3,9 +3,8 @@
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmuster.model.liveness.owner_policy import (
@@ -16,36 +15,7 @@ from torchmuster.model.liveness.owner_policy import (
 )
 from torchmuster.model.verdict import AT_ONCE, StopCause, cause_of_stop
 from torchmuster.net import messages
-
-# What a run in the foreground hangs on: said before it is lost with it.
-
-
-_OWN_SESSION = ("TMUX", "STY")  # tmux and screen outlive the connection
-
-
-def hangup_ignored() -> bool:
-    """Say whether whoever started us wants us to outlive the terminal, as `nohup` does."""
-    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
-def note_on_session(*, may_detach: bool = True) -> str | None:
-    """Return what to say of this process, before it follows a run in the foreground.
-
-    Args:
-        may_detach: Whether `--detach` is there for this kind of run.
-    """
-    note = _note(os.environ, on_terminal=sys.stderr.isatty(), outlives=hangup_ignored())
-    return note if may_detach or note is None else note.replace("--detach, tmux", "tmux")
-
-
-def _note(environment: Mapping[str, str], *, on_terminal: bool, outlives: bool) -> str | None:
-    """Return the sentence for a run that ends with the ssh session it was started in; None for others."""
-    in_ssh = any(environment.get(name) for name in ("SSH_CONNECTION", "SSH_TTY"))
-    outlives = outlives or any(environment.get(name) for name in _OWN_SESSION)
-    if not in_ssh or not on_terminal or outlives:
-        return None
-    return "this run ends with your ssh session: --detach, tmux or screen keep it"
-
+from torchmuster.owner.session import EarlyStop, hangup_ignored
 
 LAST_STOP = "the time of the job is over"
 _LOOK_EVERY_S = 1.0
@@ -94,23 +64,6 @@ class Deadline:
     def is_over(self) -> bool:
         """Return whether a signal that comes now comes because of the time."""
         return self.limit.is_over(time.time())
-
-
-class EarlyStop:
-    """A signal that asks to stop before the owner's loop listens: workers that have just begun get their grace too.
-
-    Attributes:
-        signum: The first that came; 0 for none.
-    """
-
-    def __init__(self) -> None:
-        self.signum = 0
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, self._take)
-
-    def _take(self, signum: int, _: object) -> None:
-        self.signum = self.signum or signum
 
 
 @dataclass(slots=True)

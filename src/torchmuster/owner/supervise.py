@@ -15,7 +15,6 @@ from functools import partial
 from torchmuster import proc
 from torchmuster.errors import HeadLostError, MusterError
 from torchmuster.files.layout import last_lines
-from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
 from torchmuster.model.contract import MACHINE_VARIABLE, describe_exit
 from torchmuster.model.display.text import name_on, report_of_error
@@ -45,7 +44,8 @@ from torchmuster.net import messages
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.parts import Engine, RecordWriter, RunDisplay, StandardInput
-from torchmuster.owner.stops import LAST_STOP, Deadline, EarlyStop, Stops
+from torchmuster.owner.session import EarlyStop, own_terminal
+from torchmuster.owner.stops import LAST_STOP, Deadline, Stops
 from torchmuster.owner.views.record import next_attempt, read_result, told_seconds
 from torchmuster.proc import describe_end
 

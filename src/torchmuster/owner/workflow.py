@@ -40,7 +40,8 @@ from torchmuster.owner.capacity import Capacity, Machine
 from torchmuster.owner.create import link_reused
 from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.parts import RecordWriter
-from torchmuster.owner.stops import EarlyStop, Stops
+from torchmuster.owner.session import EarlyStop
+from torchmuster.owner.stops import Stops
 from torchmuster.owner.views.record import next_task_attempts, read_outcome
 
 if TYPE_CHECKING:

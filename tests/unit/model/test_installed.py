@@ -2,7 +2,7 @@
 
 import sys
 
-from torchmuster.model.installed import look_for_torch
+from torchmuster.model.plan import look_for_torch
 
 VERSION = """from typing import Optional
 __version__ = '2.13.0+cu126'

@@ -12,7 +12,7 @@ import pytest
 from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.diagnose.facts.stacks import Doing, judge
-from torchmuster.model import progress as heartbeat
+from torchmuster.model import contract
 from torchmuster.node import stacks
 
 SCRIPT = """
@@ -105,7 +105,7 @@ def test_a_stopped_process_is_said_to_be_stopped_and_is_not_woken(worker, tmp_pa
 )
 def test_a_process_that_does_not_listen_is_never_sent_the_signal(worker, tmp_path, body):
     one = worker(body=body)
-    path = heartbeat.stacks_path(str(tmp_path), 0, 0)
+    path = contract.stacks_path(str(tmp_path), 0, 0)
     wait_until(lambda: not stacks._answers(one[1], path))
     (found,) = take(tmp_path, one)
     assert found.text == ""

@@ -107,8 +107,8 @@ class Held(Place):
         from torchmuster.cli.ending import go_to_the_background
         from torchmuster.cli.runs.session_places import say_when_it_ends
         from torchmuster.engines.session import SessionEngine
-        from torchmuster.files.terminal import own_terminal
         from torchmuster.owner.detach import detach_supervisor
+        from torchmuster.owner.session import own_terminal
 
         if self.is_here:
             say_when_it_ends(self._held.run_dir, self.session)
@@ -171,7 +171,7 @@ class Held(Place):
 
 def _own(engine: Any, voice: "TerminalVoice") -> "Result":
     from torchmuster.owner.create import note_failed_start
-    from torchmuster.owner.stops import EarlyStop
+    from torchmuster.owner.session import EarlyStop
 
     engine.say, early = voice.explain, EarlyStop()
     with note_failed_start(engine.run_dir):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.node.door.messages import SessionSetup
     from torchmuster.owner.capacity import Machine
-    from torchmuster.owner.stops import EarlyStop
+    from torchmuster.owner.session import EarlyStop
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
 
@@ -98,10 +98,9 @@ class Here(ThisMachine):
     def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow | None":
         from torchmuster.cli.ending import go_to_the_background
         from torchmuster.engines.local import LocalEngine
-        from torchmuster.files.terminal import own_terminal
         from torchmuster.owner.create import room_warnings
         from torchmuster.owner.detach import detach_supervisor
-        from torchmuster.owner.stops import EarlyStop
+        from torchmuster.owner.session import EarlyStop, own_terminal
 
         warn(room_warnings(run_dir.path))
         if detach:
@@ -155,7 +154,7 @@ def show_workers(plan: "RunPlan") -> None:
 
 def own(engine: Any, early: "EarlyStop", voice: "TerminalVoice") -> "Result":
     """Say what runs where, and own it to its end."""
-    from torchmuster.owner.stops import note_on_session
+    from torchmuster.owner.session import note_on_session
     from torchmuster.owner.supervise import own_run  # while the agents start
     from torchmuster.owner.views.account import near
 

@@ -199,7 +199,7 @@ def own_on_hosts(
     """Start a run on hosts of ssh and follow it to its end."""
     from torchmuster.engines.ssh import SshEngine
     from torchmuster.owner.create import note_failed_start
-    from torchmuster.owner.stops import EarlyStop, note_on_session
+    from torchmuster.owner.session import EarlyStop, note_on_session
     from torchmuster.owner.supervise import own_run
 
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)

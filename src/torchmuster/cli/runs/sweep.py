@@ -210,7 +210,7 @@ def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
 
 
 def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> "Result":
-    from torchmuster.owner.stops import note_on_session
+    from torchmuster.owner.session import note_on_session
     from torchmuster.owner.sweep.owner import follow_sweep
 
     slots = f"{plan.slots} slot{'s' if plan.slots != 1 else ''}"

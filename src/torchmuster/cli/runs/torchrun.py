@@ -211,11 +211,11 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     """
     from torchmuster.engines.schedulers import own_jobs
     from torchmuster.files.layout import RunDir, runs_dir
-    from torchmuster.files.terminal import own_terminal
     from torchmuster.head.options import TrainingHeadOptions
     from torchmuster.model.contract import SIGNALS_VARIABLE
     from torchmuster.node.options import AgentOptions, HeadPlace
     from torchmuster.owner.create import new_run_id
+    from torchmuster.owner.session import own_terminal
     from torchmuster.programs.launch import AgentLaunch, job_environment
     from torchmuster.spec.rendezvous import NO_ID
 

@@ -604,7 +604,7 @@ def ask_beside(argv: Sequence[str], limit_s: float) -> proc.Answered:
 
 def own_torch() -> TorchFacts:
     """Return the versions that this interpreter would import."""
-    from torchmuster.model.installed import look_for_torch
+    from torchmuster.model.plan import look_for_torch
 
     return torch_facts(look_for_torch())
 

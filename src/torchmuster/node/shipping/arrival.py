@@ -17,7 +17,7 @@ from typing import BinaryIO, Protocol
 
 from torchmuster.errors import MusterError
 from torchmuster.files.parcel import LISTED, Piece, read_list
-from torchmuster.model.installed import EnvironmentNeeds
+from torchmuster.model.plan import EnvironmentNeeds
 from torchmuster.net import handshake
 from torchmuster.net.address import is_own_address
 from torchmuster.net.handshake import HandshakeError

@@ -19,7 +19,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files.parcel import ParcelError, Unpacker
 from torchmuster.files.relocation import relocate
 from torchmuster.model.display.text import show_size
-from torchmuster.model.installed import EnvironmentNeeds
+from torchmuster.model.plan import EnvironmentNeeds
 from torchmuster.node.leftovers import make_scratch, parent_folder, remove_scratch
 
 VARIABLE = "MUSTER_ENVIRONMENT"

@@ -24,7 +24,6 @@ from typing import Any
 
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
-from torchmuster.model import progress as heartbeat
 from torchmuster.model.failure import RanCode, RanFile
 from torchmuster.net import ipc
 from torchmuster.net.ipc import DebuggerHeld, WorkerEndedWell, WorkerFailed
@@ -348,7 +347,7 @@ def write_stacks_on_signal(socket_path: str) -> None:
     rank, attempt = os.environ.get("RANK"), os.environ.get(contract.ATTEMPT_VARIABLE)
     if not socket_path or rank is None or attempt is None:
         return
-    path = heartbeat.stacks_path(os.path.dirname(socket_path), attempt, rank)
+    path = contract.stacks_path(os.path.dirname(socket_path), attempt, rank)
     with contextlib.suppress(Exception):
         _register(path)
 
@@ -360,13 +359,13 @@ def _register(path: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     low = os.open(path, flags, 0o600)
     try:
-        fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, heartbeat.STACK_FD)
+        fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, contract.STACK_FD)
     finally:
         os.close(low)
-    if fd != heartbeat.STACK_FD:  # the agent looks there and nowhere else
+    if fd != contract.STACK_FD:  # the agent looks there and nowhere else
         os.close(fd)
         return
-    faulthandler.register(heartbeat.STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+    faulthandler.register(contract.STACK_SIGNAL, file=fd, all_threads=True, chain=False)
     if absent:  # the script imports it when it wants it
         _kept.append(sys.modules.pop("faulthandler"))
 

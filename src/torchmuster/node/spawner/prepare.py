@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.model.installed import look_for_torch
+from torchmuster.model.plan import look_for_torch
 from torchmuster.node.spawner import import_watch, last_words, mainmodule, messages, source
 
 if TYPE_CHECKING:

@@ -66,7 +66,8 @@ from torchmuster.owner.firstpod.doors import Doors
 from torchmuster.owner.firstpod.neighbours import RecordNeighbours
 from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
 from torchmuster.owner.resubmit import restarts_spent
-from torchmuster.owner.stops import Deadline, EarlyStop
+from torchmuster.owner.session import EarlyStop
+from torchmuster.owner.stops import Deadline
 from torchmuster.owner.supervise import Supervisor
 from torchmuster.owner.views.account import find_saved
 from torchmuster.owner.views.record import (

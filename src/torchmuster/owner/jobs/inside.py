@@ -20,7 +20,8 @@ from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.jobs.links import is_cancelled
 from torchmuster.owner.parts import RunDisplay
 from torchmuster.owner.resubmit import Ask, ask_beside, ask_quickly, find_end, restarts_spent
-from torchmuster.owner.stops import Deadline, EarlyStop
+from torchmuster.owner.session import EarlyStop
+from torchmuster.owner.stops import Deadline
 from torchmuster.owner.supervise import own_run
 from torchmuster.owner.views.record import next_attempt
 

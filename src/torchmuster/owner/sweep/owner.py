@@ -41,7 +41,8 @@ from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.keeper import SpawnerKeeper
 from torchmuster.node.workers import NodeAttempt, WorkerSettings
 from torchmuster.owner.parts import RecordWriter
-from torchmuster.owner.stops import EarlyStop, Stops
+from torchmuster.owner.session import EarlyStop
+from torchmuster.owner.stops import Stops
 from torchmuster.owner.sweep.members import (
     MemberRecords,
     member_dir,

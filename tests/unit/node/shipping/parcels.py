@@ -4,7 +4,7 @@ import contextlib
 import os
 
 from torchmuster.files.parcel import FILE, PIECE_BYTES, ParcelFile, ParcelWriter
-from torchmuster.model.installed import EnvironmentNeeds
+from torchmuster.model.plan import EnvironmentNeeds
 
 NOTES = {"links": {}, "texts": [], "binaries": {}, "moves": {"/old": "env"}}
 
