@@ -71,6 +71,19 @@ def test_the_agent_starts_its_spawner_before_it_imports_asyncio():
     assert "asyncio" not in imported_by("torchmuster.programs.main")
 
 
+@pytest.mark.parametrize("name", ["torchmuster.programs.main", "torchmuster.node.spawner.serve"])
+def test_what_is_not_needed_before_torch_is_imported_after_it_has_begun(name):
+    later = {
+        *(
+            "torchmuster.model.record.events",
+            "torchmuster.model.verdict",
+            "torchmuster.net.messages",
+        ),
+        *("torchmuster.model.progress", "torchmuster.model.workflow", "torchmuster.model.network"),
+    }
+    assert later & set(imported_by(name)) == set()
+
+
 def test_the_library_needs_no_more_of_torch_and_reads_no_variable_before_it_is_called(tmp_path):
     pytest.importorskip("torch")
     done = subprocess.run(
