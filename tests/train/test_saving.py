@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from kit.training import view_training
 from torchmuster.errors import UsageError
-from torchmuster.owner.views.training import view_training
 from torchmuster.train.batches.workers import STOP_SIGNALS
 from torchmuster.train.snapshot import folder as fileops
 from torchmuster.train.snapshot.state import SnapshotError

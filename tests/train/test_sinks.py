@@ -11,8 +11,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import torchmuster.train as tm
+from kit.training import view_training
 from torchmuster.errors import UsageError
-from torchmuster.owner.views.training import view_training
 from torchmuster.train.sinks import MetricsRecord, StepsDone
 
 

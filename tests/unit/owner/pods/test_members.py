@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.records import start
+from kit.training import view_training
 from torchmuster.errors import UsageError
 from torchmuster.files import atomic
 from torchmuster.model import codec
@@ -36,7 +37,6 @@ from torchmuster.owner.sweep.members import member_dir
 from torchmuster.owner.views import array_view
 from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.record import read_lines, read_result
-from torchmuster.owner.views.training import view_training
 from torchmuster.spec.sweep_plan import SweepPlan
 from unit.engines.kubernetes.site_jobs import DEFAULT
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import torchmuster
+from kit.training import view_training
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.record.training import MOST_EPOCHS, TrainingState, fold_training
 from torchmuster.owner.views.live_training import TrainingTail
 from torchmuster.owner.views.record import read_lines
-from torchmuster.owner.views.training import TrainingReader, bad_loss_of, view_training
+from torchmuster.owner.views.training import TrainingReader, bad_loss_of
 from torchmuster.report.training import told_training
 
 TIME = "2027-01-15T08:00:10.000+00:00"

@@ -2,13 +2,8 @@
 
 import pytest
 
+from kit.training import view_training
 from torchmuster.model.record.training import fold_training
-from torchmuster.owner.views.training import seen_in
-
-
-def view_training(events):
-    return seen_in(fold_training(events))
-
 
 LEDGER = {"samples": 101, "lost": 0, "twice": 0, "whole": True}
 

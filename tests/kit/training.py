@@ -1,0 +1,9 @@
+"""Where a training stands by events of its record, as the views say it."""
+
+from torchmuster.model.record.training import fold_training
+from torchmuster.owner.views.training import seen_in
+
+
+def view_training(events):
+    """Return what these events say; None when there is nothing in them."""
+    return seen_in(fold_training(events))
