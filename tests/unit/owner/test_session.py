@@ -2,14 +2,14 @@
 
 import pytest
 
-from torchmuster.owner import stops
+from torchmuster.owner import session
 
 SSH = {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}
 
 
 @pytest.mark.parametrize("environment", [SSH, {"SSH_TTY": "/dev/pts/3"}])
 def test_a_run_in_an_ssh_session_says_that_it_ends_with_it(environment):
-    note = stops._note(environment, on_terminal=True, outlives=False)
+    note = session._note(environment, on_terminal=True, outlives=False)
     assert note == "this run ends with your ssh session: --detach, tmux or screen keep it"
 
 
@@ -24,4 +24,4 @@ def test_a_run_in_an_ssh_session_says_that_it_ends_with_it(environment):
     ],
 )
 def test_a_run_that_outlives_the_connection_says_nothing(environment, on_terminal, outlives):
-    assert stops._note(environment, on_terminal=on_terminal, outlives=outlives) is None
+    assert session._note(environment, on_terminal=on_terminal, outlives=outlives) is None
