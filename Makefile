@@ -67,7 +67,7 @@ matrix: $(STAMP) system-packages ## twelve faults on every engine, for docs/matr
 	@$(BIN)/python tests/matrix
 
 lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and networks in namespaces (root on Debian)
-	@MUSTER_LAB=1 $(BIN)/python -m pytest --timeout 900 tests/unit/diagnose tests/unit/cli tests/cluster tests/ssh tests/lab tests/faults tests/workflows tests/gpucheck tests/benchmarks tests/places tests/sweeps tests/pairs tests/train
+	@MUSTER_LAB=1 $(BIN)/python -m pytest --timeout 900 tests/unit/diagnose tests/unit/cli tests/cluster tests/ssh tests/lab tests/faults tests/workflows tests/gpucheck tests/benchmarks tests/places tests/sweeps tests/pairs tests/train tests/sessions
 
 # KUBE_BIN=FOLDER make matrix   has the column of Kubernetes, too.
 lab-kubernetes: $(STAMP) ## runs on a real Kubernetes of the programs in KUBE_BIN (root; docs/kubernetes.md)

@@ -146,6 +146,7 @@ def test_two_scripts_and_an_edit_run_on_the_nodes_of_a_job(held, slurm_lab):
     assert held.shell.poll() is None  # the job is the user's
 
 
+@pytest.mark.lab
 def test_a_run_is_cancelled_and_a_killed_client_leaves_the_session(held, slurm_lab):
     assert held.muster("session", "start").returncode == 0
     client = held.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")

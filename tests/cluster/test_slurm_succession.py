@@ -221,6 +221,7 @@ def test_the_last_node_goes_on_when_the_next_head_is_killed_on_a_machine_that_li
     slurm_lab.wait_for_job(job_of(login), "CANCELLED", limit_s=30.0)
 
 
+@pytest.mark.lab
 def test_without_a_restart_left_the_next_head_says_so(login, slurm_lab):
     (login.folder / "train.py").write_text(WAIT)
     begin(login, "--nodes", "1:3", "--max-restarts", "0", "train.py")

@@ -59,6 +59,7 @@ def test_a_sweep_is_one_job_array_and_failed_members_run_again(login):
     assert login("wait", "s").returncode == 0
 
 
+@pytest.mark.lab
 def test_members_that_are_requeued_or_cancelled(login, slurm_lab):
     done = login(*ON, "--detach", "train.py", "--grid", "x=2,3,4", "--", "wait")
     assert done.stdout == "s\n"

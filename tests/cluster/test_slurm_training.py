@@ -48,6 +48,7 @@ def test_bare_srun_with_one_task_a_worker_trains(slurm_lab, expected):
     assert weights(said.stdout) == expected, said.stdout + said.stderr
 
 
+@pytest.mark.lab
 def test_a_job_script_that_names_the_head_and_a_port_trains(slurm_lab, expected):
     job = slurm_lab.submit(BARE.format(script=TOY), "--nodes=2", "--ntasks-per-node=2")
     slurm_lab.wait_for_job(job, "COMPLETED", "FAILED", limit_s=LIMIT_S)

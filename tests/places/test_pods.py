@@ -168,6 +168,7 @@ def test_the_owner_of_a_run_alone_may_open_as_much_as_many_pods_take(world):
     assert set(others) == {"1024"}
 
 
+@pytest.mark.lab
 def test_a_spare_pod_takes_the_place_of_a_lost_one(world):
     pods = world(num_pods=3)
     pods.know(p0=1, p1=2, p2=3)
@@ -278,6 +279,7 @@ def test_agents_are_forks_of_what_has_imported_torch_since_the_pods_start(world)
     assert pods.wait(0) == 0
 
 
+@pytest.mark.lab
 def test_a_pod_whose_import_was_killed_starts_its_agent_as_ever(world):
     pods = world()
     pods.know(p0=1)
@@ -292,6 +294,7 @@ def test_a_pod_whose_import_was_killed_starts_its_agent_as_ever(world):
     assert pods.wait(0) == 0
 
 
+@pytest.mark.lab
 def test_a_first_pod_that_waits_for_others_ends_when_it_is_told(world):
     pods = world()
     pods.know(p0=1, p1=None)

@@ -275,6 +275,7 @@ def test_a_run_whose_files_nobody_could_take_is_refused_or_runs_by_an_option_tha
     assert lab.jobs() == ["r"]
 
 
+@pytest.mark.lab
 def test_a_secret_that_somebody_deletes_is_made_again(lab):
     lab.hold()
     client = lab.follow()
@@ -349,6 +350,7 @@ def test_files_of_other_pods_come_also_after_the_first_one_was_made_again(lab):
     assert (lab.model.parents[1] / "r-1" / "model.txt").read_text() == "weights"
 
 
+@pytest.mark.lab
 def test_another_machine_knows_when_a_workflow_was_submitted_and_how_it_was_cancelled(lab):
     (lab.code / "held.yaml").write_text(HELD.format(folder=lab.folder))
     lab.hold()

@@ -50,6 +50,7 @@ def code_of(run):
     return next(end["code"] for end in ends if end["rank"] == 0)
 
 
+@pytest.mark.lab
 def test_two_hundred_edits_within_the_same_second_and_size_each_run(place):
     place.start()
     for edit in range(int(os.environ.get("MUSTER_CHAOS", "0")) * 2 or 20):

@@ -146,6 +146,7 @@ def test_files_that_went_with_a_pod_are_named_and_the_job_stays(lab):
     wait_until(lambda: not lab.jobs(), "the end of the pods")
 
 
+@pytest.mark.lab
 def test_a_cancel_ends_what_runs_and_what_waits_and_a_restart_goes_on(lab):
     lab.touch("hold-1", "hold-2")
     assert lab.sweep("--detach", members=4).stdout == "s\n"

@@ -310,7 +310,9 @@ def is_waiting(pid):
     [
         (("--per-gpu", "2"), ["0", "1", "0", "1"]),
         (("--slots", "3"), ["0", "1", "0"]),
-        (("--per-gpu", "2", "--nproc-per-node", "2"), ["0,1", "0,1"]),
+        pytest.param(
+            ("--per-gpu", "2", "--nproc-per-node", "2"), ["0,1", "0,1"], marks=pytest.mark.lab
+        ),
     ],
 )
 def test_members_see_the_gpus_of_their_slot(tmp_path, words, of_slot):

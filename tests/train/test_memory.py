@@ -23,7 +23,11 @@ from torchmuster import proc
 
 # `make chaos` runs 100 seeds. In 17 the second node is lost before the next snapshot in memory behind the first loss.
 MANY = os.environ.get("MUSTER_TRAIN_SEEDS")
-SEEDS = range(int(MANY)) if MANY is not None else (0, pytest.param(1, marks=pytest.mark.lab), 17)
+SEEDS = (
+    range(int(MANY))
+    if MANY is not None
+    else (0, *(pytest.param(seed, marks=pytest.mark.lab) for seed in (1, 17)))
+)
 FEW = range(int(MANY)) if MANY is not None else (0, pytest.param(1, marks=pytest.mark.lab))
 NUM_STEPS = 24
 APART = ["--apart", "--norm", "--every", 1000]
@@ -96,6 +100,7 @@ def test_a_spare_node_that_holds_the_snapshots_goes_on_behind_the_loss_of_the_he
     assert weights(tmp_path, 0) == weights(quiet(2, 1), 0)
 
 
+@pytest.mark.lab
 def test_a_script_that_changes_parameters_itself_has_its_snapshots_too(tmp_path):
     folders = quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     for folder in folders:

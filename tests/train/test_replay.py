@@ -91,6 +91,7 @@ def test_a_step_that_failed_is_made_again_bit_for_bit(seed, tmp_path):
         assert noted is (on_nan != "ignore"), said.stderr
 
 
+@pytest.mark.lab
 def test_a_step_behind_a_change_of_the_world_is_made_by_the_world_that_made_it(tmp_path):
     """Its snapshot is that of two ranks: three have seeded their generators anew, and do so again."""
     shared = ["--snapshots", tmp_path / "shared", "--keep", 9]
@@ -161,6 +162,7 @@ def test_who_leaves_the_debugger_ends_the_replay(tmp_path):
     assert "the debugger was left, so the replay ends here" in screen.text
 
 
+@pytest.mark.lab
 def test_the_debugger_stops_in_a_backward_pass_that_makes_nan(tmp_path):
     words = ("--step", 4, "--place", "backward", "--on-nan", "ignore", "--keep", 9)
     muster(tmp_path, 2, SCRIPT, *words)

@@ -54,7 +54,7 @@ def hsdp(tmp_path_factory):
     return stop_four_ranks(tmp_path_factory, REPLICATED)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.lab)])
 def test_evaluations_change_neither_what_is_saved_nor_what_is_resumed(
     tmp_path, num_workers, undisturbed
 ):

@@ -44,7 +44,11 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "model", ["plain", "two", "attention", "amp", "accumulate", "numbers", "inplace", "sliced"]
+    "model",
+    [
+        *("plain", "two", "amp", "accumulate", "inplace", "sliced"),
+        *(pytest.param(model, marks=pytest.mark.lab) for model in ("attention", "numbers")),
+    ],
 )
 def test_steps_made_again_on_other_ranks_are_the_same(tmp_path, model, undisturbed):
     ended, events, training = train(tmp_path, model)
@@ -55,7 +59,9 @@ def test_steps_made_again_on_other_ranks_are_the_same(tmp_path, model, undisturb
         assert weights(tmp_path) == undisturbed, "it changes nothing"
 
 
-@pytest.mark.parametrize("kind", ["forward", "backward", "weights"])
+@pytest.mark.parametrize(
+    "kind", ["forward", "backward", pytest.param("weights", marks=pytest.mark.lab)]
+)
 @pytest.mark.parametrize("every", [1, pytest.param(3, marks=pytest.mark.lab)])
 def test_the_node_of_a_rank_that_is_wrong_is_left_out_and_nothing_is_lost(
     tmp_path, kind, every, undisturbed
