@@ -280,7 +280,7 @@ def test_what_a_run_prints_is_shown_where_the_controller_is_silent(cluster, tmp_
     seen = (tmp_path / "shown").read_text
     wait_until(lambda: "line 0" in seen(), "the first line")
     (tmp_path / "queue" / "hangs").touch()
-    wait_until(lambda: "slurm does not answer" in seen(), "a word on it", 45.0)
+    wait_until(lambda: "no word from slurm for 5 s" in seen(), "a word on it", 45.0)
 
     began = time.monotonic()
     (tmp_path / "go").touch()
