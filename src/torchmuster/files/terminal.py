@@ -1,7 +1,7 @@
 """A thread that writes to the terminal, so that a slow one never blocks an event loop.
 
 Its queue is bounded: if the terminal is too slow, lines are dropped and their number is printed.
-A file or a pipe gets every line: what its reader has not taken yet waits on the disk (`files.backlog`).
+A file or a pipe gets every line: what its reader has not taken yet waits on the disk (`files.disk`).
 """
 
 import os

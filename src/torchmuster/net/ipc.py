@@ -1,7 +1,7 @@
 """Calls between the processes of one user on one machine, over a Unix socket.
 
 The kernel says which process called (`SO_PEERCRED`) before anything is read. A frame is four bytes of length and one
-message of `net/ipc_messages.py`; frames are bounded, and every wait has a limit. One call a connection: a question, then
+of the messages below; frames are bounded, and every wait has a limit. One call a connection: a question, then
 answers until one side closes.
 """
 

@@ -6,7 +6,7 @@ other address. A caller that has sent bytes gets one of `MAX_STRANGERS` slots fo
 fewest callers first. When all slots are taken, the oldest caller of the address with the most is closed once it has had a
 fair time; until then new callers wait, finally in the kernel's queue. So a crowd of honest agents is served in order, and
 a flood of garbage can't block them. Connections that use torch's store protocol are forwarded if that is enabled
-(`net/store_relay.py`).
+(`StoreRelay`).
 """
 
 import asyncio
