@@ -209,9 +209,9 @@ def test_all_ends_come_in_random_lives():
 def test_what_was_taken_away_goes_on_elsewhere_and_what_a_user_ended_does_not(
     is_asked, is_whole, is_cancelled
 ):
-    policy = OwnerPolicy("job", Lives(0))
+    requests = StopRequests()
     if is_asked:
-        policy.stops.ask(signal.SIGTERM, 1.0)
-    follows = policy.after_end(is_whole=is_whole, is_cancelled=is_cancelled)
+        requests.ask(signal.SIGTERM, 1.0)
+    follows = requests.after_end(is_whole=is_whole, is_cancelled=is_cancelled)
     elsewhere = is_asked and not is_whole and not is_cancelled
     assert follows is (WhatFollows.ELSEWHERE if elsewhere else WhatFollows.OVER)

@@ -166,6 +166,17 @@ class StopRequests:
         self._counted_at = now
         return True
 
+    def after_end(self, *, is_whole: bool, is_cancelled: bool) -> WhatFollows:
+        """Take that it ended where the owner's place may be taken away, and another one follows: in a pod.
+
+        Args:
+            is_whole: It needs nothing more, whoever has asked to stop.
+            is_cancelled: A user has asked to stop, not who takes the place away.
+        """
+        if self.count and not is_whole and not is_cancelled:
+            return WhatFollows.ELSEWHERE
+        return WhatFollows.OVER
+
 
 @dataclass(slots=True)
 class JobTime:
@@ -375,14 +386,3 @@ class OwnerPolicy:
             return WhatFollows.ELSEWHERE
         is_stopped = self.stops.count > 0
         return self.lives.after_loss(has_result=has_result, is_stopped=is_stopped, is_free=is_free)
-
-    def after_end(self, *, is_whole: bool, is_cancelled: bool) -> WhatFollows:
-        """Take that it ended where the owner's place may be taken away, and another one follows: in a pod.
-
-        Args:
-            is_whole: It needs nothing more, whoever has asked to stop.
-            is_cancelled: A user has asked to stop, not who takes the place away.
-        """
-        if self.stops.count and not is_whole and not is_cancelled:
-            return WhatFollows.ELSEWHERE
-        return WhatFollows.OVER

@@ -318,9 +318,10 @@ class OwnerInPod(ABC, Generic[Ended]):
             if not self.requests.count:  # by another signal than that which takes pods away
                 self._note_stop(signal.SIGINT)
             ended = self.stopped()
-        policy = OwnerPolicy(self.order.job, Lives(0), self.requests)
-        is_whole, is_cancelled = self.is_whole(ended), self.is_cancelled
-        if policy.after_end(is_whole=is_whole, is_cancelled=is_cancelled) is WhatFollows.ELSEWHERE:
+        follows = self.requests.after_end(
+            is_whole=self.is_whole(ended), is_cancelled=self.is_cancelled
+        )
+        if follows is WhatFollows.ELSEWHERE:
             self.set_aside()
             return AGAIN_CODE
         return self.end(ended)
