@@ -33,18 +33,18 @@ from meeting.agents import MOST_HANDSHAKES, LightAgent  # noqa: E402
 from meeting.head import SECRET, make_plan, raise_descriptor_limit  # noqa: E402
 from running.results import FOLDER, headline, machine_facts, save  # noqa: E402
 from running.stage import Stage, stage  # noqa: E402
-from torchmuster import proc  # noqa: E402
-from torchmuster.files import atomic  # noqa: E402
-from torchmuster.files.disk import DiskWriter  # noqa: E402
-from torchmuster.files.layout import RunDir, runs_dir  # noqa: E402
-from torchmuster.head.options import TrainingHeadOptions  # noqa: E402
-from torchmuster.head.training_head import Board, TrainingHead  # noqa: E402
-from torchmuster.model import codec  # noqa: E402
-from torchmuster.model.progress import RankPhase, RankProgress  # noqa: E402
-from torchmuster.net import listener, messages  # noqa: E402
-from torchmuster.node.leftovers import make_socket_folder  # noqa: E402
-from torchmuster.node.progress import NodeProgress  # noqa: E402
-from torchmuster.programs.head_host import StorePorts  # noqa: E402
+from torchmuster.core import proc  # noqa: E402
+from torchmuster.core.files import atomic  # noqa: E402
+from torchmuster.core.files.disk import DiskWriter  # noqa: E402
+from torchmuster.core.files.layout import RunDir, runs_dir  # noqa: E402
+from torchmuster.core.head.options import TrainingHeadOptions  # noqa: E402
+from torchmuster.core.head.training_head import Board, TrainingHead  # noqa: E402
+from torchmuster.core.model import codec  # noqa: E402
+from torchmuster.core.model.progress import RankPhase, RankProgress  # noqa: E402
+from torchmuster.core.net import listener, messages  # noqa: E402
+from torchmuster.core.node.leftovers import make_socket_folder  # noqa: E402
+from torchmuster.core.node.progress import NodeProgress  # noqa: E402
+from torchmuster.core.programs.head_host import StorePorts  # noqa: E402
 
 WORKERS = 8
 RUN_ID = "20270115-080000-train-3f2a"

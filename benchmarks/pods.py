@@ -26,9 +26,9 @@ from cluster.netns import Nodes  # type: ignore[import-not-found]  # isort: skip
 from kit.namespaces import why_no_networks  # type: ignore[import-not-found]  # isort: skip
 from kit.waiting import wait_until  # type: ignore[import-not-found]  # isort: skip
 from places.pods import PORT, PodWorld  # type: ignore[import-not-found]  # isort: skip
-from torchmuster.proc import descendants  # isort: skip
-from torchmuster.spec.launch import RunRequest, plan_run  # isort: skip
-from torchmuster.spec.problems import Problems  # isort: skip
+from torchmuster.core.proc import descendants  # isort: skip
+from torchmuster.core.spec.launch import RunRequest, plan_run  # isort: skip
+from torchmuster.core.spec.problems import Problems  # isort: skip
 
 PODS = 2
 LIMIT_S = 90.0
@@ -50,11 +50,11 @@ while os.path.exists(f"{FOLDER}/hold"):
 """
 FOLLOW = """\
 import asyncio, sys
-from torchmuster.files.layout import RunDir
-from torchmuster.files.terminal import TerminalVoice
-from torchmuster.owner.jobs.batch import JobFollower
-from torchmuster.owner.jobs.jobs import read_job
-from torchmuster.owner.views.record import read_plan
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.files.terminal import TerminalVoice
+from torchmuster.launcher.jobs.batch import JobFollower
+from torchmuster.launcher.jobs.jobs import read_job
+from torchmuster.core.owner.record import read_plan
 run_dir, voice = RunDir(sys.argv[1]), TerminalVoice()
 voice.start()
 follower = JobFollower(read_plan(run_dir), run_dir, *read_job(run_dir), voice)

@@ -36,7 +36,7 @@ from meeting.agents import killable_agents, light_agents, real_agent  # noqa: E4
 from meeting.head import coordinate, raise_descriptor_limit  # noqa: E402
 from running.results import FOLDER, headline, machine_facts, save  # noqa: E402
 from running.stage import Stage, stage  # noqa: E402
-from torchmuster.net.address import bind  # noqa: E402
+from torchmuster.core.net.address import bind  # noqa: E402
 
 LIGHT_PROCESSES = 2
 ONE_LIMIT_S = 120.0  # of one rendezvous

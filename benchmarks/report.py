@@ -19,12 +19,12 @@ from typing import Any
 
 from launching.report import aligned
 from running.results import headline, machine_facts, save
-from torchmuster.files.layout import RunDir
+from torchmuster.core.files.layout import RunDir
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
 
 BEGAN, STEP_S, PER_NODE = 1_800_000_000.0, 0.9, 8
-DOUBLE_EVERY_BYTES = 4 << 20  # as head/training_head.py
+DOUBLE_EVERY_BYTES = 4 << 20  # as core/head/training_head.py
 METRICS = ("loss", "accuracy", "perplexity", "grad_norm", "lr", "perf/step_seconds")
 COLUMNS = (
     "data_s",

@@ -22,13 +22,13 @@ from typing import Any
 from launching.report import aligned
 from running.results import headline, machine_facts, save
 from running.stage import Stage, stage
-from torchmuster.files.layout import RunDir
-from torchmuster.head.attempt import EndsTold
-from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.message import event_line
-from torchmuster.model.record import events
-from torchmuster.model.record.events import RecordEvent, fields_of
-from torchmuster.model.states import RunState
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.head.attempt import EndsTold
+from torchmuster.core.model import events
+from torchmuster.core.model.events import RecordEvent, fields_of
+from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.message import event_line
+from torchmuster.core.model.states import RunState
 
 from kit.records import make_run, result  # type: ignore[import-not-found]  # isort: skip
 

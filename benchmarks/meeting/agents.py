@@ -11,16 +11,16 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from meeting.head import JOIN_TIMEOUT_S, SECRET, make_plan, raise_descriptor_limit
-from torchmuster.files.disk import DiskWriter
-from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.net import messages
-from torchmuster.net.channel import Channel
-from torchmuster.node.agent import Agent
-from torchmuster.node.head_link import HeadLink
-from torchmuster.node.leftovers import make_socket_folder
-from torchmuster.node.options import AgentOptions, HeadPlace
-from torchmuster.node.output import LogVoice
-from torchmuster.node.spawner.messages import InterpreterReady
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel
+from torchmuster.core.node.agent import Agent
+from torchmuster.core.node.head_link import HeadLink
+from torchmuster.core.node.leftovers import make_socket_folder
+from torchmuster.core.node.options import AgentOptions, HeadPlace
+from torchmuster.core.node.output import LogVoice
+from torchmuster.core.node.spawner.messages import InterpreterReady
 
 # Thousands of nodes have thousands of processors; light agents share one, so that each would keep the head
 # waiting for its half of the handshake. A few at a time answer as promptly as a node.

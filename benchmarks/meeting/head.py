@@ -8,15 +8,15 @@ import time
 from collections import deque
 from typing import Any
 
-from torchmuster.files.disk import DiskWriter
-from torchmuster.files.layout import RunDir
-from torchmuster.head.node_policy import Send
-from torchmuster.head.options import TrainingHeadOptions
-from torchmuster.head.training_head import TrainingHead
-from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
-from torchmuster.model.record.events import fields_of
-from torchmuster.net import listener
-from torchmuster.programs.head_host import StorePorts
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.head.node_policy import Send
+from torchmuster.core.head.options import TrainingHeadOptions
+from torchmuster.core.head.training_head import TrainingHead
+from torchmuster.core.model.events import fields_of
+from torchmuster.core.model.plan import Limits, Program, RunPlan, ScriptKind
+from torchmuster.core.net import listener
+from torchmuster.core.programs.head_host import StorePorts
 
 SECRET = b"benchmark benchmark benchmark 32"
 JOIN_TIMEOUT_S = 3600.0  # the benchmark has a limit of its own, and says more

@@ -3,8 +3,8 @@
 import time
 from pathlib import Path
 
-from torchmuster.model import contract
-from torchmuster.model.progress import RankPhase
+from torchmuster.core.model import contract
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.train.heartbeat import open_heartbeat
 
 BEATEN_STEPS = 2000

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from torchmuster.files.layout import RunDir, runs_dir
+from torchmuster.core.files.layout import RunDir, runs_dir
 
 WANTED_ACCURACY = 0.97
 TRAIN = Path(__file__).with_name("train.py")

@@ -100,11 +100,11 @@ def draw_svg(facts: dict[str, Any]) -> str:
     """Return the picture that `muster top` makes of these facts, as SVG without fonts from elsewhere."""
     from rich.console import Console
 
-    from torchmuster.model import codec
-    from torchmuster.model.display.live import LiveRun
-    from torchmuster.ui.top.frame import Known, draw
-    from torchmuster.ui.top.painter import as_rich
-    from torchmuster.ui.top.state import Page, ViewState
+    from torchmuster.core.model import codec
+    from torchmuster.launcher.model.live import LiveRun
+    from torchmuster.report.top.frame import Known, draw
+    from torchmuster.report.top.painter import as_rich
+    from torchmuster.report.top.state import Page, ViewState
 
     run = codec.from_plain(LiveRun, facts)
     state = ViewState(page=Page.RUN)

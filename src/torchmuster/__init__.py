@@ -6,21 +6,21 @@ __version__ = "0.1.0"
 
 # `__init__.pyi` says the same to type checkers.
 _API = {
-    "launch": "launch",
-    "runs": "launch",
-    "find_run": "launch",
-    "session": "session",
-    "sessions": "session",
-    "SessionHandle": "session",
-    "RunHandle": "run",
-    "RunStatus": "run",
-    "RunFailed": "failures",
-    "NotLaunchedError": "failures",
-    "ResultError": "run",
-    "sweep": "sweep",
-    "find_sweep": "sweep",
-    "SweepHandle": "sweep",
-    "SweepMember": "sweep",
+    "launch": "launcher.api.launch",
+    "runs": "launcher.api.launch",
+    "find_run": "launcher.api.launch",
+    "session": "multirun.api.session",
+    "sessions": "multirun.api.session",
+    "SessionHandle": "multirun.api.session",
+    "RunHandle": "launcher.api.run",
+    "RunStatus": "launcher.api.run",
+    "RunFailed": "launcher.api.failures",
+    "NotLaunchedError": "launcher.api.failures",
+    "ResultError": "launcher.api.run",
+    "sweep": "multirun.api.sweep",
+    "find_sweep": "multirun.api.sweep",
+    "SweepHandle": "multirun.api.sweep",
+    "SweepMember": "multirun.api.sweep",
 }
 
 
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torchmuster' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"torchmuster.api.{_API[name]}"), name)
+    return getattr(importlib.import_module(f"torchmuster.{_API[name]}"), name)
 
 
 def barrier(
@@ -58,5 +58,5 @@ def barrier(
     import importlib
 
     # By its name: modules below `net` import this package, for its version.
-    task_call = importlib.import_module("torchmuster.net.task_call")
+    task_call = importlib.import_module("torchmuster.workflow.task_call")
     task_call.wait_at_barrier(name, count=count, rank=rank, timeout_s=timeout_s)

@@ -3,19 +3,19 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
-from torchmuster.api.failures import NotLaunchedError as NotLaunchedError
-from torchmuster.api.failures import RunFailed as RunFailed
-from torchmuster.api.launch import find_run as find_run
-from torchmuster.api.launch import runs as runs
-from torchmuster.api.run import ResultError as ResultError
-from torchmuster.api.run import RunHandle as Run
-from torchmuster.api.run import RunStatus as RunStatus
-from torchmuster.api.session import SessionHandle
-from torchmuster.api.session import sessions as sessions
-from torchmuster.api.sweep import SweepHandle as SweepHandle
-from torchmuster.api.sweep import SweepMember as SweepMember
-from torchmuster.api.sweep import find_sweep as find_sweep
-from torchmuster.api.sweep import sweep as sweep
+from torchmuster.launcher.api.failures import NotLaunchedError as NotLaunchedError
+from torchmuster.launcher.api.failures import RunFailed as RunFailed
+from torchmuster.launcher.api.launch import find_run as find_run
+from torchmuster.launcher.api.launch import runs as runs
+from torchmuster.launcher.api.run import ResultError as ResultError
+from torchmuster.launcher.api.run import RunHandle as Run
+from torchmuster.launcher.api.run import RunStatus as RunStatus
+from torchmuster.multirun.api.session import SessionHandle
+from torchmuster.multirun.api.session import sessions as sessions
+from torchmuster.multirun.api.sweep import SweepHandle as SweepHandle
+from torchmuster.multirun.api.sweep import SweepMember as SweepMember
+from torchmuster.multirun.api.sweep import find_sweep as find_sweep
+from torchmuster.multirun.api.sweep import sweep as sweep
 
 __version__: str
 __all__ = [

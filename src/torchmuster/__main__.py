@@ -7,7 +7,7 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Run the command; exit as it says, or with 130 after Ctrl-C."""
     try:
-        from torchmuster.cli.main import main as run_command  # most of a quick command's time
+        from torchmuster.core.cli.main import main as run_command  # most of a quick command's time
 
         run_command()
     except KeyboardInterrupt:

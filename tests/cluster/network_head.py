@@ -6,9 +6,9 @@ python network_head.py ADDRESS_FILE RUN_DIR LIFELINE_FD
 import os
 import sys
 
-from torchmuster.engines.local import agent_argv
-from torchmuster.net.address import bind
-from torchmuster.node.options import AgentOrder
+from torchmuster.core.engines.local import agent_argv
+from torchmuster.core.net.address import bind
+from torchmuster.core.node.options import AgentOrder
 
 address_file, run_dir, lifeline_fd = sys.argv[1:]
 listening = bind("0.0.0.0", 0)

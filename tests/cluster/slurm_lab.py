@@ -21,7 +21,7 @@ from kit import namespaces
 from kit.command import SOURCE, Child
 from kit.waiting import wait_until
 from kit.world import MACHINE, MACHINE_PATH
-from torchmuster import proc
+from torchmuster.core import proc
 
 HERE = Path(__file__).parent
 LOGIN, PREFIX = "login", "10.88.0"

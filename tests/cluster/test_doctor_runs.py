@@ -6,8 +6,8 @@ import os
 import pytest
 
 from kit.command import muster_env, run_muster
-from torchmuster.files.layout import RunDir
-from torchmuster.owner.views.record import read_lines
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.owner.record import read_lines
 
 LIMIT_S = 120
 

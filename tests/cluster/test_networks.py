@@ -16,16 +16,16 @@ from cluster.netns import Nodes
 from kit.command import MUSTER, SOURCE
 from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
-from torchmuster import proc
-from torchmuster.engines.local import agent_argv
-from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
-from torchmuster.model.display.narration import narrate
-from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind, Tee
-from torchmuster.model.record.events import parse
-from torchmuster.net.address import new_secret, write_secret
-from torchmuster.node.options import AgentOrder
+from torchmuster.core import proc
+from torchmuster.core.engines.local import agent_argv
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import parse
+from torchmuster.core.model.narration import narrate
+from torchmuster.core.model.plan import Limits, Program, RunPlan, ScriptKind, Tee
+from torchmuster.core.net.address import new_secret, write_secret
+from torchmuster.core.node.options import AgentOrder
 
 HERE = Path(__file__).parent
 # Answers nobody: an address of the fast network's subnet that no node has.

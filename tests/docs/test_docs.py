@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmuster.spec.torchrun import make_parser
+from torchmuster.launcher.spec.torchrun import make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")]

@@ -2,7 +2,7 @@
 
 import importlib
 
-from torchmuster.engines.registry import engine_entries, load_dialect
+from torchmuster.launcher.engines.registry import engine_entries, load_dialect
 
 # Of each: the first word of its directives (None: its jobs are objects of an API, without a script), an answer with a
 # state that no table has, and, where it has a form of its own, the id of the job 41.

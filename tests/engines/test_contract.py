@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.engines.base import EngineError, NodeStart
+from torchmuster.core.model.links import ResubmitMethod
+from torchmuster.core.model.states import JobState
 from torchmuster.errors import UsageError
-from torchmuster.model.job import AfterKind, JobDependency, JobRequest, NodeChunk
-from torchmuster.model.links import ResubmitMethod
-from torchmuster.model.states import JobState
+from torchmuster.launcher.engines.base import EngineError, NodeStart
+from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest, NodeChunk
 
 JOB = JobRequest(
     name="train",

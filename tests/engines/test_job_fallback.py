@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from torchmuster.engines.base import PYTHON, body
-from torchmuster.files.travel import place_package
-from torchmuster.model.job import JobRequest, NodeChunk
+from torchmuster.launcher.engines.base import PYTHON, body
+from torchmuster.launcher.files.travel import place_package
+from torchmuster.launcher.model.job import JobRequest, NodeChunk
 
 
 def run_script(tmp_path, python, *lines, path="/usr/bin:/bin"):

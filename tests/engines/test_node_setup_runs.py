@@ -10,7 +10,7 @@ import pytest
 
 from kit.command import MUSTER, muster_env, run_muster
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 SCRIPT = """
 import json, os, sys, pathlib

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit.command import muster_env
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit.command import muster_env
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 LOOP = str(Path(__file__).with_name("loop.py"))
 

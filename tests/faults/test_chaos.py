@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 

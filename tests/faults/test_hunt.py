@@ -11,7 +11,7 @@ import pytest
 
 from kit.command import MUSTER, insist, muster_env
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 

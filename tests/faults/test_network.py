@@ -7,7 +7,7 @@ from harness import LOOP
 
 from kit.namespaces import HeldNetworks, why_no_networks
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 pytestmark = pytest.mark.netns

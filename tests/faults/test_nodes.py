@@ -9,13 +9,13 @@ from harness import LOOP
 
 from kit.command import muster_env
 from kit.waiting import wait_until
-from torchmuster import proc
-from torchmuster.engines.local import agent_argv
-from torchmuster.head.training_policy import FIRST_SAY_S
-from torchmuster.model import contract
-from torchmuster.model.failure import OVERUSED
-from torchmuster.model.liveness.lease import SILENT_S
-from torchmuster.node.options import AgentOrder
+from torchmuster.core import proc
+from torchmuster.core.engines.local import agent_argv
+from torchmuster.core.head.training_policy import FIRST_SAY_S
+from torchmuster.core.model import contract
+from torchmuster.core.model.failure import OVERUSED
+from torchmuster.core.model.lease import SILENT_S
+from torchmuster.core.node.options import AgentOrder
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 

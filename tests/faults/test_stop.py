@@ -11,7 +11,7 @@ from harness import LOOP
 
 from kit.command import MUSTER, insist, muster_env, run_muster
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 

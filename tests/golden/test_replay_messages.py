@@ -11,10 +11,10 @@ import pytest
 
 from kit.command import SOURCE
 from kit.transcripts import read_sections
-from torchmuster.files.layout import RunDir
-from torchmuster.model import codec, contract
-from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
-from torchmuster.model.plan import NodeSetup, Program, RunPlan, ScriptKind
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec, contract
+from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
+from torchmuster.core.model.plan import NodeSetup, Program, RunPlan, ScriptKind
 
 FILE = "replays.txt"
 RUN_ID = "20260101-000000-train-ab12"

@@ -10,20 +10,20 @@ import pytest
 from test_bad_input import transcript
 
 from kit.command import muster_env, run_muster
-from torchmuster.cli.runs.session_places import error_at_end
-from torchmuster.engines.session import HeldSession, ended
+from torchmuster.core.files import atomic
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import render_report, report_of_error
+from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.owner.create import create_run_dir, write_owner
 from torchmuster.errors import ChannelError
-from torchmuster.files import atomic
-from torchmuster.model import codec
-from torchmuster.model.display.text import render_report, report_of_error
-from torchmuster.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.model.states import RunState
-from torchmuster.model.verdict import Report, Result
-from torchmuster.node.door.call import SESSION_FILE, DoorAgent, busy
-from torchmuster.node.door.messages import SessionSetup
-from torchmuster.owner.create import create_run_dir, write_owner
-from torchmuster.owner.sweep.hosts import error_of_start
-from torchmuster.owner.views.sessions import why_gone
+from torchmuster.multirun.cli.session_places import error_at_end
+from torchmuster.multirun.door.call import SESSION_FILE, DoorAgent, busy
+from torchmuster.multirun.door.messages import SessionSetup
+from torchmuster.multirun.engine import HeldSession, ended
+from torchmuster.multirun.sweep.hosts import error_of_start
+from torchmuster.multirun.views.sessions import why_gone
 
 FILE = "sessions.txt"
 RUN_ID = "20261122-120000-session-main-12ab"

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from kit.transcripts import GOLDEN, read_sections
-from torchmuster.cli.main import main
+from torchmuster.core.cli.main import main
 
 OPTIONS_TRANSCRIPT = "workflow/options.txt"
 TRANSCRIPTS = sorted(f"workflow/{path.name}" for path in (GOLDEN / "workflow").glob("*.txt"))

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from kit.waiting import wait_until
-from torchmuster.model.verdict import AGAIN_AFTER_S
+from torchmuster.core.model.verdict import AGAIN_AFTER_S
 
 SOURCE = Path(__file__).parents[2] / "src"
 MUSTER = (sys.executable, "-m", "torchmuster")

@@ -4,13 +4,13 @@ import json
 import os
 from datetime import UTC, datetime
 
-from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
-from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.model.progress import RankSample
-from torchmuster.model.states import RunState
-from torchmuster.model.verdict import Report, Result
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.model.progress import RankSample
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Report, Result
 
 BEGAN = 1_800_000_000.0
 NODES = [

@@ -1,7 +1,7 @@
 """Where a training stands by events of its record, as the views say it."""
 
-from torchmuster.model.record.training import fold_training
-from torchmuster.owner.views.training import seen_in
+from torchmuster.launcher.model.training import fold_training
+from torchmuster.launcher.views.training import seen_in
 
 
 def view_training(events):

@@ -1,6 +1,6 @@
 """Signals to a process and all below it."""
 
-from torchmuster import proc
+from torchmuster.core import proc
 
 
 def signal_tree(root, signum):

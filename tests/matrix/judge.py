@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from kit.waiting import wait_until
 from matrix.faults import OTHERS, cut_link, lose_node
 from matrix.world import NEXT_RUN_ID, NODES, WORKERS
-from torchmuster.model.liveness.lease import SILENT_S
+from torchmuster.core.model.lease import SILENT_S
 
 SHOWN_WITHIN_S = 5.0
 LEFT_WITHIN_S = SILENT_S + 5.0

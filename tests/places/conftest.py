@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.command import SOURCE
-from torchmuster.node.sandbox.place import namespaces_available
+from torchmuster.workflow.sandbox.place import namespaces_available
 
 NOBODY = 65534
 LIMIT_S = 180.0
@@ -21,7 +21,9 @@ STAGE = Path(__file__).with_name("stage.py")
 def usable_python(prefix, user):
     """Return an interpreter that this user can start and that can import us, or None."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        code = "import sys, torchmuster.node.sandbox.place; sys.exit(sys.version_info < (3, 11))"
+        code = (
+            "import sys, torchmuster.workflow.sandbox.place; sys.exit(sys.version_info < (3, 11))"
+        )
         try:
             ended = subprocess.run(
                 [*prefix, python, "-c", code],

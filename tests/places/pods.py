@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 
-from torchmuster.files.layout import RunDir
-from torchmuster.model.job import JobRequest, NodeChunk
-from torchmuster.node.pod.call import call_argv
-from torchmuster.owner.create import create_run_dir, create_workflow_dir
-from torchmuster.owner.pods.bring import bring_run
-from torchmuster.owner.pods.bring_group import bring_group, plan_group
-from torchmuster.spec.sites.site import Site
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.owner.create import create_run_dir, create_workflow_dir
+from torchmuster.kubernetes.node.call import call_argv
+from torchmuster.kubernetes.pods.bring import bring_run
+from torchmuster.kubernetes.pods.bring_group import bring_group, plan_group
+from torchmuster.launcher.model.job import JobRequest, NodeChunk
+from torchmuster.launcher.spec.site import Site
 
 PORT = 29517
 # Nobody follows these: the first pod does not wait for a client.

@@ -10,8 +10,8 @@ import os
 import subprocess
 import sys
 
-from torchmuster.node.sandbox import place
-from torchmuster.node.sandbox.network import PrivateNetwork
+from torchmuster.workflow.sandbox import place
+from torchmuster.workflow.sandbox.network import PrivateNetwork
 
 LIMIT_S = 180.0
 

@@ -10,9 +10,9 @@ from kit import missing
 from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
 from places.pods import PodWorld
-from torchmuster.model.states import State
-from torchmuster.model.workflow import GroupPlan, InputKind, InputPlan, TaskPlan, WorkflowPlan
-from torchmuster.owner.views.record import read_lines, read_outcome
+from torchmuster.core.model.states import State
+from torchmuster.core.owner.record import read_lines, read_outcome
+from torchmuster.workflow.plan import GroupPlan, InputKind, InputPlan, TaskPlan, WorkflowPlan
 
 WAIT = 'until [ -e "{stop}" ]; do sleep 0.05; done; '
 LEAD = (

@@ -11,10 +11,10 @@ from kit import missing
 from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
 from places.pods import PodWorld
-from torchmuster.model.states import RunState
-from torchmuster.owner.views.record import read_lines, read_result
-from torchmuster.spec.launch import RunRequest, plan_run
-from torchmuster.spec.problems import Problems
+from torchmuster.core.model.states import RunState
+from torchmuster.core.owner.record import read_lines, read_result
+from torchmuster.core.spec.launch import RunRequest, plan_run
+from torchmuster.core.spec.problems import Problems
 
 SCRIPT = """
 import os, sys, time
@@ -273,7 +273,7 @@ def test_agents_are_forks_of_what_has_imported_torch_since_the_pods_start(world)
     for index in range(2):
         told = commands(pods, index)
         assert not [line for line in told if "__main__.py agent" in line]
-        assert [line for line in told if "programs/door.py" in line]
+        assert [line for line in told if "multirun/door/main.py" in line]
     assert "imported again" not in pods.log(0)
     stop(pods)
     assert pods.wait(0) == 0

@@ -18,7 +18,7 @@ from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
 from ssh import hosts as ssh
 from sweeps.test_pods_live import Lab
-from torchmuster import proc
+from torchmuster.core import proc
 
 FAKES = SOURCE.parent / "tests" / "fakes" / "slurm"
 # It needs no torch. What it writes says where it ran; it stays as long as it is held, and ends well after a stop.

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from cluster.conftest import login, slurm_lab
-from torchmuster.api import launch as module
+from torchmuster.launcher.api import launch as module
 
 __all__ = ["login", "slurm_lab"]
 

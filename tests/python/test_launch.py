@@ -165,7 +165,7 @@ def test_following_shows_rank_0_and_an_interrupt_cancels(project, capsys, monkey
         print("hello", flush=True)
         signal.pause()
 
-    from torchmuster.api import follow
+    from torchmuster.launcher.api import follow
 
     run = torchmuster.launch(talk, **local(grace="1s", nproc_per_node=2))
     shown = []
@@ -273,8 +273,8 @@ def test_a_call_file_that_is_not_the_run_s_is_not_unpickled(project, damage, tmp
 
 def test_a_call_of_another_python_is_refused_before_it_is_unpickled(project, monkeypatch):
     """The hash is right: such a file comes of a client with another Python."""
-    from torchmuster.model.calls.carried import CallHead, CarryError, pack_call
-    from torchmuster.node.spawner import mainmodule
+    from torchmuster.core.model.carried import CallHead, CarryError, pack_call
+    from torchmuster.core.node.spawner import mainmodule
 
     data = pack_call(CallHead(name="train", python="3.2"), b"not even a pickle")
     Path("call").write_bytes(data)

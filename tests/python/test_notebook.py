@@ -44,8 +44,8 @@ GIVEN_BACK = "held.end(); torchmuster.sessions()"
 FOLLOWED = """\
 import os, pathlib, time
 import torchmuster
-import torchmuster.api.follow
-torchmuster.api.follow._STATUS_EVERY_S = 0.1
+import torchmuster.launcher.api.follow
+torchmuster.launcher.api.follow._STATUS_EVERY_S = 0.1
 folder = pathlib.Path.cwd()
 
 def endless():

@@ -7,7 +7,7 @@ import pytest
 
 from kit.browser import Look, chromium, needs_chromium
 from kit.records import EVENTS, TRAINING, event, failure, make_run, over, result, sample
-from torchmuster.model.states import RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.report.compare import compare
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page

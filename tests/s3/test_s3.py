@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from kit.waiting import wait_until
-from torchmuster.data import faults
-from torchmuster.data.checkpoint import CheckpointUploader
-from torchmuster.data.dataset import DatasetStore
-from torchmuster.data.faults import DataError
-from torchmuster.data.remote import open_store
-from torchmuster.data.transfer import download, upload
+from torchmuster.workflow.data import faults
+from torchmuster.workflow.data.checkpoint import CheckpointUploader
+from torchmuster.workflow.data.dataset import DatasetStore
+from torchmuster.workflow.data.faults import DataError
+from torchmuster.workflow.data.remote import open_store
+from torchmuster.workflow.data.transfer import download, upload
 
 MIB = 1 << 20
 
@@ -119,7 +119,7 @@ def test_a_download_that_was_killed_goes_on_where_it_was(bucket, tmp_path, pytho
     (sent / "1-large").write_bytes(os.urandom(64 * MIB))
     upload(str(sent), f"{bucket}/x")
     back = tmp_path / "back"
-    words = ["-m", "torchmuster.data", "download", f"{bucket}/x", "--to", str(back)]
+    words = ["-m", "torchmuster.workflow.data", "download", f"{bucket}/x", "--to", str(back)]
     part = back / ".1-large.muster.part"
 
     child = python(*words, "--parallel", "1", stdout=subprocess.DEVNULL)
@@ -145,7 +145,15 @@ def test_a_download_that_was_killed_goes_on_where_it_was(bucket, tmp_path, pytho
 
 
 def test_two_processes_that_upload_one_dataset_make_two_versions(bucket, folder, python):
-    words = ["-m", "torchmuster.data", "dataset-upload", "--name", "d", "--from", str(folder)]
+    words = [
+        "-m",
+        "torchmuster.workflow.data",
+        "dataset-upload",
+        "--name",
+        "d",
+        "--from",
+        str(folder),
+    ]
     children = [
         python(*words, "--store", f"{bucket}/sets", stdout=subprocess.PIPE) for _ in range(2)
     ]
@@ -212,7 +220,7 @@ def test_checkpoints_are_downloaded_under_their_plain_names(bucket, tmp_path):
 def test_the_checkpoint_process_uploads_once_more_at_the_end_of_its_input(bucket, tmp_path, python):
     (tmp_path / "ck").mkdir()
     (tmp_path / "ck/snapshot.pth").write_bytes(b"last")
-    words = ["-m", "torchmuster.data", "checkpoint", "--path", str(tmp_path / "ck")]
+    words = ["-m", "torchmuster.workflow.data", "checkpoint", "--path", str(tmp_path / "ck")]
     child = python(
         *words,
         "--url",
@@ -231,7 +239,14 @@ def test_the_checkpoint_process_uploads_once_more_at_the_end_of_its_input(bucket
 
 
 def test_denied_and_missing_end_the_process_with_11(bucket, tmp_path, python):
-    words = ["-m", "torchmuster.data", "download", f"{bucket}/none", "--to", str(tmp_path / "x")]
+    words = [
+        "-m",
+        "torchmuster.workflow.data",
+        "download",
+        f"{bucket}/none",
+        "--to",
+        str(tmp_path / "x"),
+    ]
     child = python(*words, stdout=subprocess.PIPE)
     out, _ = child.communicate(timeout=180)
 

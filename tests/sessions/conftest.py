@@ -11,7 +11,7 @@ import pytest
 from kit.command import muster_env, run_muster
 from kit.records import newest_run
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 SCRIPT = """\
 import os, sys

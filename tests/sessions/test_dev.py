@@ -12,7 +12,7 @@ import pytest
 from kit.command import MUSTER
 from kit.screen import TerminalOf
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 LIMIT_S = 120.0
 WAITS = "waiting for a change"

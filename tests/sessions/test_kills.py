@@ -7,7 +7,7 @@ import signal
 from conftest import begin, processes_of
 from kit.records import newest_run
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 WAITING = """\
 import os, pathlib, time, torch.distributed as dist

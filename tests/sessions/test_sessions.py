@@ -12,7 +12,7 @@ import pytest
 from conftest import begin, processes_of
 from kit.records import newest_run
 from kit.waiting import wait_until
-from torchmuster import proc
+from torchmuster.core import proc
 
 WAITING = """\
 import pathlib, time, torch.distributed as dist

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from start.ways import FORKED, FRESH, Workers, make_place
-from torchmuster.model.plan import ScriptKind
+from torchmuster.core.model.plan import ScriptKind
 
 PYTHON = (sys.executable, "-S", "-B")  # without torch, so that a spawner starts at once
 METHODS = ("fork", "spawn", "forkserver")

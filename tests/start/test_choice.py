@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from start.ways import AUTO, FORKED, FRESH, Outcome, Place, Workers, together
-from torchmuster.node.spawner.messages import InterpreterRefused
+from torchmuster.core.node.spawner.messages import InterpreterRefused
 
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 FALLS_BACK = "workers are started as fresh interpreters, not forked: "

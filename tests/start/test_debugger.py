@@ -12,7 +12,7 @@ import pytest
 
 from kit.waiting import wait_until
 from start.ways import FORKED, FRESH, LIMIT_S, MUSTER, Workers, hear_report, job_env
-from torchmuster.net.ipc import DebuggerHeld
+from torchmuster.core.net.ipc import DebuggerHeld
 
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 SESSIONS = {

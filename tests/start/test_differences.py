@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from start.ways import FORKED, FRESH, PLAIN, Workers, together
-from torchmuster import proc
+from torchmuster.core import proc
 
 DOCS = Path(__file__).parents[2] / "docs" / "workers.md"
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once

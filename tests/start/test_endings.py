@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from start.ways import FORKED, FRESH, Workers, hear_report, make_place
-from torchmuster.model.plan import ScriptKind
-from torchmuster.net.ipc import WorkerEndedWell
+from torchmuster.core.model.plan import ScriptKind
+from torchmuster.core.net.ipc import WorkerEndedWell
 
 PYTHON = (sys.executable, "-S", "-B")  # without torch, so that a spawner starts at once
 

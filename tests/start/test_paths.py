@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from start.ways import FORKED, FRESH, Place, Workers, make_place
-from torchmuster.model.plan import ScriptKind
+from torchmuster.core.model.plan import ScriptKind
 
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 PROGRAM = '''

@@ -8,9 +8,9 @@ import pytest
 
 from kit.waiting import wait_until
 from start.ways import FORKED, FRESH, Workers
-from torchmuster import proc
-from torchmuster.model.plan import ScriptKind
-from torchmuster.node.spawner import start
+from torchmuster.core import proc
+from torchmuster.core.model.plan import ScriptKind
+from torchmuster.core.node.spawner import start
 
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 

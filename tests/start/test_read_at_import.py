@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from torchmuster.model import contract
-from torchmuster.node.spawner import prepare
-from torchmuster.node.spawner.import_watch import _SEARCHES
+from torchmuster.core.model import contract
+from torchmuster.core.node.spawner import prepare
+from torchmuster.core.node.spawner.import_watch import _SEARCHES
 
 # Notes who asks for which variable; "*" is who goes through all.
 RECORDER = """

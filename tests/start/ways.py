@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from kit.command import SOURCE
-from torchmuster import proc
-from torchmuster.model.message import decode, encode
-from torchmuster.model.plan import Program, ScriptKind, StartMethod
-from torchmuster.net.ipc import CallTaken, WorkerReport, pack, receive
-from torchmuster.node.spawner import messages
-from torchmuster.node.spawner.start import start_spawner
+from torchmuster.core import proc
+from torchmuster.core.model.message import decode, encode
+from torchmuster.core.model.plan import Program, ScriptKind, StartMethod
+from torchmuster.core.net.ipc import CallTaken, WorkerReport, pack, receive
+from torchmuster.core.node.spawner import messages
+from torchmuster.core.node.spawner.start import start_spawner
 
 # The client is started without PYTHONPATH, which the job would inherit.
-MUSTER = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from torchmuster.cli.main import main; main()"
+MUSTER = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from torchmuster.core.cli.main import main; main()"
 LIMIT_S = 120.0
 _PING_EVERY_S = 2.0  # a spawner kills its workers when it has heard nothing for 10 s
 

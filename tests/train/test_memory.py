@@ -19,7 +19,7 @@ from kit.ports import reserve_port
 from kit.trees import signal_tree
 from kit.waiting import wait_until
 from launching import EXACT, losses, muster, weights
-from torchmuster import proc
+from torchmuster.core import proc
 
 # `make chaos` runs 100 seeds. In 17 the second node is lost before the next snapshot in memory behind the first loss.
 MANY = os.environ.get("MUSTER_TRAIN_SEEDS")

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import torchmuster.train as tm
+from torchmuster.core.net.ipc import CallFailed
+from torchmuster.core.node.progress import HeldMemory
 from torchmuster.errors import UsageError
-from torchmuster.net.ipc import CallFailed
-from torchmuster.node.progress import HeldMemory
 from torchmuster.train.memory.held import NodeMemory
 from torchmuster.train.snapshot.state import MisfitError, SnapshotError
 from torchmuster.train.wrap import WeighedDDP

@@ -18,7 +18,7 @@ from kit.command import MUSTER, muster_env
 from kit.trees import signal_tree
 from kit.waiting import wait_until
 from launching import PYTHON, muster, weights
-from torchmuster.files.layout import short_id
+from torchmuster.core.files.layout import short_id
 
 SCRIPT = Path(__file__).with_name("preempt_script.py")
 NUM_RUNS = int(os.environ.get("MUSTER_PREEMPTIONS", "3"))

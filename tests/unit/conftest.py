@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def _patient_again():
     yield
-    answers = sys.modules.get("torchmuster.owner.jobs.answers")
+    answers = sys.modules.get("torchmuster.launcher.jobs.answers")
     if answers is not None:
         answers._LOOKS.clear()
         answers._SILENT.clear()

@@ -32,12 +32,12 @@ import torchmuster.train
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 NODE_SIDE = [
-    "torchmuster.programs.main",
-    "torchmuster.node.agent",
-    "torchmuster.head.training_head",
-    "torchmuster.node.spawner.serve",
-    "torchmuster.diagnose.facts.system",
-    "torchmuster.files.terminal",
+    "torchmuster.core.programs.main",
+    "torchmuster.core.node.agent",
+    "torchmuster.core.head.training_head",
+    "torchmuster.core.node.spawner.serve",
+    "torchmuster.launcher.facts.system",
+    "torchmuster.core.files.terminal",
 ]
 
 
@@ -68,18 +68,24 @@ def test_the_node_side_does_without_the_client():
 
 
 def test_the_agent_starts_its_spawner_before_it_imports_asyncio():
-    assert "asyncio" not in imported_by("torchmuster.programs.main")
+    assert "asyncio" not in imported_by("torchmuster.core.programs.main")
 
 
-@pytest.mark.parametrize("name", ["torchmuster.programs.main", "torchmuster.node.spawner.serve"])
+@pytest.mark.parametrize(
+    "name", ["torchmuster.core.programs.main", "torchmuster.core.node.spawner.serve"]
+)
 def test_what_is_not_needed_before_torch_is_imported_after_it_has_begun(name):
     later = {
         *(
-            "torchmuster.model.record.events",
-            "torchmuster.model.verdict",
-            "torchmuster.net.messages",
+            "torchmuster.core.model.events",
+            "torchmuster.core.model.verdict",
+            "torchmuster.core.net.messages",
         ),
-        *("torchmuster.model.progress", "torchmuster.model.workflow", "torchmuster.model.network"),
+        *(
+            "torchmuster.core.model.progress",
+            "torchmuster.workflow.plan",
+            "torchmuster.core.model.network",
+        ),
     }
     assert later & set(imported_by(name)) == set()
 
@@ -105,5 +111,7 @@ def test_help_and_views_import_neither_asyncio_nor_torch(words, tmp_path):
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
     assert done.returncode == 0
-    assert "torchmuster.cli.main" in imported
-    assert imported & {"asyncio", "torch", "torchmuster.node.agent", "rich", "pydantic"} == set()
+    assert "torchmuster.core.cli.main" in imported
+    assert (
+        imported & {"asyncio", "torch", "torchmuster.core.node.agent", "rich", "pydantic"} == set()
+    )

@@ -22,7 +22,7 @@ from tests.workflows.conftest import Workflow
 
 from kit.command import SOURCE
 from kit.waiting import wait_until
-from torchmuster.node.sandbox.place import namespaces_available
+from torchmuster.workflow.sandbox.place import namespaces_available
 
 LIMIT_S = 180.0
 NOBODY = 65534

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from torchmuster.engines import base
-from torchmuster.engines.base import EngineError, NodeStart, Refusal
-from torchmuster.model.job import AllocatedNode, Allocation, JobRequest, JobView
-from torchmuster.model.links import ResubmitMethod
-from torchmuster.model.states import JobState
-from torchmuster.model.verdict import Report
+from torchmuster.core.model.links import ResubmitMethod
+from torchmuster.core.model.states import JobState
+from torchmuster.core.model.verdict import Report
+from torchmuster.launcher.engines import base
+from torchmuster.launcher.engines.base import EngineError, NodeStart, Refusal
+from torchmuster.launcher.model.job import AllocatedNode, Allocation, JobRequest, JobView
 
 # Every word that `toy_stat` can print. Any other is UNKNOWN, never a success.
 STATES = {

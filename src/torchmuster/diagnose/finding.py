@@ -8,8 +8,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchmuster.model.display.text import render_report
-from torchmuster.model.verdict import Report
+from torchmuster.core.model.text import render_report
+from torchmuster.core.model.verdict import Report
 
 
 class Level(enum.Enum):

@@ -10,5 +10,5 @@ Read in this order:
     forks, devices, collectives, training, faults, tools, bench      the checks
     scripts       what the checks run in workers; `scripts/gpu.py` is shared by all of them
 
-It stays on the machine that it is started on: nothing here is copied to nodes (`files/travel.py`).
+It stays on the machine that it is started on: nothing here is copied to nodes (`launcher/files/travel.py`).
 """

@@ -5,11 +5,11 @@ import os
 import signal
 import sys
 
+from torchmuster.core.files import atomic
+from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.files import atomic
 from torchmuster.gpucheck import conduct, device, page, results
 from torchmuster.gpucheck.table import BENCH, CHECKS, CORRECTNESS, GpuCheck
-from torchmuster.model.display.text import render_report, report_of_error
 
 
 def main(argv: list[str]) -> int:

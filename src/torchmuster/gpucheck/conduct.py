@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from torchmuster import proc
+from torchmuster.core import proc
 from torchmuster.gpucheck import device, results
 from torchmuster.gpucheck.kit import FailedError, ImpossibleError, Kit
 from torchmuster.gpucheck.results import FAILED, IMPOSSIBLE, PASSED, CheckResult

@@ -3,8 +3,8 @@
 import os
 from dataclasses import dataclass
 
-from torchmuster import proc
-from torchmuster.diagnose.facts.gpu import Gpu, ask_gpus, count_devices, visible_gpus
+from torchmuster.core import proc
+from torchmuster.launcher.facts.gpu import Gpu, ask_gpus, count_devices, visible_gpus
 
 PRETENDED = "pretended"
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torchmuster import proc
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.model.plan import look_for_torch
 from torchmuster.errors import UsageError
-from torchmuster.files import atomic
-from torchmuster.files.travel import content_hash, package_files, package_folder
 from torchmuster.gpucheck.device import GpuMachine
-from torchmuster.model.plan import look_for_torch
+from torchmuster.launcher.files.travel import content_hash, package_files, package_folder
 
 PASSED, FAILED, IMPOSSIBLE = "passed", "failed", "not possible here"
 

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from torchmuster.files.layout import RunDir
+from torchmuster.core.files.layout import RunDir
 from torchmuster.report.at_end import make_page
 
 _LIMIT_S = 300  # of a disk that hangs: nobody waits for this process, so nobody would end it

@@ -10,12 +10,12 @@ import sys
 import threading
 import traceback
 
-from torchmuster import proc
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.owner.account import near
 from torchmuster.errors import MusterError
-from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir, short_id
-from torchmuster.owner.views.account import near
-from torchmuster.owner.views.find import view_run
+from torchmuster.launcher.views.find import view_run
 
 LIMIT_S = 1.0
 _apart: list[

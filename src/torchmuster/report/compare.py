@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.files.layout import RunDir
-from torchmuster.model.record.run import mapped, number, text, whole
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.run import mapped, number, text, whole
 from torchmuster.report.loose import LooseRecord
 from torchmuster.report.story import FORM, RankTotals, SeriesTold, Story
 from torchmuster.report.words import figure, node_time, percent, span

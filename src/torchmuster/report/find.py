@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torchmuster
-from torchmuster.errors import MusterError, NotFoundError
-from torchmuster.files.layout import RunDir, short_id
-from torchmuster.model.record.events import (
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model.events import (
     GroupStateEvent,
     GroupWaitsEvent,
     TaskStartedEvent,
     TaskStateEvent,
     parse,
 )
-from torchmuster.model.record.run import lines, listed, mapped, number, text, whole
-from torchmuster.model.states import RunState
-from torchmuster.owner.views.account import account_of
-from torchmuster.owner.views.find import find_run, view_run
-from torchmuster.owner.views.record import newest_training, read_events
-from torchmuster.owner.views.run_view import RunView
-from torchmuster.owner.views.sweep_view import MemberView, SweepRun, SweepView
-from torchmuster.owner.views.workflow_view import WorkflowRun
+from torchmuster.core.model.run import lines, listed, mapped, number, text, whole
+from torchmuster.core.model.states import RunState
+from torchmuster.core.owner.account import account_of
+from torchmuster.core.owner.record import newest_training, read_events
+from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.launcher.views.find import find_run, view_run
+from torchmuster.launcher.views.run_view import RunView
+from torchmuster.multirun.views.sweep_view import MemberView, SweepRun, SweepView
 from torchmuster.report.loose import LooseRecord, object_in
 from torchmuster.report.read import MALFORMED, owner_of, read_run_story, read_what
 from torchmuster.report.story import Cost, Ending, GroupTold, MemberTold, Story, SweepTold, TaskTold
+from torchmuster.workflow.owner.view import WorkflowRun
 
 # Read the story of a sweep: its members with their values, the metric, and how each stands; the best first.
 
@@ -62,7 +62,7 @@ def read_sweep_story(view: SweepRun) -> Story:
 
 def _plan(sweep: SweepView | None) -> dict[str, object]:
     """Return what a member is, before its values, in the form of `plan.json`."""
-    from torchmuster.model import codec
+    from torchmuster.core.model import codec
 
     return dict(codec.to_plain(sweep.plan.run)) if sweep is not None else {}
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from torchmuster.owner.views.record import RecordTail
-from torchmuster.plainfile import open_plain
+from torchmuster.core.owner.record import RecordTail
+from torchmuster.core.plainfile import open_plain
 
 _DEEP = (ValueError, RecursionError)
 

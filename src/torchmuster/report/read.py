@@ -10,15 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torchmuster
-from torchmuster.errors import MusterError
-from torchmuster.files.layout import RunDir, short_id
-from torchmuster.model import codec
-from torchmuster.model.display.narration import narrate
-from torchmuster.model.display.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
-from torchmuster.model.failure import RanCode, WorkerEnd
-from torchmuster.model.message import moment_of
-from torchmuster.model.record.events import AttemptNode
-from torchmuster.model.record.run import (
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import AttemptNode
+from torchmuster.core.model.failure import RanCode, WorkerEnd
+from torchmuster.core.model.message import moment_of
+from torchmuster.core.model.narration import narrate
+from torchmuster.core.model.run import (
     WHOLE_FIRST,
     WHOLE_LAST,
     AttemptRecord,
@@ -32,13 +30,15 @@ from torchmuster.model.record.run import (
     text,
     whole,
 )
-from torchmuster.model.record.training import LibraryStart, TrainingState
-from torchmuster.model.states import RunState
-from torchmuster.owner.origin import CodeVersion, Origin
-from torchmuster.owner.views.account import account_of, how_to_go_on
-from torchmuster.owner.views.record import DAMAGED
-from torchmuster.owner.views.run_view import RunView
-from torchmuster.owner.views.training import TrainingReader
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
+from torchmuster.core.owner.account import account_of, how_to_go_on
+from torchmuster.core.owner.origin import CodeVersion, Origin
+from torchmuster.core.owner.record import DAMAGED
+from torchmuster.errors import MusterError
+from torchmuster.launcher.model.training import LibraryStart, TrainingState
+from torchmuster.launcher.views.run_view import RunView
+from torchmuster.launcher.views.training import TrainingReader
 from torchmuster.report.loose import LooseRecord, object_in
 from torchmuster.report.story import (
     AttemptTold,

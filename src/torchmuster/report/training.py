@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from torchmuster.model.record.run import (
+from torchmuster.core.model.run import (
     MOST_POINTS,
     MOST_REDONE,
     Series,
@@ -12,7 +12,7 @@ from torchmuster.model.record.run import (
     text,
     thinned,
 )
-from torchmuster.model.record.training import MOST_SAVES, LibraryStart, TrainingState
+from torchmuster.launcher.model.training import MOST_SAVES, LibraryStart, TrainingState
 from torchmuster.report.story import EpochTold, SaveTold, SeriesTold, TrainingTold
 
 MAX_SERIES = 40

@@ -6,7 +6,7 @@ It uses the store, not a collective: a late rank is identified by its missing ke
 from datetime import timedelta
 from typing import Any
 
-from torchmuster.model.ranks import name_ranks
+from torchmuster.core.model.ranks import name_ranks
 from torchmuster.train.group import WorldError, first_line
 
 

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torchmuster.core.files.layout import short_id
+from torchmuster.core.model import contract
+from torchmuster.core.model.ranks import name_ranks
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.files.layout import short_id
-from torchmuster.model import contract
-from torchmuster.model.ranks import name_ranks
 from torchmuster.train.batches.loader import Loader
 from torchmuster.train.exchange import gather_json
 from torchmuster.train.objects import Objects

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from torchmuster.core.model.contract import replay_order
+from torchmuster.core.model.text import render_report, report_of_error
+from torchmuster.core.net.address import interface_of
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.model.contract import replay_order
-from torchmuster.model.display.text import render_report, report_of_error
-from torchmuster.net.address import interface_of
 from torchmuster.train.launch import Launch, Launcher, read_launch, torchrun_variables
 
 _CARD_BYTES = 512

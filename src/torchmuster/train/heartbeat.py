@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.model import contract
-from torchmuster.model import progress as heartbeat
-from torchmuster.model.progress import RankPhase
+from torchmuster.core.model import contract
+from torchmuster.core.model import progress as heartbeat
+from torchmuster.core.model.progress import RankPhase
 
 # The phases of shorter steps are told with the step: a stack says more of where a rank stands.
 _TELL_EVERY_S = 0.05

@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torchmuster.core.model import contract
 from torchmuster.errors import UsageError
-from torchmuster.model import contract
 
 # Below the usual range of ephemeral ports (32768 and up), above the services that sites run.
 _FIRST_PORT, _NUM_PORTS = 20000, 10000

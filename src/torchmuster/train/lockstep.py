@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchmuster.model.ranks import name_ranks
+from torchmuster.core.model.ranks import name_ranks
 from torchmuster.train.group import WorldError
 
 NUM_CHECKED_STEPS = 3

@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from torchmuster.core.model.text import did_you_mean
 from torchmuster.errors import UsageError
-from torchmuster.model.display.text import did_you_mean
 from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import SnapshotManifest
 from torchmuster.train.snapshot.load import LoadedSnapshot

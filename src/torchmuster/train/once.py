@@ -23,9 +23,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster import proc
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.files import atomic
 
 LEASE_S = 15.0
 _RENEW_S = 2.0

@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir, short_id
-from torchmuster.model import contract
-from torchmuster.model.links import may_be_followed
-from torchmuster.model.ranks import name_ranks
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import contract
+from torchmuster.core.model.links import may_be_followed
+from torchmuster.core.model.ranks import name_ranks
 from torchmuster.train.batches.workers import STOP_SIGNALS
 from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchmuster.core.model import contract
+from torchmuster.core.model.progress import RankPhase
+from torchmuster.core.net.ipc import StopAhead, TrainingOver, tell
 from torchmuster.errors import UsageError
-from torchmuster.model import contract
-from torchmuster.model.progress import RankPhase
-from torchmuster.net.ipc import StopAhead, TrainingOver, tell
 from torchmuster.train import rng
 from torchmuster.train.batches.ledger import Sums
 from torchmuster.train.batches.loader import Loader

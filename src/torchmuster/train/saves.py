@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torchmuster.files.layout import RunDir
-from torchmuster.model import contract
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import contract
 from torchmuster.train import rng
 from torchmuster.train.batches.ledger import Sums
 from torchmuster.train.exchange import gather_ints

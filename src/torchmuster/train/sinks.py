@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from torchmuster.core.files.layout import short_id
+from torchmuster.core.model import contract
 from torchmuster.errors import UsageError
-from torchmuster.files.layout import short_id
-from torchmuster.model import contract
 
 
 class MetricSink(Protocol):

@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchmuster.files.layout import RunDir, last_bytes
-from torchmuster.model import contract
+from torchmuster.core.files.layout import RunDir, last_bytes
+from torchmuster.core.model import contract
 from torchmuster.train.sinks import MetricSink
 
 _MOST_BYTES = 4 << 20  # a line of 4,096 ranks has about half a MB

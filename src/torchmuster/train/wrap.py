@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.errors import UsageError
-from torchmuster.model.progress import RankPhase
 from torchmuster.train import rng
 from torchmuster.train.heartbeat import Heartbeat, StepState
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from kit.waiting import wait_until
 from lab.kubernetes.cluster import GPU, GPUS
 from lab.kubernetes.user import NAMESPACE
-from torchmuster import proc
+from torchmuster.core import proc
 
 TRAIN = Path(__file__).with_name("train.py")
 RUN_LIMIT_S = 150.0

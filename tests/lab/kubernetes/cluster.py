@@ -19,7 +19,7 @@ from lab.kubernetes import images, programs
 from lab.kubernetes.certificates import Certificates
 from lab.kubernetes.house import ADDRESS, BRIDGE
 from lab.kubernetes.node import SOCKET
-from torchmuster import proc
+from torchmuster.core import proc
 
 HERE = Path(__file__).parent
 SERVER = f"{ADDRESS}:6443"

@@ -12,7 +12,7 @@ import pytest
 
 from kit.waiting import wait_until
 from lab.kubernetes.bench import NOTES
-from torchmuster import proc
+from torchmuster.core import proc
 
 NUM_PODS = 64
 START_LIMIT_S = 900.0  # 64 interpreters, three times, on the processors of one machine

@@ -11,7 +11,7 @@ from kit.command import MUSTER, SOURCE
 from kit.memory_group import MemoryGroup
 from kit.waiting import wait_until
 from matrix.world import MEMORY_BYTES, NODES, OWN_DISK, OWN_TMP, START_LIMIT_S, World
-from torchmuster import proc
+from torchmuster.core import proc
 
 
 class OwnDisks(slurm_lab.SlurmLab):

@@ -8,7 +8,7 @@ import click
 import pytest
 
 import torchmuster
-from torchmuster.cli.main import muster
+from torchmuster.core.cli.main import muster
 
 PACKAGE = Path(torchmuster.__file__).parent
 FILES = [

@@ -7,9 +7,9 @@ import pytest
 
 from kit.records import EVENTS, failure, make_run, over, result
 from kit.waiting import wait_until
-from torchmuster.files.layout import RunDir
-from torchmuster.model.states import RunState
-from torchmuster.owner.views.find import view_run
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.states import RunState
+from torchmuster.launcher.views.find import view_run
 from torchmuster.report import at_end
 from torchmuster.report.at_end import report_at_end
 

@@ -19,10 +19,10 @@ from kit.records import (
     sample,
     start,
 )
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.states import RunState
 from torchmuster.errors import NotFoundError
-from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
-from torchmuster.model.states import RunState
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
 from torchmuster.report.sheet import sheet_of
@@ -186,7 +186,7 @@ def test_a_long_run_has_a_bounded_number_of_spans_of_time(folder):
 def test_secrets_of_a_command_line_are_hidden(folder):
     args = ("--api-key", "abcdef", "--hf-token=xyz", "--num-tokens", "7", "http://u:pw1234@h/x")
     environment = (("WANDB_API_KEY", "abc"), ("OMP_NUM_THREADS", "4"))
-    from torchmuster.model.plan import NodeSetup
+    from torchmuster.core.model.plan import NodeSetup
 
     make_run(folder, ended=result(), args=args, node_setup=NodeSetup(environment=environment))
 

@@ -7,14 +7,14 @@ import os
 import pytest
 
 from kit.records import event, lines
-from torchmuster.cli.diagnosis.report import _two
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.errors import UsageError
-from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
-from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.multirun.sweep.plan import MetricChoice, MetricGoal, SweepPlan
+from torchmuster.report.cli.report import _two
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
-from torchmuster.spec.sweep_plan import MetricChoice, MetricGoal, SweepPlan
 
 VALUES = [0.5, math.nan, 0.25, None, 0.9]
 

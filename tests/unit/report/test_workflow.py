@@ -6,8 +6,8 @@ import os
 import pytest
 
 from kit.records import BEGAN, event, lines, make_run, result
-from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
 
@@ -121,8 +121,8 @@ def test_a_damaged_plan_is_said(run_dir, content):
 
 
 def test_two_workflows_are_not_compared(run_dir):
-    from torchmuster.cli.diagnosis.report import report
     from torchmuster.errors import UsageError
+    from torchmuster.report.cli.report import report
 
     with pytest.raises(UsageError, match="is a workflow"):
         report.main([run_dir.path, run_dir.path], standalone_mode=False)

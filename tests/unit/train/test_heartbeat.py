@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchmuster.model import progress as heartbeat
-from torchmuster.model.progress import RankPhase
+from torchmuster.core.model import progress as heartbeat
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.train import heartbeat as beats
 from torchmuster.train.heartbeat import Heartbeat, open_heartbeat
 

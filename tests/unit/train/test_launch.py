@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.core.model.contract import AttemptFacts, WorkerPlace, worker_environment
 from torchmuster.errors import UsageError
-from torchmuster.model.contract import AttemptFacts, WorkerPlace, worker_environment
 from torchmuster.train.launch import (
     Launcher,
     derive_port,

@@ -159,7 +159,7 @@ def test_a_lock_that_is_renewed_is_waited_for(place, tmp_path, monkeypatch):
 
 
 def test_a_live_owner_of_this_machine_keeps_its_lock_when_it_does_not_renew(place, tmp_path):
-    from torchmuster import proc
+    from torchmuster.core import proc
     from torchmuster.train.once import _process_table
 
     mine = proc.read_process(os.getpid())

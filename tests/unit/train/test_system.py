@@ -5,7 +5,7 @@ import json
 import pytest
 
 import torchmuster.train as tm
-from torchmuster.files.layout import RunDir
+from torchmuster.core.files.layout import RunDir
 from torchmuster.train.system import system_values
 
 SAMPLE = {

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torchmuster.core.model.network import VARIABLES, matches
 from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.show import Rule, Situation, differ, names_of
-from torchmuster.diagnose.facts.collect import TorchFacts
 from torchmuster.diagnose.finding import Finding, Level
-from torchmuster.model.network import VARIABLES, matches
+from torchmuster.launcher.facts.collect import TorchFacts
 
 # The grammars of the variables that users set for NCCL, Gloo, libfabric and torch.
 #

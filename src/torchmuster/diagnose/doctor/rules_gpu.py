@@ -14,8 +14,8 @@ from torchmuster.diagnose.doctor.show import (
     names_of,
     show_bytes,
 )
-from torchmuster.diagnose.facts.gpu import GpuFacts
 from torchmuster.diagnose.finding import Finding, Level
+from torchmuster.launcher.facts.gpu import GpuFacts
 
 # Connections between nodes: a bad row means a node's outgoing connections, a bad column its incoming ones.
 

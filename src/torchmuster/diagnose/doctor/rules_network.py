@@ -6,8 +6,8 @@ from typing import Any
 
 from torchmuster.diagnose.doctor.checks import LONG, MACHINES, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, names_of, show_bytes
-from torchmuster.diagnose.facts.collect import CollectedFacts
 from torchmuster.diagnose.finding import Finding, Level
+from torchmuster.launcher.facts.collect import CollectedFacts
 
 # InfiniBand, RoCE, Slingshot and EFA: what exists, and what NCCL would use.
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torchmuster.core.model import contract
 from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, names_of, show_bytes
-from torchmuster.diagnose.facts.collect import FolderFacts
-from torchmuster.diagnose.facts.system import SHARED_MEMORY
 from torchmuster.diagnose.finding import Finding, Level
-from torchmuster.model import contract
+from torchmuster.launcher.facts.collect import FolderFacts
+from torchmuster.launcher.facts.system import SHARED_MEMORY
 
 # Folders and script: existing, writable, with free space, and the same on all nodes.
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from torchmuster.diagnose.facts.collect import CollectedFacts
+from torchmuster.core.model.network import significant
 from torchmuster.diagnose.finding import Finding
-from torchmuster.model.network import significant
+from torchmuster.launcher.facts.collect import CollectedFacts
 
 # The input of doctor: the facts of all nodes and the connections between them; and words for rules that compare nodes.
 

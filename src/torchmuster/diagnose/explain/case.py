@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from torchmuster.core.model.ranks import expand_hostlist
 from torchmuster.diagnose.explain.events import LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading.scan import LogRecord
-from torchmuster.model.ranks import expand_hostlist
 
 _HOST_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9-]*\d[A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*")
 # Not `${nodes[0]}` of a script that lies beside the logs.

@@ -14,6 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from torchmuster.core.files.layout import RunDir, last_lines
+from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.run import fold_run
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Report, Result
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.causes import ENDINGS
 from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
@@ -23,11 +28,6 @@ from torchmuster.diagnose.explain.reading.ends import LogSource, first_and_last
 from torchmuster.diagnose.explain.reading.scan import read_sources
 from torchmuster.diagnose.explain.words import as_sure, evidence_of
 from torchmuster.diagnose.finding import Confidence
-from torchmuster.files.layout import RunDir, last_lines
-from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.record.run import fold_run
-from torchmuster.model.states import RunState
-from torchmuster.model.verdict import Report, Result
 
 LIMIT_S = 1.0
 _READ_LIMIT_S = 0.7

@@ -4,6 +4,10 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
+from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.run import RunRecord
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Result
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.catalogue.entry import Weight
 from torchmuster.diagnose.explain.causes import ENDINGS
@@ -12,10 +16,6 @@ from torchmuster.diagnose.explain.reading.patterns import match
 from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM
 from torchmuster.diagnose.explain.rules.signals import meaning_of
 from torchmuster.errors import HeadLostError
-from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.record.run import RunRecord
-from torchmuster.model.states import RunState
-from torchmuster.model.verdict import Result
 
 _MAKES_STORE = re.compile(r"_create_c10d_store|_tcp_rendezvous_handler|_env_rendezvous_handler")
 _BY_STATE = {

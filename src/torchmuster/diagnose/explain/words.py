@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from torchmuster.core.model.text import render_report
+from torchmuster.core.model.verdict import Report
 from torchmuster.diagnose.explain.causes import CAUSES, OBSERVED
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.finding import Confidence
-from torchmuster.model.display.text import render_report
-from torchmuster.model.verdict import Report
 
 _SLOW = "slow: "
 _EVIDENCE = 6

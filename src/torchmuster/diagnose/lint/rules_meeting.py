@@ -9,7 +9,7 @@ from torchmuster.diagnose.lint.numbers import is_node_count, number
 from torchmuster.diagnose.lint.shell_lex import shown
 from torchmuster.diagnose.lint.shell_script import variables_of
 from torchmuster.diagnose.lint.starts import ScriptStart, takes_part, tasks_per_node
-from torchmuster.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
+from torchmuster.launcher.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
 
 LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(?::.*)?", re.IGNORECASE)
 _OWN_VALUE = re.compile(

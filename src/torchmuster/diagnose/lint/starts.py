@@ -18,7 +18,7 @@ from torchmuster.diagnose.lint.shell_lex import (
 )
 from torchmuster.diagnose.lint.shell_script import ShellCommand, ShellScript
 from torchmuster.errors import UsageError
-from torchmuster.spec.torchrun import make_parser
+from torchmuster.launcher.spec.torchrun import make_parser
 
 WRAPPERS = frozenset(
     {

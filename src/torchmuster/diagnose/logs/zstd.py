@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import IO, Any, Protocol
 
-from torchmuster import proc
+from torchmuster.core import proc
 from torchmuster.errors import MusterError
 
 _MAX_WINDOW_BYTES = 128 << 20  # as much as `zstd -d` grants too, unless it is told otherwise

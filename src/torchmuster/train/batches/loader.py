@@ -17,8 +17,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Sampler
 
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.errors import UsageError
-from torchmuster.model.progress import RankPhase
 from torchmuster.train.batches.keyed import (
     DatasetError,
     KeyedFetch,

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from torchmuster.diagnose.facts.system import free_bytes
-from torchmuster.model import codec, contract
-from torchmuster.net import ipc
-from torchmuster.net.ipc import AgentAnswer, AskMemory, CallFailed, MemoryHeld
+from torchmuster.core.model import codec, contract
+from torchmuster.core.net import ipc
+from torchmuster.core.net.ipc import AgentAnswer, AskMemory, CallFailed, MemoryHeld
+from torchmuster.launcher.facts.system import free_bytes
 from torchmuster.train.snapshot.state import NoRoomError, SnapshotError
 
 PAGE_BYTES = 4096

@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
+from torchmuster.core.model import contract
 from torchmuster.errors import UsageError
-from torchmuster.model import contract
 from torchmuster.train import rng
 from torchmuster.train.batches.ledger import Sums, sums_of
 from torchmuster.train.batches.loader import Loader
@@ -455,7 +455,7 @@ def _note_code(metrics: RunMetrics) -> None:
     """Note which code this attempt runs, on rank 0 under muster: at its end a rank that is killed can't say it."""
     if not os.environ.get(contract.SOCKET_VARIABLE):
         return
-    from torchmuster.node.spawner.last_words import CodeNote
+    from torchmuster.core.node.spawner.last_words import CodeNote
 
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     code = CodeNote(os.path.dirname(os.path.realpath(script)) if script else None).read()
@@ -572,7 +572,7 @@ class ReplayRun(Run):
         agent = os.environ.get(contract.SOCKET_VARIABLE, "")
         if not self._order.debugger or not agent or birth.frame is None:
             return
-        from torchmuster.node.spawner.last_words import stop_at
+        from torchmuster.core.node.spawner.last_words import stop_at
 
         if not stop_at(agent, str(self._world.rank), birth.frame, birth.text):
             self._close_watches()

@@ -19,11 +19,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torchmuster.data.remote import open_any
-from torchmuster.model import contract
-from torchmuster.plainfile import write_all
+from torchmuster.core.model import contract
+from torchmuster.core.plainfile import write_all
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.state import DamagedError, SnapshotError, vanished
+from torchmuster.workflow.data.remote import open_any
 
 # Every file operation of a save, by name, so that tests can kill a process at each of them.
 #

@@ -28,10 +28,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from torchmuster.core.model import contract
+from torchmuster.core.model.progress import RankPhase
+from torchmuster.core.model.ranks import name_ranks
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.model import contract
-from torchmuster.model.progress import RankPhase
-from torchmuster.model.ranks import name_ranks
 from torchmuster.train import rng
 from torchmuster.train.exchange import broadcast_bytes, gather_json, shift_bytes
 from torchmuster.train.heartbeat import StepState

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from torchmuster.core.model.network import Interface
 from torchmuster.diagnose.doctor.show import NodeView, Pair, Situation
-from torchmuster.diagnose.facts.collect import (
+from torchmuster.launcher.facts.collect import (
     CollectedFacts,
     EnvironmentFacts,
     FileFacts,
@@ -13,9 +14,8 @@ from torchmuster.diagnose.facts.collect import (
     ScriptFacts,
     TorchFacts,
 )
-from torchmuster.diagnose.facts.gpu import Gpu, GpuFacts
-from torchmuster.diagnose.facts.system import SystemFacts
-from torchmuster.model.network import Interface
+from torchmuster.launcher.facts.gpu import Gpu, GpuFacts
+from torchmuster.launcher.facts.system import SystemFacts
 
 GIB = 1 << 30
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kit.records import start
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Report, Result
 from torchmuster.diagnose.explain import end_of_run
-from torchmuster.files.layout import RunDir
-from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
-from torchmuster.model.states import RunState
-from torchmuster.model.verdict import Report, Result
 from unit.diagnose.explain.logs import traceback_of
 
 DISK = "cp: error writing '/scratch/x': No space left on device\n"

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torchmuster.model.display.text import render_report, report_of_error
+from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.train.snapshot import folder as fileops
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import LocalFolder

@@ -28,5 +28,7 @@ def test_the_script_has_the_last_word(monkeypatch):
 
 
 def test_a_replay_verifies_nothing(monkeypatch):
-    monkeypatch.setattr("torchmuster.model.contract.replay_order", lambda environment: object())
+    monkeypatch.setattr(
+        "torchmuster.core.model.contract.replay_order", lambda environment: object()
+    )
     verify_steps(5, None, None, TWO_RANKS, None)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from torchmuster.core.model.failure import ECHOES
 from torchmuster.diagnose.explain.catalogue.entry import TOLD
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading.chains import (
@@ -16,7 +17,6 @@ from torchmuster.diagnose.explain.reading.chains import (
 )
 from torchmuster.diagnose.explain.reading.patterns import Meaning, match
 from torchmuster.diagnose.explain.reading.sentences import of_a_file
-from torchmuster.model.failure import ECHOES
 
 # What an exception means by its type and its message: its kind, its role in the story, what it names.
 
@@ -121,7 +121,7 @@ _ENDING = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::(?: (?P<message>.*)|$))?$")
 _BROKEN_ENDING = re.compile(r"^(?P<type>(?:\w+\.)*[A-Z]\w*?(?:Error|Exception))(?=[^\w:.]|[a-z])")
 _IGNORED = ("Exception ignored ", "--- Logging error ---")
 _LIBRARY = re.compile(
-    r"/(?:site-packages|dist-packages|lib/python\d[\w.]*)/|^<frozen|torchmuster/(?:agent|head|node|programs)/|/bin/(?:torchrun|accelerate|deepspeed|lightning)$"
+    r"/(?:site-packages|dist-packages|lib/python\d[\w.]*)/|^<frozen|torchmuster/(?:agent|core|head|launcher|node|programs)/|/bin/(?:torchrun|accelerate|deepspeed|lightning)$"
 )
 # Where our library works with what it was given, and calls nothing of the script's. What torch refuses there, we have asked for.
 _OURS = re.compile(r"torchmuster/train/(?:saves\.py|snapshot/|memory/)")

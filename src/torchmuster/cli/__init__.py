@@ -1,1 +1,0 @@
-"""The command line: parses, calls, prints, exits. Only here are errors caught."""

@@ -1,1 +1,0 @@
-"""The commands that look: at nodes, logs, job scripts, engines."""

@@ -1,1 +1,0 @@
-"""What `status`, `logs`, `restart` and `replay` show and do of each kind of record."""

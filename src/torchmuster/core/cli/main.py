@@ -1,0 +1,282 @@
+"""`muster`: the group of all commands.
+
+Commands are imported when they are called, so that `muster --help` stays quick.
+"""
+
+import importlib
+import os
+import shlex
+import sys
+from typing import Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+import torchmuster
+from torchmuster.core.cli.spelling import hint_for_option, refuse_removed
+from torchmuster.errors import ManyErrors, MusterError, UsageError
+
+SECTIONS = {
+    "Run": {
+        "run": ("torchmuster.core.cli.run", "Run a training script on one or many nodes."),
+        "submit": ("torchmuster.workflow.cli.submit", "Run a workflow file."),
+        "sweep": (
+            "torchmuster.multirun.cli.sweep",
+            "Run a script with many combinations of values.",
+        ),
+        "torchrun": ("torchmuster.launcher.cli.torchrun", "Take torchrun's own command line."),
+        "restart": (
+            "torchmuster.launcher.cli.restart",
+            "Start a run again; it continues where it stopped.",
+        ),
+        "session": ("torchmuster.multirun.cli.session", "Hold nodes on which runs start at once."),
+        "dev": ("torchmuster.multirun.cli.dev", "Run a script again when a file of it is saved."),
+    },
+    "Watch": {
+        "ps": ("torchmuster.launcher.cli.views", "List the runs."),
+        "top": ("torchmuster.report.cli.top", "Show a run, or all runs, live."),
+        "status": ("torchmuster.launcher.cli.views", "Show the state of a run."),
+        "logs": ("torchmuster.launcher.cli.views", "Print the output of the ranks."),
+        "wait": (
+            "torchmuster.launcher.cli.views",
+            "Wait for the end of a run; exit with its code.",
+        ),
+        "fetch": ("torchmuster.launcher.cli.views", "Take what a run in pods has left there."),
+        "cancel": ("torchmuster.launcher.cli.views", "Stop a run."),
+        "exec": (
+            "torchmuster.launcher.cli.execute",
+            "Run a command inside a task, or on a rank's node.",
+        ),
+        "stacks": ("torchmuster.launcher.cli.stacks", "Show the Python stacks of all ranks."),
+        "prune": ("torchmuster.launcher.cli.prune", "Remove old runs that have ended."),
+    },
+    "Diagnose": {
+        "doctor": (
+            "torchmuster.diagnose.cli.doctor",
+            "Check every node for problems before a job.",
+        ),
+        "explain": (
+            "torchmuster.diagnose.cli.explain",
+            "Explain from its logs why a run or another job failed.",
+        ),
+        "replay": (
+            "torchmuster.launcher.cli.replay",
+            "Make a step of a run again, and look into it.",
+        ),
+        "report": (
+            "torchmuster.report.cli.report",
+            "Write one page of all that is known of a run.",
+        ),
+        "lint": ("torchmuster.diagnose.cli.lint", "Find mistakes in a job script."),
+        "plan": ("torchmuster.diagnose.cli.plan", "Predict a training step on more nodes."),
+    },
+    "Workflows": {
+        "validate": ("torchmuster.workflow.cli.submit", "Check a workflow file."),
+        "render": ("torchmuster.workflow.cli.submit", "Fill in the template of a workflow file."),
+        "spec": ("torchmuster.workflow.cli.submit", "Print the workflow file of a run."),
+        "barrier": ("torchmuster.workflow.cli.barrier", "Wait for all tasks of the group."),
+    },
+    "Clusters": {
+        "engines": (
+            "torchmuster.launcher.cli.engines",
+            "List the engines, and what was found on this machine.",
+        ),
+        "init": (
+            "torchmuster.launcher.cli.init",
+            "Write a first muster.toml from what is found here.",
+        ),
+    },
+    "Data": {
+        "dataset": ("torchmuster.workflow.cli.dataset", "Versioned datasets."),
+        "data": ("torchmuster.workflow.cli.data", "Move files to and from URLs."),
+    },
+}
+COMMANDS = {name: told for section in SECTIONS.values() for name, told in section.items()}
+
+
+class _ReaderHasGoneError(Exception):
+    """Nobody reads what a command prints; of a `BrokenPipeError` click would make exit code 1."""
+
+
+class _LazyGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderHasGoneError from error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), cmd_name)
+        if not isinstance(command, click.Command):
+            raise TypeError(cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and name not in COMMANDS and not name.startswith("-"):
+            if name == "help":  # `muster help run`
+                known = [word for word in args[1:2] if word in COMMANDS]
+                return super().resolve_command(ctx, [*known, "--help"]) if known else _help(ctx)
+            refuse_removed(f"muster {name}")
+            from torchmuster.core.model.text import nearest
+
+            near = nearest(name, COMMANDS)
+            fix = f"did you mean `muster {near}`?" if near else "muster --help"
+            if os.path.isfile(name) or name.endswith((".py", ".sh")):
+                fix = f"muster run {shlex.join(args)}"
+            if name.endswith((".yaml", ".yml")):
+                fix = f"muster submit {shlex.join(args)}"
+            raise UsageError(f"muster has no command `{name}`", fix=fix)
+        if name in ("run", "submit", "sweep", "torchrun", "restart", "session", "dev", "replay"):
+            _check_working_directory()
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing any."""
+        found = {name: text for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)}
+        return [CompletionItem(name, help=text) for name, text in found.items()]
+
+
+def _help(ctx: click.Context) -> NoReturn:
+    click.echo(ctx.get_help())
+    ctx.exit()
+
+
+def _with_dashes(name: str) -> str:
+    """Take torchrun's `--nproc_per_node` for `--nproc-per-node`, as torchrun does."""
+    return name.replace("_", "-")
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": _with_dashes,
+    },
+)
+@click.version_option(torchmuster.__version__, prog_name="muster")
+def muster() -> None:
+    """Take a PyTorch training script from one GPU to many nodes.
+
+    \b
+    muster run train.py --epochs 10              every GPU of this machine
+    muster run --nodes 2 --nproc-per-node 2 train.py     two simulated nodes
+    muster torchrun --nnodes 2 ... train.py      torchrun's own line
+    """  # noqa: D301 - \b is click's mark
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run a command; every error of ours ends in a message and an exit code."""
+    try:
+        code: Any = muster.main(
+            args=arguments, prog_name="muster", standalone_mode=False, windows_expand_args=False
+        )
+    except MusterError as error:
+        _leave([error])
+    except ManyErrors as many:
+        _leave(many.errors)
+    except click.exceptions.Exit as end:
+        code = end.exit_code
+    except click.Abort:  # Ctrl-C, where nobody waits for it
+        _interrupted()
+    except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # within an import, by older Pythons
+            _interrupted()
+        raise
+    except click.UsageError as error:
+        words = sys.argv[1:] if arguments is None else arguments
+        _leave([_translate(error, words)])
+    except click.ClickException as error:
+        _leave([UsageError(error.format_message())])
+    except _ReaderHasGoneError:  # as `cat` ends, by SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 141
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        what = "the working directory does not exist any more"
+        raise UsageError(what, why=error.strerror, fix="cd to a folder that exists") from error
+
+
+def _interrupted() -> NoReturn:
+    """End at once, without the directory of what has not begun: a thread that notes the code's version would wait for git."""
+    if (create := sys.modules.get("torchmuster.core.owner.create")) is not None:
+        create.remove_unbegun()
+    os._exit(130)
+
+
+def _leave(errors: Any) -> NoReturn:
+    from torchmuster.core.cli.messages import print_errors
+
+    print_errors(errors)
+    sys.exit(errors[0].exit_code)
+
+
+def _if_the_scripts(command: str) -> str:
+    takes_script = command in ("muster run", "muster dev")
+    return (
+        f"is it an option of the script? then it goes after it: {command} train.py ..."
+        if takes_script
+        else ""
+    )
+
+
+def _translate(error: click.UsageError, words: list[str]) -> UsageError:
+    """Return click's complaint in our own form."""
+    command = " ".join(["muster", *[word for word in words[:1] if word in COMMANDS]])
+    if error.ctx is not None and isinstance(
+        getattr(error.ctx.parent, "command", None), click.Group
+    ):
+        command = error.ctx.command_path  # of a command in a group: `muster session end`
+    help_line = f"{command} --help"
+    if isinstance(error, click.NoSuchOption):
+        known: list[str] = []
+        if error.ctx is not None:
+            params = error.ctx.command.get_params(error.ctx)
+            known = [name for param in params for name in param.opts if name.startswith("--")]
+        what = f"`{command}` has no option `{error.option_name}`"
+        return UsageError(
+            what,
+            fix=hint_for_option(error.option_name, known) or _if_the_scripts(command) or help_line,
+        )
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        name = error.param.human_readable_name
+        example = {"SCRIPT": "train.py", "RUN": "last"}.get(name)
+        if command == "muster cancel":
+            return UsageError(f"`{command}` needs {name}", fix="`muster ps` lists the runs")
+        return UsageError(
+            f"`{command}` needs {name}", fix=f"{command} {example}" if example else help_line
+        )
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        typed = {word.partition("=")[0] for word in words}
+        opts = error.param.opts
+        name = next((word for word in opts if _with_dashes(word) in typed), opts[-1])
+        what = error.message.rstrip(".").replace("'", "`")
+        what = what.replace(" is not in the range x>=", " is less than ")
+        return UsageError(what, where=name, fix=help_line)
+    if isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
+        return UsageError(f"`{error.option_name}` needs a value", fix=help_line)
+    what = error.format_message().rstrip(".").replace("'", "`")
+    if what.startswith("Got unexpected extra"):
+        what = f"`{command}` takes no argument `{what.partition('(')[2].rstrip(')')}`"
+    return UsageError(what, fix=help_line)

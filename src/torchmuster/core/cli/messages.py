@@ -1,0 +1,117 @@
+"""Print errors and verdicts on standard error, in colour where the terminal has it."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model.repeats import Shown, shortened
+from torchmuster.core.model.states import RunState, State
+from torchmuster.core.model.text import few_of, printable, render_report, report_of_error
+from torchmuster.core.model.verdict import Report, Result, WorkflowResult
+from torchmuster.errors import MusterError
+
+_RED, _BOLD, _CYAN, _RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
+_YELLOW = "\x1b[1;33m"
+
+
+def uses_colour() -> bool:
+    """Return whether standard error is a terminal with colour."""
+    return (
+        sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+def paint_report(report: Report, *, colour: bool) -> str:
+    """Return the text of a report."""
+    text = render_report(report)
+    if not colour:
+        return text
+    lines = text.split("\n")
+    lines[0] = f"{_RED}error:{_RESET}{_BOLD}{lines[0].removeprefix('error:')}{_RESET}"
+    return "\n".join(
+        f"{_CYAN}hint:{_RESET}{line.removeprefix('hint:')}" if line.startswith("hint:") else line
+        for line in lines
+    )
+
+
+def print_errors(errors: Sequence[MusterError]) -> None:
+    """Print every error, one block each."""
+    colour = uses_colour()
+    blocks = [paint_report(report_of_error(error), colour=colour) for error in errors]
+    sys.stderr.write("\n".join(blocks))
+
+
+def print_warnings(warnings: Sequence[MusterError]) -> None:
+    """Print every warning, in the same form as an error."""
+    word = f"{_YELLOW}warning:{_RESET}" if uses_colour() else "warning:"
+    for warning in warnings:
+        text = render_report(report_of_error(warning)).removeprefix("error:")
+        sys.stderr.write(f"{word}{text}\n")  # a blank line before what follows
+
+
+def print_notes(sentences: Sequence[str]) -> None:
+    """Print one line for each automatic choice."""
+    for sentence in sentences:
+        sys.stderr.write(f"muster: {printable(sentence)}\n")
+
+
+def workflow_summary(result: WorkflowResult) -> str:
+    """Return the last line of a workflow."""
+    text = f"{result.state.value} after {result.elapsed_s:.1f} s"
+    failed = [f"{name} {state}" for name, state in result.groups.items() if state != "COMPLETED"]
+    if result.state is State.COMPLETED:
+        return text
+    go_on = f"continue with: muster restart {short_id(result.run_id)}"
+    return f"{text} ({few_of(failed, 6)}); {go_on}" if failed else f"{text}; {go_on}"
+
+
+def summary(result: Result, how_to_go_on: str | None = None) -> str:
+    """Return the last line of a run.
+
+    Args:
+        result: Of the run.
+        how_to_go_on: What an unsuccessful run has saved, and how to continue it.
+    """
+    if result.attempts == 0 and result.state is not RunState.SUCCEEDED:
+        waited = f" after {result.elapsed_s:.1f} s" if result.elapsed_s else ""
+        never = f"{result.state.value}{waited}: it never started"
+        return f"{never}; {how_to_go_on}" if how_to_go_on else never
+    attempts = f"{result.attempts} attempt{'s' if result.attempts != 1 else ''}"
+    lost = f", {result.lost_s:.1f} s lost" if result.lost_s else ""
+    logs = f", {result.logs_lost_lines} log lines lost" if result.logs_lost_lines else ""
+    after = f"{result.state.value} after {result.elapsed_s:.1f} s ({attempts}{lost}{logs})"
+    if result.state is RunState.SUCCEEDED:
+        return f"{after}{_unsaved_end(result)}"
+    return f"{after}; {how_to_go_on}" if how_to_go_on else after
+
+
+def _unsaved_end(result: Result) -> str:
+    """Return a note if the end of a successful training is not saved."""
+    step, saved = result.trained_step, result.saved_step
+    if step is None or saved == step:
+        return ""
+    last = "there is no snapshot" if saved is None else f"the last snapshot is of step {saved}"
+    return f"; step {step}, its end, is not saved: {last}"
+
+
+def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> Report | None:
+    """Return the report at the end of a run, with evidence from its logs; None when the last line is enough.
+
+    Args:
+        result: Of the run.
+        run_dir: Its logs are there.
+        shown: What the terminal has shown: a traceback is not printed twice.
+    """
+    if not is_worth_a_report(result):
+        return None
+    from torchmuster.diagnose.explain.end_of_run import explained
+
+    report = explained(result, run_dir)
+    return shortened(report, result, shown) if report is not None and shown is not None else report
+
+
+def is_worth_a_report(result: Result) -> bool:
+    """Return whether the verdict contains more than the last line."""
+    failed = result.state is not RunState.SUCCEEDED or result.exit_code != 0
+    return result.report is not None and failed

@@ -1,0 +1,267 @@
+"""What a place has to do with a run, and what is done in the same way for all of them.
+
+A command asks `find.find_place` once. What differs from place to place is a method or an attribute here: nothing outside
+of a place asks which one it is.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from torchmuster.core.files.layout import RunDir
+    from torchmuster.core.files.terminal import TerminalVoice
+    from torchmuster.core.model.plan import RunPlan
+    from torchmuster.core.model.verdict import Result
+    from torchmuster.core.spec.launch import JobLimits, RunRequest
+    from torchmuster.core.spec.problems import Problems
+    from torchmuster.launcher.engines.own_job import OwnJob
+    from torchmuster.multirun.door.messages import SessionSetup
+    from torchmuster.workflow.owner.capacity import Machine
+    from torchmuster.workflow.plan import WorkflowPlan
+
+    Follow = Callable[[TerminalVoice], Result | None]
+    StartSweep = Callable[..., int]  # of a plan, and of its folder where it has one already
+
+
+# What only a scheduler's job can be asked for.
+OF_A_JOB = {
+    "time_limit": "--time",
+    "queue": "--partition",
+    "account": "--account",
+    "cpus_per_node": "--cpus-per-node",
+    "gpus_per_node": "--gpus-per-node",
+    "mem": "--mem",
+    "take_within": "--take-within",
+}
+
+
+class Place:
+    """A place for runs.
+
+    Attributes:
+        name: What plans call it.
+        takes_no_job_options: Why options of a scheduler's job mean nothing here; empty where they do.
+        takes_no_environment: Why `--ship-env` means nothing here; empty where it does.
+        is_followed_here: The process that follows a run here prints what its ranks print.
+    """
+
+    name = ""
+    takes_no_job_options = ""
+    takes_no_environment = ""
+    is_followed_here = True
+
+    # Of `muster doctor` and `muster torchrun`.
+
+    is_simulated = False  # its nodes are this machine
+    job: "OwnJob | None" = None  # around this shell, whose nodes are used
+
+    # Of `muster engines check`: rows of check, ok (None where nobody can tell) and found.
+
+    needs_commands = True
+
+    def look(self) -> "list[dict[str, Any]]":
+        """Return what can be found out without a job, beyond its commands."""
+        raise NotImplementedError
+
+    def try_out(self, limit_s: float) -> "tuple[list[dict[str, Any]], str] | None":
+        """Try it in at most so many seconds, and return what was found, and what is left; None where there is nothing to try."""
+        del limit_s
+        return None
+
+    def fill(self, request: "RunRequest") -> "RunRequest":
+        """Return the request with what the place says of options that were not given."""
+        return request
+
+    def check_detach(self, words: str, problems: "Problems") -> None:
+        """Note it where a run ends with its client; `words` is the command without `--detach`."""
+
+    def plan(
+        self, request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
+    ) -> "RunPlan | None":
+        """Return the plan of a run here; None where there is a problem."""
+        raise NotImplementedError
+
+    def show(self, plan: "RunPlan") -> None:
+        """Print what would be started."""
+        raise NotImplementedError
+
+    def instead(self) -> int | None:
+        """Start it from a node that can, and return its exit code; None where this process can."""
+        return None
+
+    def settle(self, plan: "RunPlan") -> "RunPlan":
+        """Return the plan of a run that is to start now: the last moment to refuse it."""
+        return plan
+
+    def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow | None":
+        """Start a run that has its folder; return what follows it, None where it continues without us."""
+        raise NotImplementedError
+
+    # Of a workflow.
+
+    is_this_machine = False  # what this machine has decides which tasks can run
+
+    def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
+        """Refuse what can't be done here, before anything exists.
+
+        Raises:
+            ManyErrors: Everything of it.
+        """
+
+    def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+        """Print what would be started; `machine` is this one."""
+        raise NotImplementedError
+
+    def with_task_setup(self, plan: "WorkflowPlan") -> "WorkflowPlan":
+        """Return the plan with what the site says of its nodes."""
+        return plan
+
+    def submit_workflow(
+        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
+    ) -> int:
+        """Start a prepared workflow and follow it to its end, or leave it in the background; return the exit code."""
+        raise NotImplementedError
+
+    def settle_workflow_again(self, old: "RunDir") -> None:
+        """Remove what is left of an earlier start of a workflow that is to start again."""
+
+    # Of a sweep.
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        """Start a sweep and follow it, or show it; return the exit code.
+
+        Args:
+            given: The words of the command line.
+            problems: What is wrong with them so far.
+            start: Starts, or shows, a planned sweep that a process of this machine owns; a second argument is its folder,
+                where it has one already.
+
+        Raises:
+            ManyErrors: All that is wrong with the words.
+        """
+        raise NotImplementedError
+
+    # Of a session.
+
+    no_session = ""  # why none can be held here
+    most_nodes: int | None = None  # that a session can hold; None for any number
+
+    def settle_session(
+        self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
+    ) -> "RunPlan":
+        """Return the plan of a session for its nodes here; `given` are the words of the command line."""
+        raise NotImplementedError
+
+    def own_session(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
+        """Start the owner of a session."""
+        raise NotImplementedError
+
+
+class Nowhere(Place):
+    """The place of a name that is none, which has been noted: what else is wrong is said with it."""
+
+    def fill(self, request: "RunRequest") -> "RunRequest":
+        return replace(request, nodes=request.nodes or "1")
+
+    def plan(
+        self, request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
+    ) -> None:
+        del limits
+        plan_elsewhere(request, run_id, request.gpus_per_node or 0, problems)
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
+
+        return start(plan_sweep(given, sweep_request(given), [], problems, is_job=True))
+
+
+def say_ignored_of_a_job(place: Place, given: "Mapping[str, Any]") -> None:
+    """Say which options that were given are of a scheduler's job, and mean nothing in a place."""
+    ignored = [word for name, word in OF_A_JOB.items() if given.get(name) is not None]
+    if ignored:
+        warn([f"ignored: {', '.join(ignored)}: {place.takes_no_job_options}"])
+
+
+def check(place: Place, request: "RunRequest", problems: "Problems") -> None:
+    """Note the options that a place can't take, and say which it does not look at."""
+    if place.takes_no_job_options:
+        say_ignored_of_a_job(place, {name: getattr(request, name) for name in OF_A_JOB})
+        if request.resubmit:
+            fix = "--on slurm or --on pbs; in a job of your own: sbatch or qsub again"
+            problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
+    if request.grow and ":" not in (request.nodes or ""):
+        warn(["ignored: --grow: the number of nodes is fixed; --nodes 2:4 is a range"])
+    if request.preload and request.start == "fresh":
+        warn(["ignored: --preload: a fresh interpreter imports all of its modules itself"])
+    if request.detach:
+        words = shlex.join(["muster", *(word for word in sys.argv[1:] if word != "--detach")])
+        place.check_detach(words, problems)
+    if request.ship_env is None:
+        return
+    where = f"--ship-env={request.ship_env}" if request.ship_env else "--ship-env"
+    if place.takes_no_environment:
+        what = "an environment is sent only to hosts of ssh and to nodes of jobs"
+        fix = "--python names an interpreter that they see"
+        problems.add(what, where, place.takes_no_environment, fix)
+    if request.python is not None:
+        what = "--ship-env can't be combined with --python"
+        problems.add(what, where, "the environment brings its interpreter", "leave one of them out")
+
+
+def begin(place: Place, plan: "RunPlan", *, detach: bool, snapshots: str | None = None) -> int:
+    """Start a planned run and follow it to its end, on the snapshots of an earlier one where it has any."""
+    from torchmuster.core.cli.ending import shown_here
+    from torchmuster.core.owner.create import create_run_dir, link_snapshots
+
+    if (code := place.instead()) is not None:
+        return code
+    plan = place.settle(plan)
+    if place.is_followed_here:
+        plan = shown_here(plan, detach=detach)
+    run_dir = create_run_dir(plan)
+    if snapshots is not None:
+        link_snapshots(run_dir, snapshots)
+    return start_and_follow(place, plan, run_dir, detach=detach)
+
+
+def start_and_follow(place: Place, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> int:
+    """Start a run that has its folder, and follow it to its end."""
+    from torchmuster.core.cli.ending import follow_run, print_id
+    from torchmuster.core.owner.create import note_failed_start
+
+    with note_failed_start(run_dir):
+        follow = place.start(plan, run_dir, detach=detach)
+    return print_id(plan.run_id) if follow is None else follow_run(plan, run_dir, follow)
+
+
+def warn(sentences: Iterable[str]) -> None:
+    """Print sentences that the user needs to know before the run starts."""
+    for sentence in sentences:
+        click.echo(f"muster: {sentence}", err=True)
+
+
+def plan_elsewhere(
+    request: "RunRequest", run_id: str, num_gpus: int, problems: "Problems"
+) -> "RunPlan | None":
+    """Return the plan of a run on other nodes, each with so many GPUs."""
+    from torchmuster.core.spec.launch import plan_run
+
+    gpus = [str(index) for index in range(num_gpus)]
+    plan = plan_run(request, run_id, gpus, problems, simulated=False)
+    return replace(plan, stdin_rank=None) if plan is not None else None
+
+
+def too_few(plan: "RunPlan", there: int) -> tuple[str, str] | None:
+    """Return how many nodes are asked for, and the option that asks for fewer; None where there are enough."""
+    if plan.min_nodes + plan.spares <= there:
+        return None
+    spares = f" and {plan.spares} spare" if plan.spares else ""
+    return f"{plan.min_nodes} nodes{spares}", f"--nodes {max(there - plan.spares, 1)}"
+
+
+# Which place a command means: the only module that asks for engines, kinds of sites and the job around this shell.

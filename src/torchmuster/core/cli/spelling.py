@@ -1,0 +1,143 @@
+"""What somebody meant who typed an option that does not exist."""
+
+from collections.abc import Collection, Sequence
+
+import click
+
+from torchmuster.errors import UsageError
+
+_MOST_SOURCE = 1 << 20
+_EVERYBODYS = frozenset({"--help"})
+
+# Commands and options that were removed, and what to use instead. An entry stays for one release.
+REMOVED = {
+    "muster convert": "write `nodes`, `nproc_per_node` and `script` by hand, as docs/rewriting.md shows",
+    "muster sweep --gpu-mem": "`--per-gpu K` lets K members share a GPU; choose K so that their memory fits",
+}
+
+# torchrun's word for it, and what `muster run` calls it; None: it is not needed.
+TORCHRUN_OPTIONS: dict[str, str | None] = {
+    "--nnodes": "--nodes",
+    "--max-restarts": "--max-restarts",
+    "--nproc-per-node": "--nproc-per-node",
+    "--module": "-m",
+    "--start-method": None,
+    "--tee": "--tee",
+    "--duplicate-stderr-filters": None,
+    "--duplicate-stdout-filters": None,
+    "--event-log-handler": None,
+    "--log-dir": None,
+    "--local-addr": None,
+    "--local-ranks-filter": "--tee",
+    "--logs-specs": None,
+    "--master-addr": None,
+    "--master-port": None,
+    "--monitor-interval": None,
+    "--no-python": None,
+    "--node-rank": None,
+    "--numa-binding": None,
+    "--rdzv-backend": None,
+    "--rdzv-conf": None,
+    "--rdzv-endpoint": None,
+    "--rdzv-id": None,
+    "--redirects": None,
+    "--role": None,
+    "--run-path": None,
+    "--shutdown-timeout": "--grace",
+    "--signals-to-handle": None,
+    "--standalone": None,
+    "--virtual-local-rank": None,
+}
+
+
+# What others call it, and what `muster run` calls it.
+_OTHER_WORDS = {
+    "--job-name": "`--name NAME`",
+    "-J": "`--name NAME`",
+    "--gpus": "`--nproc-per-node N` for a worker on each of N GPUs, `--gpus-per-node N` to ask a scheduler for them",
+    "-G": "`--gpus-per-node N`",
+    "--gres": "`--gpus-per-node N`",
+    "--ntasks-per-node": "`--nproc-per-node N`",
+    "--cpus-per-task": "`--cpus-per-node N`",
+    "-N": "`--nodes N`",
+    "-p": "`--partition NAME`",
+    "-q": "`--queue NAME`",
+    "-t": "`--time TIME`",
+    "-A": "`--account NAME`",
+    "-c": "`--cpus-per-node N`",
+    "--walltime": "`--time TIME`",
+    "--timeout": "`--time TIME` for a job's limit, `--join-timeout TIME` for the wait for nodes",
+    "--nproc": "`--nproc-per-node N`",
+    "--np": "`--nproc-per-node N`",
+    "-n": "`--nproc-per-node N`",
+    "-H": "`--hosts A,B:N`",
+    "-e": "`--env NAME=VALUE`",
+}
+
+
+# What others call it, an option of the commands that look, and what it is there.
+_OTHER_WORDS_OF_VIEWS = {
+    "--lines": ("--tail", "here it is `--tail N`"),
+    "--watch": ("--json", "the shell's `watch` runs a command again and again: `watch muster ...`"),
+    "--running": ("--all", "waiting and running runs are always listed, without an option"),
+}
+
+
+def refuse_removed(words: str) -> None:
+    """Refuse a command or an option that was removed: `muster convert`, `muster sweep --gpu-mem`.
+
+    Raises:
+        UsageError: It names what to use instead.
+    """
+    if (instead := REMOVED.get(words.replace("_", "-"))) is not None:
+        raise UsageError(f"`{words}` was removed", fix=instead)
+
+
+def hint_for_option(given: str, known: Sequence[str]) -> str | None:
+    """Return how to mend an unknown option; None when nothing is near."""
+    if given in _OTHER_WORDS and "--nproc-per-node" in known:
+        return f"here it is {_OTHER_WORDS[given]}"
+    needed, hint = _OTHER_WORDS_OF_VIEWS.get(given, ("", ""))
+    if needed in known:
+        return hint
+    dashed = "--" + given.lstrip("-").replace("_", "-")
+    if dashed in known:
+        return f"it is spelled `{dashed}`"
+    if dashed in TORCHRUN_OPTIONS and "--nproc-per-node" in known:
+        ours = TORCHRUN_OPTIONS[dashed]
+        theirs = "this is an option of torchrun"
+        if ours is None:
+            return (
+                f"{theirs} that `muster run` does without: leave it out, or use `muster torchrun`"
+            )
+        return f"{theirs}: here it is `{ours}`, or use `muster torchrun` with torchrun's own line"
+    # Without the dashes: they are all that `--on` and `--foo` have in common.
+    from torchmuster.core.model.text import nearest
+
+    near = nearest(dashed[2:], [name[2:] for name in known])
+    return f"did you mean `--{near}`?" if near else None
+
+
+def option_names(command: click.Command) -> set[str]:
+    """Return the long names of a command's options."""
+    return {name for param in command.params for name in param.opts if name.startswith("--")}
+
+
+def option_behind(script: str, args: Sequence[str], ours: Collection[str]) -> str | None:
+    """Return a sentence on an option of ours behind a script that does not seem to know it; None without one.
+
+    It stays the script's: only what its source says decides whether somebody may have meant us.
+    """
+    for word in args:
+        name = word.partition("=")[0].replace("_", "-")
+        if not word.startswith("--") or name not in ours or name in _EVERYBODYS:
+            continue
+        try:
+            with open(script, errors="replace") as file:
+                source = file.read(_MOST_SOURCE)
+        except OSError:
+            return None  # a module: nobody has read it
+        if name[2:] in source.replace("_", "-"):
+            continue
+        return f"`{name}` comes after {script}, so {script} gets it; options of muster go before the script"
+    return None

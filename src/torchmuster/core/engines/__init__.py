@@ -1,0 +1,1 @@
+"""How agents are started on this machine, and which schedulers there are."""

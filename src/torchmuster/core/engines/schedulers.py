@@ -1,0 +1,198 @@
+"""The schedulers of torchmuster, by what is fixed of them: loading no dialect, so that it costs a start nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from torchmuster.core.model.scheduler import KeyKind, SchedulerFacts
+from torchmuster.errors import UsageError
+
+_PBS_TOOLS = ("qsub", "qstat", "qdel")
+_OF_ENTRY = ("name", "module", "install", "source")  # what a package's entry point says
+SCHEDULERS = {
+    entry.name: entry
+    for entry in (
+        SchedulerFacts(
+            name="slurm",
+            module="torchmuster.launcher.engines.slurm",
+            install="Slurm's commands (Debian: slurm-client)",
+            client="sbatch",
+            tools=("sbatch", "squeue", "scancel"),
+            job_variables=("SLURM_JOB_ID", "SLURM_JOBID"),
+            variables=("SLURM_", "SLURMD_"),
+            variables_of_users=("SLURM_CONF", "SLURM_CONF_SERVER"),
+            directive="#SBATCH",
+            example="--reservation=NAME",
+            queue_word="partition",
+            keys=frozenset({"qos", "constraint"}),
+            instead={
+                "project": "Slurm has no project beside the account: `account`",
+                "start_with": "Slurm starts agents by srun",
+            },
+        ),
+        SchedulerFacts(
+            name="pbs",
+            module="torchmuster.launcher.engines.pbs",
+            install="the commands of OpenPBS or PBS Professional (openpbs-client)",
+            client="qsub",
+            tools=_PBS_TOOLS,
+            job_variables=("PBS_JOBID",),
+            variables=("PBS_",),
+            variables_of_users=("PBS_CONF_FILE", "PBS_SERVER"),
+            directive="#PBS",
+            example="-l place=scatter:excl",
+            keys=frozenset({"project", "start_with"}),
+            instead={
+                "qos": "PBS has none: a queue stands for it",
+                "constraint": 'PBS asks for keys of a chunk: chunk = { KEY = "VALUE" }',
+            },
+        ),
+        SchedulerFacts(
+            name="kubernetes",
+            module="torchmuster.kubernetes.engine.dialect",
+            install="kubectl, with a context that works: kubectl auth whoami",
+            tools=("kubectl",),  # laptops have it: it makes no login node, so it is no `client`
+            directive="",
+            example="spec.template.spec.runtimeClassName=nvidia",
+            queue_word="queue of Kueue",
+            sees_files=False,
+            own_keys={
+                "context": KeyKind.LINE,
+                "namespace": KeyKind.WORD,
+                "image": KeyKind.WORD,
+                "pull_policy": KeyKind.WORD,
+                "pull_secrets": KeyKind.LINES,
+                "memory": KeyKind.WORD,
+                "shm": KeyKind.WORD,
+                "scratch_size": KeyKind.WORD,
+                "gpu_resource": KeyKind.WORD,
+                "devices": KeyKind.PAIRS,
+                "claims": KeyKind.LINES,
+                "home": KeyKind.LINE,
+                "node_selector": KeyKind.PAIRS,
+                "tolerations": KeyKind.LINES,
+                "priority_class": KeyKind.WORD,
+                "queue_priority": KeyKind.WORD,
+                "topology": KeyKind.WORD,
+                "gang": KeyKind.WORD,
+                "jobset": KeyKind.YES,
+                "service_account": KeyKind.WORD,
+                "pod_security": KeyKind.WORD,
+                "run_as": KeyKind.COUNT,
+                "host_network": KeyKind.YES,
+                "lock_memory": KeyKind.YES,
+                "door_port": KeyKind.COUNT,
+                "take_within": KeyKind.WORD,
+            },
+            instead={
+                "project": "Kubernetes has namespaces: `namespace`",
+                "qos": "`priority_class` of the cluster, or `queue_priority` of Kueue",
+                "constraint": 'node_selector = { "LABEL" = "VALUE" }',
+                "start_with": "its pods start agents by themselves",
+            },
+            keys=frozenset(),
+        ),
+    )
+}
+# Each client once: what is found of several schedulers is taken for the first.
+CLIENTS: dict[str, str] = {}
+for _entry in SCHEDULERS.values():
+    if _entry.client is not None:
+        CLIENTS.setdefault(_entry.client, _entry.name)
+# The variable that names a job, and the one that tells the members of an array apart where the first does not. Of all
+# schedulers that we know of: two nodes in different jobs are no world.
+_JOBS = (
+    ("SLURM_JOB_ID", None),
+    ("PBS_JOBID", None),  # with the index of an array: 1053[2].server
+    ("LSB_JOBID", "LSB_JOBINDEX"),
+    ("FLUX_JOB_ID", None),
+    ("OAR_JOB_ID", None),
+    ("COBALT_JOBID", None),
+)
+
+
+def sees_files(kind: str) -> bool:
+    """Say whether the nodes of a kind of engine see the client's files, as far as is known without its dialect."""
+    return kind not in SCHEDULERS or SCHEDULERS[kind].sees_files
+
+
+def kind_of_client(client: str, version: str | None) -> str:
+    """Return the scheduler that a client is of: versions 2 to 6 of qsub are Torque's, which has no engine."""
+    major = (version or "").partition(".")[0]
+    is_torque = CLIENTS[client] == "pbs" and major.isdecimal() and int(major) < 10
+    return "torque" if is_torque else CLIENTS[client]
+
+
+def is_in_torque(environment: Mapping[str, str]) -> bool:
+    """Say whether a job is one of Torque: `PBS_VERSION=TORQUE-6.0.2`; its other variables are those of PBS."""
+    return environment.get("PBS_VERSION", "").startswith("TORQUE")
+
+
+def may_be_in_job(environment: Mapping[str, str]) -> bool:
+    """Say whether it is worth looking for a job around this process: all schedulers name it by a variable with `JOB`."""
+    return any("JOB" in name for name in environment)
+
+
+def facts_of(dialect: Any, entry: SchedulerFacts | None = None) -> SchedulerFacts:
+    """Return what is fixed of a scheduler: a row of ours, or what the dialect of another package says of itself."""
+    known = SCHEDULERS.get(dialect.name)
+    if known is not None:
+        return known
+    found = entry or SchedulerFacts(name=dialect.name, module="", install="")
+    names = (field.name for field in fields(SchedulerFacts) if field.name not in _OF_ENTRY)
+    return replace(found, **{n: getattr(dialect, n) for n in names if hasattr(dialect, n)})
+
+
+def set_by_schedulers(dialect: Any = None) -> tuple[str, ...]:
+    """Return how the names of variables begin that schedulers set: all of ours, and that of a job."""
+    every = (*SCHEDULERS.values(), *([facts_of(dialect)] if dialect is not None else []))
+    return tuple(dict.fromkeys(begin for one in every for begin in one.variables))
+
+
+def known_jobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the scheduler and the id of each job that variables name: of the schedulers here, by the first variable."""
+    found = []
+    for scheduler in SCHEDULERS.values():
+        ids = (environment[name] for name in scheduler.job_variables if environment.get(name))
+        found += [(scheduler.name, job_id) for job_id in list(ids)[:1]]
+    return found
+
+
+def own_jobs(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return `VARIABLE=ID` of each job that a process is in; ssh brings none of them along."""
+    found = []
+    for name, index in _JOBS:
+        job = environment.get(name)
+        if name == "SLURM_JOB_ID" and "SLURM_HET_SIZE" in environment:
+            job = environment.get("SLURM_JOB_ID_HET_GROUP_0")  # its parts have different ids
+        number = environment.get(index, "0") if index is not None else "0"
+        if job:
+            found.append(f"{name}={job}" + (f"[{number}]" if number != "0" else ""))
+    return tuple(found)
+
+
+def guard(
+    environment: Mapping[str, str],
+    which: Callable[[str], str | None],
+    sites: Sequence[str] = (),
+) -> UsageError | None:
+    """Return why nothing may be started on a login node without `--on` or `--here`; None when it may.
+
+    Args:
+        environment: That of the user's shell.
+        which: Where a command is on PATH, as `shutil.which`.
+        sites: Names of the user's configuration that stand for a cluster; offered first.
+    """
+    if known_jobs(environment):
+        return None
+    found = {command: path for command in CLIENTS if (path := which(command))}
+    if not found:
+        return None
+    names = list(dict.fromkeys([*sites, *(CLIENTS[command] for command in found)]))
+    offers = " or ".join(f"--on {name}" for name in names)
+    return UsageError(
+        "refusing to start on what looks like a login node",
+        where=", ".join(found.values()),
+        why=f"{' and '.join(found)} on PATH, and this shell is not in a job",
+        fix=f"{offers} submits a job; use --here to run on this machine anyway",
+    )

@@ -1,0 +1,1 @@
+"""The run directory, atomic writes, the writer thread. Standard library only."""

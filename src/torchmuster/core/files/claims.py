@@ -1,0 +1,187 @@
+"""The folder in which heads claim their terms, and agents vote that one is lost (`core/model/succession.py`).
+
+It may be on a network's disk. A claim is linked there when it is whole, which only one process can do for each number. What
+a directory has is cached for up to a minute by the clients of NFS, unless they see that it has changed: so whoever looks
+makes and removes a file first.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchmuster.core.files import atomic
+from torchmuster.core.model import codec
+from torchmuster.core.model.succession import Term
+from torchmuster.core.plainfile import open_own
+
+_TERM = re.compile(r"term-(\d{1,9})\.json")
+_VOTE = re.compile(r"lost-(\d{1,9})\.(\d{1,6})")
+_HEAD = re.compile(r"head-(\d{1,9})\.json")
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+_MOST_BYTES = 1 << 20
+_ODD = (errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EPERM, errno.EACCES)
+_VOID_S = 10.0  # whoever writes a claim is done by then
+
+
+class Claims:
+    """The claims and votes of one run.
+
+    Args:
+        folder: Made by the run's first owner.
+
+    Attributes:
+        damaged: The path of a newest claim that can't be read, which counts as nobody's after some seconds.
+    """
+
+    def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self._clock = folder, clock
+        self.damaged: str | None = None
+        self._damaged_since: dict[int, float] = {}
+
+    @property
+    def estate(self) -> str:
+        """Return the path of what a first owner leaves for the one after it."""
+        return os.path.join(self.folder, "estate.json")
+
+    @property
+    def has_heirs(self) -> bool:
+        """Say whether an agent of this run may become its head."""
+        return os.path.exists(self.estate)
+
+    def newest(self, *, fresh: bool = True) -> Term | None:
+        """Return the newest claim that can be read; None before the first.
+
+        Args:
+            fresh: What a cache says does not count.
+
+        Raises:
+            OSError: The folder can't be read.
+        """
+        names = self._names() if fresh else os.listdir(self.folder)
+        numbers = sorted(int(match[1]) for name in names if (match := _TERM.fullmatch(name)))
+        void = None
+        while numbers:
+            number = numbers.pop()
+            claim = self.read(number)
+            if claim is not None:
+                # The term itself is taken, so the next one follows it, as after a claimant that died.
+                return claim if void is None else replace(claim, number=void)
+            if self._clock() - self._damaged_since.setdefault(number, self._clock()) < _VOID_S:
+                return None
+            void, self.damaged = void if void is not None else number, self._path(number)
+        return None
+
+    def head_node(self) -> str:
+        """Return the node of the newest claim, for a sentence."""
+        try:
+            newest = self.newest()
+        except OSError:
+            newest = None
+        return newest.node if newest is not None else "another node"
+
+    def take(self, claim: Term) -> bool:
+        """Claim a term; return False when somebody else has it.
+
+        Raises:
+            OSError: The folder can't be written to.
+        """
+        path = self._path(claim.number)
+        data = json.dumps(codec.to_plain(claim)).encode()
+        temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+        try:
+            atomic.write_synced(temporary, data, mode=0o600, flags=os.O_EXCL)
+            self._link(temporary, path, data)
+        except FileExistsError:
+            # The answer to our own link may have been lost, and the link been tried again.
+            return self.read(claim.number) == claim
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        return True
+
+    def _link(self, temporary: str, path: str, data: bytes) -> None:
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # Without links it is not whole at once; who reads half of it looks again.
+            atomic.write_synced(path, data, mode=0o600, flags=os.O_EXCL)
+
+    def votes(self, number: int, *, fresh: bool = True) -> frozenset[int]:
+        """Return the places of the agents that have lost the head of a term."""
+        names = self._names() if fresh else os.listdir(self.folder)
+        matches = (_VOTE.fullmatch(name) for name in names)
+        return frozenset(int(m[2]) for m in matches if m is not None and int(m[1]) == number)
+
+    def vote(self, number: int, place: int) -> None:
+        """Note that the agent of a place has lost the head of a term."""
+        os.close(os.open(self._vote(number, place), os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def withdraw(self, number: int, place: int) -> None:
+        """Take that back."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._vote(number, place))
+
+    def _names(self) -> list[str]:
+        path = os.path.join(self.folder, f"look-{os.urandom(8).hex()}")
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(path)
+        return os.listdir(self.folder)
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.folder, f"term-{number}.json")
+
+    def _vote(self, number: int, place: int) -> str:
+        return os.path.join(self.folder, f"lost-{number}.{place}")
+
+    def read(self, number: int) -> Term | None:
+        """Return the claim of a term; None when it is not whole yet, or none.
+
+        Raises:
+            OSError: It can't be read now.
+        """
+        try:
+            with open_own(self._path(number)) as file:
+                claim = codec.from_plain(Term, json.loads(file.read(_MOST_BYTES)))
+        except (ValueError, RecursionError):
+            return None
+        except OSError as error:
+            if error.errno in _ODD:
+                return None
+            raise
+        return claim if claim.number == number else None
+
+    def announce(self, number: int, addresses: Sequence[str]) -> None:
+        """Write where the head of a term listens: each its own file, so that one of the past overwrites nothing.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        atomic.write_json(os.path.join(self.folder, f"head-{number}.json"), list(addresses))
+
+    def forget_heads(self) -> None:
+        """Remove where heads have listened: those of an earlier job."""
+        for name in os.listdir(self.folder):
+            if _HEAD.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.folder, name))
+
+    def announced(self, *, fresh: bool) -> tuple[int, Any] | None:
+        """Return the newest term whose head has said where it listens, and what it has said.
+
+        Raises:
+            OSError: The folder can't be read.
+        """
+        names = self._names() if fresh else os.listdir(self.folder)
+        numbers = [int(match[1]) for name in names if (match := _HEAD.fullmatch(name))]
+        if not numbers:
+            return None
+        told = atomic.read_json(os.path.join(self.folder, f"head-{max(numbers)}.json"))
+        return max(numbers), told

@@ -1,0 +1,357 @@
+"""What every head is: one task that owns all state, takes everything from one inbox, and records what happens.
+
+Connections only fill the inbox, so its order is the order of events (`docs/design.md`, rule 3). `TrainingHead` and
+`GroupHead` say what follows, by their policies.
+"""
+
+import asyncio
+import heapq
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from torchmuster.core import proc
+from torchmuster.core.files.disk import Backlog, DiskWriter
+from torchmuster.core.model.events import RecordEvent, fields_of
+from torchmuster.core.model.lease import SILENT_S, OwnClock
+from torchmuster.core.model.message import event_line, utc_now
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel, ChannelClosedError
+from torchmuster.core.net.handshake import Role
+
+SAY_EVERY_S = 5.0
+_OWNER_STANDS_STILL_S = 30.0
+_LOOK_AGAIN_S = 0.1
+_TURN_S = 0.1
+_MAX_UNSENT_OUTPUT_BYTES = 1 << 20
+
+
+class HeadAgent(Protocol):
+    """An agent as its head sees it: `heard_at` is the time of its last word."""
+
+    heard_at: float
+
+
+AgentT = TypeVar("AgentT", bound=HeadAgent)
+
+
+class Outlet:
+    """The way to an owner who wants every line: in order, over one connection after the other; it never waits.
+
+    Args:
+        backlog: Holds what the owner has not taken.
+    """
+
+    def __init__(self, backlog: Backlog) -> None:
+        self.channel: Channel | None = None
+        self._backlog = backlog
+        self._rest = b""  # of a frame that the backlog has in part
+        self._ready: deque[bytes] = deque()
+        self._catching_up: asyncio.Task[None] | None = None
+
+    def attach(self, channel: Channel | None) -> None:
+        """Send over this connection from now on; None: keep what comes."""
+        self.channel = channel
+        self._catch_up_soon()
+
+    def send(self, message: messages.Message) -> None:
+        """Send behind all that was sent before."""
+        channel, is_behind = self.channel, self._has_more or self._catching_up is not None
+        if channel is None or is_behind or channel.unsent_bytes > _MAX_UNSENT_OUTPUT_BYTES:
+            payload = messages.encode(message)
+            self._backlog.put(b"%d %s\n" % (len(payload), payload))
+            self._catch_up_soon()
+        else:
+            channel.send_nowait(message)
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._ready) or not self._backlog.is_empty
+
+    def _catch_up_soon(self) -> None:
+        if self.channel is not None and self._catching_up is None:
+            self._catching_up = asyncio.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        while (channel := self.channel) is not None and self._has_more:
+            if not self._ready:
+                self._unpack(await asyncio.to_thread(self._backlog.take))
+            try:
+                while self._ready and channel is self.channel:
+                    await channel.send_bytes(self._ready[0])
+                    self._ready.popleft()
+            except OSError:  # the connection has ended; there may be another one
+                self.channel = None if channel is self.channel else self.channel
+        self._catching_up = None
+
+    def _unpack(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            size, _, payload = line.partition(b" ")
+            if size.isdigit() and int(size) == len(payload):  # else the disk was full in its middle
+                self._ready.append(payload)
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Return numbers that change while the owner takes something."""
+        unsent = self.channel.unsent_bytes if self.channel is not None else 0
+        return self._backlog.position, len(self._ready), unsent
+
+
+@dataclass(slots=True)
+class HeadClient:
+    """Who watches or commands, over its own connection; `left_out` lines were not sent to it.
+
+    Attributes:
+        outlet: Its own way, on which nothing is left out.
+    """
+
+    channel: Channel
+    owner: bool = False
+    left_out: int = 0
+    outlet: Outlet | None = None
+
+    def send(self, message: messages.Message) -> None:
+        """Send, in the order of the calls."""
+        if self.outlet is not None:
+            self.outlet.send(message)
+        else:
+            self.channel.send_nowait(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Called(Generic[AgentT]):
+    """An agent calls; `joined` gets what became of it."""
+
+    hello: messages.Message
+    channel: Channel
+    joined: "asyncio.Future[AgentT | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Said(Generic[AgentT]):
+    """An agent says something."""
+
+    agent: AgentT
+    message: messages.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Gone(Generic[AgentT]):
+    """The connection of an agent has ended."""
+
+    agent: AgentT
+    channel: Channel
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A client asks for something; None is the end of its connection."""
+
+    client: HeadClient
+    message: messages.Message | None
+
+
+class Timers:
+    """What has to be done later, by the clock that never stops."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def later(self, after_s: float, action: Callable[[], None]) -> None:
+        """Do something after so many seconds; at once when there are none."""
+        if after_s <= 0:
+            action()
+        else:
+            entry = (time.monotonic() + after_s, next(self._numbers), action)
+            heapq.heappush(self._waiting, entry)
+
+    def next_s(self, most_s: float) -> float:
+        """Return for how long nothing is due, at most."""
+        due = self._waiting[0][0] - time.monotonic() if self._waiting else most_s
+        return max(0.0, min(due, most_s))
+
+    def run(self, now: float) -> None:
+        """Do what is due."""
+        while self._waiting and self._waiting[0][0] <= now:
+            heapq.heappop(self._waiting)[2]()
+
+
+class Head(ABC, Generic[AgentT]):
+    """The skeleton of a head.
+
+    Args:
+        disk: Writes the record.
+        record: Its path.
+    """
+
+    def __init__(self, disk: DiskWriter, record: str) -> None:
+        self.disk = disk
+        self.clock = OwnClock()  # a pause of the whole machine ends no lease, and no limit
+        self.inbox: asyncio.Queue[Called[AgentT] | Said[AgentT] | Gone[AgentT] | Asked] = (
+            asyncio.Queue()
+        )
+        self.own_ids = (proc.boot_id(), proc.network_id())
+        self._record = record
+        self._clients: list[HeadClient] = []  # who watches
+
+    # What differs.
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Say whether nothing more has to be decided."""
+
+    @abstractmethod
+    def patience_s(self) -> float:
+        """Return when something is due even if no message comes."""
+
+    @abstractmethod
+    def advance(self) -> None:
+        """Do what is due."""
+
+    @abstractmethod
+    def take_call(self, hello: messages.Message, channel: Channel) -> AgentT | None:
+        """Take an agent in, or tell it why not."""
+
+    @abstractmethod
+    def take_word(self, agent: AgentT, message: messages.Message) -> None:
+        """Take what an agent says."""
+
+    @abstractmethod
+    def take_loss(self, agent: AgentT, channel: Channel, why: str) -> None:
+        """Take the end of an agent's connection."""
+
+    @abstractmethod
+    def take_request(self, client: HeadClient, message: messages.Message) -> None:
+        """Take what a client asks for."""
+
+    def client_gone(self, client: HeadClient) -> None:
+        """Take the end of a client's connection."""
+        self._clients = [one for one in self._clients if one is not client]
+
+    # Connections.
+
+    async def serve(self, channel: Channel) -> None:
+        """Serve one authenticated connection until it ends."""
+        if channel.role is Role.AGENT:
+            await self._serve_agent(channel)
+        elif channel.role is Role.CLIENT and not channel.is_open:
+            await self._serve_client(channel)  # clients run commands: the public key is not enough
+
+    async def _serve_agent(self, channel: Channel) -> None:
+        try:
+            async with asyncio.timeout(SILENT_S):
+                hello = await channel.receive()
+        except (ChannelClosedError, TimeoutError):
+            return
+        joined: asyncio.Future[AgentT | None] = asyncio.get_running_loop().create_future()
+        self.inbox.put_nowait(Called(hello, channel, joined))
+        agent = await joined
+        if agent is None:
+            await channel.close()
+            return
+        why = "its connection ended"
+        try:
+            while True:
+                message = await channel.receive()
+                agent.heard_at = self.clock()
+                if isinstance(message, messages.Ping):
+                    channel.send_nowait(messages.Pong(number=message.number))
+                else:
+                    self.inbox.put_nowait(Said(agent, message))
+        except ChannelClosedError as error:
+            why = f"its agent has gone ({error})"
+        finally:
+            self.inbox.put_nowait(Gone(agent, channel, why))
+
+    async def _serve_client(self, channel: Channel) -> None:
+        client = HeadClient(channel)
+        try:
+            while True:
+                message = await channel.receive()
+                if isinstance(message, messages.Ping):
+                    channel.send_nowait(messages.Pong(number=message.number))
+                else:
+                    self.inbox.put_nowait(Asked(client, message))
+        except ChannelClosedError:
+            pass
+        finally:
+            self.inbox.put_nowait(Asked(client, None))
+
+    # The one loop.
+
+    async def run(self) -> None:
+        """Take what comes and do what is due, until it is over."""
+        while not self.is_over:
+            await self.take_next(self.patience_s())
+            turn_ends_at = time.monotonic() + _TURN_S
+            while not self.inbox.empty() and time.monotonic() < turn_ends_at:
+                self._take(self.inbox.get_nowait())
+            self.advance()
+            if not self.inbox.empty():
+                await asyncio.sleep(0)  # however much has come: pings are answered meanwhile
+
+    async def take_next(self, within_s: float) -> bool:
+        """Take the next thing that comes within this time; say whether there was one."""
+        try:
+            async with asyncio.timeout(max(within_s, 0.0)):
+                event = await self.inbox.get()
+        except TimeoutError:
+            return False
+        self._take(event)
+        return True
+
+    def _take(self, event: Called[AgentT] | Said[AgentT] | Gone[AgentT] | Asked) -> None:
+        match event:
+            case Called(hello=hello, channel=channel, joined=joined):
+                joined.set_result(self.take_call(hello, channel))
+            case Said(agent=agent, message=message):
+                self.take_word(agent, message)
+            case Gone(agent=agent, channel=channel, why=why):
+                self.take_loss(agent, channel, why)
+            case Asked(client=client, message=None):
+                self.client_gone(client)
+            case Asked(client=client, message=message) if message is not None:
+                self.take_request(client, message)
+
+    async def tell_the_rest(self, outlet: Outlet) -> None:
+        """Wait until the owner has heard of the end, and so of all before it, and has gone; it may stand still."""
+        seen, seen_at = outlet.progress, time.monotonic()
+        while outlet.channel is not None and time.monotonic() - seen_at < _OWNER_STANDS_STILL_S:
+            if seen != outlet.progress:
+                seen, seen_at = outlet.progress, time.monotonic()
+            await self.take_next(_LOOK_AGAIN_S)
+
+    # What goes out.
+
+    def event(self, event: RecordEvent) -> messages.Event:
+        """Write one event to the record and to everyone who watches."""
+        now, name, fields = utc_now(), event.name, fields_of(event)
+        self.disk.append(self._record, event_line(now, name, fields).encode())
+        message = messages.Event(name=name, time=now, fields=fields)
+        for client in self._clients:
+            client.send(message)
+        return message
+
+    def watch(self, client: HeadClient, *, owner: bool) -> None:
+        """Let a client hear what happens from now on."""
+        client.owner = owner
+        if client not in self._clients:
+            self._clients.append(client)
+
+    def show(self, output: messages.Output | messages.TaskOutput) -> None:
+        """Pass output on to the clients that take it; for a slow one lines are counted instead."""
+        for client in self._clients:
+            unsent = client.channel.unsent_bytes
+            if client.outlet is None and unsent > _MAX_UNSENT_OUTPUT_BYTES:
+                client.left_out += output.dropped_lines + (output.text.count("\n") or 1)
+                continue
+            left_out, client.left_out = client.left_out + output.dropped_lines, 0
+            client.send(replace(output, dropped_lines=left_out))

@@ -1,0 +1,633 @@
+"""Which nodes take part in a training run: who joins, is refused, is lost, or leaves. Decisions only, no I/O.
+
+The base of `TrainingPolicy`, which says what follows for the attempt that runs.
+"""
+
+import math
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torchmuster.core.head.attempt import Attempt, AttemptPhase, RestartBook
+from torchmuster.core.head.membership import MAX_LISTED, Leavers, Member, Membership, StopRequest
+from torchmuster.core.head.options import TrainingHeadOptions
+from torchmuster.core.model import contract, events
+from torchmuster.core.model.events import MissingNode, RecordEvent, WaitingEvent
+from torchmuster.core.model.failure import OVERUSED, WorkerEnd
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.verdict import AGAIN_AFTER_S, Report, Result, StopCause, cause_of_stop
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel
+from torchmuster.launcher.head.preflight import StartChecks
+
+# The wait for the nodes of an attempt: when enough have joined, which are missing and why. Rules only.
+
+
+_MAX_NAMED = 8  # in a sentence
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Which nodes an attempt waits for.
+
+    Attributes:
+        since: When the wait began.
+        enough_since: Since when the least number of nodes has been here; None while it is not.
+        asked_for: The places of lost nodes, whose replacements have been asked for.
+        start_failures: Why each place's last start brought no agent.
+        gone: The places whose node is out of the job, by the scheduler's word: nobody can come.
+    """
+
+    plan: RunPlan
+    members: Membership
+    since: float
+    enough_since: float | None = None
+    asked_for: set[int] = field(default_factory=set)
+    start_failures: dict[int, str] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+
+    def begin(self, now: float) -> None:
+        """Wait from now on."""
+        self.since, self.enough_since = now, None
+
+    def end(self) -> None:
+        """Wait no longer: an attempt starts, and only spare nodes may still come."""
+        self.gone.intersection_update(self.members.missing_places())
+        if self.plan.spares:
+            self.asked_for.intersection_update(self.members.missing_places())
+        else:
+            self.asked_for.clear()
+
+    @property
+    def due(self) -> float | None:
+        """Return when the last call for more nodes ends."""
+        return (
+            None if self.enough_since is None else self.enough_since + self.plan.limits.last_call_s
+        )
+
+    def start_failed(self, place: int, why: str, *, is_gone: bool) -> None:
+        """Note why no agent could be started at a place; of a node that is gone the first reason stays beside it."""
+        if place in self.gone:
+            return
+        first = self.start_failures.get(place)
+        if is_gone:
+            self.gone.add(place)
+            why = f"{first}; {why}" if first is not None else why
+        self.start_failures[place] = why
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether fewer nodes can come than the run needs."""
+        may_come = set(self.members.missing_places()) - self.gone
+        return len(self.members.present()) + len(may_come) < self.plan.min_nodes
+
+    def left_s(self, now: float) -> float:
+        """Return for how long nodes may still join: no longer when too few can, or those that are here and get no ranks are too many."""
+        if self.gone and self.is_in_vain:
+            return 0.0
+        all_here = self.members.left_out() and not self.members.missing_places()
+        if all_here and len(self.members.present()) < self.plan.min_nodes:
+            return 0.0
+        return self.since + self.plan.limits.join_timeout_s - now
+
+    def is_complete(self, here: Sequence[Member], now: float, *, shrinking: bool) -> bool:
+        """Say whether an attempt may start with these members.
+
+        Args:
+            here: Who is present.
+            now: The time.
+            shrinking: An attempt has run before: nobody is given time to come.
+        """
+        if len(here) >= self.plan.max_nodes:
+            return self._has_its_own(here, now, shrinking=shrinking)
+        if not self.plan.is_elastic or len(here) < self.plan.min_nodes:
+            self.enough_since = None
+            return False
+        if not any(member.hello.wants_place_0 for member in here):
+            return False  # the head's own agent always takes part
+        if self.enough_since is None:
+            self.enough_since = now
+        limits = self.plan.limits
+        is_late = now - self.since >= limits.join_timeout_s  # a longer last call ends too
+        return shrinking or is_late or now - self.enough_since >= limits.last_call_s
+
+    def _has_its_own(self, here: Sequence[Member], now: float, *, shrinking: bool) -> bool:
+        """Say whether the nodes that were to get the ranks are here, or have had their time: else spare ones get them."""
+        if not self.plan.spares:
+            return True
+        if not any(member.hello.wants_place_0 for member in here):
+            return False
+        if shrinking or all(
+            place >= self.plan.max_nodes for place in self.members.missing_places()
+        ):
+            return True
+        if self.enough_since is None:
+            self.enough_since = now
+        return now - self.enough_since >= self.plan.limits.last_call_s
+
+    def lacks(self, *, is_last: bool = False) -> list[int]:
+        """Return the places for which agents have to be started before the next attempt.
+
+        Args:
+            is_last: No attempt can follow the next one, so nobody would need spare nodes.
+        """
+        missing = self.members.missing_places()
+        is_enough = len(self.members.present()) >= self.plan.min_nodes
+        if is_enough and (is_last or self.plan.is_elastic):
+            return []
+        if self.plan.is_elastic:
+            return missing
+        return [place for place in missing if place not in self.asked_for]
+
+    def missing(self, place: int) -> MissingNode:
+        """Return the node of a place, and why it is missing."""
+        why = "no agent has connected"
+        if place in self.asked_for:
+            why = "lost; a replacement has not connected"
+        if place in self.start_failures:
+            why = f"{why}: {self.start_failures[place]}"
+        return MissingNode(node=self.plan.node_name(place), why=why)
+
+    def wait(self, num_here: int, now: float, hint: str) -> WaitingEvent | None:
+        """Return the event that names the nodes that are missing; None where something is left of the last attempt only."""
+        wanted = self.plan.min_nodes  # of a fixed number that is all of them
+        places = self.members.missing_places()[: wanted - num_here]
+        if not places:
+            return None
+        missing = [self.missing(place) for place in places]
+        return WaitingEvent(
+            missing=tuple(missing[:MAX_LISTED]),
+            num_missing=len(missing),
+            wanted=wanted,
+            left_s=round(self.left_s(now), 1),
+            hint=hint,
+        )
+
+    def report(self, num_here: int) -> Report:
+        """Return the report on a run whose nodes did not come within the limit."""
+        limit_s = self.plan.limits.join_timeout_s
+        if num_here >= self.plan.min_nodes:
+            busy = [m for m in self.members.members if m.running_attempt is not None]
+            return Report(
+                error=f"all nodes have joined, but the next attempt could not start within {limit_s:.0f} s",
+                because=tuple(
+                    f"{self.members.name(m)}: its last workers may still run"
+                    for m in busy[:_MAX_NAMED]
+                ),
+            )
+        if left_out := [self.members.name(member) for member in self.members.left_out()]:
+            return Report(
+                error=f"only {num_here} of the {self.plan.min_nodes} nodes that the run needs may have ranks",
+                at=", ".join(left_out[:_MAX_NAMED]),
+                because=("it has computed something else than the others before",),
+                hint="start the run on other nodes",
+            )
+        missing = [self.missing(place) for place in self.members.missing_places()][:_MAX_NAMED]
+        came = f"came within {limit_s:.0f} s"
+        hint = f"start the missing nodes, or wait longer: {self.plan.longer_wait}"
+        if self.gone and self.is_in_vain:
+            came, hint = "can come", "another job may get other nodes"
+        return Report(
+            error=f"only {num_here} of {self.plan.min_nodes} nodes {came}",
+            at=", ".join(one.node for one in missing),
+            because=tuple(f"{one.node}: {one.why}" for one in missing),
+            hint=hint,
+        )
+
+
+# What the policy of a training run asks its head to do.
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write an event."""
+
+    event: RecordEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to an agent."""
+
+    channel: Channel
+    message: messages.Message
+
+
+@dataclass(frozen=True, slots=True)
+class AskForNodes:
+    """Ask for agents at these places; `again` where the last ones have not come."""
+
+    places: tuple[int, ...]
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Open the store of the next attempt at this address, and go on with `store_is_open`."""
+
+    attempt: Attempt
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A node has been lost: close what is left of its connection."""
+
+    member: Member
+    channel: Channel
+    why: str
+
+
+TrainingAction = Record | Send | AskForNodes | OpenStore | CutOff
+
+
+LOOK_EVERY_S = 1.0
+_MAX_REFUSALS = 1024
+_EXPECT_S = 6.0  # leases of the same head end within its pings, and calls take a while
+
+
+class NodePolicy:
+    """The nodes of one training run.
+
+    Args:
+        options: The head's.
+        members: The run's agents.
+        now: The time; every method takes it.
+        checks: Makes the checks before an attempt, from what they need of this policy.
+
+    Attributes:
+        result: How the run has ended, once it has; the times in it are the head's to fill in.
+    """
+
+    def __init__(
+        self,
+        options: TrainingHeadOptions,
+        members: Membership,
+        now: float,
+        checks: "Callable[[NodePolicy], StartChecks]",
+    ) -> None:
+        self.plan, self.members, self.now = options.plan, members, now
+        self.phase = AttemptPhase.GATHERING
+        self.attempt: Attempt | None = None
+        self.next_attempt = options.first_attempt
+        self.result: Result | None = None
+        self.book = RestartBook(
+            self.plan.limits.max_restarts, options.restarts_spent, self.plan.restart_policy
+        )
+        self._options = options
+        self._actions: list[TrainingAction] = []
+        self._gathering = Gathering(self.plan, members, now)
+        self._leavers = Leavers(self.plan)
+        self._stop: StopRequest | None = None
+        self._lost: dict[str, str] = {}  # nodes that are missing now, and why
+        self._left_out: dict[int, str] = {}  # nodes, by the rank that computed wrongly there
+        self._refusals: dict[str, float] = {}
+        self._look_at = 0.0
+        # Of a node that was lost for its silence: the time since then is lost too.
+        self._heard_last = math.inf
+        self._no_store_said = False
+        self._why_next = options.why
+        self._checks = checks(self)
+
+    def _begin_ending(self) -> None:
+        """End the attempt that runs."""
+        raise NotImplementedError
+
+    def stop(
+        self,
+        now: float,
+        signum: int,
+        cause: StopCause,
+        *,
+        at_once: bool = False,
+        time_is_up: bool = False,
+    ) -> None:
+        """Stop the run."""
+        raise NotImplementedError
+
+    @property
+    def running(self) -> Attempt | None:
+        """Return the attempt that runs."""
+        return self.attempt if self.phase is AttemptPhase.RUNNING else None
+
+    @property
+    def asked_for(self) -> tuple[int, ...]:
+        """Return the places for which agents have been asked for."""
+        return tuple(sorted(self._gathering.asked_for))
+
+    # What goes out.
+
+    def take_actions(self) -> list[TrainingAction]:
+        """Return what has to be done, in this order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def tell(self, event: RecordEvent) -> None:
+        """Write an event."""
+        self._actions.append(Record(event))
+
+    def send(self, member: Member, message: messages.Message) -> None:
+        """Send to an agent, if it is connected."""
+        if member.channel is not None:
+            self._actions.append(Send(member.channel, message))
+
+    def _send_all(self, message: messages.Message) -> None:
+        for member in self.attempt.present if self.attempt is not None else ():
+            self.send(member, message)
+
+    # Agents join and are lost.
+
+    def called(
+        self, now: float, hello: messages.Hello, channel: Channel, version: str
+    ) -> Member | None:
+        """Take an agent in, or send it away: None."""
+        self.now = now
+        known = self.members.by_incarnation(hello.incarnation)
+        if known is not None:  # it calls again; what it was is settled by what it says now
+            if known.lost_why is None and known.channel is not None:
+                self.gone(now, known, known.channel, "its agent connected a second time")
+            self.members.forget(known)
+        why_not = self.members.why_not(hello, version)
+        if why_not is not None:
+            self._turn_away(hello, channel, why_not)
+            return None
+        member = self.members.admit(hello, channel)
+        member.running_attempt = hello.attempt
+        if member.place is None and self.next_attempt > self._options.first_attempt:
+            self._number_places()
+        self._welcome(member, channel)
+        return member
+
+    def _number_places(self) -> None:
+        """Give the free places to nodes without one; write which spare node has taken another's place."""
+        if self._is_first and self.plan.spares:
+            self.members.prefer_holders()
+        for member in self.members.number_places():
+            if self.plan.spares and member.place is not None and member.place != member.started_at:
+                name, before = self.members.name(member), self.plan.node_name(member.place)
+                self.tell(events.SpareTakenEvent(node=name, place=member.place, before=before))
+
+    def _to_check(self, here: Sequence[Member]) -> list[Member]:
+        """Return the nodes that are looked at before an attempt: spare ones before the first, later those that take part."""
+        if not self.plan.spares:
+            return list(here)
+        self._number_places()
+        return [member for member in here if self._is_first or member.place is not None]
+
+    def _is_free(self, here: Sequence[Member], dangerous: Sequence[Member]) -> bool:
+        """Say whether nothing is left of an earlier attempt, and whom a lost head had is here or has had its time."""
+        late = self._options.expected - {member.started_at for member in here}
+        if late and self.now - self._gathering.since < _EXPECT_S and self._is_first:
+            return False
+        return not dangerous and all(member.running_attempt is None for member in here)
+
+    @property
+    def _is_first(self) -> bool:
+        """Say whether this head has started no attempt yet."""
+        return self.next_attempt == self._options.first_attempt
+
+    def _num_workers(self, place: int, member: Member) -> int:
+        """Return how many workers a node has: a spare one as many as the node that it replaces."""
+        if self.plan.spares and place != member.started_at:
+            return self.plan.num_workers(place)
+        return member.hello.num_workers
+
+    def _is_spare(self, member: Member) -> bool:
+        return self.plan.spares > 0 and member.place is None
+
+    def _told_spares(self) -> tuple[str, ...] | None:
+        """Return what the event on an attempt's start says of spare nodes."""
+        names = tuple(self.members.name(member) for member in self.members.spares())
+        return names[:MAX_LISTED] if self.plan.spares else None
+
+    def _leave_out(self, attempt: Attempt, cause: WorkerEnd) -> str | None:
+        """Give the node no ranks again that has computed wrongly, if that was the cause; return why the run can't go on, if so."""
+        member = attempt.member_of(cause.rank)
+        if member is None or cause.error is None or not cause.error.blames_node:
+            return None
+        name = self.members.name(member)
+        before = self._left_out.get(cause.rank)
+        if before is not None and before != name:
+            return f"rank {cause.rank} did so on {before} as well: look at what the script does on this rank alone"
+        self.members.leave_out(member)
+        self._left_out[cause.rank] = name
+        self.tell(events.NodeLeftOutEvent(node=name, rank=cause.rank, machine=member.machine))
+        has_head = member.hello.wants_place_0  # nobody else can be its first node
+        if has_head or len(self.members.present()) < self.plan.min_nodes:
+            return f"{name} gets no ranks again, and the run can't go on without it: start it on other nodes"
+        return None
+
+    def _notes_on_losses(self) -> list[str]:
+        """Return, and write, which machines were lost repeatedly or left out."""
+        notes = [
+            f"{name} was lost {count} times: look at it before you use it again (`muster doctor`)"
+            for name, count in self.members.worn_machines.items()
+        ]
+        notes += [
+            f"{name} was left out, as it has computed something else than the others: don't trust it before you have looked at it"
+            for name in self._left_out.values()
+        ]
+        for note in notes:
+            self.tell(events.NoticeEvent(text=note))
+        return notes
+
+    def _welcome(self, member: Member, channel: Channel) -> None:
+        name, hello = self.members.name(member), member.hello
+        welcome = messages.Welcome(
+            run_id=self.plan.run_id,
+            node=name,
+            tee=self.plan.tee.value,
+            head_pid=self._options.pid,
+            boot_id=self.members.own_boot_id,
+            network_id=self.members.own_network_id,
+        )
+        self.send(member, welcome)
+        self._lost.pop(self.members.name_alone(member), None)
+        self.tell(events.AgentJoinedEvent(node=name, host=hello.host, pid=hello.pid))
+        if self.result is not None:
+            self._dismiss(member, self.result)
+            return
+        self._checks.greet(member)
+        if channel.is_open:
+            text = f"{name} has no common key with the head: its channel is not authenticated"
+            self.tell(events.NoticeEvent(node=name, text=text))
+        if member.is_left_out:
+            text = f"{name} has computed wrongly before, so it gets no ranks"
+            self.tell(events.NoticeEvent(node=name, text=text))
+        elif self._is_spare(member):
+            if self.next_attempt > self._options.first_attempt:
+                self.tell(events.SpareJoinedEvent(node=name))
+        elif self.phase is not AttemptPhase.GATHERING:
+            self.tell(events.NewcomerEvent(node=name))
+            if self.plan.grow and self.running is not None:
+                self._why_next = f"{name} has come"
+                self._begin_ending()
+
+    def _turn_away(self, hello: messages.Hello, channel: Channel, why_not: str) -> None:
+        if self._options.spread is not None and self._options.spread.is_ours(hello.host):
+            # The job's script was slower than the head to start this host; nothing is wrong.
+            text = f"the head has started an agent for {hello.host} already: this one is not needed"
+            self._actions.append(Send(channel, messages.Goodbye(exit_code=0, sentence=text)))
+            return
+        sentence = f"this agent is not needed: {why_not}"
+        self._actions.append(Send(channel, messages.Refused(sentence=sentence)))
+        self.note_refusal(self.now, hello.host, why_not)
+
+    def note_refusal(self, now: float, host: str, why: str) -> None:
+        """Write that an agent was refused, once a minute for the same reason."""
+        if len(self._refusals) < _MAX_REFUSALS and now - self._refusals.get(why, -60.0) >= 60.0:
+            self._refusals[why] = now
+            self.tell(events.AgentRefusedEvent(host=host, why=why))
+
+    def gone(self, now: float, member: Member, channel: Channel, why: str) -> None:
+        """Take the loss of an agent's connection."""
+        self.now = now
+        if member.channel is not channel:  # it has called again since
+            return
+        self._actions.append(CutOff(member, channel, why))
+        self.members.lose(member, why)
+        if self.phase is AttemptPhase.OVER:
+            return
+        name = self.members.name(member)
+        is_spare = self._is_spare(member) or member.is_left_out
+        if not is_spare:  # nobody misses one
+            self._lost[self.members.name_alone(member)] = why
+        self.tell((events.SpareLostEvent if is_spare else events.NodeLostEvent)(node=name, why=why))
+        attempt = self.running or self._ending_by_echoes
+        if attempt is not None and member in attempt.members.values():
+            attempt.take_loss(member, name, why, now)
+        place = member.started_at
+        if place is not None and self._is_missed(member):
+            self._ask_for([place])
+
+    def _is_missed(self, member: Member) -> bool:
+        """Say whether somebody has to come for a lost node, also for a spare one: not if no attempt can follow the next."""
+        if member.is_left_out or self.plan.is_elastic or not self._may_go_on:
+            return False
+        return not self.book.is_spent or len(self.members.present()) < self.plan.min_nodes
+
+    @property
+    def _ending_by_echoes(self) -> Attempt | None:
+        """Return the attempt that ends because of echoes only: what was their cause may be heard later than they.
+
+        The workers of a node that stands still are killed there before its lease ends, and the others notice that first.
+        """
+        attempt = self.attempt
+        if attempt is None or self.phase is not AttemptPhase.ENDING or self._stop is not None:
+            return None
+        return attempt if attempt.has_only_echoes and attempt.preempted_at is None else None
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Say whether an attempt may follow the loss of a node; before an attempt, a loss spends nothing."""
+        gathering = self.phase is AttemptPhase.GATHERING
+        return self._stop is None and (gathering or not self.book.is_spent)
+
+    def _lose_silent(self) -> None:
+        if self.now < self._look_at:
+            return
+        self._look_at = self.now + LOOK_EVERY_S
+        for member in self.members.silent():
+            if member.channel is not None:
+                silent_s = self.now - member.heard_at
+                why = f"its agent has been silent for {silent_s:.0f} s"
+                self._heard_last = member.heard_at
+                self.gone(self.now, member, member.channel, why)
+
+    # What they say of themselves.
+
+    def _take_ready(self, member: Member, ready: messages.SpawnerReady) -> None:
+        again, member.ready = member.ready is not None, ready
+        if again:
+            return
+        if ready.why:
+            self.tell(events.NoticeEvent(node=self.members.name(member), text=ready.why))
+        if ready.imports_why:
+            self.tell(
+                events.ImportsInWorkersEvent(node=self.members.name(member), why=ready.imports_why)
+            )
+        no_torch = ready.torch is None and ready.why is None and ready.forks
+        if no_torch and not self._no_store_said:
+            self._no_store_said = True
+            text = "torch is not installed in the job's interpreter, so no rendezvous store can be offered"
+            self.tell(events.NoticeEvent(node=self.members.name(member), text=text))
+
+    # Nodes that leave.
+
+    def _take_signal(self, member: Member, signum: int) -> None:
+        if signum == contract.OVERUSED_SIGNAL and member.channel is not None:
+            self.gone(self.now, member, member.channel, OVERUSED)
+            return
+        if self._lets_go(member, signum):
+            return
+        # Schedulers send SIGTERM to every agent, some twice. Of an agent on a terminal (`muster torchrun`) the second
+        # Ctrl-C lets workers save, as torchrun does, and the third does not.
+        is_new = not member.num_interrupts or self.now - member.interrupted_at >= AGAIN_AFTER_S
+        if signum == signal.SIGINT and is_new:
+            member.num_interrupts, member.interrupted_at = member.num_interrupts + 1, self.now
+            if member.num_interrupts == 2 and self._stop is not None:
+                left_s = max(self._stop.kill_at - self.now, 0.0)
+                text = f"waiting for the workers: SIGKILL in {left_s:.0f} s, or with a third Ctrl-C"
+                self.tell(events.NoticeEvent(node=self.members.name(member), text=text))
+        self.stop(self.now, signum, cause_of_stop(signum), at_once=member.num_interrupts > 2)
+
+    def _lets_go(self, member: Member, signum: int) -> bool:
+        """Say whether only this node ends, and begin with it."""
+        if member in self._leavers.members:
+            return True
+        is_late = self.phase in (AttemptPhase.ENDING, AttemptPhase.OVER)
+        if self._stop is not None or is_late:
+            return False
+        if not self._leavers.may_leave(member, signum, self.members.present()):
+            return False
+        name, word = self.members.name(member), contract.signal_name(signum)
+        if self._is_spare(member):
+            self._release_spare(member, f"was asked to end ({word})")
+            return True
+        # Whether another comes the cluster alone knows: its Job may be going.
+        returns = self.plan.nodes_return
+        goes_on = "waits for another in its place" if returns else "continues without it"
+        text = f"{name} was asked to end ({word}): the job {goes_on}"
+        self.tell(events.NoticeEvent(node=name, text=text))
+        self._leavers.add(member, self.now)
+        if self.phase is AttemptPhase.GATHERING:
+            self._dismiss_leavers()
+        else:
+            self.send(member, messages.SignalWorkers(signum=signum, asks_to_stop=True))
+        return True
+
+    def _release_spare(self, member: Member, why: str) -> None:
+        """Let a node go that has no ranks."""
+        name = self.members.name(member)
+        text = f"the spare {name} {why}"
+        self.tell(events.NoticeEvent(node=name, text=text))
+        goodbye = messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=text)
+        self.send(member, goodbye)
+        self.members.lose(member, "it has left", by_itself=False)
+
+    def _dismiss_leavers(self) -> list[str]:
+        """Let those go who leave; return their names."""
+        names = []
+        for member in self._leavers.take_all():
+            names.append(self.members.name(member))
+            sentence = "this node was asked to end; the job continues without it"
+            goodbye = messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=sentence)
+            self.send(member, goodbye)
+            self.members.lose(member, "it has left", by_itself=False)
+        return names
+
+    def dismiss_all(self) -> None:
+        """Tell every agent that the run has ended."""
+        if self.result is not None:
+            for member in [m for m in self.members.members if m.is_present]:
+                self._dismiss(member, self.result)
+
+    def _dismiss(self, member: Member, result: Result) -> None:
+        sentence = None
+        if result.report is not None and not member.hello.wants_place_0:
+            sentence = f"the run has ended: {result.report.error}"
+        self.send(member, messages.Goodbye(exit_code=result.exit_code, sentence=sentence))
+
+    def _ask_for(self, places: Sequence[int]) -> None:
+        self._gathering.asked_for.update(places)
+        self._actions.append(AskForNodes(tuple(places)))

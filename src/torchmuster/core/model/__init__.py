@@ -1,0 +1,1 @@
+"""Values without I/O, and text about them. Standard library only."""

@@ -1,0 +1,605 @@
+"""The events of `events.jsonl`: one class for each, which its writer makes and every reader gets.
+
+A record may be of another version, torn by a crash, or made by hand. So an event that lacks what it needs is left out, and of
+all others the fields that are unknown or of another type (`parse`).
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torchmuster.core.model import codec
+from torchmuster.core.model.failure import LeftProcess, RanCode, ValueNote, WorkerEnd, describe
+from torchmuster.core.model.message import TypedMessage, event_line, moment_of, utc_now
+from torchmuster.core.model.network import PairRow, Unused
+from torchmuster.core.model.verdict import GroupOutcome, Result
+
+_WORD = re.compile(r"(?<!^)(?=[A-Z])")
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+
+
+class RecordEvent(TypedMessage):
+    """An event of a record. Its name is that of its class: `NodeLostEvent` is written as `node_lost`.
+
+    Attributes:
+        kinds: The classes by the names of their events.
+    """
+
+    name: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, type["RecordEvent"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = _WORD.sub("_", cls.__name__.removesuffix("Event")).lower()
+        cls.kinds[cls.name] = cls
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """An event with its time, as ISO 8601 and in seconds since 1970."""
+
+    time: str
+    at: float
+    event: RecordEvent
+
+
+def fields_of(event: RecordEvent) -> dict[str, Any]:
+    """Return the fields of an event as they are written: without those that say nothing."""
+    if isinstance(event, RunEndedEvent | SweepEndedEvent):
+        result: dict[str, Any] = codec.to_plain(event.result) or {}
+        return result
+    plain: dict[str, Any] = codec.to_plain(event)
+    return {name: value for name, value in plain.items() if value not in _EMPTY}
+
+
+def event_of(name: str, plain: Mapping[str, Any]) -> RecordEvent | None:
+    """Return an event of these fields; None where nobody knows its name, or where it lacks what it needs."""
+    cls = RecordEvent.kinds.get(name)
+    if cls is None:
+        return None
+    if issubclass(cls, RunEndedEvent | SweepEndedEvent):
+        plain = {"result": codec.known_of(Result, plain)}
+    for taken in (codec.known_of, codec.fitting):  # the second costs more, and is rarely needed
+        with suppress(codec.CodecError):
+            return codec.from_plain(cls, taken(cls, plain))
+    return None
+
+
+def line_of(event: RecordEvent) -> str:
+    """Return an event of this moment as a line with its newline."""
+    return event_line(utc_now(), event.name, fields_of(event))
+
+
+def event_of_end(end: WorkerEnd) -> "WorkerEndedEvent":
+    """Return the event on the end of a worker."""
+    return WorkerEndedEvent(
+        attempt=end.attempt,
+        rank=end.rank,
+        node=end.node,
+        asked=end.asked,
+        value=end.value,
+        code=end.code,
+        what=describe(end),
+        elapsed_s=end.elapsed_s,
+    )
+
+
+def parse(line: Mapping[str, Any]) -> Stamped | None:
+    """Return the event of a line; None for one that can't be understood."""
+    time, name = line.get("time"), line.get("event")
+    at = moment_of(time)
+    if at is None or not isinstance(name, str):
+        return None
+    event = event_of(name, line)
+    return Stamped(str(time), at, event) if event is not None else None
+
+
+# A training run.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptNode:
+    """A node of an attempt with its ranks, as `0-7`."""
+
+    node: str
+    host: str = ""
+    ranks: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingNode:
+    """A node that has not come, and why as far as anyone knows."""
+
+    node: str
+    why: str = ""
+
+
+class RunStartedEvent(RecordEvent):
+    """A head conducts the run from now on."""
+
+    run_id: str = ""
+    first_attempt: int = 0
+
+
+class RunEndedEvent(RecordEvent):
+    """The run is over; `result` is None where it can't be understood."""
+
+    result: Result | None = None
+
+
+class AttemptStartedEvent(RecordEvent):
+    """All nodes were told to start their workers.
+
+    Attributes:
+        why: What it follows.
+        master: Address and port of torch's store.
+        nodes: Of very many the first.
+        spares: The nodes that wait for the loss of another one; None for a run without.
+    """
+
+    attempt: int
+    world_size: int = 0
+    num_nodes: int = 0
+    why: str = ""
+    master: str = ""
+    nodes: tuple[AttemptNode, ...] = ()
+    spares: tuple[str, ...] | None = None
+
+
+class WorkersStartedEvent(RecordEvent):
+    """All workers of an attempt run.
+
+    Attributes:
+        restart_s: Since the failure before it.
+    """
+
+    attempt: int
+    restart_s: float = 0.0
+
+
+class WorkerEndedEvent(RecordEvent):
+    """A worker has ended.
+
+    Attributes:
+        asked: muster had sent it a signal before.
+        value: What its function has returned.
+        code: What it has run, as rank 0 says.
+    """
+
+    attempt: int
+    rank: int
+    node: str = ""
+    asked: bool = False
+    value: ValueNote | None = None
+    code: RanCode | None = None
+    what: str = ""
+    elapsed_s: float = 0.0
+
+
+class WorkersEndedEvent(RecordEvent):
+    """Workers of an attempt that has ended, all in the same way.
+
+    Attributes:
+        ranks: As `0-2047,2049`.
+        asked: muster had sent them a signal before.
+        elapsed_s: The longest life of one of them.
+    """
+
+    attempt: int
+    ranks: str
+    num: int = 0
+    asked: bool = False
+    what: str = ""
+    elapsed_s: float = 0.0
+
+
+class AttemptFailedEvent(RecordEvent):
+    """A failure has ended an attempt.
+
+    Attributes:
+        cause: The end that explains all others; None where a head was not there to see it.
+        restarts_left: None: no attempt follows.
+    """
+
+    attempt: int
+    what: str = ""
+    cause: WorkerEnd | None = None
+    restarts_left: int | None = None
+
+
+class StoppingEvent(RecordEvent):
+    """Somebody asked to stop."""
+
+    text: str
+    who: str = ""
+    signal: str = ""
+
+
+class WaitingEvent(RecordEvent):
+    """The run waits for nodes.
+
+    Attributes:
+        missing: Of very many the first.
+        wanted: How many nodes the run needs.
+        hint: What helps.
+    """
+
+    missing: tuple[MissingNode, ...] = ()
+    num_missing: int = 0
+    wanted: int = 0
+    left_s: float = 0.0
+    hint: str = ""
+
+
+class WaitingForEndEvent(RecordEvent):
+    """The next attempt waits for the end of workers."""
+
+    text: str
+
+
+class NoticeEvent(RecordEvent):
+    """A sentence for the user."""
+
+    text: str = ""
+    node: str = ""
+    logs_lost_lines: int | None = None
+
+
+class AgentJoinedEvent(RecordEvent):
+    """A node's agent has connected."""
+
+    node: str
+    host: str = ""
+    pid: int | None = None
+
+
+class AgentRefusedEvent(RecordEvent):
+    """Somebody called who is no agent of this run."""
+
+    host: str
+    why: str = ""
+
+
+class NodeLostEvent(RecordEvent):
+    """A node was lost."""
+
+    node: str
+    why: str = ""
+
+
+class NodeLeftOutEvent(RecordEvent):
+    """A node gets no ranks again: it has computed wrongly.
+
+    Attributes:
+        machine: What its host runs on, where that has a name of its own.
+    """
+
+    node: str
+    rank: int
+    machine: str = ""
+
+
+class NewcomerEvent(RecordEvent):
+    """A node has joined during an attempt."""
+
+    node: str
+
+
+class SpareJoinedEvent(RecordEvent):
+    """A node has joined that gets ranks when another is lost."""
+
+    node: str
+
+
+class SpareLostEvent(RecordEvent):
+    """A spare node was lost."""
+
+    node: str
+    why: str = ""
+
+
+class SpareTakenEvent(RecordEvent):
+    """A spare node takes the place of a lost one."""
+
+    node: str
+    place: int = 0
+    before: str = ""
+
+
+class HeadReplacedEvent(RecordEvent):
+    """Another node conducts the run, with this attempt."""
+
+    node: str
+    before: str = ""
+    attempt: int = 0
+
+
+class ShrunkEvent(RecordEvent):
+    """An attempt has fewer nodes than it may have."""
+
+    num_nodes: int = 0
+    wanted: int = 0
+
+
+class EarlyEndEvent(RecordEvent):
+    """Some ranks have ended well while others run on."""
+
+    ranks: str
+    num_running: int = 0
+
+
+class LeftRunningEvent(RecordEvent):
+    """Processes of a node have outlived their workers."""
+
+    node: str
+    processes: tuple[LeftProcess, ...] = ()
+
+
+class ImportsInWorkersEvent(RecordEvent):
+    """A node's workers import for themselves."""
+
+    node: str = ""
+    why: str = ""
+
+
+class DebuggerWaitsEvent(RecordEvent):
+    """A rank waits for a debugger.
+
+    Attributes:
+        folder: Where its socket is, on its node.
+    """
+
+    rank: int
+    tool: str
+    node: str = ""
+    folder: str = ""
+
+
+class HangEvent(RecordEvent):
+    """A rank makes no progress.
+
+    Attributes:
+        silent_s: For how long.
+        limit_s: When that is a hang.
+        ended: The rank is ended for it.
+        stacks: The file with the stacks of all ranks.
+        sentence: Where all ranks stand.
+    """
+
+    text: str
+    attempt: int = 0
+    rank: int | None = None
+    node: str | None = None
+    silent_s: float = 0.0
+    limit_s: float = 0.0
+    ended: bool = False
+    stacks: str | None = None
+    sentence: str = ""
+
+
+class StartWaitEvent(RecordEvent):
+    """Workers wait for each other at their start."""
+
+    text: str
+    attempt: int = 0
+
+
+class StragglerEvent(RecordEvent):
+    """A rank is slower than the others."""
+
+    text: str
+    rank: int
+    node: str = ""
+    part: str = ""
+
+
+class NetworkEvent(RecordEvent):
+    """The network that workers use.
+
+    Attributes:
+        pairs: By their places in `nodes`.
+        survey_s: How long it was measured.
+        waited_s: How long workers waited for that.
+    """
+
+    interface: str
+    subnet: str = ""
+    num_nodes: int = 0
+    nodes: tuple[str, ...] = ()
+    pairs: tuple[PairRow, ...] = ()
+    gbit_per_s: str | None = None
+    latency_s: float | None = None
+    unused: tuple[Unused, ...] = ()
+    survey_s: float = 0.0
+    waited_s: float = 0.0
+
+
+class PreflightEvent(RecordEvent):
+    """The nodes were looked at before the start.
+
+    Attributes:
+        form: How thoroughly.
+        findings: What was found (`diagnose.doctor`).
+        software: Versions and hardware, one row for each kind of node.
+        nodes: Of the long form, one row for each node; `pairs` as of `NetworkEvent`.
+        held_s: How long workers waited for it.
+    """
+
+    form: str = ""
+    findings: tuple[dict[str, Any], ...] = ()
+    num_nodes: int = 0
+    took_s: float = 0.0
+    held_s: float = 0.0
+    software: tuple[dict[str, Any], ...] = ()
+    nodes: tuple[dict[str, Any], ...] = ()
+    pairs: tuple[PairRow, ...] = ()
+
+
+class TimeLimitEvent(RecordEvent):
+    """The job's time ends then, in seconds since 1970."""
+
+    ends_at: float
+
+
+class WorkerProcessEvent(RecordEvent):
+    """The process of a sweep's member that has no head."""
+
+    attempt: int
+    pid: int
+    folder: str = ""
+
+
+# A workflow, and a group of it.
+
+
+class WorkflowStartedEvent(RecordEvent):
+    """An owner conducts the workflow from now on."""
+
+    run_id: str = ""
+    groups: tuple[str, ...] = ()
+
+
+class WorkflowEndedEvent(RecordEvent):
+    """The workflow is over."""
+
+    state: str
+    exit_code: int = 0
+
+
+class GroupStartedEvent(RecordEvent):
+    """A head conducts a group from now on."""
+
+    group: str
+
+
+class GroupWaitsEvent(RecordEvent):
+    """A group waits, and for what."""
+
+    group: str
+    text: str = ""
+
+
+class GroupStateEvent(RecordEvent):
+    """A group has another state."""
+
+    group: str
+    state: str
+    why: str | None = None
+
+
+class GroupEndedEvent(RecordEvent):
+    """A group is over."""
+
+    outcome: GroupOutcome
+
+
+class HeadLostEvent(RecordEvent):
+    """The head of a group was lost."""
+
+    group: str
+
+
+class AgentLostEvent(RecordEvent):
+    """The agent of a task was lost."""
+
+    task: str
+    why: str = ""
+
+
+class TaskStartedEvent(RecordEvent):
+    """The command of a task runs."""
+
+    task: str
+    attempt: int = 0
+    pid: int | None = None
+    host: str = ""
+
+
+class TaskEndedEvent(RecordEvent):
+    """The command of a task has ended."""
+
+    task: str
+    attempt: int = 0
+    code: int | None = None
+    elapsed_s: float = 0.0
+
+
+class TaskStateEvent(RecordEvent):
+    """A task has another state."""
+
+    task: str
+    state: str
+    group: str = ""
+    attempt: int = 0
+    why: str | None = None
+    code: int | None = None
+
+
+class DatasetVersionEvent(RecordEvent):
+    """A task has made a version of a dataset."""
+
+    task: str
+    version: str
+
+
+# A sweep.
+
+
+class SweepStartedEvent(RecordEvent):
+    """An owner conducts the sweep from now on."""
+
+    members: int = 0
+    slots: int = 0
+
+
+class SweepEndedEvent(RecordEvent):
+    """The sweep is over; `result` is None where it can't be understood."""
+
+    result: Result | None = None
+
+
+class MemberEvent(RecordEvent):
+    """Something about a member."""
+
+    member: int
+
+
+class MemberStartedEvent(MemberEvent):
+    """An attempt of a member runs."""
+
+    slot: int = 0
+    attempt: int = 0
+
+
+class MemberLostEvent(MemberEvent):
+    """Where a member ran was lost."""
+
+    attempt: int = 0
+
+
+class MemberMeasuredEvent(MemberEvent):
+    """A member's metric, and at which step."""
+
+    value: float
+    step: int | None = None
+
+
+class MemberStoppedEvent(MemberEvent):
+    """A rule stopped a member: others were better."""
+
+    step: int | None = None
+    rule: str | None = None
+
+
+class MemberEndedEvent(MemberEvent):
+    """A member has ended, with the newest value of its metric."""
+
+    attempt: int = 0
+    state: str = ""
+    exit_code: int | None = None
+    elapsed_s: float = 0.0
+    why: str | None = None
+    value: float | None = None
+    step: int | None = None

@@ -1,0 +1,261 @@
+"""How workers ended, and which of many ends is the cause of the others.
+
+One dead rank makes all others fail with more output. The head collects all ends of an attempt, and the
+functions here choose the first one that was no echo of another.
+"""
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchmuster.core.model import contract
+
+# What a healthy rank says when another one has gone. Source: torch 2.13 and NCCL 2.27 messages seen
+# in Gloo and NCCL runs; `docs/design.md`, rule 3.
+ECHOES = re.compile(
+    r"""
+      Connection\ closed\ by\ peer | Connection\ reset\ by\ peer | Broken\ pipe
+    | Connection\ refused | connectFullMesh | Gloo\ \w+\ failed | gloo/transport
+    | Application\ timeout\ caused\ pair\ closure | Timed\ out\ waiting\ \d+ms\ for\ (recv|send)
+    | Socket\ closed | recvValue\ failed | sendBytes\ failed | failed\ to\ recv,\ got\ 0\ bytes
+    | Watchdog\ caught\ collective\ operation\ timeout | ProcessGroupNCCL.*(abort|timed?\ ?out)
+    | ncclRemoteError | ncclSystemError | remote\ process\ exited
+    | wait\ timeout\ after | The\ client\ socket\ has\ (timed\ out|failed) | DistNetworkError
+    | DistStoreError | monitoredBarrier
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+OVERUSED = (
+    "its pod used more of its node's disk or memory than it asks for"  # the detail of a lost node
+)
+_MOST_WORDS = 8192
+_PARTS = ("at", "because", "hint")
+
+
+class EndKind(enum.Enum):
+    """How a worker's life ended."""
+
+    SUCCESS = "success"
+    PREEMPTED = "preempted"
+    EXCEPTION = "exception"
+    EXIT_CODE = "exit_code"
+    SIGNAL = "signal"
+    NODE_LOST = "node_lost"
+    NOT_STARTED = "not_started"
+    HANG = "hang"  # it stood still while the others waited for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnWords:
+    """The other parts of one of our own errors, besides its sentence, as the worker has printed them."""
+
+    at: str | None
+    because: tuple[str, ...]
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonError:
+    """An exception that ended a worker.
+
+    Attributes:
+        where: `file:line` of the innermost frame that belongs to the user, else of the last frame.
+        bases: The names of the classes that its type comes from, itself first.
+        is_final: The exception said of itself (`muster_final = True`) that another attempt would
+            end in the same way.
+        handled: The exception in whose handling the script left with an exit code: its type and message.
+        blames_node: The exception said of itself (`muster_blames_node = True`) that this rank has computed wrongly.
+        own: The parts of an error of our own; `traceback` has the same as one text.
+    """
+
+    type_name: str
+    message: str
+    where: str | None
+    traceback: str
+    is_final: bool = False
+    bases: tuple[str, ...] = ()
+    handled: str | None = None
+    own: OwnWords | None = None
+    blames_node: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueNote:
+    """What a function has returned, which its worker has left in a file (`RunDir.rank_value`).
+
+    Attributes:
+        python: Minor version of the Python that has pickled it, e.g. `3.12`.
+    """
+
+    size_bytes: int
+    sha256: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanFile:
+    """A file whose code a worker has run.
+
+    Attributes:
+        path: Below the folder of the run's program where it is there, else absolute.
+        sha256: Of its bytes: of a script as they were run, of a module at the end of the worker.
+        changed: It has changed since the worker began, so what was imported may be older.
+    """
+
+    path: str
+    sha256: str
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanCode:
+    """The code of the project that a worker has run.
+
+    Attributes:
+        files: The script first, then the modules.
+        num_left_out: How many more there were: too many, or not readable at the end.
+    """
+
+    files: tuple[RanFile, ...]
+    num_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftProcess:
+    """A process in a session that a worker has made: it outlives a run that ended well."""
+
+    pid: int
+    session: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnd:
+    """The end of one worker, with all evidence that its agent found.
+
+    Attributes:
+        asked: muster itself had already sent this worker a signal when it ended.
+        elapsed_s: From the worker's start to its end.
+        tail: Its last lines, at most 20.
+        memory_evidence: What the kernel says of an out-of-memory kill; None if it says nothing.
+        step: The last step of training that it has done; None where its script does not say.
+        largest_group: Size of the largest process group that it was in, 0 for none; None where nobody saw.
+        value: What its function has returned.
+        code: What it has run, as rank 0 says at the end of its script; None of other ranks, and where it could not say.
+    """
+
+    attempt: int
+    rank: int
+    local_rank: int
+    node: str
+    kind: EndKind
+    asked: bool
+    elapsed_s: float
+    exit_code: int | None = None
+    signum: int | None = None
+    error: PythonError | None = None
+    tail: tuple[str, ...] = ()
+    memory_evidence: str | None = None
+    detail: str | None = None
+    largest_group: int | None = None
+    step: int | None = None
+    value: ValueNote | None = None
+    code: RanCode | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Return whether this end was not requested and ends the attempt."""
+        return not self.asked and self.kind not in (EndKind.SUCCESS, EndKind.PREEMPTED)
+
+    @property
+    def shell_code(self) -> int:
+        """Return the exit code that a shell would show: 128+n for a signal."""
+        if self.signum is not None:
+            return 128 + self.signum
+        return self.exit_code if self.exit_code is not None else 1
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether the worker's exception said that another attempt would end in the same way."""
+        return self.error is not None and self.error.is_final
+
+    @property
+    def looks_like_echo(self) -> bool:
+        """Return whether this end looks like an echo of another rank's death."""
+        if self.kind is EndKind.EXCEPTION and self.error is not None:
+            return is_echo(self.error)
+        if self.kind is EndKind.SIGNAL and self.signum == 6:  # the NCCL watchdog aborts
+            return bool(ECHOES.search("\n".join(self.tail)))
+        return False
+
+
+def is_echo(error: PythonError) -> bool:
+    """Return whether an exception looks like an echo of another rank's death."""
+    return bool(ECHOES.search(f"{error.type_name}: {error.message}"))
+
+
+def first_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
+    """Return the failure that explains the others, from ends in the order of their arrival."""
+    failures = [end for end in ends if end.is_failure]
+    causes = [end for end in failures if not end.looks_like_echo]
+    # A lost node is itself often the cause of a worker's error that is no known echo; but a
+    # worker's own words say more than a silence that began later.
+    found = causes or failures
+    return found[0] if found else None
+
+
+def last_step(ends: Sequence[WorkerEnd]) -> int | None:
+    """Return the last step that any of these workers has done; None if no script reports steps."""
+    return max((end.step for end in ends if end.step is not None), default=None)
+
+
+def error_of_report(report: Mapping[str, Any]) -> PythonError:
+    """Return the exception that a worker has reported; its texts can be anything."""
+    where, handled, own = report.get("where"), report.get("handled"), report.get("own")
+    return PythonError(
+        type_name=str(report.get("type_name", "")),
+        message=str(report.get("message", ""))[:_MOST_WORDS],
+        where=str(where) if where else None,
+        traceback=str(report.get("traceback", "")),
+        is_final=report.get("is_final") is True,
+        bases=tuple(map(str, report.get("bases", ()))),
+        handled=str(handled)[:_MOST_WORDS] if handled else None,
+        own=_own_words(own) if isinstance(own, Mapping) else None,
+        blames_node=report.get("blames_node") is True,
+    )
+
+
+def _own_words(told: Mapping[str, Any]) -> OwnWords:
+    at, because, hint = (str(told.get(key) or "")[:_MOST_WORDS] for key in _PARTS)
+    return OwnWords(at=at or None, because=tuple(because.splitlines()), hint=hint or None)
+
+
+def describe(end: WorkerEnd) -> str:
+    """Return the end in a few words: `SIGSEGV`, `exit code 3`, `ValueError: no such file`."""
+    if end.kind is EndKind.EXCEPTION and end.error is not None:
+        first_line = end.error.message.strip().splitlines()
+        text = f": {_shorten(first_line[0])}" if first_line else ""
+        return f"{end.error.type_name}{text}"
+    if end.kind is EndKind.SIGNAL and end.signum is not None:
+        return contract.signal_name(end.signum)
+    if end.kind is EndKind.NODE_LOST:
+        return end.detail or "its node was lost"
+    if end.kind is EndKind.NOT_STARTED:
+        return end.detail or "it could not be started"
+    if end.kind is EndKind.HANG:
+        return end.detail or "it stood still"
+    if end.kind is EndKind.PREEMPTED:
+        return f"exit code {contract.EX_TEMPFAIL} (preempted)"
+    handled = end.error.handled if end.error is not None else None
+    return f"exit code {end.exit_code}" + (
+        f" while it handled {_shorten(handled)}" if handled else ""
+    )
+
+
+def _shorten(line: str) -> str:
+    """Return a line short enough for a sentence, without the source path that Gloo puts first."""
+    bare = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*", "", line)
+    return bare if len(bare) <= 100 else f"{bare[:97]}..."

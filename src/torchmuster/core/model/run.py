@@ -1,0 +1,597 @@
+"""What `events.jsonl` of a training run says: one fold of its lines for every view, bounded whatever the number of ranks.
+
+It is also the fold of a workflow's and of a sweep's own record, as far as they say the same: when it began, what was said.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any, TypeVar
+
+from torchmuster.core.model import events
+from torchmuster.core.model.events import RecordEvent, Stamped, parse
+from torchmuster.core.model.failure import RanCode, ValueNote, WorkerEnd
+from torchmuster.core.model.narration import narrate, wait_in
+from torchmuster.core.model.text import printable
+from torchmuster.core.model.verdict import Result
+
+# Metrics by name: the values of each, the newest one, and since which step that is not finite.
+
+
+# Make a long series short without losing its extremes: 100,000 steps keep their spikes on a plot of 900 pixels.
+
+
+Point = TypeVar("Point", bound=tuple[float, float | None])
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """Return at most about `most` points: of each stretch its first, its least, its greatest, and one of those that are missing.
+
+    Args:
+        points: (step, value) by step; None or not finite where a value was not.
+        most: At least 8.
+    """
+    if len(points) <= most:
+        return list(points)
+    num_stretches = max(most // 4, 1)
+    size = len(points) / num_stretches
+    found: list[Point] = []
+    for stretch in range(num_stretches):
+        part = points[round(stretch * size) : round((stretch + 1) * size)]
+        if part:
+            found += _telling(part)
+    if found[-1] != points[-1]:
+        found.append(points[-1])
+    return found
+
+
+def _telling(part: Sequence[Point]) -> list[Point]:
+    known = [p for p, (_, value) in enumerate(part) if value is not None and isfinite(value)]
+    places = {0}
+    if known:
+        places |= {
+            min(known, key=lambda p: part[p][1] or 0.0),
+            max(known, key=lambda p: part[p][1] or 0.0),
+        }
+    if len(known) < len(part):
+        places.add(next(p for p, (_, v) in enumerate(part) if v is None or not isfinite(v)))
+    return [part[place] for place in sorted(places)]
+
+
+# Take values from a record that may be of another version, half written or made to deceive: by type, bounded, printable.
+
+
+MAX_TEXT = 2000
+
+
+def text(value: object, most: int = MAX_TEXT) -> str:
+    """Return a text without control characters, cut; empty where it is none."""
+    if not isinstance(value, str):
+        return ""
+    cut = value if len(value) <= most else f"{value[:most]} ..."
+    return printable(cut.encode(errors="replace").decode())
+
+
+def lines(value: object, most_lines: int = 60) -> tuple[str, ...]:
+    """Return the lines of a text, or of a list of texts; of very many the first and the last."""
+    parts = value.splitlines() if isinstance(value, str) else listed(value)
+    found = [text(part, 500) for part in parts if isinstance(part, str)]
+    if len(found) > most_lines:
+        half = most_lines // 2
+        left = len(found) - 2 * half
+        found = [*found[:half], f"... {left} lines ...", *found[-half:]]
+    return tuple(found)
+
+
+def number(value: object) -> float | None:
+    """Return a finite number; None where it is none."""
+    if type(value) is float:  # nearly all
+        return value if math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number that is not negative; None where it is none."""
+    if type(value) is int and 0 <= value < 2**53:  # nearly all
+        return value
+    found = number(value)
+    return int(found) if found is not None and 0 <= found < 2**53 else None
+
+
+def listed(value: object) -> list[Any]:
+    """Return a list; empty where it is none."""
+    return value if isinstance(value, list) else []
+
+
+def mapped(value: object) -> Mapping[str, Any]:
+    """Return an object; empty where it is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def several(count: int, one: str, many: str | None = None) -> str:
+    """Return `1 line`, `3 lines`."""
+    return f"{count} {one if count == 1 else many or f'{one}s'}"
+
+
+def ends_of(values: Iterable[float | None]) -> tuple[float, float] | None:
+    """Return the least and the most of the known values; None where none is known."""
+    known = [value for value in values if value is not None]
+    return (min(known), max(known)) if known else None
+
+
+MOST_POINTS = 2000  # of a series, once it has twice as many
+MOST_REDONE = 500
+MOST_NOT_FINITE = 5
+_MOST_SERIES, _LONGEST_NAME = 100, 200
+T = TypeVar("T")
+
+
+def place_of(name: str) -> int:
+    """Return where views show a metric: `loss`, then other losses, then the rest, each in its order."""
+    return 0 if name == "loss" else 1 if "loss" in name.lower() else 2
+
+
+def loss_of(names: Iterable[str]) -> str | None:
+    """Return the name of a training's loss: a run whose loss is not finite learns nothing, while a score may be undefined."""
+    first = min(names, key=place_of, default="")
+    return first if place_of(first) < 2 else None
+
+
+def bad_loss(values: Mapping[str, float], not_finite: Mapping[str, int]) -> str:
+    """Return `loss nan (since step 100)`; empty where the loss is finite, or where there is none."""
+    name = loss_of(values)
+    if name is None or name not in not_finite:
+        return ""
+    return f"{name} {values[name]}{since_words(not_finite[name])}"
+
+
+def since_words(step: int | None) -> str:
+    """Return what follows a value that is not finite: ` (since step 100)`; nothing after one that is."""
+    return f" (since step {step})" if step is not None else ""
+
+
+def bad_since(points: Sequence[tuple[int, float | None]]) -> int | None:
+    """Return the step since which no value is finite; None where the last one is."""
+    since = None
+    for step, value in reversed(points):
+        if value is not None and math.isfinite(value):
+            break
+        since = step
+    return since
+
+
+def with_later(means: Mapping[str, T], later: Mapping[str, T]) -> dict[str, T]:
+    """Return the means of an epoch with what was logged after its last step, which replaces none of them."""
+    return {**means, **later, **means}
+
+
+def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are numbers, finite or not."""
+    return {
+        str(name): float(value)
+        for name, value in values.items()
+        if type(value) is float or number(value) is not None
+    }
+
+
+@dataclass(slots=True)
+class Series:
+    """The values of one metric: bounded, of very many the extremes of each stretch are kept.
+
+    Attributes:
+        points: Steps and values that count.
+        newest: The last of all of them.
+        since: The step since which none is finite; None while the newest is.
+        num_points: How many count; of very many about.
+        redone: Those of steps that a later attempt did again.
+        not_finite: The first that are not finite, done again or not.
+        num_not_finite: How many there are of these.
+    """
+
+    points: list[tuple[int, float]] = field(default_factory=list)
+    newest: tuple[int, float] = (0, 0.0)
+    since: int | None = None
+    num_points: int = 0
+    redone: list[tuple[int, float]] = field(default_factory=list)
+    not_finite: list[tuple[int, float]] = field(default_factory=list)
+    num_not_finite: int = 0
+
+    def add(self, step: int, value: float) -> None:
+        """Add the value of a step."""
+        self.newest = (step, value)
+        if math.isfinite(value):
+            self.since = None
+        else:
+            self.since = step if self.since is None else self.since
+            self.num_not_finite += 1
+            if self.num_not_finite <= MOST_NOT_FINITE:
+                self.not_finite.append(self.newest)
+        self.num_points += 1
+        self.points.append(self.newest)
+        if len(self.points) > 2 * MOST_POINTS:
+            self.points = thinned(self.points, MOST_POINTS)
+
+    def go_back(self, step: int) -> None:
+        """Take the values after a step as those of steps that are done again."""
+        kept = [point for point in self.points if point[0] <= step]
+        self.redone += [point for point in self.points if point[0] > step]
+        if len(self.redone) > 2 * MOST_REDONE:
+            self.redone = thinned(self.redone, MOST_REDONE)
+        self.num_points = round(self.num_points * len(kept) / max(len(self.points), 1))
+        self.points = kept
+        if self.newest[0] > step:
+            self.since = bad_since(kept)
+            self.newest = kept[-1] if kept else self.newest
+
+
+@dataclass(slots=True)
+class Metrics:
+    """All metrics of a record."""
+
+    by_name: dict[str, Series] = field(default_factory=dict)
+
+    def take(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take a line of the record; what is no number is left out."""
+        for name, value in numbers_in(values).items():
+            key = name[:_LONGEST_NAME]
+            series = self.by_name.get(key)
+            if series is None and len(self.by_name) >= _MOST_SERIES:
+                continue
+            if (
+                series is None or not series.points
+            ):  # what counts is in the order of its first value
+                self.by_name.pop(key, None)
+                self.by_name[key] = series = series or Series()
+            series.add(step, value)
+
+    def go_back(self, step: int) -> None:
+        """Forget what was logged after a step: an attempt goes on from there."""
+        for series in self.by_name.values():
+            series.go_back(step)
+
+    def series(self) -> dict[str, Series]:
+        """Return the series that count by name, in the order in which views show them."""
+        # All steps of one may be done again.
+        names = [name for name, series in self.by_name.items() if series.points]
+        return {name: self.by_name[name] for name in sorted(names, key=place_of)}
+
+    def values(self) -> dict[str, float]:
+        """Return the newest value of each metric."""
+        return {name: series.newest[1] for name, series in self.series().items()}
+
+    def not_finite(self) -> dict[str, int]:
+        """Return the metrics whose newest value is not finite, and the step since which that is so."""
+        found = {name: series.since for name, series in self.series().items()}
+        return {name: since for name, since in found.items() if since is not None}
+
+
+MOST_MOMENTS = 200  # the first half and the last
+WHOLE_FIRST, WHOLE_LAST = (
+    50,
+    150,
+)  # attempts of which all is kept; of those between, when they were and how they ended
+_MOST_ENDS = 64
+_MOST_WORKERS = 10**7  # more than any machine has processors: the record is damaged
+_MOST_TEXT = 2000
+_START = events.AttemptStartedEvent.name
+_WORTH_KNOWING = (
+    events.AgentRefusedEvent
+    | events.EarlyEndEvent
+    | events.HangEvent
+    | events.HeadReplacedEvent
+    | events.LeftRunningEvent
+    | events.NetworkEvent
+    | events.NewcomerEvent
+    | events.NodeLeftOutEvent
+    | events.NodeLostEvent
+    | events.SpareLostEvent
+    | events.SpareTakenEvent
+    | events.NoticeEvent
+    | events.PreflightEvent
+    | events.ShrunkEvent
+    | events.StartWaitEvent
+    | events.StoppingEvent
+    | events.StragglerEvent
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """The end of a rank that nobody had asked for."""
+
+    rank: int
+    node: str
+    at: float
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordMoment:
+    """Something worth knowing that happened, in a sentence; `kind` is the name of its event."""
+
+    at: float
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """An attempt.
+
+    Attributes:
+        time: When it began, as ISO 8601; `began` is the same in seconds since 1970.
+        start: The event on it.
+        ended: None while it runs, and where its head was lost.
+        workers_at: When all workers had started.
+        failure: The event on its failure.
+        stop: The sentence of who asked to stop in it.
+        state: Of the run that ended in it; empty where it went on.
+        ends: The first ranks that ended by themselves, and how many there were.
+        values: What its ranks have returned, by rank; of the last attempt only.
+        last_end: When its last rank ended.
+    """
+
+    number: int
+    time: str
+    began: float
+    start: events.AttemptStartedEvent
+    ended: float | None = None
+    workers_at: float | None = None
+    failure: events.AttemptFailedEvent | None = None
+    stop: str = ""
+    state: str = ""
+    ends: list[RankEnd] = field(default_factory=list)
+    num_ends: int = 0
+    values: dict[int, ValueNote] = field(default_factory=dict)
+    last_end: float | None = None
+
+    @property
+    def num_workers(self) -> int | None:
+        """How many workers it has; None where the record is damaged."""
+        count = self.start.world_size
+        return count if 0 < count <= _MOST_WORKERS else None
+
+    @property
+    def cause(self) -> WorkerEnd | None:
+        """The end that explains its failure."""
+        return self.failure.cause if self.failure is not None else None
+
+    def shorten(self) -> None:
+        """Keep when it was, and how it ended."""
+        self.start = replace(self.start, nodes=(), spares=None)
+        self.ends = []
+        if self.failure is not None:
+            self.failure = replace(self.failure, cause=None)
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """What the lines so far say.
+
+    Attributes:
+        started: The time of the first event, as it is written.
+        began, last_at: The times of the earliest and of the latest event, in seconds since 1970.
+        num_bad: Lines that can't be understood.
+        num_torn: Lines that are no objects, and one that has no end.
+        why_not: Why the record can't be read; empty where it can, or is not there.
+        moments: What is worth knowing, of very many the first half and the last; `num_moments` counts all.
+        waits: The newest event that says what the run waits for, at its end.
+        has_waited: It has waited for nodes.
+        notice: The newest sentence of a node.
+        ends_at: When the job's time ends, in seconds since 1970.
+        spares: The nodes that wait for the loss of another one.
+        imports_why: Why the workers of a node import for themselves.
+        slow: What was said of slow ranks, by rank.
+        masters: Addresses of torch's store.
+        result: How the run ended, unless an attempt has begun since.
+        code: What rank 0 has run, as it said last.
+        process: Of a sweep's member that has no head.
+    """
+
+    started: str = ""
+    began: float | None = None
+    last_at: float | None = None
+    num_bad: int = 0
+    num_torn: int = 0
+    why_not: str = ""
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    moments: list[RecordMoment] = field(default_factory=list)
+    num_moments: int = 0
+    waits: Stamped | None = None
+    has_waited: bool = False
+    notice: Stamped | None = None
+    ends_at: float | None = None
+    spares: list[str] = field(default_factory=list)
+    imports_why: str = ""
+    slow: dict[int, str] = field(default_factory=dict)
+    masters: set[str] = field(default_factory=set)
+    network: events.NetworkEvent | None = None
+    preflight: events.PreflightEvent | None = None
+    result: Result | None = None
+    code: RanCode | None = None
+    process: events.WorkerProcessEvent | None = None
+    _nodes: object = None
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Take a line."""
+        # The nodes are nearly all of the record, and mostly those of the attempt before.
+        nodes = line.get("nodes") or None
+        is_same = nodes is not None and line.get("event") == _START and nodes == self._nodes
+        stamped = parse({**line, "nodes": []} if is_same else line)
+        if stamped is None:
+            self.num_bad += 1
+            return
+        if isinstance(stamped.event, events.AttemptStartedEvent):
+            if is_same:
+                same = replace(stamped.event, nodes=self.attempts[-1].start.nodes)
+                stamped = replace(stamped, event=same)
+            self._nodes = nodes
+        at = stamped.at
+        self.started = self.started or stamped.time
+        self.began = at if self.began is None else min(self.began, at)
+        self.last_at = at if self.last_at is None else max(self.last_at, at)
+        self._take(stamped, at, stamped.event)
+        if isinstance(stamped.event, _WORTH_KNOWING):
+            self._note(at, stamped.event)
+
+    def _take(self, stamped: Stamped, at: float, event: RecordEvent) -> None:
+        match event:
+            case events.AttemptStartedEvent():
+                self._start(stamped, event)
+            case events.WorkersStartedEvent(attempt=number):
+                if (attempt := self._of(number)) is not None:
+                    attempt.workers_at = at
+            case events.WorkerEndedEvent() | events.WorkersEndedEvent():
+                self._end(at, event)
+            case events.AttemptFailedEvent(attempt=number):
+                if (attempt := self._of(number)) is not None:
+                    attempt.failure, attempt.ended = event, at
+            case events.RunEndedEvent(result=result):
+                self.result, self.waits = result, None
+                if self.attempts:
+                    last = self.attempts[-1]
+                    last.state = result.state.value if result is not None else ""
+                    last.ended = at if last.ended is None else last.ended
+            case events.StoppingEvent(text=text) if self.attempts:
+                self.attempts[-1].stop = text
+            case events.WaitingEvent():
+                self.waits, self.has_waited = stamped, True
+            case events.WaitingForEndEvent():
+                self.waits = stamped
+            case events.NoticeEvent():
+                self.notice = stamped
+            case events.TimeLimitEvent(ends_at=ends_at):
+                self.ends_at = ends_at
+            case events.SpareJoinedEvent(node=node):
+                self.spares.append(node)
+            case events.SpareLostEvent(node=node) | events.SpareTakenEvent(node=node):
+                self.spares = [name for name in self.spares if name != node]
+            case events.ImportsInWorkersEvent(why=why):
+                self.imports_why = why
+            case events.StragglerEvent(rank=rank, text=text):
+                self.slow[rank] = text
+            case events.NetworkEvent():
+                self.network = event
+            case events.PreflightEvent():
+                self.preflight = event
+            case events.WorkerProcessEvent():
+                self.process = event
+
+    def _of(self, number: int) -> AttemptRecord | None:
+        return next((one for one in self.attempts[:-4:-1] if one.number == number), None)
+
+    def _start(self, stamped: Stamped, event: events.AttemptStartedEvent) -> None:
+        if self.attempts:
+            last = self.attempts[-1]
+            if last.ended is None:  # no failure: a stop, a growth, a lost head
+                last.ended = last.last_end or stamped.at
+            last.values = {}
+        if event.spares is not None:
+            self.spares = list(event.spares)
+        if event.master:
+            self.masters.add(event.master)
+        self.waits = self.result = None
+        self.attempts.append(AttemptRecord(event.attempt, stamped.time, stamped.at, event))
+        if len(self.attempts) > WHOLE_FIRST + WHOLE_LAST:
+            self.attempts[-WHOLE_LAST - 1].shorten()
+
+    def _end(self, at: float, event: events.WorkerEndedEvent | events.WorkersEndedEvent) -> None:
+        attempt = self._of(event.attempt)
+        if attempt is None:
+            return
+        attempt.last_end = at
+        if isinstance(event, events.WorkersEndedEvent):
+            attempt.num_ends += 0 if event.asked else event.num
+            return
+        self.code = event.code or self.code
+        if event.value is not None:
+            attempt.values[event.rank] = event.value
+        if event.asked:
+            return
+        attempt.num_ends += 1
+        if len(attempt.ends) < _MOST_ENDS:
+            end = RankEnd(rank=event.rank, node=event.node, at=at, what=event.what)
+            attempt.ends.append(end)
+
+    def _note(self, at: float, event: RecordEvent) -> None:
+        told = narrate(event)
+        if not told:
+            return
+        one = RecordMoment(at=at, kind=event.name, text=printable(told)[:_MOST_TEXT])
+        self.num_moments += 1
+        if len(self.moments) >= MOST_MOMENTS:
+            del self.moments[MOST_MOMENTS // 2]
+        self.moments.append(one)
+
+    @property
+    def num_workers(self) -> int | None:
+        """How many workers the last attempt has; None before the first one, and where the record is damaged."""
+        return self.attempts[-1].num_workers if self.attempts else None
+
+    def wait_words(self, now: float) -> str:
+        """Return what the run waits for, with the remaining time; empty where it does not wait.
+
+        Args:
+            now: Seconds since 1970.
+        """
+        if self.waits is None:
+            return ""
+        return wait_in(self.waits.event, now - self.waits.at) or ""
+
+    def with_losses(self, losses: Mapping[str, str]) -> list[AttemptRecord]:
+        """Return the attempts, those that lost a pod with what its cluster said of it.
+
+        Args:
+            losses: By the number of the attempt.
+        """
+        found = list(self.attempts)
+        for place, attempt in enumerate(found):
+            said = losses.get(str(attempt.number))
+            if said is None:
+                continue
+            if attempt.failure is not None:
+                what = f"{attempt.failure.what}; {said}"
+                found[place] = replace(attempt, failure=replace(attempt.failure, what=what))
+            elif place + 1 < len(found):  # a pod that was taken away is no failure
+                following = found[place + 1]
+                why = "; ".join(filter(None, (following.start.why, said)))
+                found[place + 1] = replace(following, start=replace(following.start, why=why))
+        return found
+
+    def ended_by(self, attempts: list[AttemptRecord] | None = None) -> list[str]:
+        """Return what ended each attempt, in a few words; empty for one that runs or ended with the run."""
+        told = self.attempts if attempts is None else attempts
+        found = []
+        for attempt, following in zip(told, [*told[1:], None], strict=False):
+            if attempt.failure is not None:
+                found.append(attempt.failure.what)
+            elif following is None:
+                found.append("")
+            else:  # a node that has left is no failure
+                stop = attempt.state or "its head was lost"
+                found.append(
+                    following.start.why.replace(f"after attempt {attempt.number}", stop, 1)
+                )
+        return found
+
+
+def fold_run(lines: Iterable[Mapping[str, Any]]) -> RunRecord:
+    """Return what the lines of a record say."""
+    record = RunRecord()
+    for line in lines:
+        record.take(line)
+    return record
+
+
+def frequent_causes(attempts: Iterable[AttemptRecord], most: int) -> list[tuple[str, int]]:
+    """Return what made attempts fail and how often, the most frequent first."""
+    failed = (one.failure for one in attempts if one.failure is not None)
+    return Counter(one.what or "a failure" for one in failed).most_common(most)

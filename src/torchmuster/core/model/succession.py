@@ -1,0 +1,170 @@
+"""Who may take a lost head's place, and when: the rules of `docs/succession.md`, without I/O.
+
+A term is one right to start one attempt, or to be the head at all. Terms are claimed one after the other in a folder that
+all nodes of the run see, each by one process only; whoever finds its next term taken is the head no longer.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torchmuster.core.model.lease import LEASE_S
+
+TURN_S = 0.5  # between the claims of agents that see the same votes
+ASK_EVERY_S = 5.0
+FIRST_ASK_S = 1.5  # the others' votes come first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SucceedWords:
+    """The command line of `succeed`: the run, the place of the node that is its head now, and that head's process and port."""
+
+    run_dir: str
+    place: int
+    head_pid: int
+    head_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLostWords:
+    """The command line of `node-lost`: the run, and the node that is asked for."""
+
+    run_dir: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A term that was claimed: what the next head has to know.
+
+    Attributes:
+        number: Of the term.
+        holder: Who has claimed it: a random word that the next heads of the same owner have, too.
+        place: That of the agent with the head.
+        node: Its machine, as the engine calls it.
+        members: The places of the agents that it had: a majority of these may vote it out.
+        next_attempt: The number of the first attempt that no term before this one has started.
+        restarts_spent: Of the run.
+    """
+
+    number: int
+    holder: str
+    place: int
+    node: str
+    members: tuple[int, ...]
+    next_attempt: int
+    restarts_spent: int
+
+
+class Move(Enum):
+    """What an agent does now."""
+
+    NOTHING = "nothing"
+    VOTE = "vote"  # that the head of the newest term is lost
+    WITHDRAW = "withdraw"  # its vote: the head is there
+    ASK = "ask"  # the engine, whether the head's machine is lost
+    CLAIM = "claim"  # the next term
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What an agent sees.
+
+    Attributes:
+        newest: The newest claim; None before the first.
+        votes: Who has voted that its head is lost.
+        is_silent: The agent's lease has ended.
+        is_idle: None of its workers lives.
+        is_proved: The engine has said that the machine of this head is lost.
+    """
+
+    newest: Term | None
+    votes: frozenset[int] = frozenset()
+    is_silent: bool = False
+    is_idle: bool = True
+    is_proved: bool = False
+
+
+def is_voted_out(claim: Term, votes: frozenset[int]) -> bool:
+    """Say whether more than half of a head's agents, its own counted, have lost it."""
+    members = set(claim.members)
+    return 2 * len(votes & members) > len(members)
+
+
+class Heir:
+    """One agent, which may become the head.
+
+    Args:
+        place: Its own.
+    """
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self._newest: Term | None = None
+        self._seen_at = 0.0
+        self._voted = False
+        self._ask_at = 0.0
+        self._free_since: float | None = None
+
+    @property
+    def has_voted(self) -> bool:
+        """Say whether it has said that the head of the newest term is lost."""
+        return self._voted
+
+    def look(self, now: float, sight: Sight) -> Move:
+        """Return what to do; called about twice a second.
+
+        Args:
+            now: By a clock of the time in which this process ran.
+            sight: What it sees.
+        """
+        newest = sight.newest
+        if newest is None:
+            return Move.NOTHING
+        if self._newest is None or newest.number > self._newest.number:
+            # Whoever has claimed it gets the time of a lease to be found.
+            self._newest, self._seen_at = newest, now
+            self._voted, self._free_since = False, None
+        elif newest.number < self._newest.number:
+            return Move.NOTHING  # a disk that shows the past
+        if not sight.is_silent:
+            self._free_since = None
+            if self._voted:
+                self._voted = False
+                return Move.WITHDRAW
+            return Move.NOTHING
+        if now - self._seen_at <= LEASE_S or not sight.is_idle:
+            return Move.NOTHING
+        if not self._voted:
+            self._voted, self._ask_at = True, now + FIRST_ASK_S
+            return Move.VOTE
+        if self.place not in sight.votes:
+            return Move.VOTE  # the disk did not take it
+        if sight.is_proved or is_voted_out(newest, sight.votes):
+            return self._take_turn(now, sight.votes)
+        self._free_since = None
+        if now >= self._ask_at:
+            self._ask_at = now + ASK_EVERY_S
+            return Move.ASK
+        return Move.NOTHING
+
+    def _take_turn(self, now: float, votes: frozenset[int]) -> Move:
+        """Term when those before us have had their time to: each sees other votes first."""
+        if self._free_since is None:
+            self._free_since = now
+        before = sum(place < self.place for place in votes)
+        return Move.CLAIM if now - self._free_since >= before * TURN_S else Move.NOTHING
+
+    def next_claim(self, votes: frozenset[int], holder: str, node: str) -> Term:
+        """Return the claim that follows the newest one; its head is here."""
+        newest = self._newest
+        if newest is None:
+            raise ValueError("nothing was claimed before")
+        return Term(
+            number=newest.number + 1,
+            holder=holder,
+            place=self.place,
+            node=node,
+            members=tuple(sorted(votes | {self.place})),
+            next_attempt=newest.next_attempt,
+            restarts_spent=newest.restarts_spent + 1,
+        )

@@ -1,0 +1,248 @@
+"""Reports as plain text: `error / at / because / hint`, readable without colour; and escaping of foreign text."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from torchmuster.core.model.verdict import Report
+from torchmuster.errors import MusterError
+
+# Hide what looks like a secret in text that is made to be passed on: a command line, a difference of files.
+#
+# A guess by name and form, so it hides what people write by habit; it can't know every secret.
+
+
+HIDDEN = "<hidden>"
+_NAME = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|passphrase|credentials?|auth[_-]?token|[a-z_-]*_token)"
+_IS_SECRET = re.compile(rf"(?i)(?:^|[_-]){_NAME}(?:[_-]?id)?$|(?:^|-)token$|_KEY$")
+# `password = "..."`, `API_KEY: ...`; a number or a name of Python is no secret: `pad_token = 0`, `secret = secrets.x()`.
+_ASSIGNED = re.compile(
+    rf"""(?ix)(\b[\w.-]*{_NAME}["']?\s*[:=]\s*)(["'])(?P<value>[^"'\s]{{6,}})\2"""
+)
+_KNOWN = re.compile(
+    r"\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|hf_[A-Za-z0-9]{30,}|glpat-[\w-]{18,}"
+    r"|sk-[A-Za-z0-9_-]{24,}|xox[abprs]-[\w-]{10,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})"
+)
+_IN_URL = re.compile(r"(?<=://)([^/\s:@]+):([^/\s@]+)(?=@)")
+_BLOCK = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Say whether the value of a variable or an option of this name is probably a secret."""
+    return _IS_SECRET.search(name.strip("-")) is not None
+
+
+def hide_secrets(text: str) -> str:
+    """Return a text with what looks like a secret replaced."""
+    text = _BLOCK.sub(HIDDEN, text)
+    text = _KNOWN.sub(HIDDEN, text)
+    text = _IN_URL.sub(rf"\1:{HIDDEN}", text)
+    return _ASSIGNED.sub(rf"\1\2{HIDDEN}\2", text)
+
+
+def hide_in_words(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command line without the values of options that name a secret."""
+    found: list[str] = []
+    follows = False
+    for word in words:
+        name, is_pair, _ = word.partition("=")
+        if follows and not word.startswith("-"):
+            found.append(HIDDEN)
+        elif is_pair and is_secret_name(name):
+            found.append(f"{name}={HIDDEN}")
+        else:
+            found.append(hide_secrets(word))
+        follows = word.startswith("-") and not is_pair and is_secret_name(word)
+    return tuple(found)
+
+
+# What a terminal would obey, or what reorders text: C0 and C1 controls but \t and \n, and Unicode's own directions; and halves
+# of characters, which no encoding takes.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
+# Of what a rank has written: what stays, a move of the cursor, all else that a terminal would obey.
+_OUTPUT = re.compile(f"({_COLOUR.pattern}|\r)|\x1b\\[[0-9;?]*[A-HJKSTfhlsu]|{_CONTROL.pattern}")
+_MAX_WORD, _MAX_NAMES = 200, 200  # of a search for a near miss
+MAX_NAMES = 8
+
+
+def printable(text: str) -> str:
+    """Return a foreign text with control characters made visible and colours removed.
+
+    Every message of muster goes through here: an exception, a host's name or a scheduler's word may hold anything.
+    """
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(lambda found: _visible(found[0]), _COLOUR.sub("", text))
+
+
+def as_output(text: str) -> str:
+    """Return what a rank has written for a terminal of somebody who looks at it later: colours stay, all else is shown or left out.
+
+    A sequence of a progress bar that moves the cursor is left out: its lines stand apart here.
+    """
+    if text.isprintable():
+        return text
+    return _OUTPUT.sub(lambda found: found[1] or _visible_in_output(found[0]), text)
+
+
+def _visible_in_output(found: str) -> str:
+    return "" if len(found) > 1 else _visible(found)
+
+
+def as_bytes(text: str) -> bytes:
+    """Return the bytes of what a rank has written: its own where they are no UTF-8."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # halves of characters that no rank of ours has written
+        return text.encode(errors="replace")
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def in_one_line(text: str) -> str:
+    """Return a printable text without newlines and tabs, for a cell of a table or a name in a list."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def name_on(name: str, machine: str) -> str:
+    """Return `r-1 (n2)`: what a node is called, and the machine under it where that has a name of its own."""
+    return f"{name} ({machine})" if machine else name
+
+
+def name_alone(name: str) -> str:
+    """Return the name of a node without the machine under it."""
+    return name.partition(" (")[0]
+
+
+def few_of(names: Iterable[str], most: int, num_names: int | None = None) -> str:
+    """Return `a, b, c and 3 more`; of `num_names` there are more than are named."""
+    listed = [in_one_line(name) for name in names]
+    more = (num_names or len(listed)) - len(listed[:most])
+    return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def name_missing(names: Sequence[str], num_missing: int) -> str:
+    """Return `b, c`, or `2 of b, c, d` when any two of these are enough, or `5 more`.
+
+    Args:
+        names: Who may be meant; the first few are enough when all of them are.
+        num_missing: How many have to come still.
+    """
+    if not names:
+        return f"{num_missing} more"
+    if len(names) > num_missing:
+        return f"{num_missing} of {few_of(names, MAX_NAMES)}"
+    return few_of(names, MAX_NAMES, num_missing)
+
+
+def say_missing(num_here: int, num_needed: int, who: str) -> str:
+    """Return the sentence of a progress line."""
+    return f"{num_here} of {num_needed} {'is' if num_here == 1 else 'are'} here, missing: {who}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that was probably meant; None without one."""
+    import difflib
+
+    names = list(known)
+    if len(word) > _MAX_WORD:
+        return None
+    if len(names) > _MAX_NAMES:  # comparing each with each takes time
+        alike = (name for name in names if abs(len(name) - len(word)) < 3 and name[:1] == word[:1])
+        names = list(itertools.islice(alike, _MAX_NAMES))
+    near = difflib.get_close_matches(word, names, n=1)
+    folded = {name.lower().replace("_", "").replace("-", ""): name for name in names}
+    return near[0] if near else folded.get(word.lower().replace("_", "").replace("-", ""))
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Return a hint that suggests the nearest known word."""
+    near = nearest(word, known)
+    return f"did you mean `{near}`?" if near else otherwise
+
+
+def report_of_error(error: MusterError) -> Report:
+    """Return an error as a report."""
+    because = tuple(error.why.splitlines()) if error.why else ()
+    return Report(error=error.what, at=error.where, because=because, hint=error.fix)
+
+
+def render_report(report: Report) -> str:
+    """Return the message with each part on its own lines and a newline at the end."""
+    lines = [f"error: {report.error}"]
+    if report.at:
+        lines.append(f"  at: {in_one_line(report.at)}")
+    if report.because:
+        first, *rest = report.because
+        lines.append(f"  because: {first}")
+        lines += [f"    {line}".rstrip() for line in rest]
+    if report.hint:
+        lines.append(f"hint: {report.hint}")
+    return printable("\n".join(lines) + "\n")
+
+
+def in_minutes(seconds: float) -> str:
+    """Return a duration in the words of a sentence: `40 s`, `5 min`, `2 h 10 min`."""
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    hours, minutes = divmod(round(whole / 60), 60)
+    if not hours:
+        return f"{minutes} min"
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def show_transfer(
+    done_bytes: float, total_bytes: float | None, elapsed_s: float, *, before_bytes: float = 0
+) -> str:
+    """Return how much has been moved, how fast, and how long it takes still: `3 GiB of 12 GiB (25 %), 512 MiB/s, 18 s left`.
+
+    Args:
+        done_bytes: Moved so far.
+        total_bytes: None or 0 where nobody knows.
+        elapsed_s: Since `before_bytes`; of the first second no speed is told.
+        before_bytes: What had been moved before the time is counted, e.g. by an earlier attempt.
+    """
+    done = max(done_bytes, 0)
+    text = show_size(done)
+    speed = (done - before_bytes) / elapsed_s if elapsed_s >= 1.0 else 0.0
+    if total_bytes:
+        text += f" of {show_size(total_bytes)} ({min(done / total_bytes, 1.0) * 100:.0f} %)"
+    if speed >= 1.0:
+        text += f", {show_size(speed)}/s"
+        if total_bytes:
+            minutes, seconds = divmod(math.ceil(max(total_bytes - done, 0) / speed), 60)
+            hours, minutes = divmod(minutes, 60)
+            left = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+            text += f", {left if hours or minutes else f'{seconds} s'} left"
+    return text
+
+
+_TRANSFER = re.compile(
+    r"(?P<what>.*): (?:not begun yet|[\d.e+]+ \w+ of [\d.e+]+ \w+ \(\d+ %\)(?:, [\d.e+]+ \w+/s(?:, [\d:]+(?: s)? left)?)?"
+    r"|[\d.e+]+ \w+, [\d.e+]+ \w+/s)"
+)
+
+
+def moved_in(sentence: str) -> str | None:
+    """Return what is moved where a sentence ends in the words of `show_transfer`; None where it does not."""
+    found = _TRANSFER.fullmatch(sentence)
+    return found["what"] if found is not None else None
+
+
+def show_size(size_bytes: float) -> str:
+    """Return a size for people, e.g. `30 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.4g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.4g} TiB"

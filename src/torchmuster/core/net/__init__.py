@@ -1,0 +1,1 @@
+"""The authenticated channel, its messages, and the sockets of a node. Standard library only."""

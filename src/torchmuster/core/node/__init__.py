@@ -1,0 +1,1 @@
+"""The agent of one node, its workers and their output. Standard library only."""

@@ -1,0 +1,681 @@
+"""The agent of one node: keeps a spawner, obeys the head, and never lets workers outlive it.
+
+Without its lease (`head_link`) the workers are killed: a node that nobody hears can't train beside its successors.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torchmuster
+from torchmuster.core import proc
+from torchmuster.core.files.disk import DiskWriter, remove_old, too_old
+from torchmuster.core.model import contract
+from torchmuster.core.model import progress as heartbeat
+from torchmuster.core.model.failure import OVERUSED, LeftProcess, WorkerEnd
+from torchmuster.core.model.lease import PING_EVERY_S
+from torchmuster.core.model.plan import Program
+from torchmuster.core.net import messages
+from torchmuster.core.net.ipc import (
+    AskMemory,
+    CallTaken,
+    DebuggerHeld,
+    IpcCall,
+    IpcServer,
+    StopAhead,
+    TrainingOver,
+    WorkerReport,
+)
+from torchmuster.core.node.head_link import AgentRefusedError, HeadLink
+from torchmuster.core.node.inquiries import Inquiries
+from torchmuster.core.node.options import AgentOptions
+from torchmuster.core.node.output import Showing, Voice
+from torchmuster.core.node.progress import HeldMemory
+from torchmuster.core.node.setup import NodeWork, refusal_of
+from torchmuster.core.node.spawner import messages as orders
+from torchmuster.core.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
+from torchmuster.core.node.workers import NodeAttempt, WorkerSettings, root_cause, worker_settings
+from torchmuster.core.proc import HasStatus
+from torchmuster.errors import MusterError, found_bug
+
+# Keeps the attempts of a node: starts each when the node is ready for it, follows its processes, reports its end.
+
+
+_LOOK_EVERY_S = 0.25
+_STACKS_S = 0.5
+
+
+class AttemptUser(Protocol):
+    """What a keeper needs of its agent."""
+
+    def settings_of(self, order: messages.StartAttempt) -> WorkerSettings | None:
+        """Return what the workers of an attempt get; None while the node is not set up for them."""
+
+    def tell(self, text: str) -> None:
+        """Say a sentence to the user."""
+
+    def send(self, message: messages.Message) -> None:
+        """Send to the head, if it is connected."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside all else."""
+
+
+class AttemptKeeper:
+    """The attempts of one agent, one after the other.
+
+    Args:
+        spawners: They start the workers.
+        showing: Where the workers' output is shown.
+        disk: Writes their logs.
+        user: The agent.
+        take_store: Returns the listening socket of an attempt's store; on the head's node only.
+
+    Attributes:
+        last: The newest attempt that was started here.
+    """
+
+    def __init__(
+        self,
+        spawners: SpawnerKeeper,
+        showing: Showing,
+        disk: DiskWriter,
+        user: AttemptUser,
+        take_store: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.last: NodeAttempt | None = None
+        self._order: messages.StartAttempt | None = None  # waits for the node
+        self._settling: int | None = None  # the attempt of which nothing but output is left
+        self._spawners, self._showing = spawners, showing
+        self._disk, self._user = disk, user
+        self._take_store = take_store
+
+    def living(self) -> NodeAttempt | None:
+        """Return the attempt of which something may be left on this node."""
+        attempt = self.last
+        return attempt if attempt is not None and not attempt.reaped else None
+
+    # The start.
+
+    def take_order(self, order: messages.StartAttempt) -> None:
+        """Start an attempt now, or as soon as the node is ready for it."""
+        self._order = order
+        self.start_if_ready()
+
+    def start_if_ready(self) -> None:
+        """Start the attempt that waits, unless the spawner or the setup is missing or the last one is not gone."""
+        order, spawner = self._order, self._spawners.link
+        if order is None or spawner is None or self._spawners.ready is None:
+            return
+        settings = self._user.settings_of(order) if self.living() is None else None
+        if settings is None:
+            return
+        self._order = None
+        attempt = NodeAttempt(order, settings, spawner, self._report_end)
+        self.last = attempt
+        self._showing.prefix_lines(order.ranks, self._spawners.environment)
+        self._start_store(order)
+        show = partial(self._showing.show, order.attempt)
+        attempt.start(self._disk, show, self._showing.is_congested)
+        for problem in attempt.problems:
+            self._user.tell(problem)
+        if (old := too_old(order.attempt, order.world_size)) is not None:
+            first = order.ranks.first_rank
+            ranks = range(first, first + order.ranks.num_workers)
+            self._user.spawn(asyncio.to_thread(remove_old, settings.run_dir, old, ranks))
+
+    def _start_store(self, order: messages.StartAttempt) -> None:
+        store = self._take_store(order.attempt) if self._take_store is not None else None
+        if store is None:
+            return
+        if self._spawners.has_torch:
+            start = orders.StartStore(host=order.master_addr, port=order.master_port)
+            self._spawners.order(start, os.dup(store.fileno()))
+        store.close()
+
+    # Its processes.
+
+    def take_child(self, event: orders.ChildStarted | orders.ChildEnded) -> None:
+        """Take that a worker or the store has started or ended."""
+        attempt = self.last
+        if attempt is None:
+            return
+        match event:
+            case orders.ChildStarted(kind="worker"):
+                attempt.note_started(event.rank, event.pid)
+                self._announce_start(attempt)
+            case orders.ChildEnded(kind="worker"):
+                attempt.note_exit(event.rank, event.status)
+            case orders.ChildEnded() if not attempt.killed:
+                detail = describe_status(event.status)
+                self._user.send(messages.StoreLost(attempt=attempt.attempt, detail=detail))
+
+    def _announce_start(self, attempt: NodeAttempt) -> None:
+        if attempt.all_started:
+            self._user.send(
+                messages.WorkersStarted(
+                    attempt=attempt.attempt,
+                    pids=attempt.pids,
+                    spawner_pid=self._spawners.pid,
+                )
+            )
+
+    def _report_end(self, end: WorkerEnd) -> None:
+        self._user.send(messages.WorkerEnded(end=end))
+
+    # The end.
+
+    def take_kill(self, order: messages.KillAttempt) -> None:
+        """Kill the workers of an attempt; of one that is not here nothing is left."""
+        self._order = None
+        living = self.living()
+        if order.attempt == self._settling:
+            return  # it is told in a moment
+        if living is None or living.attempt != order.attempt:
+            self._user.send(messages.AllReaped(attempt=order.attempt))
+        elif order.grace_s and not living.asked:
+            self._user.spawn(self._let_save(living, order.grace_s))
+        else:
+            self.kill(ended_well=order.ended_well)
+
+    async def _let_save(self, attempt: NodeAttempt, grace_s: float) -> None:
+        await let_save(attempt, grace_s)
+        if self.living() is attempt:
+            self.kill()
+
+    def kill(self, *, ended_well: bool = False) -> None:
+        """Kill the workers that live; an attempt that waits is that of a head that is gone, or of one that takes it back."""
+        self._order = None
+        attempt = self.living()
+        if attempt is not None:
+            attempt.killed = True
+            self._spawners.kill_children(lambda: attempt.reaped, ended_well=ended_well)
+
+    async def lose(self, why: str, *, was_killed: bool) -> None:
+        """Take that all workers have died with their spawner, which the kernel may have killed for its memory."""
+        if (living := self.living()) is not None:
+            evidence = await living.memory_evidence() if was_killed else None
+            living.note_lost(why, evidence)
+            await self.finish()
+
+    async def finish(self, left: tuple[LeftProcess, ...] = ()) -> None:
+        """Take that all processes of the living attempt are gone, except those that may stay; start what waits."""
+        attempt = self.living()
+        if attempt is None:
+            return
+        await attempt.finish()
+        self._settling = attempt.attempt
+        await self._showing.settle()
+        self._settling = None
+        self._user.send(messages.AllReaped(attempt=attempt.attempt, left=left))
+        self.start_if_ready()
+
+
+# The survivors of a failure.
+
+
+async def let_save(attempt: NodeAttempt, grace_s: float) -> None:
+    """End the ranks of this node that survive a failure, those that can use it with SIGTERM first; return when all may be killed.
+
+    A rank that waits in a collective runs no handler until its peers answer, and one of them is gone. So only a rank with a
+    handler of its own gets the signal, while its stack shows it outside of collectives; it is looked at again and again, and
+    ended when it enters one. A rank of `torchmuster.train` saves what it needs in time: it is ended at once.
+
+    Args:
+        attempt: Theirs.
+        grace_s: From SIGTERM to the end.
+    """
+    attempt.asked = True
+    saving = [(rank, pid) for rank, pid in attempt.running if _can_save(attempt, rank, pid)]
+    for rank, pid in attempt.running:
+        if (rank, pid) not in saving:
+            proc.kill_quietly(pid)
+    deadline, told = time.monotonic() + grace_s, set[int]()
+    while saving and time.monotonic() < deadline:
+        waiting = await asyncio.to_thread(_in_collectives, attempt.folder, attempt.attempt, saving)
+        for rank, pid in saving:
+            if rank in waiting:
+                proc.kill_quietly(pid)
+            elif rank not in told:
+                told.add(rank)
+                proc.kill_quietly(pid, signal.SIGTERM)
+        await asyncio.sleep(_LOOK_EVERY_S)
+        saving = [one for one in attempt.running if one in saving]
+
+
+def _can_save(attempt: NodeAttempt, rank: int, pid: int) -> bool:
+    has_library = os.path.exists(heartbeat.heartbeat_path(attempt.folder, attempt.attempt, rank))
+    return not has_library and proc.catches_signal(pid, signal.SIGTERM)
+
+
+def _in_collectives(folder: str, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
+    """Return the ranks whose stacks show that they wait for others; who can't answer is taken for one that works."""
+    from torchmuster.launcher.facts.stacks import Doing, judge
+    from torchmuster.launcher.node.stacks import take_stacks
+
+    found = take_stacks(folder, attempt, workers, _STACKS_S)
+    return {
+        one.rank
+        for one in found
+        if judge(one.text, state=one.state, source=one.source).doing is Doing.WAITS
+    }
+
+
+_UNKNOWN_S = 1.0  # a worker may call before its spawner has come to say that it has started
+_MAX_UNSAID = 64
+
+
+class Agent:
+    """One agent process; `take_store` returns the listening socket of an attempt's store, on the head only."""
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        spawner: tuple[HasStatus, Any] | None,
+        socket_path: str,
+        disk: DiskWriter,
+        voice: Voice,
+        work: NodeWork | None = None,
+        take_store: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.options = options
+        self.disk = disk
+        self.voice = voice
+        self._first_spawner = spawner
+        self._work = work
+        self._unsaid: list[str] = []
+        self._socket_path = socket_path
+        self._incarnation = secrets.token_hex(8)
+        self._welcome: messages.Welcome | None = None
+        self.link = self.make_link()
+        self.spawners = SpawnerKeeper(
+            options.plan.program,
+            options.environment,
+            socket_path,
+            self.link.clock,
+            self,
+            waits=options.is_alone,
+        )
+        self._goodbye: messages.Goodbye | None = None
+        self._showing = Showing(options, self.link, voice)
+        self._terminal = options.terminal
+        self.attempts = AttemptKeeper(self.spawners, self._showing, disk, self, take_store)
+        folder = os.path.dirname(socket_path)
+        self.inquiries = Inquiries(options, self.link, self.spawners, folder, self.attempts.living)
+        self._memory = HeldMemory()
+        self._ended = asyncio.Event()
+        self._failure: MusterError | None = None
+        self._is_taken_away = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def make_link(self) -> HeadLink:
+        """Return the agent's connection to its head, which does not stand yet."""
+        return HeadLink(self.options.head, self.voice.say)
+
+    # Life.
+
+    async def run(self) -> int:
+        """Serve until the run is over; return the exit code.
+
+        Raises:
+            MusterError: The run ended for this agent: refused, or its head is gone.
+        """
+        proc.become_subreaper()
+        loop = asyncio.get_running_loop()
+
+        def lose(lines: int, why: str) -> None:
+            loop.call_soon_threadsafe(self._showing.lose, lines, why)
+
+        self.disk.on_loss = lose
+        worker_socket = IpcServer(
+            self._socket_path,
+            self._worker_pids,
+            WorkerReport,
+            self._take_report,
+            unknown_s=_UNKNOWN_S,
+            on_odd=self._tell_of_odd_report,
+        )
+        await worker_socket.open()
+        passed_on = (signal.SIGUSR1, signal.SIGUSR2, contract.OVERUSED_SIGNAL)
+        for signum in (*self.options.signals, *passed_on):
+            loop.add_signal_handler(signum, self._take_signal, signum)
+        if self._first_spawner is not None:
+            self.spawners.adopt(*self._first_spawner)
+        if self._work is not None and not self._work.is_done:
+            self.spawn(self._set_up(self._work))
+        if self.options.local_show and self._terminal is not None:
+            screen = min(self._terminal.streams)
+            loop.add_signal_handler(
+                signal.SIGWINCH, lambda: self._resize(*os.get_terminal_size(screen))
+            )
+        if self.options.stdin_fd is not None:
+            loop.add_reader(self.options.stdin_fd, self._read_stdin, self.options.stdin_fd)
+        connection = loop.create_task(self._stay_connected())
+        lease = loop.create_task(self._watch_lease())
+        self.spawn(self.inquiries.tell_progress())
+        end = loop.create_task(self._ended.wait())
+        tasks: set[asyncio.Task[Any]] = {connection, lease, end}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in (connection, lease):
+                if task.done() and not task.cancelled() and task.exception() is not None:
+                    self._failure = self._failure or _as_muster_error(task.exception())
+        finally:
+            for running in (*tasks, *self._tasks):
+                running.cancel()
+            await self._end_all_processes()
+            worker_socket.close()
+            self.inquiries.close()
+            if self.link.channel is not None:
+                await self.link.channel.close()
+        if self._failure is not None:
+            raise self._failure
+        return self._goodbye.exit_code if self._goodbye is not None else 1
+
+    @property
+    def error_text(self) -> str | None:
+        """The last attempt's first failure on this node, as torchrun writes it."""
+        attempt = self.attempts.last
+        return root_cause(attempt.ends, attempt.error_texts) if attempt is not None else None
+
+    def fail(self, error: MusterError) -> None:
+        """End the agent with this error."""
+        self._failure = self._failure or error
+        self._ended.set()
+
+    def leave(self, code: int) -> None:
+        """End the agent with the run's exit code, unless the head's goodbye came before."""
+        self._goodbye = self._goodbye or messages.Goodbye(exit_code=code)
+        self._ended.set()
+
+    async def _end_all_processes(self) -> None:
+        """End the spawner, then kill until nothing is left below us."""
+        await self.spawners.end()
+        while proc.end_children():
+            await asyncio.sleep(REAP_EVERY_S)
+        if (living := self.attempts.living()) is not None:
+            await living.finish()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside all else, until the agent ends."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finish_task)
+
+    def _finish_task(self, task: "asyncio.Future[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.fail(_as_muster_error(task.exception()))
+
+    # The head.
+
+    async def _stay_connected(self) -> None:
+        while True:
+            channel = await self.link.call()
+            why = await self.link.converse(channel, self._hello(), self._obey)
+            if self._is_taken_away:  # an attempt that it joined now would be lost in a moment
+                self.fail(MusterError(OVERUSED))
+                return
+            if self._goodbye is None and self._welcome is not None:
+                self.voice.say(f"the connection to the head ended: {why}; connecting again")
+
+    def _hello(self) -> messages.Hello:
+        living = self.attempts.living()
+        return messages.Hello(
+            incarnation=self._incarnation,
+            version=torchmuster.__version__,
+            host=self.options.host,
+            pid=os.getpid(),
+            boot_id=proc.boot_id(),
+            num_workers=self.options.num_workers,
+            place=self.options.place,
+            spawner_pid=self.spawners.pid,
+            attempt=living.attempt if living is not None else None,
+            wants_place_0=self.options.is_head,
+            network_id=proc.network_id(),
+            jobs=self.options.jobs,
+            machine=os.environ.get(contract.MACHINE_VARIABLE, ""),
+            holds_memory=self._memory.is_used,
+            role=self.options.plan.role,
+        )
+
+    def become_head(
+        self, address: tuple[str, int], told: tuple[tuple[str, int], ...], term: int
+    ) -> None:
+        """Take that the run's head is in this process now; other agents were told where."""
+        self.options = replace(self.options, is_head=True)
+        self.link.turn_to((address,), told, term)
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing of an attempt is left on this node."""
+        return self.attempts.living() is None
+
+    async def _watch_lease(self) -> None:
+        """Keep the spawner's lease alive while ours is; kill the workers when ours has ended."""
+        while True:
+            await asyncio.sleep(PING_EVERY_S / 2)
+            self.spawners.look()
+            self.link.look_for_successor()
+            silent_s = self.link.silent_s()
+            if silent_s is not None:
+                self._end_lease(silent_s)
+
+    def _end_lease(self, silent_s: float) -> None:
+        attempt = self.attempts.living()
+        if attempt is not None and not attempt.killed:
+            self.voice.say(
+                f"no message from the head for {silent_s:.0f} s: this node's workers are killed"
+            )
+            attempt.note_lost("its agent had no message from the head and ended its workers")
+            self.attempts.kill()
+        self.link.end_silent()
+
+    def send(self, message: messages.Message) -> None:
+        """Send to the head, if it is connected."""
+        self.link.send(message)
+
+    # Orders of the head.
+
+    async def _obey(self, message: messages.Message) -> bool:
+        """Do what the head orders; its goodbye ends the agent, and the conversation with it."""
+        match message:
+            case messages.Welcome():
+                self._take_welcome(message)
+            case messages.Refused(sentence=sentence):
+                self.fail(AgentRefusedError(sentence))
+            case messages.StartAttempt():
+                self.attempts.take_order(message)
+            case messages.KillAttempt():
+                self.attempts.take_kill(message)
+            case messages.SignalWorkers(signum=signum, if_caught=if_caught):
+                if (living := self.attempts.living()) is not None:
+                    living.asked = living.asked or message.asks_to_stop
+                    living.signal(signum, if_caught=if_caught)
+            case messages.Input(rank=rank, text=text, end=end):
+                if (living := self.attempts.living()) is not None:
+                    living.write_input(rank, text, end=end)
+            case messages.TerminalSize(columns=columns, rows=rows):
+                self._resize(columns, rows)
+            case messages.AskFacts():
+                if self._welcome is not None:
+                    run_dir = self.options.run_directory(self._welcome.run_id)
+                    self.inquiries.take_ask(message, run_dir)
+            case messages.AskNetwork() | messages.ProbeNetwork() | messages.EndProbe():
+                self.inquiries.take_survey(message)
+            case messages.TakeStacks():
+                self.spawn(self.inquiries.take_stacks(message))
+            case _ if isinstance(message, messages.FromExecClient):
+                self.inquiries.take_exec(message)
+            case messages.Goodbye():
+                self._goodbye = message
+                if message.sentence:
+                    self.voice.say(message.sentence)
+                self._ended.set()
+        return True
+
+    def _resize(self, columns: int, rows: int) -> None:
+        """Take the size of the terminal that shows ranks: for those that run, and for later ones."""
+        if self._terminal is not None:
+            self._terminal = replace(self._terminal, columns=columns, rows=rows)
+            if (living := self.attempts.living()) is not None:
+                living.resize(self._terminal)
+
+    def _take_welcome(self, welcome: messages.Welcome) -> None:
+        first = self._welcome is None
+        self._welcome = welcome
+        self.disk.settle_in(self.options.run_directory(welcome.run_id).path)
+        stuck = self.link.welcome(welcome)
+        if stuck is not None:
+            self.send(messages.Notice(text=f"between {welcome.node} and the head {stuck}"))
+        if first and not self.options.is_head:
+            self.voice.say(f"joined run {welcome.run_id} as {welcome.node}")
+        self.spawners.announce()
+        for text in self._unsaid:
+            self.send(messages.Notice(text=text))
+        self._unsaid.clear()
+        # An agent that calls again was given up for lost: its workers belong to an attempt that has
+        # ended everywhere else.
+        self.attempts.kill()
+
+    # The spawner.
+
+    @property
+    def is_ending(self) -> bool:
+        """Say whether the agent ends."""
+        return self._ended.is_set()
+
+    @property
+    def setup_pids(self) -> frozenset[int]:
+        """Return the processes of the node's set-up."""
+        return self._work.pids if self._work is not None else frozenset()
+
+    async def _set_up(self, work: NodeWork) -> None:
+        try:
+            await work.run(self)
+        except MusterError as error:
+            self.spawners.refuse(**refusal_of(error))
+        else:
+            self.attempts.start_if_ready()
+
+    def tell(self, text: str) -> None:
+        """Say a sentence to the user: now, or as soon as the head is there."""
+        text = f"{self.options.host}: {text}"
+        if self._welcome is not None and self.link.channel is not None:
+            self.send(messages.Notice(text=text))
+        elif len(self._unsaid) < _MAX_UNSAID:
+            self._unsaid.append(text)
+
+    def start_with(self, program: Program, environment: Mapping[str, str]) -> None:
+        """Take the job's interpreter and variables, and start the spawner unless one runs.
+
+        Raises:
+            MusterError: No interpreter can be executed on this node.
+        """
+        self.spawners.start_with(program, environment)
+
+    def take_event(self, event: orders.SpawnerEvent) -> None:
+        """Take what the spawner says."""
+        match event:
+            case orders.TorchFound():
+                self.inquiries.facts.take_torch(event.facts)
+            case orders.InterpreterReady():
+                self.inquiries.facts.take_torch({})
+                self.attempts.start_if_ready()
+            case orders.LeaseEnded():
+                self.voice.say("the spawner had no message from this agent and ended its workers")
+                if (living := self.attempts.living()) is not None:
+                    living.note_lost("its agent did not respond, so its workers were ended")
+                    living.killed = True
+            case orders.ChildStarted() | orders.ChildEnded():
+                self.attempts.take_child(event)
+            case orders.NoChildLeft():
+                proc.leave_sessions(process.session for process in event.left)
+                self.spawn(self._finish_attempt(event.left))
+
+    async def take_spawner_loss(self, why: str, *, was_killed: bool) -> None:
+        """Take that all workers have died with their spawner."""
+        self.inquiries.end_execs()
+        await self.attempts.lose(why, was_killed=was_killed)
+
+    async def _finish_attempt(self, left: tuple[LeftProcess, ...]) -> None:
+        self.inquiries.end_execs()
+        await self.attempts.finish(left)
+
+    def settings_of(self, order: messages.StartAttempt) -> WorkerSettings | None:
+        """Return what the workers of an attempt get; None while the node is not set up for them."""
+        if self._welcome is None or (self._work is not None and not self._work.is_done):
+            return None
+        return worker_settings(
+            self.options,
+            self._welcome,
+            order,
+            environment=self.spawners.environment,
+            variables=self._work.variables if self._work is not None else {},
+            socket_path=self._socket_path,
+            own_address=self.link.channel.own_address if self.link.channel is not None else None,
+            has_store=self.spawners.has_torch,
+            terminal=self._terminal,
+        )
+
+    # What workers and the system say.
+
+    def _worker_pids(self) -> set[int]:
+        attempt = self.attempts.last
+        return attempt.running_pids if attempt is not None else set()
+
+    async def _take_report(self, call: IpcCall[WorkerReport]) -> None:
+        report, attempt = call.request, self.attempts.last
+        if isinstance(report, AskMemory):
+            await call.reply(self._memory.answer(report))
+            return
+        rank = attempt.note_report(call.root, report) if attempt is not None else None
+        if rank is not None:
+            match report:
+                case DebuggerHeld():
+                    self.send(messages.Debugger(rank=rank, **vars(report)))
+                case StopAhead():
+                    self.send(messages.LastStop(rank=rank, reason=report.reason[:200]))
+                case TrainingOver(step=step, saved_step=saved):
+                    self.send(messages.TrainingEnded(rank=rank, step=step, saved_step=saved))
+        await call.reply(CallTaken())
+
+    def _tell_of_odd_report(self, why: str) -> None:
+        self.tell(
+            f"a worker told its agent what it does not understand ({why}): another torchmuster?"
+        )
+
+    def _read_stdin(self, fd: int) -> None:
+        """Give what is typed here to the first rank of this node."""
+        if os.tcgetpgrp(fd) != os.getpgrp():
+            return  # in the background: reading would stop us
+        data = os.read(fd, 4096)
+        if not data:
+            asyncio.get_running_loop().remove_reader(fd)
+        if (living := self.attempts.living()) is not None:
+            rank = living.order.ranks.first_rank
+            living.write_input(rank, data.decode(errors="replace"), end=not data)
+
+    def _take_signal(self, signum: signal.Signals) -> None:
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            if (living := self.attempts.living()) is not None:
+                living.signal(signum, if_caught=True)
+            return
+        if self._ended.is_set():
+            return  # the end of a job signals all of its processes
+        if self.link.channel is None:
+            when = "before it had joined" if self._welcome is None else "while it called its head"
+            self.fail(MusterError(f"this agent received {signum.name} {when}"))
+            return
+        self._is_taken_away |= signum == contract.OVERUSED_SIGNAL
+        self.send(messages.SignalReceived(signum=int(signum)))
+
+
+def _as_muster_error(error: BaseException | None) -> MusterError:
+    return error if isinstance(error, MusterError) else found_bug("the agent", error)

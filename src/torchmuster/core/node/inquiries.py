@@ -1,0 +1,345 @@
+"""What a node is asked beside its workers' start: networks, facts, progress, stacks, commands of `muster exec`."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torchmuster.core import proc
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec, contract
+from torchmuster.core.model.plan import Program, ScriptKind
+from torchmuster.core.net import messages
+from torchmuster.core.node.head_link import HeadLink
+from torchmuster.core.node.launcher_ranks import VariableChange
+from torchmuster.core.node.options import AgentOptions
+from torchmuster.core.node.spawner.keeper import SpawnerKeeper
+from torchmuster.core.node.workers import NodeAttempt
+
+if TYPE_CHECKING:
+    from torchmuster.core.node.progress import NodeProgress
+    from torchmuster.launcher.node.exec import Execs
+    from torchmuster.launcher.node.probe import NetworkProbe
+    from torchmuster.multirun.door.streams import RemoteEnds
+
+
+# The agent's part in `muster exec` and a training run: a command beside a rank, with the rank's own variables.
+#
+# A forked worker's /proc/PID/environ is its spawner's, so the launcher gets the variables from us, in its environment.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTarget:
+    """A worker to be entered; its launcher knows when it started, so that no other process is taken for it."""
+
+    pid: int
+    worker_ticks: int
+    environment: Mapping[str, str]
+
+    def has_begun(self) -> bool:
+        """Say that it can be entered: a worker has no view of its own to make."""
+        return True
+
+    def poll(self) -> int | None:
+        """Return -1 when the worker has ended; its status is its parent's."""
+        return None if proc.is_running(self.pid) else -1
+
+
+def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
+    """Return the worker of this number; None when it has ended."""
+    facts = proc.read_process(pid)
+    if facts is None or not facts.can_run:
+        return None
+    return RankTarget(pid=pid, worker_ticks=facts.start_ticks, environment=environment)
+
+
+def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:
+    """Return the answer to a head that has not proved who it is: it gets no command run."""
+    return messages.ExecRefused(
+        exec_id=start.exec_id,
+        what="this node has no common key with the head, so it runs no commands for it",
+        fix="give all nodes the same key: `--rdzv_conf secret_file=FILE`",
+    )
+
+
+def named_program(
+    start: messages.ExecStart, worker: VariableChange, rank: int
+) -> messages.ExecStart:
+    """Return the order with our own program as its command, where the debugger of a rank is meant."""
+    if not start.debugger:
+        return start
+    path = contract.debugger_socket(worker.values[contract.SOCKET_VARIABLE], rank)
+    return replace(start, argv=tuple(proc.node_program("debugger", path)), tty=False)
+
+
+def wanted_rank(start: messages.ExecStart, first_rank: int, num_workers: int) -> int:
+    """Return the rank that a client has named; the first of the node for `node n2`."""
+    kind, _, name = start.task.partition(" ")
+    if kind == "rank" and name.isdecimal() and 0 <= int(name) - first_rank < num_workers:
+        return int(name)
+    return first_rank
+
+
+def node_environment(environment: Mapping[str, str], rank: bool) -> dict[str, str]:
+    """Return the variables for a command: without those of one rank when a whole node was named."""
+    own = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE")
+    return {name: value for name, value in environment.items() if rank or name not in own}
+
+
+def whole_environment(base: Mapping[str, str], worker: VariableChange) -> dict[str, str]:
+    """Return what a worker has: our own variables, the job's, and those of its rank."""
+    every = {**os.environ, **base, **worker.values}
+    return {name: value for name, value in every.items() if name not in worker.removed}
+
+
+# The agent's side of the look before the start: collect facts in a thread, send them when they are wanted.
+#
+# The thread is a daemon: a file system that hangs keeps neither the agent nor its end waiting.
+
+
+MAX_FACTS_BYTES = 128 << 10
+
+
+class FactsServer:
+    """Answers `AskFacts` on one node.
+
+    Facts are sent when they are collected and the spawner has said which torch it will import.
+    """
+
+    def __init__(self, send: Callable[[messages.Message], None]) -> None:
+        self._send = send
+        self._facts: dict[str, Any] | None = None
+        self._torch: Mapping[str, Any] | None = None
+        self._asked_at: float | None = None
+        self._begun = False
+
+    def take(
+        self,
+        ask: messages.AskFacts,
+        program: Program,
+        environment: Mapping[str, str],
+        run_dir: RunDir,
+    ) -> None:
+        """Begin to collect, if that has not begun; what is known already is sent again."""
+        self._asked_at = time.time()
+        if not self._begun:
+            self._begun = True
+            loop = asyncio.get_running_loop()
+            order = (ask, program, dict(environment), run_dir, loop)
+            threading.Thread(target=self._collect, args=order, name="facts", daemon=True).start()
+        self._send_if_ready()
+
+    def take_torch(self, found: Mapping[str, Any]) -> None:
+        """Take what the spawner says of the torch that it imports; only its first word counts."""
+        if self._torch is None:
+            self._torch = found
+            self._send_if_ready()
+
+    def _collect(
+        self,
+        ask: messages.AskFacts,
+        program: Program,
+        environment: dict[str, str],
+        run_dir: RunDir,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        from torchmuster.launcher.facts.collect import FactsOrder, collect
+
+        has_plan = os.path.exists(run_dir.plan)  # muster torchrun makes its folder later
+        order = FactsOrder(
+            is_long=ask.is_long,
+            environment=environment,
+            names=ask.names,
+            run_dir=run_dir.path if has_plan else None,
+            once_written=run_dir.plan,
+            script=script_path(program, ask.script),
+            folders=[("snapshots", run_dir.snapshots)] if os.path.isdir(run_dir.snapshots) else (),
+        )
+        try:
+            facts = codec.to_plain(collect(order))
+        except Exception as error:  # noqa: BLE001 - what can't be told is said
+            facts = {"unknown": {"all": f"{type(error).__name__}: {error}"[:200]}}
+        try:
+            loop.call_soon_threadsafe(self._take_facts, facts)
+        except RuntimeError:  # the agent has ended meanwhile
+            return
+
+    def _take_facts(self, facts: dict[str, Any]) -> None:
+        self._facts = facts
+        self._send_if_ready()
+
+    def _send_if_ready(self) -> None:
+        if self._facts is None or self._torch is None or self._asked_at is None:
+            return
+        from torchmuster.launcher.facts.collect import torch_facts
+
+        facts = {**self._facts, "torch": codec.to_plain(torch_facts(self._torch))}
+        if len(json.dumps(facts)) > MAX_FACTS_BYTES:
+            facts = {"unknown": {"all": f"the facts have more than {MAX_FACTS_BYTES >> 10} KiB"}}
+        asked_at, self._asked_at = self._asked_at, None
+        self._send(messages.NodeFacts(facts=facts, asked_at=asked_at, sent_at=time.time()))
+
+
+def script_path(program: Program, instead: str | None) -> str | None:
+    """Return the path of the program's script; None for modules and commands."""
+    target = instead
+    if target is None:
+        target = program.target if program.kind is ScriptKind.FILE else None
+    return os.path.join(program.cwd, target) if target else None
+
+
+PROGRESS_EVERY_S = 2.0
+
+
+class Inquiries:
+    """Answers the head, and clients through it.
+
+    Args:
+        options: The agent's.
+        link: Its connection to the head.
+        spawners: They know the job's interpreter and variables.
+        folder: Where workers leave what they are asked for.
+        living: Returns the attempt of which something is left on this node.
+    """
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        link: HeadLink,
+        spawners: SpawnerKeeper,
+        folder: str,
+        living: Callable[[], NodeAttempt | None],
+    ) -> None:
+        self.facts = FactsServer(link.send)
+        self._options, self._link, self._spawners = options, link, spawners
+        self._folder, self._living = folder, living
+        self._probe: NetworkProbe | None = None
+        self._execs: Execs | None = None
+        self._remotes: RemoteEnds | None = None
+
+    # Before the start.
+
+    def take_survey(
+        self, message: messages.AskNetwork | messages.ProbeNetwork | messages.EndProbe
+    ) -> None:
+        """Say which networks there are, call other nodes, or end that."""
+        from torchmuster.launcher.node.network_settings import network_facts
+        from torchmuster.launcher.node.probe import NetworkProbe
+
+        if isinstance(message, messages.AskNetwork):
+            self.close()
+            head = self._options.head
+            secrets = (head.secret, head.open_secret)
+            self._probe = NetworkProbe(message.survey, secrets, self._link.send)
+            ports = self._probe.open()
+            environment, own = self._spawners.environment, self._options.local_addr
+            self._link.send(network_facts(message.survey, ports, environment, own))
+        elif self._probe is None or self._probe.survey != message.survey:
+            return
+        elif isinstance(message, messages.ProbeNetwork):
+            self._probe.begin(message)
+        else:
+            self.close()
+
+    def take_ask(self, ask: messages.AskFacts, run_dir: RunDir) -> None:
+        """Collect the facts of this node."""
+        self.facts.take(ask, self._spawners.program, self._spawners.environment, run_dir)
+
+    def close(self) -> None:
+        """End the probe of networks."""
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+
+    # While workers run.
+
+    async def tell_progress(self) -> None:
+        """Tell every two seconds how far the workers are."""
+        reader: NodeProgress | None = None
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            attempt = self._living()
+            if attempt is None or not attempt.running or self._link.channel is None:
+                continue
+            if reader is None or reader.attempt != attempt.attempt:
+                from torchmuster.core.node import progress
+
+                gpus = self._gpus_of(attempt)
+                reader = progress.NodeProgress(self._folder, attempt.attempt, gpus)
+            ranks = await asyncio.to_thread(reader.read, attempt.running)
+            if attempt is self._living():
+                self._link.send(messages.Progress(attempt=attempt.attempt, ranks=ranks))
+
+    def _gpus_of(self, attempt: NodeAttempt) -> dict[int, str]:
+        """Return the GPU of each rank: of those that it sees, the one with its local rank."""
+        from torchmuster.launcher.facts.gpu import visible_gpus
+
+        found = {}
+        for rank in attempt.ranks:
+            worker = attempt.environment_of(rank)
+            environment = whole_environment(self._spawners.environment, worker)
+            ids, local_rank = visible_gpus(environment), int(environment["LOCAL_RANK"])
+            if local_rank < len(ids):
+                found[rank] = ids[local_rank]
+        return found
+
+    async def take_stacks(self, order: messages.TakeStacks) -> None:
+        """Say where the ranks of this node are."""
+        from torchmuster.launcher.node.stacks import pieces, take_stacks
+
+        attempt = self._living()
+        running = attempt.running if attempt is not None else []
+        logs = {rank: attempt.log_of(rank) for rank, _ in running} if attempt is not None else {}
+        stacks = await asyncio.to_thread(
+            take_stacks, self._folder, order.attempt, running, logs=logs
+        )
+        for piece, is_last in pieces(stacks):
+            self._link.send(messages.Stacks(number=order.number, stacks=piece, is_last=is_last))
+
+    def take_exec(self, message: messages.FromExecClient) -> None:
+        """Start a command beside a rank, or pass on what belongs to one."""
+        from torchmuster.launcher.node.exec import Execs
+
+        if self._link.channel is not None and self._link.channel.is_open:
+            if isinstance(message, messages.ExecStart):
+                self._link.send(refuse_unproved(message))
+            return
+        if isinstance(message, messages.ExecStart) and message.door:
+            self._remote_ends().take(message)
+            return
+        if self._remotes is not None:
+            self._remotes.take(message)  # each takes what is its own
+        if self._execs is None:
+            self._execs = Execs(self._options.host, self._link.send)
+        attempt, target = self._living(), None
+        if attempt is not None and isinstance(message, messages.ExecStart):
+            ranks = attempt.order.ranks
+            rank = wanted_rank(message, ranks.first_rank, ranks.num_workers)
+            pid = dict(attempt.running).get(rank)
+            if pid is not None:
+                worker = attempt.environment_of(rank)
+                every = whole_environment(self._spawners.environment, worker)
+                of_rank = message.task.startswith("rank ")
+                message = named_program(message, worker, rank)
+                target = rank_target(pid, node_environment(every, of_rank))
+        self._execs.take(message, target)
+
+    def _remote_ends(self) -> "RemoteEnds":
+        if self._remotes is None:
+            from torchmuster.multirun.door.streams import RemoteEnds
+
+            options = self._options
+            run_dir = options.run_directory(options.plan.run_id)
+            self._remotes = RemoteEnds(run_dir, options.place or 0, options.host, self._link.send)
+        return self._remotes
+
+    def end_execs(self) -> None:
+        """End the commands beside the ranks: the attempt has ended."""
+        if self._remotes is not None:
+            self._remotes.end_all("the session has lost a node, or ends")
+        if self._execs is not None:
+            self._execs.end_all("the attempt has ended")

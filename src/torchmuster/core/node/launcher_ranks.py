@@ -1,0 +1,291 @@
+"""What srun and mpiexec say of a process's rank, made true for a worker.
+
+Agents are tasks of such a launcher, or children of a batch script, and workers inherit what it said of them: rank 0 of
+1. A script that was written for the launcher would believe it and train alone. So a worker gets what the launcher
+would have given it, had it started this world itself. Addresses at which a launcher's server waits for the one task
+that it knows are taken away: what speaks MPI there would be another world.
+
+Source: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES, and Slurm's src/common/env.c,
+`env_array_for_step`; docs.open-mpi.org, "Environment variables"; MPICH's simple_pmi.c; HPE PALS's mpiexec(1).
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchmuster.core.files import atomic
+from torchmuster.core.model.contract import WorkerPlace
+from torchmuster.core.model.ranks import expand_counts, expand_hostlist
+from torchmuster.errors import RunDirectoryError
+
+# The variables that a node begins with: what of the job's head holds on others, and how many threads workers get.
+
+
+THREADS = "OMP_NUM_THREADS"
+_OWN = frozenset(
+    {
+        *("TMPDIR", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "NCPUS"),
+        *("HOME", "USER", "LOGNAME", "SHELL"),
+    }
+)
+_LAUNCHERS = ("PMI", "PALS_", "OMPI_COMM_", "MV2_COMM_", "MPI_LOCAL", "CUDA_VISIBLE")
+
+
+def leave_environment(path: str, of_schedulers: tuple[str, ...]) -> None:
+    """Leave our variables for other nodes, but for those that are true of this node only.
+
+    Args:
+        path: The file for `take_environment`.
+        of_schedulers: How the names of variables begin that schedulers set.
+    """
+    begins = (*of_schedulers, *_LAUNCHERS)
+    of_threads = THREADS if threads_of_scheduler(os.environ) is not None else None
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(begins) and name not in _OWN and name != of_threads
+    }
+    atomic.write_json(path, kept, mode=0o600)
+
+
+def take_environment(path: str) -> None:
+    """Take over the variables of the job's head, for ways to a node that bring none; those of this node stay.
+
+    Raises:
+        RunDirectoryError: The file can't be read.
+    """
+    try:
+        with open(path) as file:
+            os.environ.update(json.load(file))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(
+            "the job's variables can't be read", where=path, why=str(error)
+        ) from error
+
+
+def threads_of_scheduler(environment: Mapping[str, str]) -> int | None:
+    """Return the threads that PBS has set for every process: all CPUs of its job on this node. None for a user's own.
+
+    Source: the PBS Professional user's guide, "Running Multi-processor Jobs": OMP_NUM_THREADS and NCPUS are ncpus.
+    """
+    text = environment.get(THREADS, "")
+    of_job = "PBS_JOBID" in environment and environment.get("NCPUS") == text
+    return int(text) if of_job and text.isdecimal() else None
+
+
+def share_threads(environment: dict[str, str], num_workers: int) -> str | None:
+    """Give each of several workers one thread, as torchrun does, or its share of PBS's; say so of the second."""
+    if num_workers < 2:
+        return None
+    environment.setdefault(THREADS, "1")
+    threads = threads_of_scheduler(environment)
+    if threads is None or threads == 1:
+        return None
+    environment[THREADS] = str(max(1, threads // num_workers))
+    return (
+        f"{THREADS} is {environment[THREADS]} for each of {num_workers} workers:"
+        f" PBS had set {threads}, the CPUs of them all"
+    )
+
+
+# srun sets these for every task; a script that asks for one of them asks for the others, too.
+_OF_EVERY_TASK = {
+    "SLURM_PROCID": "rank",
+    "SLURM_LOCALID": "local_rank",
+    "SLURM_NODEID": "node_rank",
+    "SLURM_NTASKS": "world_size",
+    "SLURM_NPROCS": "world_size",
+    "SLURM_NNODES": "num_nodes",
+    "SLURM_TASKS_PER_NODE": "tasks_per_node",
+    "SLURM_STEP_NUM_TASKS": "world_size",
+    "SLURM_STEP_NUM_NODES": "num_nodes",
+    "SLURM_STEP_TASKS_PER_NODE": "tasks_per_node",
+    "SLURM_GTIDS": "ranks_here",
+}
+# The same where they stand already.
+_WHERE_THEY_STAND = {
+    "SLURM_NTASKS_PER_NODE": "each_node",
+    "SLURM_CPUS_PER_TASK": "cpus_per_task",
+    "SLURM_STEP_NODELIST": "nodelist",
+    "PMI_RANK": "rank",
+    "PMI_SIZE": "world_size",
+    "PMI_LOCAL_RANK": "local_rank",
+    "PMI_LOCAL_SIZE": "local_world_size",
+    "PMIX_RANK": "rank",
+    "OMPI_COMM_WORLD_RANK": "rank",
+    "OMPI_COMM_WORLD_SIZE": "world_size",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "local_world_size",
+    "OMPI_COMM_WORLD_NODE_RANK": "local_rank",  # Open MPI's word for the rank on its node
+    "MV2_COMM_WORLD_RANK": "rank",
+    "MV2_COMM_WORLD_SIZE": "world_size",
+    "MV2_COMM_WORLD_LOCAL_RANK": "local_rank",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "local_world_size",
+    "MPI_LOCALRANKID": "local_rank",
+    "MPI_LOCALNRANKS": "local_world_size",
+    "PALS_RANKID": "rank",
+    "PALS_SIZE": "world_size",
+    "PALS_NODEID": "node_rank",
+    "PALS_LOCAL_RANKID": "local_rank",
+    "PALS_LOCAL_SIZE": "local_world_size",
+}
+# Of one process, or of a server that knows one task here.
+_UNTRUE = frozenset(
+    {
+        *("SLURM_TASK_PID", "SLURM_STEP_LAUNCHER_PORT", "SLURM_SRUN_COMM_HOST"),
+        *("SLURM_SRUN_COMM_PORT", "SLURM_PMIXP_ABORT_AGENT_PORT", "SLURM_PMIX_MAPPING_SERV"),
+        *("PMI_FD", "PMI_PORT", "PMI_ID", "PMI_JOBID", "PMI_SPAWNED", "PMI_UNIVERSE_SIZE"),
+        *("PMI_CONTROL_FD", "PMI_CONTROL_PORT", "PMI_SHARED_SECRET"),
+        *("PMIX_NAMESPACE", "PMIX_ID", "PMIX_SECURITY_MODE", "PMIX_GDS_MODULE"),
+        *("OMPI_MCA_ess_base_jobid", "OMPI_MCA_ess_base_vpid", "OMPI_MCA_orte_hnp_uri"),
+        *("OMPI_MCA_orte_local_daemon_uri", "OMPI_MCA_orte_ess_num_procs"),
+        *("OMPI_APP_CTX_NUM_PROCS", "OMPI_FIRST_RANKS", "OMPI_NUM_APP_CTX", "OMPI_UNIVERSE_SIZE"),
+        *("PALS_APINFO", "PALS_SPOOL_DIR", "PALS_FD"),
+    }
+)
+_UNTRUE_PREFIXES = ("PMIX_SERVER_", "PMIX_DSTORE_", "PMIX_PTL_", "PMI2_")
+_OF_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "PMI_JOBID")
+_SIZES = (
+    *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE"),
+    "MV2_COMM_WORLD_SIZE",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableChange:
+    """What a worker's environment has otherwise than its agent's."""
+
+    values: Mapping[str, str]
+    removed: tuple[str, ...] = ()
+
+
+def make_true(
+    environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
+) -> VariableChange:
+    """Return how a worker's variables of other launchers differ from its agent's.
+
+    Args:
+        environment: The agent's, of which the worker's is made.
+        place: The worker's.
+        tasks_per_node: The workers of every node, in Slurm's notation: `2(x2),1`.
+    """
+    if _is_task_for_task(environment, place, tasks_per_node):
+        return VariableChange(values={})
+    facts = _facts(environment, place, tasks_per_node)
+    in_slurm = "SLURM_JOB_ID" in environment or "SLURM_JOBID" in environment
+    values = {name: facts[key] for name, key in _OF_EVERY_TASK.items() if in_slurm}
+    values |= {name: facts[key] for name, key in _WHERE_THEY_STAND.items() if name in environment}
+    known = {name: text for name, text in values.items() if text}
+    removed = [name for name in environment if name in values and name not in known]
+    removed += [
+        name for name in environment if name in _UNTRUE or name.startswith(_UNTRUE_PREFIXES)
+    ]
+    return VariableChange(values=known, removed=tuple(removed))
+
+
+def _is_task_for_task(
+    environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
+) -> bool:
+    """Say whether each worker is the only one of a task of the launcher: all that it says is true then."""
+    alone = set(_counts(tasks_per_node)) <= {1} and place.local_world_size == 1
+    sizes = {environment[name] for name in _SIZES if name in environment}
+    return alone and sizes == {str(place.world_size)}
+
+
+def _facts(
+    environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
+) -> dict[str, str]:
+    """Return the values by their meaning; an empty one can't be told."""
+    counts = _counts(tasks_per_node)
+    first = sum(counts[: place.node_rank])
+    ranks = range(first, first + place.local_world_size)
+    return {
+        "rank": str(place.rank),
+        "local_rank": str(place.local_rank),
+        "node_rank": str(place.node_rank),
+        "world_size": str(place.world_size),
+        "local_world_size": str(place.local_world_size),
+        "num_nodes": str(place.num_nodes),
+        "tasks_per_node": tasks_per_node,
+        "each_node": str(counts[0]) if len(set(counts)) == 1 else "",
+        "ranks_here": ",".join(str(rank) for rank in ranks),
+        "nodelist": _nodelist(environment, place.num_nodes),
+        "cpus_per_task": _cpus_per_task(environment, place.local_world_size),
+    }
+
+
+def _nodelist(environment: Mapping[str, str], num_nodes: int) -> str:
+    """Return the job's nodes if the world is on all of them."""
+    text = environment.get("SLURM_JOB_NODELIST", "")
+    try:
+        return text if len(expand_hostlist(text)) == num_nodes else ""
+    except ValueError:
+        return ""
+
+
+def _cpus_per_task(environment: Mapping[str, str], num_workers: int) -> str:
+    """Return a worker's share of the node, but no more than a task was given."""
+    asked = environment.get("SLURM_CPUS_PER_TASK", "")
+    on_node = environment.get("SLURM_CPUS_ON_NODE", "")
+    if not (asked.isdecimal() and on_node.isdecimal()):
+        return asked
+    return str(min(int(asked), max(1, int(on_node) // num_workers)))
+
+
+def _counts(tasks_per_node: str) -> tuple[int, ...]:
+    return expand_counts(tasks_per_node) if tasks_per_node else ()
+
+
+def is_one_of_many(environment: Mapping[str, str]) -> bool:
+    """Say whether srun, mpiexec or pbsdsh has started this process, and others beside it.
+
+    SLURM_NTASKS does not tell: sbatch sets it for its script, too, which is one process.
+    """
+    if any(_number(environment.get(name)) > 1 for name in _SIZES):
+        # `srun --pty` keeps task 0 only; somebody sits there and types.
+        return not (environment.get("SLURM_PTY_PORT") and not _has_mpi(environment))
+    if "PALS_RANKID" in environment:  # Cray's mpiexec tells no size
+        return True
+    # A job's script is task 1 of PBS; what pbsdsh and pbs_tmrsh start comes behind it.
+    return "PBS_JOBID" in environment and _task_of_pbs(environment.get("PBS_TASKNUM", "")) > 1
+
+
+def num_tasks(environment: Mapping[str, str]) -> int:
+    """Return how many tasks the launcher of this process has started; 0 without one."""
+    return max(_number(environment.get(name)) for name in _SIZES)
+
+
+def task_here(environment: Mapping[str, str]) -> int:
+    """Return which of its launcher's tasks on this node this process is."""
+    ranks = {**_OF_EVERY_TASK, **_WHERE_THEY_STAND}
+    return max(
+        _number(environment.get(name)) for name, fact in ranks.items() if fact == "local_rank"
+    )
+
+
+def are_one_step(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Say whether the same start of a launcher has made these two processes."""
+    return all(one.get(name) == other.get(name) for name in _OF_STEP)
+
+
+def is_first_of_many(environment: Mapping[str, str]) -> bool:
+    """Say whether its launcher calls this process rank 0, or gives it no rank, as pbsdsh."""
+    ranks = {**_OF_EVERY_TASK, **_WHERE_THEY_STAND}
+    return all(environment.get(name, "0") == "0" for name, fact in ranks.items() if fact == "rank")
+
+
+def _has_mpi(environment: Mapping[str, str]) -> bool:
+    return any(_number(environment.get(name)) > 1 for name in _SIZES[1:])
+
+
+def _task_of_pbs(text: str) -> int:
+    """Return the number of a task; recorded: eight hexadecimal digits, the host's index in the top bits."""
+    try:
+        return int(text, 16)
+    except ValueError:
+        return 0
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0

@@ -1,0 +1,437 @@
+"""What workers write: drained from their pipes, kept in files, and shown in part on the terminal.
+
+A worker must never wait for us, so pipes are read in large blocks and every block goes to the disk
+writer at once. The terminal is a courtesy: it gets at most `SHOWN_BYTES_PER_S` of a rank, whole lines
+from the first line that is left out, and says how many it left out. A file or a pipe gets every line.
+
+A rank that is shown on a terminal writes to one: a pty that changes nothing (no carriage returns added, no echo)
+and is nobody's controlling terminal, so Ctrl-C and hang-ups stay muster's business.
+"""
+
+import asyncio
+import codecs
+import contextlib
+import fcntl
+import os
+import string
+import struct
+import termios
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.model import contract
+from torchmuster.core.model.lease import LEASE_S
+from torchmuster.core.model.lines import Terminal, last_state
+from torchmuster.core.model.ranks import NodeRanks
+from torchmuster.core.net import messages
+from torchmuster.core.node.head_link import HeadLink
+from torchmuster.core.node.options import AgentOptions
+
+# Where an agent speaks: its log in the run directory, or the terminal of `muster torchrun`.
+#
+# Neither may ever hold the event loop: a log goes through the disk writer, a terminal through
+# `files.terminal`.
+
+
+class Voice(Protocol):
+    """Something that sentences and output can be given to, without waiting."""
+
+    def say(self, sentence: str) -> None:
+        """Print one sentence of muster's own."""
+
+    def print(self, text: str) -> None:
+        """Print text as it is."""
+
+    def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
+        """Print what a rank wrote."""
+
+    def prefix_rank(self, rank: int, prefix: str) -> None:
+        """Let the lines of a rank begin with this text, where lines are shown."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all is printed, or the time is up."""
+
+
+@dataclass(slots=True)
+class LogVoice:
+    """Speaks into a file of the run directory."""
+
+    path: str
+    disk: DiskWriter
+
+    def say(self, sentence: str) -> None:
+        """Append one line."""
+        self.disk.append(self.path, f"muster: {sentence}\n".encode())
+
+    def print(self, text: str) -> None:
+        """Append the text."""
+        self.disk.append(self.path, text.encode())
+
+    def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
+        """Do nothing: the ranks have logs of their own."""
+
+    def prefix_rank(self, rank: int, prefix: str) -> None:
+        """Do nothing, likewise."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait for the disk."""
+        self.disk.flush(timeout_s)
+
+
+TAIL_LINES = 20
+TAIL_BYTES = 16 << 10
+LINE_CHARACTERS = 500
+SHOWN_BYTES_PER_S = 1 << 20
+_RESUME_BYTES = SHOWN_BYTES_PER_S * 3 // 4
+_BLOCK_BYTES = 256 << 10
+_PIPE_BYTES = 1 << 20
+_CONGESTION_POLL_S = 0.01
+_F_SETPIPE_SZ = 1031  # linux/fcntl.h
+
+# rank, stream (1 or 2), text, lines left out before it
+Show = Callable[[int, int, str, int], None]
+
+
+def open_pipe() -> tuple[int, int]:
+    """Return (read, write) ends of a large pipe; only the read end doesn't block."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(read_fd, False)
+    with contextlib.suppress(OSError):  # the user's limit on pipe memory may be reached
+        fcntl.fcntl(read_fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+    return read_fd, write_fd
+
+
+def open_terminal(terminal: Terminal) -> tuple[int, int]:
+    """Return (read, write) ends of a pty of this size that passes bytes on as they are.
+
+    Raises:
+        OSError: The system has no more of them.
+    """
+    read_fd, write_fd = os.openpty()  # opens it without taking it as controlling terminal
+    os.set_blocking(read_fd, False)
+    mode = termios.tcgetattr(write_fd)
+    mode[1] &= ~termios.OPOST
+    mode[3] &= ~termios.ECHO
+    termios.tcsetattr(write_fd, termios.TCSANOW, mode)
+    _set_size(write_fd, terminal)
+    return read_fd, write_fd
+
+
+def _set_size(fd: int, terminal: Terminal) -> None:
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("4H", terminal.rows, terminal.columns, 0, 0))
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """A token bucket: what the terminal may still get of one rank."""
+
+    left: float = SHOWN_BYTES_PER_S
+    at: float = field(default_factory=time.monotonic)
+
+    def take(self, num_bytes: int, *, at_least: int = 0) -> bool:
+        now = time.monotonic()
+        self.left = min(SHOWN_BYTES_PER_S, self.left + (now - self.at) * SHOWN_BYTES_PER_S)
+        self.at = now
+        if max(num_bytes, at_least) > self.left:
+            return False
+        self.left -= num_bytes
+        return True
+
+
+class RankOutput:
+    """The two streams of one rank in one attempt.
+
+    Args:
+        every_line: The streams of which nothing may be left out where they are shown.
+        must_wait: Says whether what shows them is slower than its writers, so that a short wait helps.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        log_path: str,
+        disk: DiskWriter,
+        show: Show | None,
+        shown: frozenset[int],
+        copies: dict[int, str],
+        terminal: Terminal | None = None,
+        *,
+        every_line: Collection[int] = (),
+        must_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.rank = rank
+        self.problem: str | None = None  # what the user should know
+        self._terminal = terminal
+        self._shown = shown
+        self._every_line, self._must_wait = every_line, must_wait
+        self._copies = copies
+        self.log_path = log_path
+        self._disk = disk
+        self._show = show
+        self._recent = b""
+        self._allowance = _Allowance()
+        self._streams: dict[int, _Stream] = {}
+
+    def open(self) -> tuple[int, int]:
+        """Return the write ends for stdout and stderr; the caller closes them."""
+        ends = self._open_terminal()
+        for number in (1, 2):
+            if number not in ends:
+                read_fd, ends[number] = open_pipe()
+                self._listen(read_fd, number)
+        return ends[1], ends[2]
+
+    def _open_terminal(self) -> dict[int, int]:
+        """Return the write ends of the streams that belong on a terminal, one for all: it keeps their order.
+
+        A stream that is kept apart, too (torchrun's -r and -t), is a pipe as under torchrun.
+        """
+        if self._terminal is None or self._show is None:
+            return {}
+        numbers = sorted(self._terminal.streams & self._shown - self._copies.keys())
+        if not numbers:
+            return {}
+        try:
+            read_fd, write_fd = open_terminal(self._terminal)
+        except OSError as error:
+            self.problem = f"rank {self.rank} writes to a pipe, not to a terminal: {error.strerror}"
+            return {}
+        self._listen(read_fd, numbers[0], is_terminal=True)
+        return {number: os.dup(write_fd) if i else write_fd for i, number in enumerate(numbers)}
+
+    def _listen(self, read_fd: int, number: int, *, is_terminal: bool = False) -> None:
+        # What a file or a pipe gets are the rank's own bytes, in whatever encoding.
+        errors = "surrogateescape" if number in self._every_line else "replace"
+        self._streams[read_fd] = _Stream(number, errors, is_terminal=is_terminal)
+        asyncio.get_running_loop().add_reader(read_fd, self._read_unless_congested, read_fd)
+
+    def resize(self, terminal: Terminal) -> None:
+        """Take another size of the terminal."""
+        for fd, stream in self._streams.items():
+            if stream.is_terminal:
+                _set_size(fd, terminal)
+
+    def mute(self) -> None:
+        """Show nothing more: what comes is an echo of another rank's end. The log still gets it."""
+        self._shown = frozenset()
+
+    def drain(self) -> None:
+        """Read what is in the pipes now: the writer has ended, but a child of it may write on."""
+        for fd in list(self._streams):
+            for _ in range(2 * _PIPE_BYTES // _BLOCK_BYTES):
+                if fd not in self._streams or not self._read(fd):
+                    break
+
+    def close(self) -> None:
+        """Drain and close; a child that the worker left behind writes into a broken pipe."""
+        self.drain()
+        for fd in list(self._streams):
+            self._close(fd)
+        for path in (self.log_path, *self._copies.values()):
+            self._disk.close_file(path)
+
+    def tail(self) -> tuple[str, ...]:
+        """Return the last lines, both streams in the order of their arrival."""
+        text = self._recent.decode(errors="replace").removesuffix("\n")
+        lines = [last_state(line) for line in text.split("\n")] if text else []
+        return tuple(line[:LINE_CHARACTERS] for line in lines[-TAIL_LINES:])
+
+    def _read_unless_congested(self, fd: int) -> None:
+        if not (self._disk.is_congested or self._must_wait()):
+            self._read(fd)
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(fd)
+        loop.call_later(_CONGESTION_POLL_S, self._read_again, fd)
+
+    def _read_again(self, fd: int) -> None:
+        if fd in self._streams:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(fd, self._read_unless_congested, fd)
+
+    def _read(self, fd: int) -> bool:
+        try:
+            data = os.read(fd, _BLOCK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data and self._streams[fd].is_terminal:
+            data += _read_more(fd)
+        if not data:
+            self._close(fd)
+            return False
+        self._disk.append(self.log_path, data)
+        self._recent = (self._recent + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+        number = self._streams[fd].number
+        if number in self._copies:
+            self._disk.append(self._copies[number], data)
+        if self._show is not None and number in self._shown:
+            self._show_block(self._streams[fd], data)
+        return True
+
+    def _show_block(self, stream: "_Stream", data: bytes) -> None:
+        is_spared = stream.number not in self._every_line
+        if is_spared and (stream.skips or not self._allowance.take(len(data))):
+            data = self._leave_out(stream, data)
+            if not data:
+                return
+        text = stream.decoder.decode(data)
+        if text and self._show is not None:
+            self._show(self.rank, stream.number, text, stream.left_out)
+            stream.left_out = 0
+
+    def _leave_out(self, stream: "_Stream", data: bytes) -> bytes:
+        """Return what may be shown of a block after lines had to be left out: whole lines."""
+        _, newline, rest = data.partition(b"\n")
+        # Wait until a good part may be shown: a flood shall not end in a line of ours for each block.
+        if stream.skips and newline and self._allowance.take(len(rest), at_least=_RESUME_BYTES):
+            stream.skips = False
+            stream.left_out += 1
+            return rest
+        stream.skips = True
+        stream.left_out += data.count(b"\n")
+        stream.decoder.reset()
+        return b""
+
+    def _close(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+        stream = self._streams.pop(fd)
+        left_out = stream.left_out or int(stream.skips)
+        rest = stream.decoder.decode(b"", final=True)
+        if (left_out or rest) and self._show is not None and stream.number in self._shown:
+            self._show(self.rank, stream.number, rest, left_out)
+
+
+def _read_more(fd: int) -> bytes:
+    """Read on from a terminal, which gives at most 4 KiB at a time."""
+    blocks: list[bytes] = []
+    with contextlib.suppress(OSError):  # nothing more now, or for ever: the next read says which
+        while len(blocks) < _BLOCK_BYTES >> 12 and (data := os.read(fd, _BLOCK_BYTES)):
+            blocks.append(data)
+    return b"".join(blocks)
+
+
+class _Stream:
+    """Where one stream's text stands."""
+
+    def __init__(self, number: int, errors: str, *, is_terminal: bool) -> None:
+        self.number = number
+        self.is_terminal = is_terminal
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
+        self.left_out = 0
+        self.skips = False  # until the end of a line
+
+
+# Where the output of this node's workers is shown: on this terminal, or by the head's clients; and what is lost of it.
+#
+# What is for a terminal is left out when the connection to the head has no room. What is for a file or a pipe waits here,
+# and then the workers, as for a disk: while the head takes something. It never waits for a reader.
+
+
+_MAX_UNSENT_BYTES = 1 << 20
+_MAX_WAITING_BYTES = 32 << 20
+_CONGESTED_BYTES = 1 << 20
+_PATIENCE_S = 0.5
+_LOOK_AGAIN_S = 0.01
+_MAX_TEXT = 1 << 16
+
+
+class Showing:
+    """Shows what workers write.
+
+    Args:
+        options: The agent's.
+        link: Its connection to the head.
+        voice: This node's terminal or log.
+    """
+
+    def __init__(self, options: AgentOptions, link: HeadLink, voice: Voice) -> None:
+        self._options, self._link, self._voice = options, link, voice
+        self._lost_lines: dict[str, int] = {}
+        self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
+        self._waiting: deque[messages.Output] = deque()
+        self._waiting_bytes = 0
+        self._moved_at = 0.0
+        self._sends_again = False
+
+    def prefix_lines(self, ranks: NodeRanks, environment: dict[str, str]) -> None:
+        """Let the lines shown here begin as torchrun's template says, if there is one."""
+        template = environment.get(contract.PREFIX_VARIABLE)
+        if template is None or not self._options.local_show:
+            return
+        for local_rank in range(ranks.num_workers):
+            rank, role = ranks.first_rank + local_rank, self._options.plan.role
+            words = {"role_name": role, "rank": rank, "local_rank": local_rank}
+            self._voice.prefix_rank(rank, string.Template(template).safe_substitute(words))
+
+    def show(self, attempt: int, rank: int, stream: int, text: str, left_out: int) -> None:
+        """Show what a rank of an attempt has written; `left_out` lines are missing before it."""
+        if self._options.local_show:
+            self._voice.show(rank, stream, text, left_out)
+            return
+        if not self._has_room(stream):
+            self._not_shown[rank] = self._not_shown.get(rank, 0) + left_out + text.count("\n")
+            return
+        left_out += self._not_shown.pop(rank, 0)
+        for start in range(0, len(text) or 1, _MAX_TEXT):
+            output = messages.Output(
+                rank=rank,
+                attempt=attempt,
+                stream=stream,
+                text=text[start : start + _MAX_TEXT],
+                dropped_lines=left_out if start == 0 else 0,
+            )
+            self._waiting.append(output)
+            self._waiting_bytes += len(output.text)
+        self._send_waiting()
+
+    def _has_room(self, stream: int) -> bool:
+        if stream in self._options.plan.every_line:
+            return self._waiting_bytes <= _MAX_WAITING_BYTES
+        channel = self._link.channel
+        return channel is not None and channel.unsent_bytes <= _MAX_UNSENT_BYTES
+
+    def _send_waiting(self) -> None:
+        channel = self._link.channel
+        while self._waiting and channel is not None and channel.unsent_bytes <= _MAX_UNSENT_BYTES:
+            output = self._waiting.popleft()
+            self._waiting_bytes -= len(output.text)
+            self._moved_at = time.monotonic()
+            channel.send_nowait(output)
+        if self._waiting and not self._sends_again:
+            self._sends_again = True
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._send_again)
+
+    def _send_again(self) -> None:
+        self._sends_again = False
+        self._send_waiting()
+
+    def is_congested(self) -> bool:
+        """Return whether the head takes what is shown, but slower than it is written, so that a short wait helps."""
+        return self._waiting_bytes > _CONGESTED_BYTES and self._has_moved(_PATIENCE_S)
+
+    def _has_moved(self, within_s: float) -> bool:
+        return time.monotonic() - self._moved_at < within_s
+
+    async def settle(self) -> None:
+        """Let the head have what was written before it hears more of an attempt, unless it takes nothing for a lease."""
+        while self._waiting and self._has_moved(LEASE_S):
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def lose(self, lines: int, why: str) -> None:
+        """Count lines of logs that the disk did not take; a new reason is told to the user."""
+        first = why not in self._lost_lines
+        self._lost_lines[why] = self._lost_lines.get(why, 0) + lines
+        text = (
+            f"logs are being lost on {self._options.host}: {why}; the job continues"
+            if first
+            else ""
+        )
+        level = {"level": "warning"} if first else {}
+        self._link.send(messages.Notice(text=text, logs_lost_lines=lines, **level))

@@ -1,0 +1,485 @@
+"""Setup lines in one login shell, and commands: run them, hear how they go, keep what they said.
+
+The shell says over a pipe of its own which line it is at, and at the end its variables, each text ended by NUL:
+
+    B/usr/bin:/bin    PATH before the first line      F3       the line failed with code 3
+    L2                line 2 begins                   E, then NAME=VALUE ..., then Z
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.core import proc
+from torchmuster.core.model.contract import describe_exit
+from torchmuster.core.model.text import show_transfer
+from torchmuster.errors import MusterError
+
+FIRST_SAY_S = 4.0
+SAY_EVERY_S = 15.0
+_MAX_ANSWER_BYTES = 8 << 20
+_TAIL_BYTES = 8192
+_TAIL_LINES = 12
+# These are of the shell itself, not of what the lines have set.
+_OF_THE_SHELL = ("_", "SHLVL", "PWD", "OLDPWD")
+
+
+class SetupError(MusterError):
+    """Something that a node does before its workers start has failed."""
+
+
+@dataclass(slots=True)
+class CommandWatch:
+    """Reads what a process writes without ever waiting for it.
+
+    Attributes:
+        log: Gets everything; None drops it.
+        tail: The last of it, for errors.
+    """
+
+    log: Callable[[bytes], None] | None = None
+    tail: bytearray = field(default_factory=bytearray)
+    kept: bytearray | None = None
+    max_bytes: int = _MAX_ANSWER_BYTES
+    _fd: int | None = None
+
+    @contextlib.contextmanager
+    def listen(self) -> Iterator[int]:
+        """Read a pipe to its end; what is given is its other end, for a process that is started meanwhile."""
+        self._fd, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._fd, False)
+        asyncio.get_running_loop().add_reader(self._fd, self._take)
+        try:
+            yield writer
+        finally:
+            os.close(writer)
+
+    def drain(self) -> None:
+        """Take what is there now."""
+        while self._fd is not None and self._take():
+            pass
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._fd is not None:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _take(self) -> bool:
+        if self._fd is None:
+            return False
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        if self.log is not None:
+            self.log(data)
+        self.tail += data
+        del self.tail[:-_TAIL_BYTES]
+        if self.kept is not None and len(self.kept) < self.max_bytes:
+            self.kept += data
+        return True
+
+    def last_lines(self) -> str:
+        """Return the last lines of it, for a person."""
+        text = self.tail.decode(errors="replace").replace("\r", "\n")
+        return "\n".join(
+            [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelled:
+    """What a login shell had at its end.
+
+    Attributes:
+        path_before: PATH before the first line.
+    """
+
+    environment: dict[str, str]
+    path_before: str
+
+
+@dataclass(slots=True)
+class NodeShell:
+    """Runs things on this node, one at a time.
+
+    Attributes:
+        tell: Says a sentence to the user.
+        log: Gets all output.
+        pids: The processes that run now.
+    """
+
+    node: str
+    tell: Callable[[str], None]
+    log: Callable[[bytes], None]
+    first_say_s: float = FIRST_SAY_S
+    say_every_s: float = SAY_EVERY_S
+    pids: set[int] = field(default_factory=set)
+
+    async def wait(self, child: proc.Child, what: Callable[[], str]) -> int:
+        """Wait for the end of a process, however long; say what is waited for; return its status."""
+        started = time.monotonic()
+        say_at = started + self.first_say_s
+        self.pids.add(child.pid)
+        try:
+            while (status := child.poll()) is None:
+                now = time.monotonic()
+                if now >= say_at:
+                    say_at = now + self.say_every_s
+                    self.tell(what())
+                await asyncio.sleep(0.005 if now - started < 1.0 else 0.05)
+        finally:
+            self.pids.discard(child.pid)
+        return status
+
+    async def run_lines(
+        self,
+        lines: Sequence[str],
+        environment: Mapping[str, str],
+        own: Mapping[str, str],
+        origin: str,
+    ) -> Shelled:
+        """Run setup lines in one login shell and return the variables that stand at its end.
+
+        Args:
+            lines: Each as it stands; the first that ends non-zero ends all.
+            environment: What the shell begins with.
+            own: Variables that a login profile must not change.
+            origin: Where the lines stand, for errors.
+
+        Raises:
+            SetupError: A line failed.
+        """
+        shell = self._find_shell(environment)
+        answer, output = CommandWatch(kept=bytearray()), CommandWatch(log=self.log)
+        with answer.listen() as answer_w, output.listen() as output_w:
+            script = _script(lines, environment.get("PATH", ""), own, answer_w)
+            child = proc.start(
+                [shell, "-l", "-c", script],
+                env=environment,
+                stdout=output_w,
+                stderr=output_w,
+                pass_fds=[answer_w],
+            )
+        try:
+            status = await self.wait(child, lambda: _waits_for(_parse(answer), lines))
+            answer.drain()
+        finally:
+            answer.close()
+        output.drain()  # what a line left running may go on to write: the pipe stays open
+        said = _parse(answer)
+        if not said.is_whole or status != 0:
+            raise self._failed_line(said, lines, origin, status, output)
+        return Shelled(environment=_tidy(said, environment), path_before=said.path_before)
+
+    def _find_shell(self, environment: Mapping[str, str]) -> str:
+        bash = shutil.which("bash", path=environment.get("PATH")) or shutil.which("bash")
+        if bash is not None:
+            return bash
+        self.tell("there is no bash on this node: setup lines run in sh")
+        return "/bin/sh"
+
+    def _failed_line(
+        self, said: "_Said", lines: Sequence[str], origin: str, status: int, output: CommandWatch
+    ) -> SetupError:
+        how = _describe(said.code if said.code is not None else status)
+        if said.line is None:
+            what = f"the login shell ended before the first setup line on {self.node}"
+            return SetupError(what, where=origin, why=output.last_lines() or how)
+        if said.code is None and status == 0:
+            how = "it ended the shell (`exit`, `exec`?)"
+        line = said.line
+        return SetupError(
+            f"a setup line failed on {self.node}",
+            where=f"{origin}, line {line}: {lines[line - 1]}",
+            why="\n".join(text for text in (output.last_lines(), how) if text),
+            fix=_advice(lines[line - 1]),
+        )
+
+    async def run_command(self, command: str, cwd: str, environment: Mapping[str, str]) -> None:
+        """Run one command of `--before`.
+
+        Raises:
+            SetupError: It ended with another code than 0.
+        """
+        output = CommandWatch(log=self.log)
+        argv = [self._find_shell(environment), "-c", command]
+        with output.listen() as writer:
+            child = proc.start(argv, env=environment, cwd=cwd, stdout=writer, stderr=writer)
+        status = await self.wait(child, lambda: f"--before still runs: {_short(command)}")
+        output.drain()
+        if status != 0:
+            why = "\n".join(text for text in (output.last_lines(), _describe(status)) if text)
+            what = f"a command of --before failed on {self.node}"
+            raise SetupError(what, where=f"--before {shlex.quote(command)}", why=why)
+
+    async def expand(self, text: str, environment: Mapping[str, str]) -> str:
+        """Return a text with the shell's variables filled in.
+
+        Raises:
+            SetupError: The shell can't, e.g. for a variable that is not set.
+        """
+        if not any(sign in text for sign in "$`~"):
+            return text
+        answer, output = CommandWatch(kept=bytearray()), CommandWatch()
+        inside = f"$HOME{text[1:]}" if text == "~" or text.startswith("~/") else text
+        script = 'set -u; printf %s "' + inside.replace('"', '\\"') + '"'
+        argv = [self._find_shell(environment), "-c", script]
+        with answer.listen() as writer, output.listen() as error_w:
+            child = proc.start(argv, env=environment, stdout=writer, stderr=error_w)
+        status = await self.wait(child, lambda: f"still fills in {text}")
+        for watch in (answer, output):
+            watch.drain()
+            watch.close()
+        found = os.fsdecode(bytes(answer.kept or b""))
+        if status != 0 or not found.startswith("/"):
+            what = f"the scratch folder can't be found on {self.node}"
+            why = output.last_lines() or f"`{text}` stands for `{found}`, no absolute path"
+            raise SetupError(what, where=f"scratch = {text}", why=why)
+        return found
+
+
+@dataclass(slots=True)
+class _Said:
+    path_before: str = ""
+    line: int | None = None
+    code: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    is_whole: bool = False
+
+
+def _script(lines: Sequence[str], path: str, own: Mapping[str, str], answer_fd: int) -> str:
+    to = f">>/dev/fd/{answer_fd}"
+    # A login profile sets PATH anew: what we were started with stands first, the profile's own behind it.
+    script = [f'export PATH={shlex.quote(path)}:"$PATH"' if path else "export PATH"]
+    script += [f"export {name}={shlex.quote(text)}" for name, text in own.items()]
+    script.append(f"printf 'B%s\\0' \"$PATH\" {to}")
+    for number, line in enumerate(lines, 1):
+        script.append(f"printf 'L{number}\\0' {to}")
+        script.append(f"eval {shlex.quote(line)}")
+        script.append(
+            f"_muster=$?; [ $_muster = 0 ] || {{ printf 'F%s\\0' $_muster {to}; exit 1; }}"
+        )
+    script.append("unset _muster")
+    env = shutil.which("env", path="/usr/bin:/bin") or "env"
+    script.append(f"printf 'E\\0' {to}; {env} -0 {to}; printf 'Z\\0' {to}")
+    return "\n".join(script)
+
+
+def _parse(answer: CommandWatch) -> _Said:
+    said = _Said()
+    in_environment = False
+    for raw in bytes(answer.kept or b"").split(b"\0")[:-1]:
+        text = os.fsdecode(raw)
+        if in_environment and "=" in text:
+            name, _, value = text.partition("=")
+            said.environment[name] = value
+        elif text == "E":
+            in_environment = True
+        elif text == "Z":
+            said.is_whole = True
+        elif text.startswith("B"):
+            said.path_before = text[1:]
+        elif text[:1] == "L" and text[1:].isdigit():
+            said.line = int(text[1:])
+        elif text[:1] == "F" and text[1:].isdigit():
+            said.code = int(text[1:])
+    return said
+
+
+def _tidy(said: _Said, before: Mapping[str, str]) -> dict[str, str]:
+    found = dict(said.environment)
+    for name in _OF_THE_SHELL:
+        found.pop(name, None)
+        if name in before:
+            found[name] = before[name]
+    if "PATH" in found:
+        found["PATH"] = ":".join(dict.fromkeys(found["PATH"].split(":")))
+    return found
+
+
+def _waits_for(said: _Said, lines: Sequence[str]) -> str:
+    if said.line is None:
+        return "the login profile (bash -l) still runs, before the setup lines"
+    return f"setup line {said.line} still runs: {_short(lines[said.line - 1])}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _describe(status: int) -> str:
+    return f"ended by signal {-status}" if status < 0 else f"exit code {status}"
+
+
+def _advice(line: str) -> str | None:
+    word = line.split(None, 1)[0] if line.strip() else ""
+    if word in ("module", "ml"):
+        return "`module avail` and `module spider NAME` on such a node show what there is"
+    if word in ("source", ".") and "/activate" in line:
+        return "is the environment's folder on a file system that this node has?"
+    if word in ("conda", "mamba", "micromamba"):
+        return 'write first: eval "$(conda shell.bash hook)", or `python = ["conda", "run", "-n", NAME, "python"]`'
+    return None
+
+
+# A process that moves files for an agent: it can be killed when a file system hangs, and may need packages of its own.
+#
+# It speaks in lines of JSON: {"progress": {...}}, {"note": "..."}, and at the end {"done": {...}} or {"error": {...}}.
+
+
+_MAX_LINE_BYTES = 1 << 20
+SAY_OF_TRANSFER_S = 5.0
+
+
+class Transfer:
+    """One run of such a program.
+
+    Args:
+        argv: Its command.
+        environment: Its variables.
+        note: Gets its sentences for the user, when they come.
+        log: Gets what it writes to standard error; None: that goes where ours goes.
+        keeps_stdin: The end of its standard input asks it to end its work.
+
+    Attributes:
+        progress: The last that it has said.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        note: Callable[[str], None],
+        *,
+        log: Callable[[bytes], None] | None = None,
+        keeps_stdin: bool = False,
+    ) -> None:
+        self.progress: dict[str, Any] = {}
+        self._source: object = None  # of several, one after the other, the one that is moved
+        self._began_at = time.monotonic()
+        self._began_bytes = 0
+        self._note = note
+        self._stdin: int | None = None
+        self._error: dict[str, Any] | None = None
+        self._done: dict[str, Any] | None = None
+        self._line = b""  # what has come of the next one
+        self._said, self._errors = CommandWatch(log=self._take), CommandWatch(log=log)
+        with contextlib.ExitStack() as ends:
+            out = ends.enter_context(self._said.listen())
+            err = ends.enter_context(self._errors.listen()) if log is not None else None
+            stdin = None
+            if keeps_stdin:
+                stdin, self._stdin = os.pipe2(os.O_CLOEXEC)
+                ends.callback(os.close, stdin)
+            self.child = proc.start(argv, env=environment, stdin=stdin, stdout=out, stderr=err)
+
+    @property
+    def words(self) -> str:
+        """Return how far it is, how fast, and how long still; empty before its first word."""
+        if not self.progress:
+            return ""
+        elapsed_s = time.monotonic() - self._began_at
+        done, total = (self.progress.get(name, 0) for name in ("bytes_done", "total_bytes"))
+        return show_transfer(done, total, elapsed_s, before_bytes=self._began_bytes)
+
+    async def finish_aloud(
+        self, what: str, say_every_s: float = SAY_OF_TRANSFER_S
+    ) -> dict[str, Any]:
+        """Wait for the end like `finish`, and say every five seconds how far it is.
+
+        Args:
+            what: Is moved: `downloading input 0: s3://...`.
+            say_every_s: How often that is said.
+
+        Raises:
+            MusterError: It could not be done.
+        """
+
+        async def wait(child: proc.Child) -> int:
+            say_at = time.monotonic() + say_every_s
+            while (code := child.poll()) is None:
+                if time.monotonic() >= say_at:
+                    say_at += say_every_s
+                    self._note(f"{what}: {self.words or 'not begun yet'}")
+                await asyncio.sleep(0.01)
+            return code
+
+        return await self.finish(wait)
+
+    async def finish(
+        self, wait: Callable[[proc.Child], Awaitable[int]] | None = None
+    ) -> dict[str, Any]:
+        """Wait for the end, by `wait` or in silence, and return what was done.
+
+        Raises:
+            MusterError: It could not be done; the words are the other process's.
+        """
+        try:
+            code = await (wait or _wait)(self.child)
+        except BaseException:
+            self.child.send_signal(9)
+            raise
+        finally:
+            for watch in (self._said, self._errors):
+                watch.drain()
+                watch.close()
+            self.end_input()
+        if code != 0 or self._error is not None or self._done is None:
+            raise self._failure(code)
+        return self._done
+
+    def end_input(self) -> None:
+        """Close its standard input: a checkpoint uploader uploads once more and ends."""
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data)[-_MAX_LINE_BYTES:].split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                self._take_message(json.loads(line))
+
+    def _take_message(self, message: Any) -> None:
+        match message:
+            case {"note": str() as sentence}:
+                self._note(sentence)
+            case {"progress": dict() as progress}:
+                if not self.progress or progress.get("source") != self._source:
+                    self._source, self._began_at = progress.get("source"), time.monotonic()
+                    self._began_bytes = int(progress.get("bytes_done", 0))
+                self.progress = progress
+            case {"error": dict() as parts}:
+                self._error = parts
+            case {"done": dict() as done}:
+                self._done = done
+
+    def _failure(self, code: int) -> MusterError:
+        if self._error is None:
+            why = self._errors.last_lines() or describe_exit(code)
+            return MusterError("the process that moves the files ended without a message", why=why)
+        parts = {
+            name: str(self._error[name])
+            for name in ("where", "why", "fix")
+            if self._error.get(name)
+        }
+        return MusterError(str(self._error.get("what", "moving files failed")), **parts)
+
+
+async def _wait(child: proc.Child) -> int:
+    while (code := child.poll()) is None:
+        await asyncio.sleep(0.01)
+    return code

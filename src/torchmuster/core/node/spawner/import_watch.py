@@ -1,0 +1,828 @@
+"""Watches imports that the spawner makes for its workers, and refuses what a worker would have to do itself.
+
+Whatever differs from an import in each worker ends this process, and the workers import as they always do: a thread, a
+child, a device, a file, a connection, output, a changed signal handler, a value that is drawn or read from what differs
+between ranks. A few such values are known, with nothing that is made from them: they are made again in each worker.
+
+What C code does at its import is seen afterwards only: threads, descriptors and children that are there.
+"""
+
+import ast
+import contextlib
+import datetime as dt
+import functools
+import gc
+import hashlib
+import importlib.machinery
+import inspect
+import io
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess  # noqa: TID251 - to refuse it
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from types import FrameType
+from typing import Any, NoReturn
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.node.spawner.messages import ImportsRefused
+
+# What lies around a script and must happen in an interpreter of its own: one that is started for each rank.
+#
+# A file beside the script that has the name of one of Python's own modules hides it, for torch as for the script; in
+# the spawner either ours or the script's would be the wrong one. And code that Python runs at its start (sitecustomize,
+# `.pth` files) has run in the spawner, before there was a rank to read.
+
+
+RANK = re.compile(
+    r"\b(?:(?:LOCAL_|GROUP_|ROLE_)?RANK|(?:LOCAL_|GROUP_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)"
+    r"|TORCHELASTIC_\w+|TORCHMUSTER_\w+|SLURM_(?:PROCID|LOCALID)|(?:PMI|PMIX|OMPI_COMM_WORLD)_RANK)\b"
+)
+_IMPORT = re.compile(r"^import[ \t]+([A-Za-z_]\w*)")
+_REFUSES = re.compile(
+    r"""^[ \t]*if[ \t(]+["']torch["'][ \t]+in[ \t]+sys\.modules\b[^\n]*:\s*(?:#[^\n]*\n\s*)*raise\b""",
+    re.MULTILINE,
+)
+_FEW_FILES = 24
+_MAX_BYTES = 1 << 20
+
+
+def hidden_modules(folder: str | None, at_start: Collection[str]) -> list[str]:
+    """Return Python's own modules that files in the script's folder hide.
+
+    Args:
+        folder: What stands in front of `sys.path`.
+        at_start: The modules that every interpreter has from its start on: these can't be hidden.
+    """
+    try:
+        entries = os.listdir(folder) if folder is not None else []
+    except OSError:
+        return []
+    own = sys.stdlib_module_names.difference(at_start, sys.builtin_module_names)
+    return sorted({name for entry in entries if (name := _module_name(folder, entry)) in own})
+
+
+def _module_name(folder: str | None, entry: str) -> str:
+    for suffix in importlib.machinery.all_suffixes():
+        if entry.endswith(suffix):
+            return entry.removesuffix(suffix)
+    return entry if os.path.isfile(os.path.join(folder or "", entry, "__init__.py")) else ""
+
+
+def refuses_torch(imported: Collection[str], folder: str | None) -> str | None:
+    """Return which of the packages that a script imports raises an error where torch was imported before it.
+
+    Its own files say so, as those of Isaac Gym do; only what lies in the package's folder itself is read, of small ones.
+    """
+    paths = [*([folder] if folder is not None else []), *sys.path]
+    for name in sorted({name.partition(".")[0] for name in imported} - sys.stdlib_module_names):
+        spec = importlib.machinery.PathFinder.find_spec(name, paths) if name != "torch" else None
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            with contextlib.suppress(OSError):
+                files = [entry for entry in os.listdir(place) if entry.endswith(".py")]
+                files = files if len(files) <= _FEW_FILES else ["__init__.py"]
+                if any(_REFUSES.search(_read(os.path.join(place, file))) for file in files):
+                    return name
+    return None
+
+
+def start_code_with_rank() -> str | None:
+    """Return the file that Python ran at its start and that reads what only a worker has."""
+    return next((path for path, text in _start_code() if RANK.search(text)), None)
+
+
+def _start_code() -> Iterator[tuple[str, str]]:
+    for name in ("sitecustomize", "usercustomize"):
+        yield from _module_text(name)
+    if sys.flags.no_site:
+        return
+    import site
+
+    folders = site.getsitepackages()
+    folders += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    for folder in folders:
+        try:
+            names = sorted(name for name in os.listdir(folder) if name.endswith(".pth"))
+        except OSError:
+            continue
+        for name in names:
+            yield from _pth_texts(os.path.join(folder, name))
+
+
+def _pth_texts(path: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a .pth file that are code, and the modules that they import."""
+    lines = [line for line in _read(path).splitlines() if line.startswith(("import ", "import\t"))]
+    yield path, "\n".join(lines)
+    for line in lines:
+        found = _IMPORT.match(line)
+        if found is not None and found[1] not in sys.stdlib_module_names:
+            yield from _module_text(found[1])
+
+
+def _module_text(name: str) -> Iterator[tuple[str, str]]:
+    path = getattr(sys.modules.get(name), "__file__", None)
+    if isinstance(path, str) and path.endswith(".py"):
+        yield path, _read(path)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+_OF_WORKERS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+# Who goes through all variables, to find those that begin so: none that differs between ranks does.
+_SEARCHES = {
+    "fsspec.config": "FSSPEC_",
+    "networkx.utils.backends": "NETWORKX_",
+    "numba.core.config": "NUMBA_",
+    "tqdm.utils": "TQDM_",
+}
+MOST_WHY = 200
+# What differs between workers, is made by one assignment, and has nothing that is made from it when it is imported.
+RENEWED = frozenset(
+    {
+        ("lightning.fabric.utilities.rank_zero", "rank_zero_only"),
+        ("lightning_fabric.utilities.rank_zero", "rank_zero_only"),
+        ("rich.style", "_id_generator"),
+        ("sympy.core.symbol", "Dummy"),
+        ("torchmetrics.utilities.prints", "rank_zero_only"),
+        ("transformers.utils.hub", "SESSION_ID"),
+    }
+)
+_OF_MAPPINGS = ("os", "collections.abc", "_collections_abc")
+_CHANGE_FILES = (
+    *("rename", "replace", "rmdir", "symlink", "link", "truncate", "chmod", "remove"),
+    "unlink",
+)
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri")
+_ENVIRON = type(os.environ)
+
+
+class RefusedError(BaseException):
+    """An import does what only a worker may do; no handler of the import's own takes this for a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """One assignment of a module that each worker makes again.
+
+    Attributes:
+        name: What it assigns to; or whose attribute, which is removed before.
+        in_class: It stands in the body of the class of this name; the code is that of its value.
+    """
+
+    module: str
+    code: types.CodeType
+    name: str
+    attribute: str = ""
+    in_class: bool = False
+
+    def make(self) -> None:
+        """Make it again."""
+        names = vars(sys.modules[self.module])
+        if self.in_class:
+            owner = names[self.name]
+            setattr(owner, self.attribute, eval(self.code, names, dict(vars(owner))))
+            return
+        if self.attribute:
+            with contextlib.suppress(AttributeError):
+                delattr(names[self.name], self.attribute)
+        exec(self.code, names)
+
+
+@dataclass(slots=True)
+class ImportWatch:
+    """What is seen while imports are made.
+
+    Attributes:
+        flush: Writes out what has been printed.
+        renewed: Modules and names that may be made again.
+        why: What was refused, in words: nothing may be forked from this process.
+        renewals: What each worker makes again.
+        generators: Those that began from the system's random numbers, and how.
+        reads: The variables that were read, with their values.
+    """
+
+    flush: Callable[[], None]
+    renewed: Collection[tuple[str, str]] = RENEWED
+    why: str = ""
+    renewals: list[Renewal] = field(default_factory=list)
+    generators: list[tuple[random.Random, object]] = field(default_factory=list)
+    reads: dict[str, str | None] = field(default_factory=dict)
+    _words: str = ""
+    _is_on: bool = False
+    _state: object = None
+
+    # What is refused before it happens.
+
+    def refuse(self, what: str, frame: FrameType | None = None) -> NoReturn:
+        """Note what an import does, and end it.
+
+        Args:
+            what: Verb first.
+            frame: Where it is done.
+        """
+        module = _module_frame(frame)
+        who = module.f_globals.get("__name__") if module is not None else self._words
+        self.why = self.why or f"{who} {what}"[:MOST_WHY]
+        raise RefusedError(self.why)
+
+    @contextlib.contextmanager
+    def watching(self, words: str) -> Iterator[None]:
+        """Watch what a statement, by its words, imports.
+
+        Raises:
+            RefusedError: It makes a difference; `why` says which.
+        """
+        self._words, before = words, _Traces.now()
+        replaced = [self._replace(owner, name, made) for owner, name, made in self._guards()]
+        self._state = random.getstate()
+        os.environ.__class__ = _watched(self)
+        self._is_on = True
+        try:
+            with captured(self.flush) as output:
+                yield
+            self._is_on = False
+            if output:
+                self.refuse(f"prints {output[0][:100]!r}")
+            self._compare(before)
+        finally:
+            self._is_on = False
+            os.environ.__class__ = _ENVIRON
+            for owner, name, is_own, original, guard in replaced:
+                if vars(owner).get(name) is guard:
+                    setattr(owner, name, original) if is_own else delattr(owner, name)
+            _give_back({id(guard): original for *_, original, guard in replaced}, before.modules)
+
+    def _replace(self, owner: Any, name: str, made: Callable[..., Any]) -> tuple[Any, ...]:
+        original, is_own = getattr(owner, name), name in vars(owner)
+
+        def guard(*args: Any, **options: Any) -> Any:
+            later = made(*args, **options) if self._is_on else None
+            result = original(*args, **options)
+            if later is not None:
+                later()
+            return result
+
+        guard.__name__, guard.__doc__ = name, getattr(original, "__doc__", None)
+        setattr(owner, name, guard)
+        return owner, name, is_own, original, guard
+
+    def _guards(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Yield what is replaced, and what is called before it: everything of Python that has an effect outside.
+
+        What is called before may return what is called afterwards.
+        """
+
+        def refusing(what: str) -> Callable[..., Any]:
+            return lambda *_, **__: self.refuse(what, sys._getframe(2))
+
+        for name in _CHANGE_FILES:
+            yield os, name, self._change_files
+        yield os, "mkdir", self._make_folder
+        yield os, "open", self._open_descriptor
+        for owner in (io, sys.modules["builtins"]):
+            yield owner, "open", self._open
+        for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve"):
+            yield os, name, refusing("starts another process")
+        yield subprocess, "_fork_exec", refusing("starts another process")
+        yield threading, "_start_new_thread", refusing("starts a thread")
+        yield signal, "signal", refusing("changes a signal handler")
+        for name in ("connect", "connect_ex", "sendto", "listen"):
+            yield socket.socket, name, refusing("opens a connection")
+        yield socket.socket, "bind", self._bind
+        for name in ("getaddrinfo", "gethostbyname"):
+            yield socket, name, refusing("asks for an address")
+        for owner, name in ((os, "urandom"), (random, "_urandom")):
+            yield owner, name, lambda *_: self._renew("keeps a random value")
+        for name in ("random", "getrandbits"):
+            yield random, name, self._draw
+            yield random.Random, name, self._draw
+        yield random.Random, "seed", self._seed
+        cuda = sys.modules.get("torch.cuda")
+        if any(os.path.exists(path) for path in _GPU_NODES):
+            for name in ("_lazy_init", "is_available", "device_count"):
+                if hasattr(cuda, name):
+                    yield cuda, name, refusing("asks for the GPUs")
+
+    def _bind(self, one: socket.socket, *_: object) -> None:
+        if one.family not in (socket.AF_INET, socket.AF_INET6):  # else nothing is left of it
+            self.refuse("opens a socket", sys._getframe(2))
+
+    def _open(self, file: object, mode: str = "r", *_: object, **__: object) -> None:
+        if not set(mode) <= set("rbtU"):
+            self._change_files(file)
+
+    def _open_descriptor(self, path: object, flags: int, *_: object, **__: object) -> None:
+        if flags & _WRITES:
+            self._change_files(path)
+
+    def _make_folder(self, path: Any, *_: object, **__: object) -> None:
+        if not os.path.isdir(path):
+            self._change_files(path)
+
+    def _change_files(self, *given: object, **named: object) -> None:
+        path = next(iter((*given, *named.values())), None)
+        frame = sys._getframe(2)
+        if path != os.devnull and not _leaves_nothing(frame):
+            self.refuse(f"writes {path}", frame)
+
+    # What is made anew in each worker.
+
+    def _draw(self, generator: object = None, *_: object) -> None:
+        if not isinstance(generator, random.Random) or generator is random._inst:
+            self._state = None  # it is about to change
+        elif generator in (known := [one for one, _ in self.generators]):
+            self.generators[known.index(generator)] = generator, None
+        else:
+            return  # it began from a number that is the same for all
+        self._renew("draws a random number")
+
+    def _seed(
+        self, generator: random.Random, a: object = None, **_: object
+    ) -> Callable[[], None] | None:
+        by = sys._getframe(3).f_globals.get("__name__")
+        if a is not None or by == "tempfile" or isinstance(generator, random.SystemRandom):
+            return None
+        return lambda: self.generators.append((generator, generator.getstate()))
+
+    def read(self, name: str, value: str | None) -> None:
+        """Take that an import has read a variable."""
+        if not self._is_on:
+            return
+        search = _SEARCHES.get(_reader(sys._getframe(2)))
+        if search is None or name.startswith(search):
+            self.reads.setdefault(name, value)
+            if is_of_a_worker(name):
+                self._renew(f"reads {name}")
+
+    def read_all(self) -> None:
+        """Take that an import goes through all variables."""
+        frame = sys._getframe(2)
+        if self._is_on and _reader(frame) not in _SEARCHES:
+            self.refuse("reads all environment variables", frame)
+
+    def _renew(self, what: str) -> None:
+        """Let each worker make the assignment again that is being made, if it is one."""
+        frame = _module_frame(sys._getframe(2))
+        module = str(frame.f_globals.get("__name__")) if frame is not None else ""
+        if module.partition(".")[0] in ("torch", "numpy"):
+            return  # the one is imported here anyway; the other's generator is seeded in each worker
+        if frame is not None and _is_documentation(frame):
+            return
+        within = _class_frame(sys._getframe(2))
+        renewal = _assignment(module, frame, within) if frame is not None else None
+        if renewal is None or (module, renewal.name) not in self.renewed:
+            self.refuse(what, frame)
+        if renewal not in self.renewals:
+            self.renewals.append(renewal)
+
+    # What is seen afterwards.
+
+    def _compare(self, before: "_Traces") -> None:
+        now, new = _Traces.now(), []
+        for name in now.modules - before.modules:
+            module = sys.modules.get(name)
+            if isinstance(module, types.ModuleType):
+                new.append(module)
+                self._check_origin(module)
+        has_drawn = self._state is not None and random.getstate() != self._state
+        if has_drawn or any(state and one.getstate() != state for one, state in self.generators):
+            self.refuse("draws a random number")
+        for what in ("threads", "children", "descriptors", "handlers", "shared_memory", "settings"):
+            if getattr(now, what) != getattr(before, what):
+                self.refuse(f"leaves other {what} behind")
+        if any(now.generators[name] != state for name, state in before.generators.items()):
+            self.refuse("draws a random number")
+        for module in new:
+            for name, value in list(_names_of(module).items()):
+                if before.began(value):
+                    self.refuse(f"keeps the time, as {module.__name__}.{name}")
+        for renewal in self.renewals:
+            if not renewal.attribute and _is_shared(renewal):
+                self.refuse(
+                    f"shares {renewal.module}.{renewal.name}, which differs between workers"
+                )
+
+    def _check_origin(self, module: types.ModuleType) -> None:
+        names = _names_of(module)
+        for place in (names.get("__file__"), *names.get("__path__", ())):
+            # torch.ops and its like name no real file.
+            if isinstance(place, str) and os.path.isabs(place) and not is_installed(place):
+                self.refuse(f"imports {module.__name__} from {place}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Traces:
+    """What a process has, before and after."""
+
+    modules: frozenset[str]
+    threads: int
+    children: tuple[int, ...]
+    descriptors: frozenset[str]
+    handlers: tuple[object, ...]
+    shared_memory: tuple[str, ...]
+    settings: tuple[object, ...]
+    generators: dict[str, object]
+    times: tuple[float, float]
+
+    @classmethod
+    def now(cls) -> "_Traces":
+        links = set()
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                links.add(os.readlink(f"/proc/self/fd/{fd}"))
+        return cls(
+            modules=frozenset(sys.modules),
+            threads=len(os.listdir("/proc/self/task")),
+            children=tuple(proc.children_of(os.getpid())),
+            descriptors=frozenset(link for link in links if not link.startswith("/proc/")),
+            handlers=tuple(signal.getsignal(signum) for signum in sorted(signal.valid_signals())),
+            shared_memory=_shared_memory(),
+            settings=_settings(),
+            generators=_generator_states(),
+            times=(time.time(), time.monotonic()),
+        )
+
+    def began(self, value: object) -> bool:
+        """Say whether a value is a time after this one."""
+        if type(value) is dt.datetime:  # a lazy object may say that it is one
+            with contextlib.suppress(ValueError, OverflowError):
+                return self.times[0] <= value.timestamp() <= time.time()
+            return False
+        if type(value) is not float:
+            return False
+        wall, since_boot = self.times
+        return wall <= value <= time.time() or since_boot <= value <= time.monotonic()
+
+
+def _shared_memory() -> tuple[str, ...]:
+    with open("/proc/self/maps") as maps:
+        return tuple(line for line in maps if line.split(maxsplit=2)[1][3:] == "s")
+
+
+def _settings() -> tuple[object, ...]:
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return os.getcwd(), tuple(sys.path), tuple(sys.argv), tuple(map(id, streams)), gc.isenabled()
+
+
+def _names_of(module: object) -> dict[str, Any]:
+    """Return what a module has, without asking it: a lazy one would be executed."""
+    if not isinstance(module, types.ModuleType):
+        return {}
+    names: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    return names
+
+
+def _generator_states() -> dict[str, object]:
+    torch, numpy_random = sys.modules.get("torch"), sys.modules.get("numpy.random")
+    states: dict[str, object] = {}
+    if torch is not None:
+        states["torch"] = bytes(torch.get_rng_state().tolist())
+    if numpy_random is not None:
+        states["numpy"] = (
+            repr(numpy_random.get_state(legacy=False)),
+            numpy_random.get_state()[1].tobytes(),
+        )
+    return states
+
+
+def is_of_a_worker(name: str) -> bool:
+    """Say whether a variable differs between the spawner and its workers, or between ranks."""
+    return name in _OF_WORKERS or RANK.search(name) is not None
+
+
+def is_installed(path: str) -> bool:
+    """Say whether a file or folder is of Python itself or of an installed distribution, not the user's own."""
+    roots = _roots(tuple(sys.path))
+    return path.startswith(roots) or os.path.realpath(path).startswith(roots)
+
+
+@functools.cache
+def _roots(paths: tuple[str, ...]) -> tuple[str, ...]:
+    names = ("site-packages", "dist-packages")
+    folders = [os.path.dirname(os.__file__)]
+    folders += [path for path in paths if os.path.basename(os.path.normpath(path)) in names]
+    return tuple(
+        f"{folder}{os.sep}" for path in folders for folder in {path, os.path.realpath(path)}
+    )
+
+
+def _leaves_nothing(frame: FrameType | None) -> bool:
+    """Say whether `tempfile` tries out a folder, or torch's compiler makes that of its cache, which is there for all."""
+    for _ in range(6):
+        if frame is None:
+            return False
+        where = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        if where == ("tempfile", "_get_default_tempdir") or (
+            where[0].startswith("torch._inductor.") and where[1] == "cache_dir"
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _reader(frame: FrameType | None) -> str:
+    """Return the module that asks for variables, behind the methods of mappings."""
+    while frame is not None and frame.f_globals.get("__name__") in _OF_MAPPINGS:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")) if frame is not None else ""
+
+
+def _class_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the outermost class body below that of the module."""
+    found = None
+    while frame is not None and frame.f_code.co_name != "<module>":
+        found = found if frame.f_code.co_flags & inspect.CO_OPTIMIZED else frame
+        frame = frame.f_back
+    return found
+
+
+def _module_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the module that is being imported."""
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame
+
+
+def _statement(frame: FrameType) -> ast.stmt | None:
+    """Return the innermost statement that a frame executes."""
+    body = _body_of(frame.f_code.co_filename)
+    found, line = None, frame.f_lineno
+    while inner := [one for one in body if one.lineno <= line <= (one.end_lineno or one.lineno)]:
+        found = inner[0]
+        body = [one for one in ast.iter_child_nodes(found) if isinstance(one, ast.stmt)]
+    return found
+
+
+@functools.lru_cache(maxsize=1)  # a module that draws once may draw for each of its classes
+def _body_of(path: str) -> list[ast.stmt]:
+    try:
+        with io.open_code(path) as file:
+            return ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+
+
+def _is_documentation(frame: FrameType) -> bool:
+    match _statement(frame):
+        case ast.Assign(targets=[ast.Attribute(attr="__doc__")]):
+            return True
+    return False
+
+
+def _assignment(module: str, frame: FrameType, within: FrameType | None) -> Renewal | None:
+    """Return the assignment to one name or attribute that a module, or a class of it, is making; None for another statement."""
+    statement = _statement(within or frame)
+    if statement is None or statement.col_offset != (4 if within else 0):
+        return None
+    path = frame.f_code.co_filename
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if within is not None:
+            code = compile(ast.Expression(body=value), path, "eval")
+            return Renewal(module, code, within.f_code.co_name, name, in_class=True)
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return Renewal(module, _code_of(statement, path), name)
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=attribute)]):
+            return Renewal(module, _code_of(statement, path), name, attribute)
+    return None
+
+
+def _code_of(statement: ast.stmt, path: str) -> types.CodeType:
+    code: types.CodeType = compile(ast.Module(body=[statement], type_ignores=[]), path, "exec")
+    return code
+
+
+def _is_shared(renewal: Renewal) -> bool:
+    value = vars(sys.modules[renewal.module]).get(renewal.name)
+    holders = 0
+    for module in list(sys.modules.values()):
+        holders += sum(one is value for one in list(_names_of(module).values()))
+    return holders > 1
+
+
+def _watched(watch: ImportWatch) -> type:
+    class Watched(_ENVIRON):  # type: ignore[misc, valid-type]
+        """The environment, which tells what is read."""
+
+        def __getitem__(self, key: str) -> str:
+            value = self._data.get(self.encodekey(key)) if isinstance(key, str) else None
+            watch.read(key, self.decodevalue(value) if value is not None else None)
+            found: str = super().__getitem__(key)
+            return found
+
+        def __iter__(self) -> Iterator[str]:
+            watch.read_all()
+            return iter(super().__iter__())
+
+    return Watched
+
+
+@contextlib.contextmanager
+def captured(flush: Callable[[], None]) -> Iterator[list[str]]:
+    """Keep what is written to the standard streams, by whomever, from them; return its lines."""
+    lines: list[str] = []
+    flush()
+    kept = [os.dup(fd) for fd in (1, 2)]
+    memory = os.memfd_create("output")
+    try:
+        for fd in (1, 2):
+            os.dup2(memory, fd)
+        yield lines
+    finally:
+        flush()
+        for fd, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, fd)
+            os.close(original)
+        os.lseek(memory, 0, os.SEEK_SET)
+        lines += os.read(memory, 4096).decode(errors="replace").splitlines()
+        os.close(memory)
+
+
+def _give_back(originals: dict[int, Any], before: frozenset[str]) -> None:
+    """Let modules that took a guard by its name have the function itself."""
+    for name in set(sys.modules) - before:
+        names = _names_of(sys.modules[name])
+        for key in [key for key, value in names.items() if id(value) in originals]:
+            names[key] = originals[id(names[key])]
+
+
+# The imports that a script begins with, made once in the spawner, where that makes no difference to the workers.
+#
+# Only statements that stand before everything else in the script, and only of packages that were compared with an import in
+# each worker: a watch alone can't show that it makes no difference (a lock that all ranks share, a value that is made from the rank
+# two lines later, a module that patches Python). What stops a statement is kept beside the runs, so that the next run does
+# not try it again.
+
+
+_MOST_KEPT = 256
+_TRY_AGAIN_S = 86400.0  # some effects happen once: matplotlib writes its list of fonts
+_SKIPPED = ("torchmuster", "__future__")
+ROOTS = frozenset(
+    {
+        *("accelerate", "lightning", "numpy", "pandas", "pytorch_lightning", "safetensors"),
+        *("scipy", "sklearn", "tokenizers", "torch", "torchmetrics", "tqdm", "transformers"),
+    }
+)
+
+
+@dataclass(slots=True)
+class FirstImports:
+    """The first imports of one script, and what the making of them has shown.
+
+    Attributes:
+        text: Of the script.
+        path: Of the script.
+        folder: What stands in front of `sys.path`.
+        cache: The folder for what has been found out; empty for none.
+        roots: The packages that may be imported here.
+        stopped: Where they stop short of all, and why.
+        is_spoilt: This process has tried one that it may not make, and can fork no worker.
+    """
+
+    text: bytes
+    path: str
+    folder: str | None
+    cache: str
+    watch: ImportWatch
+    roots: Collection[str] = ROOTS
+    stopped: ImportsRefused | None = None
+    is_spoilt: bool = False
+    num_made: int = 0
+
+    def make(self, argv: list[str]) -> None:
+        """Make them, as far as no other process has stopped; `argv` is that of the workers."""
+        statements = self._statements()
+        self.stopped = self.stopped or self._known(statements)
+        limit = self.stopped.num_made if self.stopped is not None else len(statements)
+        before, sys.argv = sys.argv, argv
+        try:
+            for statement in statements[:limit]:
+                why = self._make_one(statement)
+                if why:
+                    self.stopped = ImportsRefused(num_made=self.num_made, why=why)
+                    self.is_spoilt = True
+                    if self.watch.why:  # not what may pass, such as an interrupt
+                        self._keep(statements, self.stopped)
+                    return
+                self.num_made += 1
+        finally:
+            sys.argv = before
+
+    def what_differs(self, environment: Mapping[str, str], unset: Collection[str]) -> str | None:
+        """Return a variable that an import has read and that is another one for a worker."""
+        reads = self.watch.reads
+        changed = (name for name, value in environment.items() if reads.get(name, value) != value)
+        gone = (name for name in unset if reads.get(name) is not None)
+        return next((name for name in (*changed, *gone) if not is_of_a_worker(name)), None)
+
+    def renew(self) -> None:
+        """Make anew, in a worker, what differs between workers."""
+        for generator, _ in self.watch.generators:
+            generator.seed()
+        for renewal in self.watch.renewals:
+            renewal.make()
+
+    def _make_one(self, statement: ast.stmt) -> str:
+        words = ast.unparse(statement)
+        code = compile(ast.Module(body=[statement], type_ignores=[]), self.path, "exec")
+        try:
+            with self.watch.watching(f"`{words}`"):
+                exec(code, {"__name__": "__main__"})
+        except RefusedError:
+            return self.watch.why
+        except BaseException as error:  # noqa: BLE001 - the workers say it, in the script's own words
+            return self.watch.why or f"`{words}` raises {type(error).__name__}"
+        return self.watch.why
+
+    def _statements(self) -> list[ast.stmt]:
+        """Return the imports that come before everything else, without those of Python's own modules."""
+        try:
+            body = ast.parse(self.text).body
+        except (SyntaxError, ValueError):
+            return []
+        found: list[ast.stmt] = []
+        for statement in body:
+            match statement:
+                case ast.Expr(value=ast.Constant()):
+                    continue
+                case ast.Import(names=names):
+                    tops = {name.name.partition(".")[0] for name in names}
+                case ast.ImportFrom(module=str(module), level=0):
+                    tops = {module.partition(".")[0]}
+                case _:
+                    return found
+            tops -= sys.stdlib_module_names.union(_SKIPPED)
+            if not all(self._is_installed(top) for top in tops):
+                return found
+            if tops:
+                found.append(statement)
+        return found
+
+    def _is_installed(self, name: str) -> bool:
+        if name not in self.roots:
+            return False
+        paths = [*([self.folder] if self.folder is not None else []), *sys.path]
+        spec = PathFinder.find_spec(name, paths)
+        if spec is None or spec.origin is None:
+            return False
+        return is_installed(spec.origin)
+
+    # What has been found out.
+
+    def _file(self, statements: list[ast.stmt]) -> str:
+        installed = [entry for entry in sys.path if os.path.isdir(entry)]
+        times = [os.stat(entry).st_mtime_ns for entry in installed if is_installed(f"{entry}/x")]
+        parts = [
+            sys.version,
+            sys.prefix,
+            self.folder,
+            times,
+            [ast.unparse(one) for one in statements],
+        ]
+        return os.path.join(self.cache, hashlib.sha256(repr(parts).encode()).hexdigest()[:32])
+
+    def _known(self, statements: list[ast.stmt]) -> ImportsRefused | None:
+        if not self.cache:
+            return None
+        path = self._file(statements)
+        plain = atomic.read_json(path)
+        if not isinstance(plain, dict) or not isinstance(plain.get("num_made"), int):
+            return None
+        try:
+            is_old = time.time() > os.stat(path).st_mtime + _TRY_AGAIN_S
+        except OSError:  # another run has removed it
+            return None
+        why = str(plain.get("why"))[:MOST_WHY]
+        return None if is_old else ImportsRefused(num_made=max(0, plain["num_made"]), why=why)
+
+    def _keep(self, statements: list[ast.stmt], stopped: ImportsRefused) -> None:
+        if not self.cache:
+            return
+        try:
+            os.makedirs(self.cache, mode=0o700, exist_ok=True)
+            names = sorted(
+                os.listdir(self.cache),
+                key=lambda name: os.stat(os.path.join(self.cache, name)).st_mtime,
+            )
+            for name in names[: max(0, len(names) - _MOST_KEPT)]:
+                os.unlink(os.path.join(self.cache, name))
+            said = json.dumps({"num_made": stopped.num_made, "why": stopped.why}).encode()
+            atomic.replace_file(self._file(statements), said)
+        except OSError:
+            return

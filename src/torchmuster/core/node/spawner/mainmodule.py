@@ -1,0 +1,533 @@
+"""Run the user's program in this process as a freshly started interpreter would.
+
+The same code serves a forked worker and a fresh one. What differs from `python SCRIPT` is the closed
+list in `docs/workers.md`; everything else is a defect.
+"""
+
+import atexit
+import contextlib
+import gc
+import hashlib
+import io
+import json
+import linecache
+import os
+import pkgutil
+import re
+import runpy
+import sys
+import threading
+import time
+import types
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
+from typing import TYPE_CHECKING, Any
+
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import contract
+from torchmuster.core.model.carried import (
+    MAX_CALL_BYTES,
+    CallHead,
+    CarryError,
+    own_python,
+    pack_value,
+    split_call,
+    unpack,
+)
+from torchmuster.core.net import ipc
+from torchmuster.core.net.ipc import ValueKept
+from torchmuster.core.node.spawner import last_words
+from torchmuster.core.node.spawner.import_watch import hidden_modules
+from torchmuster.core.node.spawner.last_words import CodeNote, Debugging, strip_own_frames
+from torchmuster.core.plainfile import open_own, write_all
+
+if TYPE_CHECKING:
+    from torchmuster.core.node.spawner.import_watch import FirstImports
+
+
+# Call the function of `torchmuster.launch` in a worker, and leave what it returns where the client finds it.
+#
+# Nothing is unpickled but the call file whose hash the agent has from the plan of the run. The value becomes a file beside the
+# rank's log; its hash goes to the agent, and from there on the authenticated channel into the record of the run.
+
+
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+def call_function(sha256: str, socket_path: str) -> None:
+    """Call the function of this run, and keep its value.
+
+    Raises:
+        CarryError: The call can't be read here, or its value can't travel.
+    """
+    head, pickled = _read(_run_dir().call, sha256)
+    _check_interpreter(head)
+    sys.path[1:1] = [path for one in head.paths if (path := os.path.abspath(one)) not in sys.path]
+    for name, text in head.sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    function, args, kwargs, *members = unpack(pickled, lambda module: _missing(head, module))
+    if members:
+        kwargs = {**kwargs, **members[0][int(os.environ[contract.MEMBER_VARIABLE])]}
+    value = function(*args, **kwargs)
+    _print_metric(value)
+    data = pack_value(value, f"what `{head.name}` returned", "value")
+    _keep(data, socket_path)
+
+
+def _print_metric(value: Any) -> None:
+    """Print the metric of a sweep where the function has returned it: the number itself, or one of this name in a mapping."""
+    name = os.environ.get(contract.METRIC_VARIABLE)
+    if name is None or os.environ["RANK"] != "0":
+        return
+    found: Any = value.get(name) if isinstance(value, Mapping) else value
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # it is no number
+        if not isinstance(found, str | bytes):
+            print(f"{name}={float(found)!r}", flush=True)
+
+
+def leave() -> None:
+    """End this worker as children of multiprocessing end: threads, exit handlers, open files, and no more.
+
+    To take apart an interpreter with torch takes 0.2 s of a processor for each rank, and all ranks of a node at once.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+        atexit._run_exitfuncs()
+    finally:
+        # What was imported before the fork is frozen, and not among these.
+        opened = [one for one in gc.get_objects() if type(one) in _WRITERS]
+        for writer in (*opened, sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                writer.flush()
+        os._exit(0)
+
+
+def _read(path: str, sha256: str) -> tuple[CallHead, bytes]:
+    try:
+        with open_own(path) as file:
+            data = file.read(MAX_CALL_BYTES + (2 << 20))
+    except OSError as error:
+        raise CarryError("the call file can't be read", where=path, why=str(error)) from None
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise CarryError(
+            "the call file is not the one of this run",
+            where=path,
+            why="its hash is not that in the plan, so nothing of it was unpickled",
+            fix="launch the function again",
+        )
+    return split_call(data)
+
+
+def _check_interpreter(head: CallHead) -> None:
+    if head.python != own_python():
+        raise CarryError(
+            f"`{head.name}` was sent by Python {head.python}, the job's interpreter is Python {own_python()}",
+            where=sys.executable,
+            why="functions and values are pickled, and pickles fit the same minor version only",
+            fix="python=PATH names an interpreter of the client's version; a script needs no such thing",
+        )
+    if not head.cloudpickle:
+        return
+    try:
+        import cloudpickle  # before the pickle, whose own error would say less
+    except ImportError:
+        raise CarryError(
+            f"`{head.name}` travels by value, and the job's interpreter has no cloudpickle",
+            where=sys.executable,
+            fix=f"{sys.executable} -m pip install cloudpickle=={head.cloudpickle}, or move the function into a module",
+        ) from None
+    own = str(getattr(cloudpickle, "__version__", ""))
+    if own.partition(".")[0] != head.cloudpickle.partition(".")[0]:
+        raise CarryError(
+            f"`{head.name}` was pickled by cloudpickle {head.cloudpickle}, the job's interpreter has {own}",
+            where=sys.executable,
+            why="what it pickles names its own functions, which other major versions call otherwise",
+            fix=f"{sys.executable} -m pip install cloudpickle=={head.cloudpickle}, or move the function into a module",
+        )
+
+
+def _missing(head: CallHead, module: str) -> CarryError:
+    return CarryError(
+        f"`{head.name}` needs the module `{module}`, which the job's interpreter does not find",
+        where=sys.executable,
+        why=f"it looks in {', '.join(path for path in sys.path[:4] if path)}, ...",
+        fix="install it there, or keep it in the folder of your code, which travels",
+    )
+
+
+def _keep(data: bytes, socket_path: str) -> None:
+    rank, attempt = int(os.environ["RANK"]), int(os.environ[contract.ATTEMPT_VARIABLE])
+    path = _run_dir().rank_value(attempt, rank)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
+    sha256 = hashlib.sha256(data).hexdigest()
+    note = ValueKept(size_bytes=len(data), sha256=sha256, python=own_python())
+    ipc.tell(socket_path, note)
+
+
+def _run_dir() -> RunDir:
+    return RunDir(os.environ[contract.RUN_DIR_VARIABLE])
+
+
+TASK_VARIABLE = "TORCHMUSTER_TASK"
+# The first that is a number above 0 counts. Source: OpenBLAS, driver/others/openblas_env.c and
+# memory.c, `blas_get_cpu_number`.
+_BLAS_VARIABLES = tuple(
+    f"{prefix}_NUM_THREADS" for prefix in ("OPENBLAS", "OPENBLAS_DEFAULT", "GOTO", "OMP")
+)
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTask:
+    """What a worker has to be: plain values, so that a fresh interpreter can get it as JSON."""
+
+    kind: str
+    target: str
+    args: list[str]
+    socket_path: str
+    forked: bool
+    imports_torch: bool = False
+    call_sha256: str = ""
+    first: "FirstImports | None" = None  # made before the fork
+
+
+def task_from_environment() -> WorkerTask:
+    """Return the task that the spawner left for a fresh interpreter, and remove it."""
+    task = WorkerTask(**json.loads(os.environ.pop(TASK_VARIABLE)))
+    behind = sys.argv.index("--") + (3 if task.kind == "module" else 2)
+    return replace(task, args=sys.argv[behind:])
+
+
+def task_to_environment(task: WorkerTask) -> str:
+    """Return the task as the text that `task_from_environment` reads."""
+    return json.dumps(asdict(replace(task, args=[])))  # the system takes 128 KiB for a variable
+
+
+def run(task: WorkerTask, at_start: Collection[str]) -> None:
+    """Run the program; leave through the interpreter's ordinary end.
+
+    Args:
+        task: What to run.
+        at_start: The modules that the interpreter had before it met our own code.
+    """
+    _forget_ourselves()
+    _uncover(first_path(task.kind, task.target), at_start)
+    if task.forked:
+        _renew_streams()
+        _renew_identity()
+        _reseed()
+        _restore_blas_threads()
+        if task.first is not None:
+            task.first.renew()
+    _line_buffer_stdout()
+    last_words.notice_the_debugger(task.socket_path)
+    last_words.write_stacks_on_signal(task.socket_path)
+    watch = last_words.GroupWatch(forked=task.forked, imports_torch=task.imports_torch)
+    pid = os.getpid()
+    debugging = Debugging(task.socket_path, os.environ)
+    note = CodeNote(first_path(task.kind, task.target))
+    try:
+        debugging.before_script()
+        if task.kind == "function":
+            _run_function(task)
+        elif task.kind == "module":
+            _run_module(task)
+        else:
+            _run_file(task, note)
+    except SystemExit as error:
+        if os.getpid() == pid:
+            if error.code in (None, 0):
+                last_words.tell_at_exit(task.socket_path, watch, note)
+            else:
+                last_words.report(task.socket_path, error, note)
+        raise
+    except BaseException as error:
+        if os.getpid() == pid:  # what the script has forked is not the worker
+            debugging.post_mortem(error)
+            last_words.report(task.socket_path, error, note)
+        _hide_own_frames()
+        raise  # the interpreter prints it, and ends by SIGINT after a KeyboardInterrupt
+    if os.getpid() == pid:
+        last_words.tell_at_exit(task.socket_path, watch, note)
+        if task.kind == "function":
+            leave()
+
+
+def first_path(kind: str, target: str) -> str | None:
+    """Return what CPython puts in front of `sys.path` for a program; None for nothing.
+
+    Source: Python/pathconfig.c, `_PyPathConfig_ComputeSysPath0`; Modules/main.c, `pymain_run_python`.
+    """
+    if kind == "file" and pkgutil.get_importer(target) is not None:
+        return _absolute(target)  # a zip file
+    if sys.flags.safe_path or kind == "command":
+        return None
+    in_folder = kind in ("module", "function")
+    return os.getcwd() if in_folder else os.path.dirname(os.path.realpath(target))
+
+
+def _run_file(task: WorkerTask, note: CodeNote) -> None:
+    folder = first_path(task.kind, task.target)
+    if folder is not None:
+        sys.path.insert(0, folder)
+    _set_argv([task.target, *task.args], [task.target, *task.args])
+    path = _absolute(task.target)
+    if folder == path:
+        _new_main_module()
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    compiled = path.endswith(".pyc")
+    loader = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
+    main = _new_main_module(__file__=path, __cached__=None, __loader__=loader)
+    try:
+        with io.open_code(path) as source:
+            text = source.read()
+    except OSError as error:
+        why = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {why}\n")
+        raise SystemExit(2) from None
+    note.take_script(path, text)
+    code: Any = loader.get_code("__main__") if compiled else _compile(text, path)
+    exec(code, main.__dict__)
+
+
+def _compile(text: bytes, path: str) -> types.CodeType:
+    return compile(text, path, "exec", dont_inherit=True)
+
+
+def _absolute(path: str) -> str:
+    """Return the path as CPython makes it absolute: dots and links stay (`_Py_abspath`)."""
+    return os.path.join(os.getcwd(), path)
+
+
+def _run_module(task: WorkerTask) -> None:
+    folder = first_path(task.kind, task.target)
+    if folder is not None:
+        sys.path.insert(0, folder)
+    _set_argv(["-m", *task.args], ["-m", task.target, *task.args])
+    _new_main_module()
+    runpy._run_module_as_main(task.target)  # type: ignore[attr-defined]  # what `python -m` calls
+
+
+def _run_function(task: WorkerTask) -> None:
+    folder = first_path(task.kind, task.target)
+    if folder is not None:
+        sys.path.insert(0, folder)
+    _set_argv([task.target], [task.target])
+    _new_main_module()
+    call_function(task.call_sha256, task.socket_path)
+
+
+def _set_argv(argv: list[str], original: list[str]) -> None:
+    """Take our own words out of the command line; the interpreter and its flags stay."""
+    num_flags = len(sys.orig_argv) - len(sys.argv)
+    sys.orig_argv = [*sys.orig_argv[:num_flags], *original]
+    sys.argv = argv
+
+
+def _new_main_module(**values: Any) -> types.ModuleType:
+    """Put an empty `__main__` in place of ours, with the names that CPython gave to ours."""
+    ours = sys.modules["__main__"]
+    _kept.append(ours)
+    values = {"__name__": "__main__", "__annotations__": {}, **values}
+    values.setdefault("__loader__", sys.modules["builtins"].__loader__)
+    values["__builtins__"] = ours.__dict__["__builtins__"]
+    if "__file__" not in values:  # runpy sets these two
+        names = [n for n in ours.__dict__ if n not in ("__file__", "__cached__")]
+    else:
+        names = list(ours.__dict__)
+    main = types.ModuleType("__main__")
+    main.__dict__.clear()
+    main.__dict__.update({n: values.get(n) for n in names if n.startswith("__")})
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing's other name for it
+        sys.modules["__mp_main__"] = main
+    return main
+
+
+_kept: list[Any] = []  # modules that the script must not see but whose code is still running
+
+
+def _forget_ourselves() -> None:
+    """Let the script import what its own environment has, not the agent's copy of torchmuster."""
+    _kept.extend(_take_out_torchmuster().values())
+    if imported_for_the_job:
+        sys.meta_path.insert(0, _ImportedFinder())
+
+
+def _take_out_torchmuster() -> dict[str, types.ModuleType]:
+    own = [n for n in sys.modules if n == "torchmuster" or n.startswith("torchmuster.")]
+    return {name: sys.modules.pop(name) for name in own}
+
+
+# What the job's own environment has as torchmuster, where it was imported before the fork.
+imported_for_the_job: dict[str, types.ModuleType] = {}
+
+
+@contextlib.contextmanager
+def torchmuster_of_the_job() -> Iterator[None]:
+    """Let what is imported find the job's torchmuster, and keep that apart from ours."""
+    ours = _take_out_torchmuster()
+    sys.modules.update(imported_for_the_job)
+    try:
+        yield
+    finally:
+        imported_for_the_job.update(_take_out_torchmuster())
+        sys.modules.update(ours)
+
+
+class _ImportedFinder:
+    """Gives the script the torchmuster that was imported before the fork, if `sys.path` still leads to the same one."""
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        if name != "torchmuster":
+            return None
+        found = PathFinder.find_spec(name)
+        before = getattr(imported_for_the_job[name], "__file__", None)
+        if found is None or found.origin is None or found.origin != before:
+            return None
+        found.loader = self  # type: ignore[assignment]
+        return found
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        """Let the import make an empty module, in whose place the imported one is put."""
+
+    def exec_module(self, _module: types.ModuleType) -> None:
+        sys.meta_path.remove(self)
+        sys.modules.update(imported_for_the_job)
+
+
+def _uncover(folder: str | None, at_start: Collection[str]) -> None:
+    """Let the script import its own files, where we have imported Python's modules of their names."""
+    names = hidden_modules(folder, at_start)
+    for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+        path = getattr(sys.modules[name], "__file__", None) or ""
+        if not path.startswith(f"{folder}{os.sep}"):
+            _kept.append(sys.modules.pop(name))
+
+
+def _renew_streams() -> None:
+    """Make the standard streams for the descriptors that this process has now.
+
+    They were made in the spawner, for others: whether a stream can seek, for one, was asked there. The
+    objects stay, because modules that are imported already (handlers of logging) hold them.
+
+    Source: CPython, Python/pylifecycle.c, `create_stdio`.
+    """
+    streams = ((sys.__stdin__, "r"), (sys.__stdout__, "w"), (sys.__stderr__, "w"))
+    for fd, (stream, mode) in enumerate(streams):
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        unbuffered = stream.write_through
+        size = 0 if unbuffered and mode == "w" else -1
+        buffer: Any = open(fd, f"{mode}b", buffering=size, closefd=False)  # noqa: SIM115 - it stays
+        raw = getattr(buffer, "raw", buffer)
+        raw.name = stream.name
+        stream.__init__(  # type: ignore[misc]
+            buffer,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            newline="\n",
+            line_buffering=not unbuffered and (raw.isatty() or fd == 2),
+            write_through=unbuffered,
+        )
+        stream.mode = mode  # type: ignore[misc]
+
+
+def _line_buffer_stdout() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+def _renew_identity() -> None:
+    """Set what imported modules noted about the process that imported them."""
+    threading = sys.modules.get("threading")
+    if threading is not None and hasattr(threading.Thread, "_set_native_id"):
+        threading.main_thread()._set_native_id()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    logging: Any = sys.modules.get("logging")
+    if logging is not None:  # nanoseconds from Python 3.13 on
+        in_ns = isinstance(logging._startTime, int)
+        logging._startTime = time.time_ns() if in_ns else time.time()
+
+
+def _reseed() -> None:
+    """Give this process random states of its own, as a fresh interpreter has.
+
+    Children of one fork would draw the same numbers on all ranks, and again after each restart.
+    The `random` module reseeds itself after a fork (`os.register_at_fork` in Lib/random.py).
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _restore_blas_threads() -> None:
+    """Give OpenBLAS the threads that a fresh interpreter would have had.
+
+    The spawner loads it with one thread, so that it stays single-threaded itself.
+    """
+    num_threads = blas_threads(os.environ, len(os.sched_getaffinity(0)))
+    if num_threads == 1:
+        return
+    import ctypes
+
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "openblas" in line}
+    for path in paths:
+        library = ctypes.CDLL(path)
+        for prefix in ("", "scipy_"):
+            for suffix in ("", "64_", "_64"):
+                setter = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+                if setter is not None:
+                    setter(ctypes.c_int(num_threads))
+
+
+def blas_threads(environment: Mapping[str, str], num_cpus: int) -> int:
+    """Return how many threads OpenBLAS would start when it is loaded."""
+    for name in _BLAS_VARIABLES:
+        found = re.match(r"\s*\+?(\d+)", environment.get(name, ""))  # what C's atoi reads
+        if found is not None and int(found[1]) > 0:
+            return min(int(found[1]), num_cpus)
+    return num_cpus
+
+
+# What ended the program.
+
+
+def _hide_own_frames() -> None:
+    """Let the hook that prints the last exception see the traceback from the user's frames on."""
+    hook: Any = getattr(sys, "excepthook", _MISSING)
+
+    def once(kind: type[BaseException], error: BaseException, _: object) -> None:
+        trace = strip_own_frames(error)
+        error.__traceback__ = sys.last_traceback = trace
+        if hook is _MISSING:
+            del sys.excepthook
+            sys.stderr.write("sys.excepthook is missing\n")
+            sys.__excepthook__(kind, error, trace)
+            return
+        sys.excepthook = hook
+        try:
+            hook(kind, error, trace)
+        except SystemExit:
+            raise
+        except BaseException as second:  # noqa: BLE001 - as CPython, Python/pythonrun.c
+            second.__traceback__ = strip_own_frames(second)
+            sys.stderr.write("Error in sys.excepthook:\n")
+            sys.__excepthook__(type(second), second, second.__traceback__)
+            sys.stderr.write("\nOriginal exception was:\n")
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = once

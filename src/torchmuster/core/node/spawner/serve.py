@@ -1,0 +1,377 @@
+"""The spawner: imports torch once, then forks a worker whenever its agent asks for one.
+
+It has one thread, always: a fork beside a second thread can copy a held lock. It checks that before
+every fork and starts fresh interpreters when forking can't be right. It talks to its agent over a
+`SOCK_SEQPACKET` pair, one JSON object per packet, with the standard streams of a worker attached.
+
+It ends its workers when the agent has gone (end of file) or has been silent for the lease.
+"""
+
+import importlib
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from torchmuster.core import proc
+from torchmuster.core.model import contract
+from torchmuster.core.model.failure import LeftProcess
+from torchmuster.core.model.lease import OwnClock, is_given_up, is_stopped
+from torchmuster.core.model.message import decode, encode
+from torchmuster.core.node.spawner import mainmodule, messages, prepare
+from torchmuster.core.node.spawner.mainmodule import WorkerTask
+
+# The store of one attempt: torch's TCPStore in a process of its own.
+#
+# It has a process of its own because its server thread makes forking unsafe (a fork beside it hung one
+# worker of eight in a lock), and because a new attempt must never see the keys of the last.
+
+
+def serve_store(listen_fd: int, host: str, port: int) -> None:
+    """Serve keys on a listening socket until killed."""
+    # By name: only `train` imports torch (`docs/design.md`, section 2).
+    torch, distributed = map(importlib.import_module, ("torch", "torch.distributed"))
+    # Before torch 2.8 libuv's store, the default, takes no socket that listens (NotImplementedError).
+    # Source: pytorch pull request 150215, TCPStoreLibUvBackend.cpp; seen with 2.6.0, 2.7.1, 2.8.0.
+    older = {"use_libuv": False} if torch.__version__ < (2, 8) else {}
+    store = distributed.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd, **older
+    )
+    while store is not None:
+        signal.pause()
+
+
+_POLL_ORPHANS_S = 0.005
+# Source: string.Template, CPython 3.11.
+_MACRO = re.compile(
+    r"\$(?:(?P<escaped>\$)|(?P<named>[_a-z][_a-z0-9]*)|\{(?P<braced>[_a-z][_a-z0-9]*)\})",
+    re.IGNORECASE | re.ASCII,
+)
+_LEAVE_S = 0.5
+_LOOK_EVERY_S = 1.0
+
+
+class Spawner:
+    """The state of one spawner between two packets."""
+
+    def __init__(self, control: socket.socket, entry_path: str) -> None:
+        self.control = control
+        self.config: messages.BeginSpawner  # the first packet
+        self.entry_path = entry_path
+        self.can = prepare.Prepared(False, False)
+        self.forks = False
+        self.children: dict[int, messages.ChildStarted] = {}
+        self.ending = False
+        self.spares_until: float | None = None  # after a good end: when to look who stays
+        self.sessions = {os.getsid(0)}  # ours, and those of our children
+        self.clock = OwnClock()
+        self.heard_at = self.clock()
+        self.agent_waits = False
+        self.wakeup_r, self.wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.dispositions: dict[int, Any] = {}
+
+    def send(self, message: messages.SpawnerEvent) -> None:
+        """Send one packet to the agent; a lost agent is noticed by the next read."""
+        try:
+            self.control.send(encode(message))
+        except OSError:
+            return
+
+    def receive(self) -> tuple[messages.SpawnerOrder | None, list[int]]:
+        """Return the next packet and its descriptors; None at the end of the agent."""
+        try:
+            packet, fds, _, _ = socket.recv_fds(self.control, messages.MOST_IN_PACKET, 4)
+        except ConnectionError:
+            return None, []
+        if packet == messages.IN_MEMORY:
+            with open(fds.pop(0), "rb") as memory:
+                memory.seek(0)
+                packet = memory.read()
+        self.heard_at = self.clock()
+        return (decode(packet, messages.SpawnerOrder) if packet else None), fds
+
+
+def serve(control_fd: int, entry_path: str, at_start: Collection[str]) -> WorkerTask | None:
+    """Serve the agent. Returns in each forked worker with its task; in the spawner, None.
+
+    Args:
+        control_fd: The socket to the agent.
+        entry_path: What starts a fresh interpreter.
+        at_start: The modules that the interpreter had before it met our own code.
+    """
+    spawner = Spawner(socket.socket(fileno=control_fd), entry_path)
+    config, _ = spawner.receive()
+    if not isinstance(config, messages.BeginSpawner):
+        return None
+    spawner.config = config
+    spawner.can = prepare.prepare(config, at_start, spawner.send)
+    spawner.forks = spawner.can.forks
+    proc.become_subreaper()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        # The agent decides what workers get; a signal to the whole job must not end the spawner.
+        spawner.dispositions[signum] = signal.signal(signum, _ignore)
+    spawner.dispositions[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _ignore)
+    signal.set_wakeup_fd(spawner.wakeup_w, warn_on_full_buffer=False)
+    spawner.heard_at = spawner.clock()
+    task = _loop(spawner)
+    spawner.control.close()  # under `-X dev` Python would complain to the user
+    return task
+
+
+def _ignore(signum: int, frame: object) -> None:
+    """Do nothing: a handler, unlike SIG_IGN, is not inherited by a fresh interpreter."""
+
+
+# Service.
+
+
+def _loop(spawner: Spawner) -> WorkerTask | None:
+    poll = select.poll()
+    poll.register(spawner.control, select.POLLIN)
+    poll.register(spawner.wakeup_r, select.POLLIN)
+    while True:
+        timeout_s = _POLL_ORPHANS_S if spawner.ending else _LOOK_EVERY_S
+        events = dict(poll.poll(timeout_s * 1000))
+        if spawner.wakeup_r in events:
+            os.read(spawner.wakeup_r, 4096)
+        _reap(spawner)
+        if spawner.control.fileno() in events:
+            order, fds = spawner.receive()
+            if order is None:
+                _end_everything(spawner)
+                return None
+            task = _obey(spawner, order, fds)
+            if task is not None:
+                return task
+        elif spawner.children and not spawner.ending and _agent_stands_still(spawner):
+            # A stopped agent can't read this; it learns of the deaths when it wakes.
+            spawner.send(messages.LeaseEnded())
+            _begin_ending(spawner)
+        if spawner.ending:
+            _continue_ending(spawner)
+
+
+def _agent_stands_still(spawner: Spawner) -> bool:
+    """Say whether the agent's lease has ended; one that only waits for a processor is not given up so soon.
+
+    One that was stopped (Ctrl-Z) where no other node waits is not given up at all: its end is seen at once.
+    """
+    silent_s = spawner.clock() - spawner.heard_at
+    lease_s = spawner.config.lease_s
+    if silent_s <= lease_s:
+        return False
+    # Behind a wrapper the parent is somebody else.
+    agent = None if spawner.config.wrapped else proc.read_process(os.getppid())
+    state = agent.state if agent is not None else None
+    if spawner.agent_waits and is_stopped(state):
+        spawner.heard_at = spawner.clock()
+        return False
+    return is_given_up(silent_s, lease_s, state)
+
+
+def _obey(spawner: Spawner, order: messages.SpawnerOrder, fds: list[int]) -> WorkerTask | None:
+    match order:
+        case messages.PingSpawner(waits=waits):
+            spawner.agent_waits = waits
+            spawner.send(messages.SpawnerPong())
+        case messages.StartWorker():
+            return _start_worker(spawner, order, fds)
+        case messages.StartStore():
+            _start_store(spawner, order, fds)
+        case messages.SignalWorkerProcesses():
+            for pid in [p for p, child in spawner.children.items() if child.kind == "worker"]:
+                if not order.if_caught or proc.catches_signal(pid, order.signum):
+                    proc.kill_quietly(pid, order.signum)
+        case messages.KillChildren():
+            _begin_ending(spawner)
+            if order.ended_well:
+                spawner.spares_until = time.monotonic() + _LEAVE_S
+    return None
+
+
+def _reap(spawner: Spawner) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        child = spawner.children.pop(pid, None)
+        if child is not None:
+            spawner.send(
+                messages.ChildEnded(pid=pid, kind=child.kind, rank=child.rank, status=status)
+            )
+
+
+def _begin_ending(spawner: Spawner) -> None:
+    for pid in spawner.children:
+        proc.kill_quietly(pid)
+    spawner.ending = True
+
+
+def _continue_ending(spawner: Spawner) -> None:
+    """Kill what the workers left behind, generation after generation; say when all are gone.
+
+    After a good end, what a worker has put into a session of its own stays: it was meant to. Helpers
+    that only end a little later than their worker have a moment for it.
+    """
+    _reap(spawner)
+    left = _in_own_sessions(spawner) if spawner.spares_until is not None else []
+    proc.leave_sessions(process.session for process in left)
+    if spawner.children or proc.end_children():
+        return
+    if left and spawner.spares_until is not None and time.monotonic() < spawner.spares_until:
+        return
+    spawner.ending, spawner.spares_until = False, None
+    told = (LeftProcess(pid=p.pid, session=p.session, name=proc.name_of(p.pid)) for p in left)
+    spawner.send(messages.NoChildLeft(left=tuple(told)))
+
+
+def _in_own_sessions(spawner: Spawner) -> list[proc.ProcessFacts]:
+    """Return the orphans of workers that are in sessions which the workers have made."""
+    found = [proc.read_process(pid) for pid in proc.children_of(os.getpid())]
+    return [
+        facts
+        for facts in found
+        if facts is not None and facts.state != "Z" and facts.session not in spawner.sessions
+    ]
+
+
+def _end_everything(spawner: Spawner) -> None:
+    _begin_ending(spawner)
+    while spawner.ending:
+        _continue_ending(spawner)
+        select.select([spawner.wakeup_r], [], [], _POLL_ORPHANS_S)
+
+
+# Starting.
+
+
+def _start_worker(
+    spawner: Spawner, order: messages.StartWorker, fds: list[int]
+) -> WorkerTask | None:
+    config = spawner.config
+    arguments = list(config.args if order.args is None else order.args)
+    if config.macros:
+        local_rank = order.env["LOCAL_RANK"]
+        arguments = [_with_macros(word, local_rank) for word in arguments]
+    task = WorkerTask(
+        kind=config.kind,
+        target=config.target,
+        args=arguments,
+        socket_path=order.env.get(contract.SOCKET_VARIABLE, config.socket_path),
+        forked=spawner.forks,
+        imports_torch=spawner.can.imports_torch,
+        call_sha256=config.call_sha256,
+    )
+    first = spawner.can.first if spawner.forks else None
+    differs = first.what_differs(order.env, order.unset) if first is not None else None
+    if differs is not None:
+        _fall_back(
+            spawner, f"{differs}, which the script's imports read, is another one for workers"
+        )
+    if _fork(spawner, "worker", order.rank, fds):
+        return None
+    for name in order.unset:
+        os.environ.pop(name, None)
+    os.environ.update(order.env)
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+        os.close(fd)
+    if spawner.forks:
+        return replace(task, first=first)
+    if config.kind == "command":
+        _execute([config.target, *arguments])
+    os.environ[mainmodule.TASK_VARIABLE] = mainmodule.task_to_environment(task)
+    flag = ["-m"] if config.kind == "module" else []
+    words = [spawner.entry_path, "worker", "--", *flag, config.target, *arguments]
+    _execute([*_interpreter(config), *words])
+    return None
+
+
+def _with_macros(word: str, local_rank: str) -> str:
+    """Return an argument as torchrun would pass it on: what string.Template makes of it.
+
+    That module is not imported: a project may have its own `string.py`.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found["named"] or found["braced"]
+        return "$" if found["escaped"] else local_rank if name == "local_rank" else found[0]
+
+    return _MACRO.sub(value, word)
+
+
+def _interpreter(config: messages.BeginSpawner) -> list[str]:
+    """Return what starts a fresh interpreter; behind a wrapper we are in its environment already."""
+    if not config.wrapped or not sys.executable:
+        return list(config.python)
+    num_flags = len(sys.orig_argv) - len(sys.argv)
+    return [sys.executable, *sys.orig_argv[1:num_flags]]
+
+
+def _start_store(spawner: Spawner, order: messages.StartStore, fds: list[int]) -> None:
+    if _fork(spawner, "store", -1, fds):
+        return
+    os.set_inheritable(fds[0], True)
+    if not spawner.forks:
+        words = [spawner.entry_path, "store", str(fds[0]), order.host, str(order.port)]
+        _execute([*_interpreter(spawner.config), *words])
+    try:
+        serve_store(fds[0], order.host, order.port)
+    finally:
+        os._exit(1)
+
+
+def _fork(spawner: Spawner, kind: str, rank: int, fds: list[int]) -> bool:
+    """Fork; return True in the spawner. The child is prepared up to its standard streams."""
+    why = prepare.reason_not_to_fork() if spawner.forks else None
+    if why is not None:
+        _fall_back(spawner, why)
+    parent_pid = os.getpid()
+    # A signal that comes now waits until the child has its own dispositions: it must not get lost.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, spawner.dispositions)
+    pid = os.fork()
+    if pid != 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for fd in fds:
+            os.close(fd)
+        spawner.children[pid] = messages.ChildStarted(pid=pid, kind=kind, rank=rank)
+        spawner.sessions.add(pid)
+        spawner.ending = False
+        spawner.send(spawner.children[pid])
+        return True
+    proc.stand_apart()
+    proc.die_with_parent(parent_pid)
+    signal.set_wakeup_fd(-1)
+    for signum, disposition in spawner.dispositions.items():
+        # Schedulers signal every process of a job, and without the store no rank could save.
+        is_deaf = kind == "store" and signum != signal.SIGCHLD
+        signal.signal(signum, signal.SIG_IGN if is_deaf else disposition)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    spawner.control.close()
+    os.close(spawner.wakeup_r)
+    os.close(spawner.wakeup_w)
+    return False
+
+
+def _fall_back(spawner: Spawner, why: str) -> None:
+    spawner.forks = False
+    spawner.send(messages.FellBack(why=why))
+
+
+def _execute(argv: list[str]) -> None:
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # CPython ignores them; its heirs must not
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        os.write(2, f"muster: {argv[0]}: {error.strerror}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)

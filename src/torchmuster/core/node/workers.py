@@ -1,0 +1,586 @@
+"""The workers of one attempt on one node: start them, watch their ends, gather the evidence."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import contract
+from torchmuster.core.model.contract import AttemptFacts, WorkerPlace, worker_environment
+from torchmuster.core.model.failure import (
+    EndKind,
+    PythonError,
+    RanCode,
+    ValueNote,
+    WorkerEnd,
+    error_of_report,
+    first_cause,
+    is_echo,
+)
+from torchmuster.core.model.lines import Terminal, line_prefix
+from torchmuster.core.net.address import interface_of
+from torchmuster.core.net.ipc import ValueKept, WorkerEndedWell, WorkerFailed, WorkerReport
+from torchmuster.core.net.messages import StartAttempt, Welcome
+from torchmuster.core.node.launcher_ranks import VariableChange, make_true
+from torchmuster.core.node.options import AgentOptions
+from torchmuster.core.node.output import RankOutput, Show
+from torchmuster.core.node.progress import last_step
+from torchmuster.core.node.spawner.messages import SignalWorkerProcesses, SpawnerOrder, StartWorker
+from torchmuster.launcher.facts import system as memory
+from torchmuster.launcher.facts.gpu import visible_gpus
+
+# The JSON that torchrun leaves of a failure: beside the logs, and where TORCHELASTIC_ERROR_FILE of the launcher says.
+#
+# Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py (2.13).
+
+
+VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_MAX_BYTES = 1 << 20
+
+
+def read_recorded(path: str) -> str | None:
+    """Return what the worker has written itself, by `@record`; None where that is nothing, or too much."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError:
+        return None
+    return data.decode(errors="replace") if 0 < len(data) <= _MAX_BYTES else None
+
+
+def error_text(end: WorkerEnd, recorded: str | None, now_s: float) -> str | None:
+    """Return the JSON on an end: the worker's own with its exit code, else what is known of its exception."""
+    plain = None
+    with contextlib.suppress(ValueError):
+        plain = json.loads(recorded) if recorded is not None else None
+    if not isinstance(plain, dict):
+        if end.error is None:
+            return None
+        told = {"py_callstack": end.error.traceback, "timestamp": str(int(now_s))}
+        what = f"{end.error.type_name}: {end.error.message}"
+        plain = {"message": {"message": what, "extraInfo": told}}
+    message = plain.get("message")
+    code = -end.signum if end.signum is not None else end.exit_code
+    if isinstance(message, dict) and code:
+        message["errorCode"] = code
+    return json.dumps(plain)
+
+
+def root_cause(ends: Sequence[WorkerEnd], texts: Mapping[int, str]) -> str | None:
+    """Return the JSON of the failure that explains the others of this node."""
+    cause = first_cause([end for end in ends if end.rank in texts])
+    return texts[cause.rank] if cause is not None else None
+
+
+@dataclass(slots=True)
+class _Worker:
+    rank: int
+    local_rank: int
+    output: RankOutput
+    started_at: float
+    stdin_fd: int | None = None
+    input: bytearray = field(default_factory=bytearray)  # what it has not read yet
+    input_ends: bool = False
+    pid: int | None = None
+    ended: bool = False
+    error: PythonError | None = None
+    ended_well: bool = False  # its script has; its interpreter may still be leaving
+    largest_group: int | None = None
+    value: ValueNote | None = None
+    code: RanCode | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What is the same for all attempts on this node.
+
+    Attributes:
+        gives_input: Workers read the agent's own standard input, one after another what the others have left, as under torchrun.
+    """
+
+    run_id: str
+    run_dir: RunDir
+    role: str
+    extra_env: dict[str, str]
+    base_env: Mapping[str, str]
+    shown: Callable[[int, int], frozenset[int]]
+    saved: Callable[[int, int, int], str | None] | None = None
+    gpus: tuple[str, ...] = ()
+    virtual_local_rank: bool = False
+    has_store: bool = True
+    nccl_files: bool = False
+    terminal: Terminal | None = None
+    prefixes: bool = False
+    every_line: tuple[int, ...] = ()
+    gives_input: bool = False
+
+    def terminal_of(self, rank: int) -> Terminal | None:
+        """Return the terminal for a rank: narrower where its lines begin with its name."""
+        if self.terminal is None or not self.prefixes:
+            return self.terminal
+        return self.terminal.behind(line_prefix(f"rank {rank}"))
+
+
+class OrderTaker(Protocol):
+    """What starts the workers: the link to a spawner, or what stands before one."""
+
+    def order(self, message: SpawnerOrder, fds: Sequence[int] = ()) -> None:
+        """Take an order with descriptors, which are closed once sent."""
+
+
+class NodeAttempt:
+    """One attempt on this node, from its start to the last reaped process."""
+
+    def __init__(
+        self,
+        order: StartAttempt,
+        settings: WorkerSettings,
+        spawner: OrderTaker,
+        on_end: Callable[[WorkerEnd], None],
+    ) -> None:
+        self.order = order
+        self.attempt = order.attempt
+        self.asked = False
+        self.killed = False
+        self.reaped = False
+        self.ends: list[WorkerEnd] = []
+        self.problems: list[str] = []  # of its start, for the user
+        self._settings = settings
+        self._spawner = spawner
+        self._on_end = on_end
+        self._workers: dict[int, _Worker] = {}
+        self._counters = memory.MemoryCounters(kills={})
+        self._evidence_tasks: set[asyncio.Task[None]] = set()
+        self.error_texts: dict[int, str] = {}  # rank -> JSON as torchrun's
+        self._disk: DiskWriter | None = None
+        self._folder = os.path.dirname(settings.extra_env[contract.SOCKET_VARIABLE])
+
+    @property
+    def folder(self) -> str:
+        """The agent's own, where heartbeats and stacks are."""
+        return self._folder
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The workers' process ids, as far as they are started."""
+        return tuple(w.pid for w in self._workers.values() if w.pid is not None)
+
+    @property
+    def all_started(self) -> bool:
+        """Say whether every worker has a process."""
+        return all(w.pid is not None for w in self._workers.values())
+
+    @property
+    def running_pids(self) -> set[int]:
+        """The processes of workers that have not ended."""
+        return {w.pid for w in self._workers.values() if w.pid is not None and not w.ended}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of this node."""
+        return tuple(self._workers)
+
+    @property
+    def running(self) -> list[tuple[int, int]]:
+        """Rank and process of the workers that have not ended."""
+        return [
+            (w.rank, w.pid) for w in self._workers.values() if w.pid is not None and not w.ended
+        ]
+
+    def log_of(self, rank: int) -> str:
+        """Return the path of a rank's log."""
+        return self._settings.run_dir.rank_log(self.attempt, rank)
+
+    def environment_of(self, rank: int) -> VariableChange:
+        """Return what the worker of a rank has otherwise than the job."""
+        return self._environment(self._workers[rank])
+
+    def start(
+        self,
+        disk: DiskWriter,
+        show: Show | None,
+        must_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Order the workers from the spawner; `must_wait` says whether what shows their output is slower than they are."""
+        self._counters = memory.read_counters()
+        self._disk = disk
+        num, num_gpus = self.order.ranks.num_workers, len(self._settings.gpus)
+        if num > num_gpus > 0 and self.attempt == 0:
+            gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+            self.problems.append(
+                f"{num} workers on a node with {gpus}: those that use CUDA have to share"
+            )
+        for local_rank in range(self.order.ranks.num_workers):
+            rank = self.order.ranks.first_rank + local_rank
+            log_path = self._settings.run_dir.rank_log(self.attempt, rank)
+            streams = self._settings.shown(rank, local_rank)
+            copies, terminal = self._copies(local_rank), self._settings.terminal_of(rank)
+            output = RankOutput(
+                rank,
+                log_path,
+                disk,
+                show,
+                streams,
+                copies,
+                terminal,
+                every_line=self._settings.every_line,
+                must_wait=must_wait,
+            )
+            worker = _Worker(rank, local_rank, output, time.monotonic())
+            self._workers[rank] = worker
+            self._start_worker(worker)
+
+    def _copies(self, local_rank: int) -> dict[int, str]:
+        """Return the second files that torchrun's --log-dir asks for, by stream."""
+        saved = self._settings.saved
+        if saved is None:
+            return {}
+        paths = {stream: saved(self.attempt, local_rank, stream) for stream in (1, 2)}
+        named = {stream: path for stream, path in paths.items() if path is not None}
+        for path in named.values():
+            if self._disk is not None:
+                self._disk.append(path, b"")  # it is there, even if nothing is written
+        return named
+
+    def _start_worker(self, worker: _Worker) -> None:
+        order = self.order
+        stdout, stderr = worker.output.open()
+        if worker.output.problem is not None:
+            self.problems.append(worker.output.problem)
+        if order.stdin_rank == worker.rank:
+            stdin, worker.stdin_fd = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(worker.stdin_fd, False)
+        else:
+            stdin = self._input()
+        change = self._environment(worker)
+        self._spawner.order(
+            StartWorker(rank=worker.rank, env=dict(change.values), unset=tuple(change.removed)),
+            [stdin, stdout, stderr],
+        )
+
+    def _input(self) -> int:
+        if self._settings.gives_input:
+            with contextlib.suppress(OSError):  # it is closed
+                return os.dup(0)
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _environment(self, worker: _Worker) -> VariableChange:
+        order, settings = self.order, self._settings
+        virtual = settings.virtual_local_rank and bool(settings.gpus)
+        place = WorkerPlace(
+            rank=worker.rank,
+            local_rank=0 if settings.virtual_local_rank else worker.local_rank,
+            world_size=order.world_size,
+            local_world_size=order.ranks.num_workers,
+            node_rank=order.ranks.node_rank,
+            num_nodes=order.num_nodes,
+            role_rank=order.ranks.first_role_rank + worker.local_rank,
+            role_world_size=order.ranks.role_world_size,
+        )
+        facts = AttemptFacts(
+            run_id=settings.run_id,
+            attempt=order.attempt,
+            restarts_spent=order.restarts_spent,
+            max_restarts=order.max_restarts,
+            master_addr=order.master_addr,
+            master_port=order.master_port,
+            role=settings.role,
+            has_store=settings.has_store,
+        )
+        others = make_true(settings.base_env, place, order.tasks_per_node)
+        environment = {
+            **others.values,
+            **settings.extra_env,
+            **worker_environment(place, facts),
+        }
+        environment[VARIABLE] = self._error_file(worker.rank)
+        if settings.nccl_files:
+            folder = settings.run_dir.attempt_logs(order.attempt)
+            environment["NCCL_DEBUG_FILE"] = os.path.join(folder, f"nccl-{worker.rank}.log")
+        if virtual:
+            environment["CUDA_VISIBLE_DEVICES"] = settings.gpus[worker.local_rank]
+        return VariableChange(values=environment, removed=others.removed)
+
+    # What happens to the workers.
+
+    def note_started(self, rank: int, pid: int) -> None:
+        """Remember the process of a rank."""
+        worker = self._workers[rank]
+        worker.pid = pid
+        worker.started_at = time.monotonic()
+
+    def note_report(self, pid: int, report: WorkerReport) -> int | None:
+        """Keep what a worker said of its own end; return its rank."""
+        worker = next((w for w in self._workers.values() if w.pid == pid), None)
+        if worker is None:
+            return None
+        if isinstance(report, WorkerFailed):
+            worker.error, worker.code = error_of_report(vars(report)), report.code
+            if is_echo(worker.error):
+                worker.output.mute()  # its traceback would hide the cause
+        elif isinstance(report, WorkerEndedWell):
+            worker.ended_well, worker.largest_group = True, report.largest_group
+            worker.code = report.code
+        elif isinstance(report, ValueKept):
+            worker.value = ValueNote(**vars(report))
+        return worker.rank
+
+    def note_exit(self, rank: int, status: int) -> None:
+        """Take the end of a worker from its wait status and pass it on with the evidence."""
+        worker = self._workers[rank]
+        worker.ended = True
+        worker.output.drain()
+        asked = self.asked or self.killed
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if signum is None else None
+        if signum == signal.SIGKILL and not asked and worker.pid is not None:
+            task = asyncio.get_running_loop().create_task(
+                self._end_with_evidence(worker, worker.pid)
+            )
+            self._evidence_tasks.add(task)
+            task.add_done_callback(self._evidence_tasks.discard)
+            return
+        self._finish(self._end(worker, asked=asked, signum=signum, code=code))
+
+    async def _end_with_evidence(self, worker: _Worker, pid: int) -> None:
+        evidence = await self.memory_evidence(pid)
+        self._finish(self._end(worker, signum=int(signal.SIGKILL), evidence=evidence))
+
+    async def memory_evidence(self, pid: int = 0) -> str | None:
+        """Return why memory was the reason for a SIGKILL; `pid` finds the kernel's own line on a process."""
+        try:
+            async with asyncio.timeout(1.0):
+                return await asyncio.to_thread(memory.explain_kill, self._counters, pid)
+        except TimeoutError:
+            return None
+
+    def _end(
+        self,
+        worker: _Worker,
+        *,
+        asked: bool = False,
+        signum: int | None = None,
+        code: int | None = None,
+        evidence: str | None = None,
+    ) -> WorkerEnd:
+        return WorkerEnd(
+            attempt=self.attempt,
+            rank=worker.rank,
+            local_rank=worker.local_rank,
+            node=self.order.node,
+            kind=_kind_of(signum, code, worker.error, ended_well=worker.ended_well and not asked),
+            asked=asked,
+            elapsed_s=round(time.monotonic() - worker.started_at, 3),
+            exit_code=code,
+            signum=signum,
+            error=worker.error if signum is not None or code else None,
+            tail=worker.output.tail(),
+            memory_evidence=evidence,
+            step=last_step(self._folder, self.attempt, worker.rank),
+            largest_group=worker.largest_group,
+            value=worker.value,
+            code=worker.code,
+        )
+
+    def _error_file(self, rank: int) -> str:
+        return os.path.join(self._folder, f"error-{self.attempt}-{rank}.json")
+
+    def _keep_error(self, end: WorkerEnd) -> None:
+        """Keep what torchrun would of a failure, and put it beside the logs of --log-dir."""
+        recorded = read_recorded(self._error_file(end.rank))
+        text = error_text(end, recorded, time.time())
+        if text is None:
+            return
+        self.error_texts[end.rank] = text
+        saved = self._settings.saved
+        path = saved(self.attempt, end.local_rank, 0) if saved is not None else None
+        if path is not None and self._disk is not None:
+            self._disk.append(path, text.encode())  # it makes the folder
+            self._disk.close_file(path)
+
+    def _finish(self, end: WorkerEnd) -> None:
+        if end.is_failure:
+            self._keep_error(end)
+        self.ends.append(end)
+        self._on_end(end)
+
+    def note_lost(self, detail: str, memory_evidence: str | None = None) -> None:
+        """All workers of this node have ended, or will, by no fault of their own."""
+        first = min(self._workers.values(), key=lambda w: w.rank)
+        for worker in self._workers.values():
+            worker.ended = True
+        self._finish(
+            WorkerEnd(
+                attempt=self.attempt,
+                rank=first.rank,
+                local_rank=first.local_rank,
+                node=self.order.node,
+                kind=EndKind.NODE_LOST,
+                asked=self.killed or self.asked,
+                elapsed_s=round(time.monotonic() - first.started_at, 3),
+                signum=int(signal.SIGKILL),
+                detail=detail,
+                tail=first.output.tail(),
+                memory_evidence=memory_evidence,
+            )
+        )
+
+    # Orders.
+
+    def resize(self, terminal: Terminal) -> None:
+        """The terminal that shows ranks has another size."""
+        self._settings = replace(self._settings, terminal=terminal)
+        for worker in self._workers.values():
+            worker.output.resize(self._settings.terminal_of(worker.rank) or terminal)
+
+    def signal(self, signum: int, *, if_caught: bool) -> None:
+        """Send a signal to each worker process once, not to what it started."""
+        self._spawner.order(SignalWorkerProcesses(signum=signum, if_caught=if_caught))
+
+    def write_input(self, rank: int, text: str, *, end: bool) -> None:
+        """Give a worker what the terminal's user typed."""
+        worker = self._workers.get(rank)
+        if worker is None or worker.stdin_fd is None:
+            return
+        worker.input += text.encode(errors="surrogateescape")
+        worker.input_ends = worker.input_ends or end
+        self._write_waiting(worker)
+
+    def _write_waiting(self, worker: _Worker) -> None:
+        if worker.stdin_fd is None:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            while worker.input:
+                del worker.input[: os.write(worker.stdin_fd, worker.input[: 1 << 16])]
+        except BlockingIOError:
+            loop.add_writer(worker.stdin_fd, self._write_waiting, worker)
+            return
+        except OSError:  # it has ended
+            worker.input_ends = True
+        loop.remove_writer(worker.stdin_fd)
+        if worker.input_ends:
+            self._close_input(worker)
+
+    def _close_input(self, worker: _Worker) -> None:
+        if worker.stdin_fd is not None:
+            asyncio.get_running_loop().remove_writer(worker.stdin_fd)
+            os.close(worker.stdin_fd)
+            worker.stdin_fd = None
+
+    async def finish(self) -> None:
+        """All processes are gone: take the last evidence and close the pipes."""
+        if self._evidence_tasks:
+            await asyncio.gather(*self._evidence_tasks)
+        for worker in self._workers.values():
+            worker.output.close()
+            self._close_input(worker)
+        self.reaped = True
+
+
+def _kind_of(
+    signum: int | None, code: int | None, error: PythonError | None, *, ended_well: bool = False
+) -> EndKind:
+    if signum is not None:
+        return EndKind.SUCCESS if ended_well else EndKind.SIGNAL
+    if code == 0:
+        return EndKind.SUCCESS
+    if code == contract.EX_TEMPFAIL:
+        return EndKind.PREEMPTED
+    if error is not None and error.type_name != "SystemExit":
+        return EndKind.EXCEPTION
+    return EndKind.EXIT_CODE
+
+
+# What follows for the workers of an attempt from what their agent was told at its start, and by its head.
+
+
+def worker_settings(
+    options: AgentOptions,
+    welcome: Welcome,
+    order: StartAttempt,
+    *,
+    environment: Mapping[str, str],
+    variables: Mapping[str, str],
+    socket_path: str,
+    own_address: str | None,
+    has_store: bool,
+    terminal: Terminal | None,
+) -> WorkerSettings:
+    """Return what is the same for all workers of an attempt on this node.
+
+    Args:
+        options: The agent's.
+        welcome: What the head has said of the run.
+        order: What it has said of the attempt.
+        environment: Of the job's interpreter.
+        variables: What the node's set-up has made, such as its scratch folder.
+        socket_path: Where workers call the agent.
+        own_address: Where the head is reached from; None without a connection.
+        has_store: A store is offered.
+        terminal: What shows the output is a terminal, of this size now.
+    """
+    run_dir = options.run_directory(welcome.run_id)
+    extra = {contract.SOCKET_VARIABLE: socket_path, contract.RUN_DIR_VARIABLE: run_dir.path}
+    extra |= variables
+    # Reverse DNS stalls every worker's start by 5 s when one answer is lost.
+    if "RES_OPTIONS" not in environment:
+        extra["RES_OPTIONS"] = "timeout:1 attempts:1"
+    if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment:
+        extra["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    address = order.master_addr if options.is_head else options.local_addr or own_address
+    extra |= _network_variables(order.interface, address, environment)
+    return WorkerSettings(
+        run_id=options.plan.rdzv_id or welcome.run_id,
+        run_dir=run_dir,
+        role=options.plan.role,
+        extra_env=extra,
+        base_env=environment,
+        shown=_shown(options, welcome.tee),
+        saved=options.saved,
+        gpus=tuple(visible_gpus()),
+        virtual_local_rank=options.plan.virtual_local_rank,
+        has_store=has_store,
+        # `--debug` was given, and the user has not named a file himself.
+        nccl_files=contract.DEBUG_VARIABLE in environment and "NCCL_DEBUG_FILE" not in environment,
+        terminal=terminal,
+        every_line=options.plan.every_line,
+        gives_input=options.local_show and _has_input() and order.stdin_rank is None,
+        prefixes=(welcome.tee == "all" and order.world_size > 1)
+        or (options.local_show and options.num_workers > 1),
+    )
+
+
+def _network_variables(
+    chosen: str | None, address: str | None, environment: Mapping[str, str]
+) -> dict[str, str]:
+    if chosen is not None:
+        from torchmuster.launcher.node.network_settings import network_variables
+
+        return network_variables(chosen, environment)
+    interface = interface_of(address) if address else None
+    if interface is None or "GLOO_SOCKET_IFNAME" in environment:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": interface}
+
+
+def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[int]]:
+    """Return which streams of (rank, local rank) the terminal shows."""
+    console = options.console
+    if console is not None:
+        return lambda rank, local_rank: console(local_rank)
+    both, none = frozenset({1, 2}), frozenset[int]()
+    return lambda rank, local_rank: both if tee == "all" or (tee == "0" and not rank) else none
+
+
+def _has_input() -> bool:
+    """Say whether somebody has given this process a file or a pipe to read; a terminal is read by `muster` itself."""
+    return sys.stdin is not None and not os.isatty(0)

@@ -1,0 +1,285 @@
+"""What can be told of a run in few words, also long after its end: where it ran, how long, how it ended, what is left."""
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import codec, contract
+from torchmuster.core.model.events import DatasetVersionEvent
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import few_of
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.record import (
+    changed_at,
+    damage_of_result,
+    ends_of,
+    read_events,
+    read_plan,
+    read_result,
+    told_seconds,
+)
+from torchmuster.errors import MissingRecordError
+
+if TYPE_CHECKING:  # nothing of it is needed at the end of a run that has succeeded
+    from torchmuster.kubernetes.node.order import PodOrder
+    from torchmuster.launcher.views.run_view import RunView
+
+_STEP = re.compile(r"step-(\d{9,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A run in few words.
+
+    Attributes:
+        engine: Where it was sent: `local`, `slurm`, the name of a site of ssh.
+        jobs: Its jobs, the newest last; those of a workflow in the order of its groups.
+        submitted: Seconds since 1970.
+        elapsed_s: From its first sign of life to its end, or to now; None while it waits in a queue.
+        exit_code: None while it has none.
+        ended_by: What ended it, in one sentence; None for a success and while it lasts.
+    """
+
+    engine: str
+    jobs: tuple[str, ...]
+    submitted: float
+    elapsed_s: float | None
+    exit_code: int | None
+    ended_by: str | None
+
+    @property
+    def place(self) -> str:
+        """Return `slurm 17`, or only the engine where there is no job."""
+        more = f" +{len(self.jobs) - 1}" if len(self.jobs) > 1 else ""
+        return f"{self.engine} {self.jobs[-1]}{more}" if self.jobs else self.engine
+
+
+def account_of(view: "RunView", now: float) -> Account:
+    """Return the account of a run; `now` is in seconds since 1970."""
+    engine, jobs = _place(view)
+    return Account(
+        engine=engine,
+        jobs=jobs,
+        submitted=view.submitted,
+        elapsed_s=_elapsed_s(view, now),
+        exit_code=view.result.exit_code if view.result is not None else None,
+        ended_by=_ended_by(view),
+    )
+
+
+def _place(view: "RunView") -> tuple[str, tuple[str, ...]]:
+    from torchmuster.launcher.views.find import read_jobs_of
+
+    submitted = read_jobs_of(view.run_dir)
+    if submitted is not None:
+        return submitted
+    job_id = view.plan.job_id if view.plan is not None else None
+    return view.place, (job_id,) if job_id is not None else ()
+
+
+def _elapsed_s(view: "RunView", now: float) -> float | None:
+    times = [time for path in view.records() for time in ends_of(path)]
+    if view.result is None and not times and (began := changed_at(view.run_dir.arrays)) is not None:
+        return max(0.0, now - began)  # an array has no owner that would write a record
+    if not times:
+        return view.result.elapsed_s if view.result is not None else None
+    if not view.state.is_final:
+        return max(0.0, now - min(times))
+    return max(max(times) - min(times), view.result.elapsed_s if view.result is not None else 0.0)
+
+
+def whole(result: Result, run_dir: RunDir) -> Result:
+    """Return a result with the time of the whole run: it tells of its own link only, and of the last head's."""
+    return replace(result, elapsed_s=max(result.elapsed_s, told_seconds(run_dir.events)))
+
+
+def _ended_by(view: "RunView") -> str | None:
+    result = view.result
+    if view.state is RunState.SUCCEEDED or not view.state.is_final:
+        return None
+    if result is not None and result.report is not None:
+        return result.report.error
+    if result is not None:
+        if view.state is RunState.CANCELLED and result.exit_code > 128:
+            return f"the {view.kind.value} was stopped with {contract.signal_name(result.exit_code - 128)}"
+        return f"exit code {result.exit_code}"
+    if (damage := damage_of_result(view.run_dir)) is not None:
+        return damage
+    from torchmuster.launcher.views.find import view_job
+
+    job = view_job(view.run_dir) if os.path.isfile(view.run_dir.job) else None
+    if job is not None:
+        return f"job {job.job_id} left no result: it is {job.state.value.replace('_', ' ')}"
+    return "its owner process has ended without a result"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What the training library has left of a run.
+
+    Attributes:
+        step: Of the newest snapshot; None when there is none.
+        folder: Where the snapshots are: a path or a URL.
+        is_seen: Whether a restart from here finds them.
+        went: They were on the disks of pods, which have gone.
+    """
+
+    step: int | None
+    folder: str
+    is_seen: bool
+    went: bool = False
+
+
+def find_saved(run_dir: RunDir) -> Saved | None:
+    """Return what a run has saved; None when nothing shows that its script uses the library's snapshots.
+
+    The record says where, since a script may name a folder of its own; the folder itself says which is the newest.
+    """
+    if not os.path.exists(run_dir.training) and not os.path.exists(run_dir.snapshots):
+        return None
+    from torchmuster.launcher.views.training import TrainingReader
+
+    training = TrainingReader(run_dir).read()
+    folder = training.folder or run_dir.snapshots
+    recorded = training.saved[0] if training.saved is not None else None
+    if "://" in folder:  # whoever starts the run again asks there
+        return Saved(step=recorded, folder=folder, is_seen=True)
+    step = None if _is_of_a_host(run_dir, folder) else last_step(folder)
+    if step is not None:
+        return Saved(step=step, folder=folder, is_seen=True)
+    order = _order(run_dir.path)
+    by_pods = order is not None and folder.startswith(f"{order.home}/")
+    on_volume = order is not None and order.has_volume
+    if recorded is not None and by_pods and on_volume:
+        return Saved(step=recorded, folder=folder, is_seen=True)  # by the pods that go on
+    # What is not there was removed, or is on a disk of another host.
+    went = by_pods and not on_volume
+    seen = recorded is None
+    return (
+        Saved(step=recorded, folder=folder, is_seen=seen, went=went)
+        if training.num_events
+        else None
+    )
+
+
+def _is_of_a_host(run_dir: RunDir, folder: str) -> bool:
+    """Say whether snapshots are in the run's directory on a host that has one of its own, whoever sees that."""
+    own = run_dir.snapshots
+    of_run = folder.split(os.sep)[-2:] == own.split(os.sep)[-2:]
+    return of_run and os.path.realpath(folder) != os.path.realpath(own)
+
+
+def _order(folder: str) -> "PodOrder | None":
+    from torchmuster.kubernetes.node.order import ORDER_FILE, read_order
+
+    path = os.path.join(folder, "pods", ORDER_FILE)
+    with contextlib.suppress(codec.CodecError):
+        return read_order(path) if os.path.exists(path) else None
+    return None
+
+
+def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
+    """Return what a run that has ended without success has saved, and how to go on from it; None when it says nothing.
+
+    The one sentence of all ends: a stop that was asked for, a failure, and a run whose owner was killed.
+    """
+    plan = read_plan(run_dir)
+    if plan is not None and plan.is_replay:
+        return None
+    kept = result or read_result(run_dir)
+    if kept is not None and (
+        kept.exit_code == MissingRecordError.exit_code or _found_none_good(kept)
+    ):
+        return None  # it may have succeeded, or has snapshots: what to do is in its report
+    saved = find_saved(run_dir)
+    stopped_at = result.trained_step if result is not None else None
+    told = result.saved_step if result is not None else None  # by the library, as it stopped
+    if told is not None and (saved is None or saved.step is None):  # the record has not come back
+        order = _order(run_dir.path)
+        went = order is not None and not order.has_volume
+        saved = Saved(step=told, folder=run_dir.snapshots, is_seen=False, went=went)
+    if saved is None and stopped_at is None:
+        return None
+    is_given_up = kept is not None and kept.state is RunState.STOPPED
+    return _sentence(saved, stopped_at, None if is_given_up else _restart_command(run_dir))
+
+
+def _found_none_good(result: Result) -> bool:
+    """Say whether a run ended because its snapshots are damaged: a restart would end so, too."""
+    error = result.cause.error if result.cause is not None else None
+    return error is not None and error.type_name.rpartition(".")[2] == "NoGoodSnapshotError"
+
+
+def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) -> str:
+    if saved is None or saved.step is None:
+        what = f"stopped at step {stopped_at}, " if stopped_at is not None else ""
+        return f"{what}nothing was saved" + (f": {again} begins at step 0" if again else "")
+    what = f"saved at step {saved.step}"
+    if stopped_at is not None and saved.step < stopped_at:
+        what = f"stopped at step {stopped_at}, the last snapshot is of step {saved.step}"
+    if saved.went:
+        return f"{what}, on the disk of a pod, and went with it: `claims` and `home` of the site keep snapshots"
+    if not saved.is_seen:
+        return f"{what}; its snapshots can't be seen from here: {saved.folder}"
+    return what + (f"; continue with: {again}" if again else "")
+
+
+def _restart_command(run_dir: RunDir) -> str | None:
+    """Return the command that starts a run again; None for `muster torchrun` on several machines, which only its own lines start."""
+    plan = read_plan(run_dir)
+    if plan is None or plan.is_of_many_commands:
+        return None
+    return f"muster restart {short_id(os.path.basename(run_dir.path))}"
+
+
+def what_is_left(run_dir: RunDir) -> str:
+    """Return where the results of a run are: its snapshots, if any, and its logs."""
+    parts = []
+    plan = read_plan(run_dir)
+    saved = find_saved(run_dir) if plan is None or not plan.is_replay else None
+    if saved is not None and saved.step is not None:
+        place = saved.folder if "://" in saved.folder else near(saved.folder)
+        unseen = "" if saved.is_seen else " (not visible from here)"
+        unseen = " (went with the pods)" if saved.went else unseen
+        parts.append(f"snapshots in {place}{unseen}, the last at step {saved.step}")
+    parts.append(f"logs in {near(run_dir.logs)}")
+    return "; ".join(parts)
+
+
+def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
+    """Return where the results of a workflow are: the versions of datasets that it made, outputs and logs."""
+    versions = [
+        one.event.version
+        for group in groups
+        for one in read_events(run_dir.group(group).events)
+        if isinstance(one.event, DatasetVersionEvent)
+    ]
+    parts = []
+    if versions:
+        word = "datasets" if len(versions) > 1 else "dataset"
+        parts.append(f"{word} {few_of(versions, 8)}")
+    orders = filter(None, (_order(run_dir.group(group).path) for group in groups))
+    if (order := next(orders, None)) is not None and order.has_volume:
+        parts.append(f"outputs on the volume, in {os.path.join(order.run_dir.path, 'tasks')}")
+    else:
+        parts.append(f"outputs in {near(os.path.join(run_dir.path, 'tasks'))}")
+    parts.append(f"logs in {near(os.path.join(run_dir.path, 'logs'))}")
+    return "; ".join(parts)
+
+
+def last_step(folder: str) -> int | None:
+    """Return the step of the newest snapshot in a folder; None when there is none, or no such folder here."""
+    try:
+        found = [_STEP.fullmatch(name) for name in os.listdir(folder)]
+    except OSError:
+        return None
+    return max((int(match.group(1)) for match in found if match), default=None)
+
+
+def near(path: str) -> str:
+    """Return a path as it is typed from here, where that is shorter; from `/` it would be so by one character."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") or os.getcwd() == "/" else relative

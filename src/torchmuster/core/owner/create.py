@@ -1,0 +1,432 @@
+"""Make a run directory: the only thing that exists of a run before its engine starts it."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, runs_dir
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.net.address import new_secret, write_secret
+from torchmuster.core.owner.origin import note_origin, write_no_more
+from torchmuster.core.plainfile import open_own
+from torchmuster.errors import MusterError, RunDirectoryError, UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.multirun.sweep.plan import SweepPlan
+    from torchmuster.workflow.plan import WorkflowPlan
+
+
+# Room for a run: free bytes, free inodes and the user's quota where its records and snapshots will lie.
+
+
+MIN_FREE_BYTES = 4 << 20
+LOW_FREE_BYTES = 1 << 30
+_LOW_INODES = 1000
+_QUOTA_TIMEOUT_S = 1.0
+_KIB = 1024
+Ask = Callable[[Sequence[str]], proc.Answered]
+Statvfs = Callable[[str], os.statvfs_result]
+
+
+def check_room(path: str, statvfs: Statvfs = os.statvfs) -> None:
+    """Refuse a folder in which nothing can be kept: under 4 MiB free, or no inode.
+
+    Raises:
+        OSError: ENOSPC, with what is missing.
+    """
+    disk = statvfs(path)
+    if disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    if disk.f_files and not disk.f_favail:  # some file systems count none
+        raise OSError(errno.ENOSPC, "No inode is left on the device: it can hold no more files")
+
+
+def room_warnings(path: str, statvfs: Statvfs = os.statvfs) -> list[str]:
+    """Return a sentence for each thing that will soon be short in the folder, or the next one above that is there."""
+    folder = nearest_folder(os.path.realpath(path))
+    try:
+        disk = statvfs(folder)
+    except OSError as error:
+        return [f"{folder}: its free space can't be read: {error.strerror}"]
+    found = []
+    free = disk.f_bavail * disk.f_frsize
+    if free < LOW_FREE_BYTES:
+        found.append(f"{folder} has only {free >> 20} MiB free: `muster prune` makes room")
+    if disk.f_files and disk.f_favail < _LOW_INODES:
+        found.append(f"{folder} can take only {disk.f_favail} more files: `muster prune` helps")
+    return found
+
+
+def quota_warnings(path: str, asking: Ask | None = None) -> list[str]:
+    """Return what the user's quotas leave, where little is left; tools that hang are left after 1 s."""
+    import shutil
+
+    asking = asking or _ask
+    commands = []
+    if shutil.which("quota"):
+        commands.append((["quota", "-w", "-p"], parse_quota))
+    if shutil.which("lfs"):
+        user = str(os.getuid())
+        commands.append(
+            (
+                ["lfs", "quota", "-q", "-u", user, nearest_folder(os.path.realpath(path))],
+                parse_quota,
+            )
+        )
+    found = []
+    for argv, parse in commands:
+        try:
+            said = asking(argv)
+        except MusterError:
+            continue
+        for disk, left, unit in parse(said.stdout.decode(errors="replace")):
+            if unit == "KiB" and left * _KIB < LOW_FREE_BYTES:
+                size = f"{max(0, left) // _KIB} MiB"
+                found.append(f"your quota on {disk} leaves {size} (`{' '.join(argv[:2])}`)")
+            if unit == "files" and left < _LOW_INODES:
+                found.append(f"your quota on {disk} leaves {max(0, left)} files")
+    return found
+
+
+def parse_quota(text: str) -> list[tuple[str, int, str]]:
+    """Return (file system, what is left, `KiB` or `files`) from `quota -w` or `lfs quota -q`; no limit, no entry.
+
+    Both print: file system, blocks of 1 KiB, soft limit, hard limit, grace, files, soft limit, hard limit, grace. The
+    grace may be missing; a `*` marks what is over its limit.
+    """
+    found: list[tuple[str, int, str]] = []
+    for line in text.splitlines():
+        words = line.split()
+        is_disk = words and (words[0].startswith(("/", "[")) or ":" in words[0])
+        if len(words) < 7 or not is_disk:
+            continue
+        numbers = [int(w.rstrip("*")) for w in words[1:] if re.fullmatch(r"\d+\*?", w)]
+        if len(numbers) == 8:  # `-p` writes the grace times as numbers too
+            numbers = [*numbers[:3], *numbers[4:7]]
+        if len(numbers) != 6:
+            continue
+        for (used, soft, hard), unit in ((numbers[:3], "KiB"), (numbers[3:], "files")):
+            limit = soft or hard
+            if limit:
+                found.append((words[0], limit - used, unit))
+    return found
+
+
+def _ask(argv: Sequence[str]) -> proc.Answered:
+    return proc.ask(argv, b"", _QUOTA_TIMEOUT_S)
+
+
+def nearest_folder(path: str) -> str:
+    """Return the path, or the nearest folder above it that exists."""
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path
+
+
+# Take over what an earlier run of a workflow has finished.
+
+
+def link_reused(plan: "WorkflowPlan", run_dir: RunDir) -> None:
+    """Let the tasks of reused groups have the outputs of the earlier run.
+
+    Raises:
+        OSError: A link can't be made.
+    """
+    for name, folder in plan.reused.items():
+        earlier = RunDir(folder)
+        for task in plan.group(name).tasks:
+            os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
+            output = os.path.realpath(earlier.task_output(task.name))
+            if os.path.isdir(output) and not os.path.lexists(run_dir.task_output(task.name)):
+                os.symlink(output, run_dir.task_output(task.name))
+
+
+_MOST_OF_NAME = 40
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_made: list[RunDir] = []  # by this process
+
+
+@contextlib.contextmanager
+def note_failed_start(run_dir: RunDir) -> Iterator[None]:
+    """Leave the error of a start as the run's result, for whoever has only its id: it has ended, and nobody has lost it."""
+    try:
+        yield
+    except MusterError as error:
+        from torchmuster.core.model.text import report_of_error
+        from torchmuster.launcher.jobs.jobs import failed_before_start
+
+        if not os.path.exists(run_dir.result):
+            failed = failed_before_start(run_dir, error.exit_code, report_of_error(error))
+            atomic.write_json(run_dir.result, codec.to_plain(failed))
+        raise
+
+
+def new_run_id(target: str, name: str | None = None) -> str:
+    """Return an id that sorts by time and tells the script or the given name: `20261121-041805-train-3f2a`."""
+    now = datetime.now().astimezone()
+    stem = os.path.splitext(os.path.basename(target))[0]
+    word = name or re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:24] or "run"
+    return f"{now:%Y%m%d-%H%M%S}-{word}-{secrets.token_hex(2)}"
+
+
+def name_of(run_id: str) -> str:
+    """Return the name in an id that `new_run_id` made, or of `--run-id`, for the run that goes on with it."""
+    made = re.fullmatch(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}", run_id)
+    return made[1] if made is not None else run_id[:_MOST_OF_NAME]
+
+
+def check_run_id(run_id: str) -> None:
+    """Refuse a name that can't be a folder's.
+
+    Raises:
+        UsageError: It has other characters than letters, digits, `.`, `_` and `-`, or means something else.
+    """
+    if run_id == "last":
+        raise UsageError(
+            "`last` can't be the name of a run",
+            where="--run-id",
+            why="every command takes `last` for the run that was submitted last",
+        )
+    if not _RUN_ID.fullmatch(run_id):
+        raise UsageError(
+            f"`{run_id}` can't be the name of a run",
+            where="--run-id",
+            why="it becomes the name of a folder: letters, digits, `.`, `_` and `-`",
+        )
+
+
+def choose_run_id(target: str, run_id: str | None, name: str | None) -> str:
+    """Return the id of a run: what `--run-id` says, or one that `--name` or the script begins.
+
+    Raises:
+        UsageError: One of them can't be part of a folder's name and of the scheduler's job's, or both are given.
+    """
+    if name is not None and run_id is not None:
+        what = "`--run-id` is the whole name already"
+        raise UsageError(what, where=f"--name {name}", fix="leave one of them out")
+    if name is not None and not _NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name}` is not a valid name for a run",
+            where="--name",
+            why="it is part of a folder's name and begins that of the scheduler's job",
+            fix="a letter or digit, then up to 39 letters, digits, `.`, `_` and `-`",
+        )
+    if run_id is not None:
+        check_run_id(run_id)
+    return run_id or new_run_id(target, name)
+
+
+def create_run_dir(plan: RunPlan, folder: str | None = None) -> RunDir:
+    """Make the run directory with its plan and its secret, in `folder` or where all runs are.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        atomic.write_json(run_dir.plan, codec.to_plain(_with_call(plan, run_dir)))
+        os.makedirs(run_dir.logs, exist_ok=True)
+
+    run_dir = _create(os.path.join(folder or runs_dir(), plan.run_id), fill)
+    note_origin(run_dir, plan.program)
+    return run_dir
+
+
+def create_sweep_dir(plan: "SweepPlan") -> RunDir:
+    """Make the run directory of a sweep.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        with_call = replace(plan, run=_with_call(plan.run, run_dir))
+        atomic.write_json(run_dir.sweep, codec.to_plain(with_call))
+        os.mkdir(run_dir.members, 0o700)
+
+    run_dir = _create(os.path.join(runs_dir(), plan.run_id), fill)
+    note_origin(run_dir, plan.run.program)
+    return run_dir
+
+
+def create_member_dir(plan: RunPlan, sweep: RunDir) -> RunDir:
+    """Make the run directory of a sweep's member, which has been asked for with the sweep.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        os.makedirs(run_dir.logs, exist_ok=True)
+        if plan.program.call is not None:
+            _share_call(sweep.call, run_dir.call)
+        os.symlink(os.path.join("..", "..", os.path.basename(sweep.origin)), run_dir.origin)
+
+    return _create(os.path.join(sweep.members, plan.run_id), fill)
+
+
+def _with_call(plan: RunPlan, run_dir: RunDir) -> RunPlan:
+    """Take the call file of a function along; return the plan that says where it is now.
+
+    Raises:
+        UsageError: It is not the one of the plan.
+    """
+    call = plan.program.call
+    if call is None:
+        return plan
+    with open_own(call.source) as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != call.sha256:
+        raise UsageError("the call file has been changed", where=call.source)
+    atomic.replace_file(run_dir.call, data, mode=0o600)
+    here = replace(call, source=run_dir.call)
+    return replace(plan, program=replace(plan.program, call=here))
+
+
+def _share_call(source: str, path: str) -> None:
+    """Give a member the call file of its sweep; all of them share one, which may take 64 MiB."""
+    try:
+        os.link(source, path)
+    except OSError:  # a file system without links to files
+        with open_own(source) as file:
+            atomic.replace_file(path, file.read(), mode=0o600)
+
+
+def create_workflow_dir(plan: "WorkflowPlan", source: str, rendered: str) -> RunDir:
+    """Make the run directory of a workflow.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        for path, text in ((run_dir.spec, source), (run_dir.rendered, rendered)):
+            with open(path, "w") as file:
+                file.write(text)
+        atomic.write_json(run_dir.workflow, codec.to_plain(plan))
+        for task in (task for group in plan.groups for task in group.tasks):
+            os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
+
+    run_dir = _create(os.path.join(runs_dir(), plan.run_id), fill)
+    note_origin(run_dir, None)
+    return run_dir
+
+
+def _create(path: str, fill: Callable[[RunDir], None]) -> RunDir:
+    run_dir = RunDir(path)
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise unusable(os.path.dirname(path), error.strerror or str(error)) from error
+    try:
+        os.mkdir(run_dir.path, 0o700)
+    except FileExistsError as error:
+        raise UsageError(
+            f"the run directory of `{os.path.basename(path)}` exists already",
+            where=run_dir.path,
+            fix="choose another --run-id, or leave it out",
+        ) from error
+    except OSError as error:
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+    _made.append(run_dir)
+    try:
+        check_room(run_dir.path)
+        fill(run_dir)
+        write_secret(run_dir.secret, new_secret())
+        write_owner(run_dir)
+        os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
+    except OSError as error:
+        _remove(run_dir.path)
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+    return run_dir
+
+
+def remove_unbegun() -> None:
+    """Remove the directories that this process has made and in which nothing has begun: it was interrupted, and ends now."""
+    write_no_more()
+    for run_dir in _made:
+        names = (run_dir.result, run_dir.events, run_dir.job, run_dir.jobs, run_dir.arrays)
+        begun = [*names, os.path.join(run_dir.path, "groups")]
+        owner = atomic.read_json(run_dir.owner)
+        is_ours = owner is None or (isinstance(owner, dict) and owner.get("pid") == os.getpid())
+        if is_ours and not any(map(os.path.exists, begun)):
+            _remove(run_dir.path)
+
+
+def link_snapshots(run_dir: RunDir, snapshots: str) -> None:
+    """Let a run find the snapshots of an earlier one: its own folder is a link to theirs.
+
+    Raises:
+        RunDirectoryError: The link can't be made.
+    """
+    try:
+        os.makedirs(snapshots, exist_ok=True)
+        check_room(snapshots)
+        os.symlink(os.path.realpath(snapshots), run_dir.snapshots)
+    except OSError as error:
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+
+
+def holds_snapshots(folder: str) -> bool:
+    """Say whether any are there, good or set aside: of those the library speaks."""
+    try:
+        return any(name.startswith(("step-", "bad-")) for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
+    """Note who owns the run (default: we), so that others can see whether it still lives."""
+    pid = os.getpid() if pid is None else pid
+    facts = proc.read_process(pid)
+    owner = {
+        "pid": pid,
+        "start_ticks": facts.start_ticks if facts else 0,
+        "boot_id": proc.boot_id(),
+        "host": socket.gethostname(),
+    }
+    atomic.write_json(run_dir.owner, owner)
+
+
+def owner_process_lives(run_dir: RunDir) -> bool:
+    """Say whether the process that was noted as the owner still exists; on another machine, assume so."""
+    owner = atomic.read_json(run_dir.owner)
+    if not isinstance(owner, dict):
+        return False
+    if owner.get("boot_id") != proc.boot_id():
+        return owner.get("host") != socket.gethostname()
+    facts = proc.read_process(int(owner.get("pid", -1)))
+    return facts is not None and facts.can_run and facts.start_ticks == owner.get("start_ticks")
+
+
+def _remove(path: str) -> None:
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def unusable(path: str, why: str) -> RunDirectoryError:
+    """Return the error that says that a run directory can't be used."""
+    return RunDirectoryError(
+        "the run directory can't be written",
+        where=path,
+        why=why,
+        fix="set MUSTER_HOME to a folder with space that you can write to",
+    )

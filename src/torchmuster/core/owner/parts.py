@@ -1,0 +1,203 @@
+"""What an owner is given: an engine that starts agents, a display, and what is typed for the workers."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, Self
+
+from torchmuster.core.engines.local import AgentEnd
+from torchmuster.core.files import atomic
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.events import RecordEvent, line_of
+from torchmuster.core.model.plan import RunPlan
+
+# Writes an owner's files of the run directory in a thread: a file system that hangs must not keep it from its heads.
+
+
+LAST_WRITES_S = 5.0
+_LOOK_EVERY_S = 0.01
+
+
+class RecordWriter:
+    """Writes events and small files in the order in which they come; its end waits for the last of them, for a while.
+
+    Args:
+        run_dir: Where the files belong.
+        say: Tells the user what could not be written.
+    """
+
+    def __init__(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
+        self._run_dir, self._say = run_dir, say
+        self._disk = DiskWriter(root=run_dir.path)
+        self._told: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        """Begin to write."""
+        loop = asyncio.get_running_loop()
+
+        def lose(lines: int, why: str) -> None:
+            del lines
+            loop.call_soon_threadsafe(self._tell_of_loss, why)
+
+        self._disk.on_loss = lose
+        self._disk.keep_room(self._run_dir.room)
+        self._disk.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait until all is written, or the file system has had its time."""
+        self._disk.close_file(self._run_dir.events)
+        deadline = time.monotonic() + LAST_WRITES_S
+        while not (is_written := self._disk.flush(0.0)) and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if is_written:
+            with contextlib.suppress(OSError):
+                os.unlink(self._run_dir.room)
+        self._disk.on_loss = None  # the loop ends
+        if not is_written:
+            self._tell_of_loss(f"the file system took more than {LAST_WRITES_S:.0f} s")
+
+    def event(self, event: RecordEvent) -> None:
+        """Append an event with the time of now."""
+        self._disk.append(self._run_dir.events, line_of(event).encode())
+
+    def replace(self, path: str, value: Any, *, mode: int = 0o644) -> None:
+        """Write a file anew, as JSON."""
+        self._disk.replace(path, atomic.as_json(value), mode=mode)
+
+    def _tell_of_loss(self, why: str) -> None:
+        if why not in self._told:
+            self._told.add(why)
+            self._say(
+                f"files in {self._run_dir.path} can't be written, so other commands may not find this run"
+                f" or see all of it: {why}"
+            )
+
+
+_WAIT_S = 0.01
+_MAX_UNSENT_BYTES = 1 << 20
+
+
+class RunDisplay(Protocol):
+    """What the supervisor shows."""
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence of muster's own."""
+
+    def tell(self, event: RecordEvent) -> None:
+        """Show what an event of the run means."""
+
+    def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
+        """Show what a rank wrote."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until it is shown."""
+
+
+class Engine(Protocol):
+    """What starts agents on the places of a run: this machine, or the nodes of a job.
+
+    Attributes:
+        keeps_agents: Other agents find a new head by the file that tells where it listens.
+    """
+
+    keeps_agents: ClassVar[bool]
+    head_place: int
+    plan: RunPlan
+    run_dir: RunDir
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return where the head listens, for us."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the head's addresses for other machines; none where only this one can call."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the processes that it has started."""
+
+    @property
+    def head_state(self) -> str | None:
+        """Return the state of the head's process (/proc/PID/stat); None where it is on another machine."""
+
+    def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
+        """Start an agent on every place, the head first."""
+
+    def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
+        """Start the head's agent alone: the others are there."""
+
+    def start_place(self, place: int) -> None:
+        """Start an agent on one place."""
+
+    def holds(self, place: int) -> bool:
+        """Say whether an agent of this place runs."""
+
+    def poll(self) -> list[AgentEnd]:
+        """Return the agents that have ended."""
+
+    def has_orphans(self) -> bool:
+        """End what ended agents left; say whether any of it is left."""
+
+    def kill_head(self) -> None:
+        """End the head's agent at once."""
+
+    def kill_all(self) -> None:
+        """End every agent at once."""
+
+    def cut_lifeline(self) -> None:
+        """Let the agents end themselves."""
+
+
+class StandardInput:
+    """What is typed, or comes from a file, for the workers.
+
+    Args:
+        send: Sends it on; empty at its end.
+        unsent_bytes: Returns how much has not been taken yet: a file waits for that.
+    """
+
+    def __init__(self, send: Callable[[bytes], None], unsent_bytes: Callable[[], int]) -> None:
+        self._send, self._unsent_bytes = send, unsent_bytes
+        self._has_ended = False
+        self._reading: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Read from now on; an end that has come is said again to a new head."""
+        loop = asyncio.get_running_loop()
+        if self._has_ended:
+            self._pass(b"")
+            return
+        try:
+            loop.add_reader(0, self._read)
+        except (OSError, ValueError):  # a plain file can't be waited for
+            if self._reading is None:
+                self._reading = loop.create_task(self._read_file())
+
+    def _read(self) -> None:
+        if sys.stdin.isatty() and os.tcgetpgrp(0) != os.getpgrp():
+            return  # in the background: reading would stop us
+        if not self._pass(os.read(0, 4096)):
+            asyncio.get_running_loop().remove_reader(0)
+
+    async def _read_file(self) -> None:
+        while self._pass(await asyncio.to_thread(os.read, 0, 1 << 16)):
+            while self._unsent_bytes() > _MAX_UNSENT_BYTES:
+                await asyncio.sleep(_WAIT_S)
+
+    def _pass(self, data: bytes) -> bool:
+        """Send input on, byte for byte; say whether more follows."""
+        self._has_ended = not data
+        self._send(data)
+        return bool(data)

@@ -1,0 +1,321 @@
+"""Read what a run has written: tolerant of a half last line, reopened at every look."""
+
+import codecs
+import contextlib
+import glob
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.claims import Claims
+from torchmuster.core.files.layout import RunDir, last_bytes
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import AttemptStartedEvent, Stamped, TaskStateEvent, parse
+from torchmuster.core.model.message import moment_of
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.run import RunRecord
+from torchmuster.core.model.verdict import GroupOutcome, Result
+from torchmuster.core.plainfile import open_plain
+
+T = TypeVar("T")
+_BLOCK_BYTES = 1 << 20
+_MOST_LINE_BYTES = 64 << 20  # a line of samples of 4,096 ranks has about 0.5 MB
+# What a look into an event raises that another version wrote, or that was written on a full disk: it is left out.
+# OverflowError: an infinity as a number of something; RecursionError: a line of nothing but brackets.
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+
+
+def unreadable(error: BaseException) -> str:
+    """Return the sentence for a record that raised one of `DAMAGED`."""
+    return f"this record can't be read: {type(error).__name__}: {error}"[:200]
+
+
+def read_lines(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a record in order; a torn one is left out, and what is no plain file has none."""
+    try:
+        with io.TextIOWrapper(open_plain(path), errors="replace") as file:
+            for line in file:
+                if (event := _event(line)) is not None:
+                    yield event
+    except OSError:
+        return
+
+
+def read_events(path: str) -> Iterator[Stamped]:
+    """Yield the events of a record in order; what can't be understood is left out."""
+    return (event for line in read_lines(path) if (event := parse(line)) is not None)
+
+
+class RunReader:
+    """Folds the record of a run, each line once.
+
+    Attributes:
+        record: What the lines say that were read.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._tail = RecordTail(run_dir.events)
+        self.record = RunRecord()
+
+    def read(self) -> RunRecord:
+        """Take the lines that are new."""
+        lines, anew = self._tail.read()
+        if anew:
+            self.record = RunRecord()
+        for line in lines:
+            self.record.take(line)
+        self.record.num_torn, self.record.why_not = self._tail.num_torn, self._tail.why_not
+        return self.record
+
+
+def record_of(run_dir: RunDir) -> RunRecord:
+    """Return what the record of a run says now."""
+    return RunReader(run_dir).read()
+
+
+def changed_at(path: str) -> float | None:
+    """Return when a file was written last, in seconds since 1970; None for none."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
+
+
+def ends_of(path: str) -> list[float]:
+    """Return the time of the first and of the last event of a record, without reading what is between them."""
+    first, last = next(read_lines(path), None), last_event(path)
+    words = [event.get("time") for event in (first, last) if event is not None]
+    return [time for word in words if (time := moment_of(word)) is not None]
+
+
+def told_seconds(*records: str, until: float | None = None) -> float:
+    """Return how much time lies between the first and the last event of these records, or a later moment."""
+    times = [at for path in records for at in ends_of(path)]
+    return max(*times, until or 0.0) - min(times) if times else 0.0
+
+
+def read_losses(run_dir: RunDir) -> dict[str, str]:
+    """Return what its cluster said of the pods that the attempts of a run have lost, by attempt."""
+    noted = atomic.read_json(run_dir.losses)
+    return {str(a): str(said) for a, said in noted.items()} if isinstance(noted, dict) else {}
+
+
+def last_event(path: str) -> dict[str, Any] | None:
+    """Return the last event of a record; None when there is none."""
+    num_bytes = 1 << 16
+    while True:
+        data = last_bytes(path, num_bytes)
+        is_all = len(data) < num_bytes
+        for line in reversed(data.splitlines()[0 if is_all else 1 :]):
+            if (event := _event(line)) is not None:
+                return event
+        if is_all:
+            return None
+        num_bytes *= 16
+
+
+def _event(line: bytes | str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):  # torn by a crash
+        return None
+    return event if isinstance(event, dict) else None
+
+
+class RecordTail:
+    """Reads what a record of one event a line gets, each line once; a line without its end waits for it.
+
+    Args:
+        path: Of the record. It may not be there yet; one that is shorter than before is read anew.
+        position: How far it has been read already.
+
+    Attributes:
+        position: How far it is read, in bytes.
+        num_bad: Lines that were read and are no objects: torn by a crash, or not ours.
+        has_rest: A line without its end is behind the others.
+        why_not: Why the record can't be read; empty where it can, or is not there.
+    """
+
+    def __init__(self, path: str, position: int = 0) -> None:
+        self._path = path
+        self.position = position
+        self.num_bad = 0
+        self.has_rest = False
+        self.why_not = ""
+
+    @property
+    def num_torn(self) -> int:
+        """Lines that are no objects, and one that has no end."""
+        return self.num_bad + self.has_rest
+
+    def read(self) -> tuple[Iterator[dict[str, Any]], bool]:
+        """Return the new events, a block of the file at a time, and whether the record has begun anew."""
+        try:
+            began_anew = os.stat(self._path).st_size < self.position
+        except OSError:
+            return iter(()), False
+        if began_anew:
+            self.position = self.num_bad = 0
+        return self._events(), began_anew
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        size, self.has_rest, self.why_not = _BLOCK_BYTES, False, ""
+        try:
+            # Opened at each look: NFS caches what an open file shows.
+            with open_plain(self._path) as file:
+                file.seek(self.position)
+                while data := file.read(size):
+                    whole = data.rfind(b"\n") + 1
+                    if not whole and len(data) < size:
+                        self.has_rest = True
+                        return
+                    if not whole and size >= _MOST_LINE_BYTES:
+                        whole, data = len(data), b"\0\n"  # nobody writes such a line
+                    file.seek(self.position + whole)
+                    size = _BLOCK_BYTES if whole else size * 2  # a line that is longer than a block
+                    for line in data[:whole].decode(errors="replace").split("\n"):
+                        if (event := _event(line)) is not None:
+                            yield event
+                        else:
+                            self.num_bad += bool(line.strip())
+                    self.position += whole
+        except OSError as error:
+            self.why_not = error.strerror or str(error)
+
+
+def next_attempt(run_dir: RunDir) -> int:
+    """Return the number of the next attempt, from the record, the folders of logs and the claims: a lost head may have left one only."""
+    found = (one.event for one in read_events(run_dir.events))
+    numbers = [one.attempt for one in found if isinstance(one, AttemptStartedEvent)]
+    with contextlib.suppress(OSError):
+        names = (name.removeprefix("attempt-") for name in os.listdir(run_dir.logs))
+        numbers += [int(name) for name in names if name.isdigit()]
+    claimed = 0
+    with contextlib.suppress(OSError):
+        newest = Claims(run_dir.succession).newest(fresh=False)
+        claimed = newest.next_attempt if newest is not None else 0
+    return max(max(numbers, default=-1) + 1, claimed)
+
+
+def next_task_attempts(events: str) -> dict[str, int]:
+    """Return the number of the next attempt of each task, by the record of a group whose head was lost."""
+    following: dict[str, int] = {}
+    for one in read_events(events):
+        if isinstance(event := one.event, TaskStateEvent):
+            following[event.task] = max(following.get(event.task, 0), event.attempt + 1)
+    return following
+
+
+def read_plan(run_dir: RunDir) -> RunPlan | None:
+    """Return the plan of a run, or None when there is no readable one."""
+    plain = atomic.read_json(run_dir.plan)
+    try:
+        return codec.from_plain(RunPlan, plain)
+    except codec.CodecError:
+        return None
+
+
+def read_result(run_dir: RunDir) -> Result | None:
+    """Return the result of a run that has one; of a damaged file, what the record says of the same end."""
+    result = _as_result(atomic.read_json(run_dir.result))
+    if result is None and os.path.lexists(run_dir.result):
+        return record_of(run_dir).result
+    return result
+
+
+def damage_of_result(run_dir: RunDir) -> str | None:
+    """Return the sentence for a run that has a result which nobody can read; None where that is not so."""
+    if not os.path.lexists(run_dir.result) or read_result(run_dir) is not None:
+        return None
+    return "result.json is damaged, and events.jsonl does not say how the run ended"
+
+
+def newest_training(workflow: RunDir, task: str) -> str | None:
+    """Return the directory of the last run that a training task has made; None where it has made none."""
+    folder = glob.escape(os.path.dirname(workflow.training_folder(task, 0)))
+    found = glob.glob(os.path.join(folder, "attempt-*", "*", os.path.basename(workflow.plan)))
+    runs = [os.path.dirname(path) for path in found]
+
+    def key(path: str) -> tuple[int, str]:
+        number = os.path.basename(os.path.dirname(path)).removeprefix("attempt-")
+        return (int(number) if number.isdigit() else -1, path)
+
+    return max(runs, key=key, default=None)
+
+
+def _as_result(plain: Any) -> Result | None:
+    try:
+        result = codec.from_plain(Result, plain)
+        return result if math.isfinite(result.elapsed_s + result.lost_s) else None
+    except (codec.CodecError, OverflowError):
+        return None
+
+
+def keep_result(run_dir: RunDir, result: Result) -> str | None:
+    """Write a result that its head could not; return why that is not possible now either."""
+    if os.path.isfile(run_dir.result):
+        return None
+    try:
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:
+    """Return how a group of a workflow ended, or None when nothing says so."""
+    try:
+        return codec.from_plain(GroupOutcome, atomic.read_json(run_dir.group(group).result))
+    except codec.CodecError:
+        return None
+
+
+class Follow:
+    """What a record and its logs have got since the last look, each thing once; a copy that begins anew is read anew.
+
+    Args:
+        record: The path of the events; None: only logs are followed.
+    """
+
+    def __init__(self, record: str | None = None) -> None:
+        self._tail = RecordTail(record) if record is not None else None
+        self._positions: dict[str, int] = {}  # in the logs, in bytes
+
+    def events(self) -> Iterator[Stamped]:
+        """Return the new events that this version knows."""
+        lines, began_anew = self._tail.read() if self._tail is not None else (iter(()), False)
+        if began_anew:
+            self._positions.clear()
+        return filter(None, map(parse, lines))
+
+    def texts(self, logs: Iterable[tuple[T, str]]) -> Iterator[tuple[T, str]]:
+        """Yield what logs have got, in blocks.
+
+        Args:
+            logs: Whose each is, and its path.
+        """
+        for whose, path in logs:
+            for text in self._new_of(path):
+                yield whose, text
+
+    def begin_behind(self, offsets: Mapping[str, int]) -> None:
+        """Leave out what stands in logs before these places, in bytes."""
+        self._positions.update(offsets)
+
+    def _new_of(self, path: str) -> Iterator[str]:
+        try:
+            with open_plain(path) as log:  # reopened each time: NFS caches what an open file shows
+                at = self._positions.get(path, 0)
+                log.seek(at if os.fstat(log.fileno()).st_size >= at else 0)
+                while data := log.read(_BLOCK_BYTES):
+                    text, num_bytes = codecs.utf_8_decode(data, "surrogateescape", False)
+                    if not num_bytes:
+                        return  # the beginning of a character
+                    self._positions[path] = log.seek(num_bytes - len(data), os.SEEK_CUR)
+                    yield text
+        except OSError:
+            return

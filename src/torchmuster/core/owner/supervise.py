@@ -1,0 +1,449 @@
+"""The owner of a run on this machine: starts the agents, follows the head, mends what it can.
+
+`muster run` is this process; with `--detach` a process in the background takes its place. When it dies the
+run ends: the agents see the end of their lifeline.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from torchmuster.core import proc
+from torchmuster.core.files.layout import last_lines
+from torchmuster.core.model import codec
+from torchmuster.core.model.contract import MACHINE_VARIABLE, describe_exit
+from torchmuster.core.model.events import (
+    AttemptFailedEvent,
+    AttemptStartedEvent,
+    LeftRunningEvent,
+    RecordEvent,
+    RunEndedEvent,
+    WorkersStartedEvent,
+    event_of,
+)
+from torchmuster.core.model.owner_policy import (
+    Lives,
+    OwnerAction,
+    OwnerPolicy,
+    Say,
+    StopRequests,
+    StopWorkers,
+    TellEnd,
+    Warn,
+    WhatFollows,
+)
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import name_on, report_of_error
+from torchmuster.core.model.verdict import Report, Result, StopCause, cause_of_stop, end_by_stop
+from torchmuster.core.net import messages
+from torchmuster.core.node.leftovers import sweep_beside
+from torchmuster.core.owner.head_follower import HeadFollower
+from torchmuster.core.owner.parts import Engine, RecordWriter, RunDisplay, StandardInput
+from torchmuster.core.owner.record import next_attempt, read_result, told_seconds
+from torchmuster.core.owner.session import EarlyStop, own_terminal
+from torchmuster.core.owner.stops import LAST_STOP, Deadline, Stops
+from torchmuster.core.proc import describe_end
+from torchmuster.errors import HeadLostError, MusterError
+
+_POLL_S = 0.01
+_WATCH_S = 0.2
+_SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes on with it
+_END_LIMIT_S = 12.0  # from the kill
+_LEAVE_S = 1.0
+_STOP_LOOK_S = 0.3
+_REMOVE_LIMIT_S = 120.0
+_DEPOSED_S = 2.0
+
+
+def own_run(
+    engine: Engine,
+    display: RunDisplay,
+    *,
+    deadline: Deadline | None = None,
+    forward_stdin: bool = False,
+    early: EarlyStop | None = None,
+    is_deposed: Callable[[], bool] | None = None,
+) -> Result:
+    """Follow a run whose agents its engine has started, to its end.
+
+    Raises:
+        HeadLostError: Another node has become the head, as `is_deposed` says: the run goes on without us.
+    """
+    supervisor = Supervisor(
+        engine, display, deadline, forward_stdin, early=early, is_deposed=is_deposed
+    )
+    return asyncio.run(supervisor.run())
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Owns one run.
+
+    Attributes:
+        deadline: The end of the job's time; None where there is no job.
+        early: Has listened for signals that ask to stop before this does; None where nothing has.
+        is_deposed: Says whether another node's head has taken over; None where there is none. It may look at a disk.
+        requests: The requests to stop so far.
+    """
+
+    engine: Engine
+    display: RunDisplay
+    deadline: Deadline | None = None
+    forward_stdin: bool = False
+    early: EarlyStop | None = None
+    is_deposed: Callable[[], bool] | None = None
+    requests: StopRequests = field(default_factory=StopRequests)
+    result: Result | None = None
+    _policy: OwnerPolicy = field(init=False)
+    _next_attempt: int = 0
+    _stops: Stops = field(init=False)
+    _head: HeadFollower = field(init=False)
+    _record: RecordWriter = field(init=False)
+    _input: StandardInput | None = None
+    _has_gone: bool = False
+    _wanted: set[int] = field(default_factory=set)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        plan = self.engine.plan
+        self._policy = OwnerPolicy(
+            plan.node_name(self.engine.head_place),
+            Lives(plan.limits.max_restarts),
+            self.requests,
+            plan.limits.grace_s,
+        )
+        # The library saves when it is asked to stop, and has a record.
+        may_save = partial(os.path.exists, self.engine.run_dir.training)
+        self._stops = Stops(self._judge_stop, may_save, requests=self.requests)
+        self._head = HeadFollower(
+            self.engine.run_dir,
+            policy=self._policy,
+            stops=self._stops,
+            state=lambda: self.engine.head_state,
+            kill=self.engine.kill_head,
+            hear=self._take,
+            say=self.display.say,
+        )
+        self._record = RecordWriter(self.engine.run_dir, self.display.say)
+
+    async def run(self) -> Result:
+        """Follow the run to its end; the agents have been started already."""
+        async with self._record:
+            return await self._follow()
+
+    async def _follow(self) -> Result:
+        loop = asyncio.get_running_loop()
+        self._stops.listen(self._take_stop, self.early)
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(signum, self._take_user_signal, signum)
+        loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
+        loop.add_signal_handler(signal.SIGWINCH, self._send_size)
+        watching = self._watch_the_time()
+        looking = self._look_whether_deposed()
+        try:
+            while self.result is None:
+                self._write_head()
+                ended = await self._head.follow(self.engine.address, self._watch_agents)
+                if self.result is None and ended is not None:
+                    await self._replace_head(ended)
+        finally:
+            for task in (watching, looking):
+                if task is not None:
+                    task.cancel()
+            if not self._has_gone:
+                await self._end_agents()
+            # What killed agents of this machine have left: there may be no other run to remove it.
+            await asyncio.to_thread(sweep_beside(None).join, _SWEEP_LIMIT_S)
+        return self.result
+
+    # One head's life.
+
+    async def _watch_agents(self) -> str:
+        """Reap agents and start those that are asked for until the head's has ended; return how."""
+        head_end: int | None = None
+        while True:
+            for end in self.engine.poll():
+                if end.place == self.engine.head_place:
+                    head_end = end.status
+                elif end.said:
+                    why = describe_end(end.status, end.said)
+                    failed = messages.StartFailed(place=end.place, why=why, is_gone=end.is_gone)
+                    self._head.send(failed)
+            if head_end is not None:
+                return describe_exit(head_end)
+            self._fill_places()
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(_WATCH_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _fill_places(self) -> None:
+        for place in sorted(self._wanted):
+            self._wanted.discard(place)
+            if place != self.engine.head_place:
+                self.engine.start_place(place)
+
+    # What the head says.
+
+    def _take(self, message: messages.Message) -> bool:
+        match message:
+            case messages.Event(name=name, fields=fields):
+                event = event_of(name, fields)
+                if event is not None:
+                    self._take_event(event)
+            case messages.Output():
+                self.display.show(message.rank, message.stream, message.text, message.dropped_lines)
+            case messages.NeedNodes(places=places, again=again):
+                self._wanted.update(p for p in places if not (again and self.engine.holds(p)))
+                self._changed.set()
+        return self.result is None
+
+    def _take_event(self, event: RecordEvent) -> None:
+        match event:
+            case RunEndedEvent(result=Result() as result):
+                self.result = result
+                return
+            case AttemptStartedEvent(attempt=attempt):
+                self._next_attempt = attempt + 1
+            case AttemptFailedEvent(restarts_left=int(left)):
+                self._policy.lives.spent = self._policy.lives.most - left
+            case LeftRunningEvent(processes=processes):
+                proc.leave_sessions(process.session for process in processes)
+            case WorkersStartedEvent():
+                self._send_size()  # it may have changed while there was nobody to tell
+                if self.forward_stdin:
+                    self._begin_input()  # not before: there is nobody yet to get it
+        self.display.tell(event)
+
+    # The head's loss.
+
+    async def _replace_head(self, ended: str) -> None:
+        """The head has gone: begin again where the record stops, with the other agents where they find its successor."""
+        is_replaced = await self._may_be_deposed()
+        # Then only what runs here is ended: what has started the agents of other nodes is left alone.
+        self._has_gone = is_replaced
+        if is_replaced or self.engine.keeps_agents:
+            await self._reap_head()
+        else:
+            self.engine.cut_lifeline()
+            await self._reap_all(kill_after_s=3.0)
+        result = read_result(self.engine.run_dir)  # its last words may not have reached us
+        self._next_attempt = max(self._next_attempt, next_attempt(self.engine.run_dir))
+        # The first head may fall before the first attempt for nothing; what follows is counted.
+        is_free = self._next_attempt == 0 and self._policy.lives.lost == 0
+        match self._policy.after_loss(
+            has_result=result is not None, is_free=is_free, is_replaced=is_replaced
+        ):
+            case WhatFollows.ELSEWHERE:
+                raise HeadLostError("another node has become the head of this run")
+            case WhatFollows.OVER:
+                self.result = result
+                return
+            case WhatFollows.STOPPED:
+                self.result = self._stopped_result()
+                return
+            case WhatFollows.SPENT:
+                self.result = self._head_lost(ended)
+                return
+        follows = (
+            "another one takes its place"
+            if self.engine.keeps_agents
+            else "all nodes are started again"
+        )
+        self.display.say(
+            f"the head's agent ended ({ended}): {follows} with attempt {self._next_attempt}"
+        )
+        if self.engine.keeps_agents:
+            await self._start_beside(self.engine.start_head)
+            # Those that have gone meanwhile are started again, the others call it.
+            places = range(self.engine.plan.num_places)
+            self._wanted = {place for place in places if not self.engine.holds(place)}
+        else:
+            await self._start_beside(self.engine.start_all)
+
+    def _look_whether_deposed(self) -> asyncio.Task[None] | None:
+        return None if self.is_deposed is None else asyncio.create_task(self._end_if_deposed())
+
+    async def _end_if_deposed(self) -> None:
+        """End a head in whose place another one is: `_replace_head` does the rest."""
+        while not await self._may_be_deposed():
+            await asyncio.sleep(_DEPOSED_S)
+        self.engine.kill_head()
+
+    async def _may_be_deposed(self) -> bool:
+        if self.is_deposed is None:
+            return False
+        try:
+            return await asyncio.to_thread(self.is_deposed)
+        except OSError:
+            return False  # the head can't claim an attempt there either
+
+    async def _reap_head(self) -> None:
+        """Wait until nothing of the head's agent is left: only then may there be another one."""
+        self.engine.kill_head()
+        until = time.monotonic() + _END_LIMIT_S
+        while self.engine.holds(self.engine.head_place) or self.engine.has_orphans():
+            self.engine.poll()
+            if time.monotonic() > until:
+                raise MusterError("what the head's agent has started could not be ended")
+            await asyncio.sleep(_POLL_S)
+
+    async def _start_beside(self, start: Callable[..., None]) -> None:
+        """Start agents beside the loop: a host may take ten seconds to answer, a Ctrl-C none."""
+        starting = asyncio.create_task(
+            asyncio.to_thread(
+                start,
+                first_attempt=self._next_attempt,
+                restarts_spent=self._policy.lives.spent,
+            )
+        )
+        while not (await asyncio.wait({starting}, timeout=_STOP_LOOK_S))[0]:
+            if self._stops.count:
+                self.engine.kill_all()
+        error = starting.exception()
+        if error is not None and not isinstance(error, MusterError):
+            raise error
+        if error is not None and self._stops.count:
+            self.result = self._stopped_result()
+        elif error is not None:
+            report = replace(
+                report_of_error(error), at=self.engine.plan.node_name(self.engine.head_place)
+            )
+            self.result = self._own_result(RunState.FAILED, error.exit_code, report)
+
+    def _head_lost(self, ended: str) -> Result:
+        name = self.engine.plan.node_name(self.engine.head_place)
+        log = self.engine.run_dir.agent_log(name)
+        report = Report(
+            error=f"the head's agent ended ({ended}), and the head with it",
+            at=name_on(name, os.environ.get(MACHINE_VARIABLE, "")),  # a pod's owner is in it
+            because=tuple(last_lines(log, 20)) or ("it said nothing",),
+            hint=f"its log is {log}",
+        )
+        return self._own_result(RunState.FAILED, 7, report)
+
+    def _stopped_result(self) -> Result:
+        cause, signum = self._stops.cause, self._stops.signum
+        state, code, report = end_by_stop(
+            cause, signum, self.engine.plan.again, saved=False, lost={}
+        )
+        return self._own_result(state, code, report)
+
+    def _own_result(self, state: RunState, code: int, report: Report) -> Result:
+        result = Result(
+            run_id=self.engine.plan.run_id,
+            state=state,
+            exit_code=code,
+            attempts=self._next_attempt,
+            restarts_spent=self._policy.lives.spent,
+            elapsed_s=round(told_seconds(self.engine.run_dir.events, until=time.time()), 3),
+            report=report,
+        )
+        self._record.replace(self.engine.run_dir.result, codec.to_plain(result))
+        return result
+
+    # Signals and the keyboard.
+
+    def _take_stop(self) -> None:
+        self._head.send_stop()
+        if self._stops.count > 2:
+            self.engine.kill_all()
+
+    def _judge_stop(self, signum: int) -> StopCause:
+        over = self.deadline is not None and self.deadline.is_over()
+        cancelled = os.path.exists(self.engine.run_dir.cancelled)
+        return cause_of_stop(signum, cancelled=cancelled, time_is_over=over)
+
+    def _send_size(self) -> None:
+        """Tell the ranks that are shown how large the terminal is now."""
+        terminal = own_terminal()
+        if terminal is not None:
+            size = messages.TerminalSize(columns=terminal.columns, rows=terminal.rows)
+            self._head.send(size)
+
+    def _watch_the_time(self) -> asyncio.Task[None] | None:
+        if self.deadline is None:
+            return None
+        if self.deadline.limit.ends_at is not None:
+            self._act(TellEnd(self.deadline.limit.ends_at))
+        return asyncio.create_task(self.deadline.watch(self._act))
+
+    def _act(self, action: OwnerAction) -> None:
+        """Carry out what follows from the time of the job; each head is told."""
+        match action:
+            case Say(text=text):
+                self.display.say(text)
+            case TellEnd(ends_at=ends_at):
+                self._head.repeat(messages.JobEnds(ends_at=ends_at))
+            case Warn():
+                self._head.repeat(messages.Forward(signum=int(signal.SIGUSR1), last=LAST_STOP))
+            case StopWorkers(at_once=at_once):
+                message = messages.Stop(
+                    signum=int(signal.SIGTERM),
+                    at_once=at_once,
+                    cause=StopCause.TIME,
+                    time_is_up=self.deadline is not None and self.deadline.limit.goes_on,
+                )
+                self._head.repeat(message)
+
+    def _take_user_signal(self, signum: signal.Signals) -> None:
+        limit = self.deadline.limit if self.deadline is not None else None
+        if signum == signal.SIGUSR1 and limit is not None and limit.goes_on:
+            limit.was_up = True  # the site's own `--signal=B:USR1@...`
+            self.display.say("received SIGUSR1: workers get it, to save and exit")
+            self._act(Warn())
+        else:
+            self._head.send(messages.Forward(signum=int(signum)))
+
+    def _begin_input(self) -> None:
+        if self._input is None:
+            self._input = StandardInput(self._send_input, lambda: self._head.unsent_bytes)
+        self._input.begin()
+
+    def _send_input(self, data: bytes) -> None:
+        if self.engine.plan.stdin_rank is not None:
+            text = data.decode(errors="surrogateescape")
+            message = messages.Input(rank=self.engine.plan.stdin_rank, text=text, end=not data)
+            self._head.send(message)
+
+    # The end.
+
+    async def _end_agents(self) -> None:
+        """Wait for the agents to leave by themselves, then make sure."""
+        kill_after_s = 3.0 if self._stops.count < 2 else 1.0
+        if self.engine.plan.node_setup.stages and self._stops.count < 2:
+            kill_after_s = _REMOVE_LIMIT_S  # what was staged is removed now, which takes its time
+        await self._reap_all(kill_after_s)
+        self.engine.cut_lifeline()
+
+    async def _reap_all(self, kill_after_s: float) -> None:
+        started = time.monotonic()
+        killed = False
+        while time.monotonic() - started < kill_after_s + _END_LIMIT_S:
+            self.engine.poll()
+            if not self.engine.pids and not self.engine.has_orphans():
+                return
+            if time.monotonic() - started > _LEAVE_S:
+                self.engine.cut_lifeline()  # an agent that had not joined yet heard no goodbye
+            if not killed and time.monotonic() - started > kill_after_s:
+                self.engine.kill_all()
+                killed = True
+            await asyncio.sleep(_POLL_S)
+        raise MusterError(
+            "some processes of the run could not be ended",
+            where=", ".join(str(pid) for pid in self.engine.pids),
+        )
+
+    def _write_head(self) -> None:
+        """Tell other clients where the head listens."""
+        host, port = self.engine.address
+        # A client on another machine, such as a login node, tries all of them.
+        others = {"addresses": list(self.engine.addresses), "node": os.uname().nodename}
+        head = {"host": host, "port": port, **(others if self.engine.addresses else {})}
+        self._record.replace(self.engine.run_dir.head, head, mode=0o600)

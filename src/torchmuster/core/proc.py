@@ -1,0 +1,565 @@
+"""The only module that starts commands, and what it takes to end them for good.
+
+Standard library only: agents use it on nodes where nothing else is installed.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchmuster.errors import MusterError
+
+# What starts every program of ours on a node: it is run by its path.
+PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+NODE_DOOR = os.path.join(PACKAGE_FOLDER, "core", "programs", "__main__.py")
+
+# The options of prctl(2), from the kernel's header linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+# What PBS gives to every process of a job. Its daemons know a job by the sessions that they started: what leaves them is
+# not accounted, not limited, not suspended and not ended.
+_OF_A_JOB_BY_SESSION = "PBS_JOBID"
+
+# Children that a shell had before it became us by `exec`, e.g. the `tee` of `exec muster ... > >(tee log)`.
+_inherited: frozenset[int] | None = None
+_beside: set[int] = set()
+_left_sessions: set[int] = set()  # of processes that go on when the run has ended well
+
+
+def node_program(name: str, *words: str, python: str = sys.executable) -> list[str]:
+    """Return the command line of one of our programs (`core/programs/__main__.py`), which no site or variable disturbs."""
+    return [python, "-I", "-S", NODE_DOOR, name, *words]
+
+
+# Processes whose end can be asked for: those that we started, forked ourselves, or had forked by a door.
+
+
+class HasStatus(Protocol):
+    """A process whose end can be asked for."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return the exit status (negative for a signal), or None while the process runs."""
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the end; return the exit status or None when the time is up."""
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, unless the process has been reaped already."""
+
+
+class ForkedChild:
+    """A child that we forked ourselves."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status (negative for a signal), or None while the process runs."""
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has reaped it
+                pid, status = self.pid, 0
+            if pid != 0:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the end; return the exit status or None when the time is up."""
+        deadline = time.monotonic() + timeout_s
+        while self.poll() is None and time.monotonic() < deadline:
+            select.select([], [], [], 0.005)
+        return self._status
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, unless the process has been reaped already."""
+        if self.poll() is None:
+            kill_quietly(self.pid, signum)
+
+
+class Child:
+    """A process that we started and are the parent of."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
+        self._popen = popen
+        self.pid = popen.pid
+
+    def poll(self) -> int | None:
+        """Return the exit status (negative for a signal), or None while the process runs."""
+        return self._popen.poll()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the end; return the exit status or None when the time is up."""
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, unless the process has been reaped already."""
+        self._popen.send_signal(signum)
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    pass_fds: Sequence[int] = (),
+    takes_terminal: bool = False,
+) -> Child:
+    """Start a command apart from us, see `stand_apart`; standard input is /dev/null unless given.
+
+    Args:
+        argv: The command.
+        env: Its environment; None: ours.
+        cwd: Its folder.
+        stdin: Its standard input.
+        stdout: Its standard output; None: ours.
+        stderr: Its standard error; None: ours.
+        pass_fds: What it inherits beside them.
+        takes_terminal: It makes its standard input its terminal, which only the leader of a session can.
+
+    Raises:
+        MusterError: The command can't be executed.
+    """
+    _note_inherited()
+    try:
+        popen = subprocess.Popen(
+            list(argv),
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=tuple(pass_fds),
+            start_new_session=takes_terminal or not keeps_session(),
+            process_group=0 if keeps_session() and not takes_terminal else None,
+        )
+    except OSError as error:
+        raise MusterError(
+            f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
+        ) from error
+    return Child(popen)
+
+
+def keeps_session() -> bool:
+    """Say whether processes of ours have to stay in our session: in a job of PBS."""
+    return bool(os.environ.get(_OF_A_JOB_BY_SESSION))
+
+
+def stand_apart() -> None:
+    """Leave the process group of who forked us, so that a signal for its group is not for us.
+
+    With a session of its own a process also has no terminal; in a job of PBS it must stay in that of the job.
+    """
+    if keeps_session():
+        os.setpgid(0, 0)
+    else:
+        os.setsid()
+
+
+def start_beside(
+    argv: Sequence[str],
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> Child:
+    """Start a command that `end_children` leaves alone: who starts it ends it, and says so by `let_go`.
+
+    Raises:
+        MusterError: The command can't be executed.
+    """
+    child = start(argv, stdin=stdin, stdout=stdout, stderr=stderr)
+    _beside.add(child.pid)
+    return child
+
+
+def let_go(child: Child) -> None:
+    """Forget a child of `start_beside` that has been reaped."""
+    _beside.discard(child.pid)
+
+
+def leave_sessions(sessions: Iterable[int]) -> None:
+    """Let `end_children` leave the processes of these sessions alone from now on."""
+    _left_sessions.update(sessions)
+
+
+def own_package_environment() -> dict[str, str]:
+    """Return our environment, in which another Python finds this very torchmuster."""
+    source = os.path.dirname(PACKAGE_FOLDER)
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What a short helper process said; the status is None when its time was up."""
+
+    status: int | None
+    stdout: bytes
+    stderr: bytes
+
+
+def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> Answered:
+    """Give a request to a command on standard input and wait for its end; it is killed after `timeout_s`.
+
+    Raises:
+        MusterError: The command can't be executed.
+    """
+    _note_inherited()
+    try:
+        done = subprocess.run(
+            list(argv), input=request, capture_output=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        return Answered(status=None, stdout=b"", stderr=error.stderr or b"")
+    except OSError as error:
+        raise MusterError(
+            f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
+        ) from error
+    return Answered(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def ask_beside(argv: Sequence[str], timeout_s: float, request: bytes | None = None) -> Answered:
+    """Run a command that `end_children` leaves alone, from any thread; it is killed after `timeout_s`.
+
+    Without a request its standard input is /dev/null.
+
+    Raises:
+        MusterError: The command can't be executed.
+    """
+    _note_inherited()
+    try:
+        popen = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL if request is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=not keeps_session(),
+            process_group=0 if keeps_session() else None,
+        )
+    except OSError as error:
+        raise MusterError(
+            f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
+        ) from error
+    _beside.add(popen.pid)
+    with popen:
+        try:
+            out, err = popen.communicate(request, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            return Answered(status=None, stdout=b"", stderr=b"")
+        finally:
+            _beside.discard(popen.pid)
+    return Answered(status=popen.returncode, stdout=out, stderr=err)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """What /proc says of one process."""
+
+    pid: int
+    parent_pid: int
+    group: int
+    session: int
+    state: str
+    start_ticks: int
+
+    @property
+    def can_run(self) -> bool:
+        """Say whether it can still run: one whose parent has not waited for its end can't."""
+        return self.state not in ("Z", "X")
+
+
+def read_process(pid: int) -> ProcessFacts | None:
+    """Return the facts of a process, or None when there is none (a zombie counts as a process)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            text = stat.read()
+    except OSError:
+        return None
+    # The name stands in parentheses and may hold anything, parentheses included.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return ProcessFacts(
+        pid=pid,
+        state=fields[0].decode(),
+        parent_pid=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        start_ticks=int(fields[19]),
+    )
+
+
+def is_running(pid: int) -> bool:
+    """Say whether `pid` is a process that can still run; a zombie can't."""
+    facts = read_process(pid)
+    return facts is not None and facts.can_run
+
+
+def state_beside(pid: int, whose: tuple[str, str], own: tuple[str, str]) -> str | None:
+    """Return the state of a process of this very machine (`X`: it has gone); None when it may be another's.
+
+    `whose` and `own` are `boot_id()` and `network_id()`, of that process and of this one.
+    """
+    if whose != own or not all(own):
+        return None
+    facts = read_process(pid)
+    return facts.state if facts is not None else "X"
+
+
+def state_here(pid: int, whose: tuple[str, str]) -> str | None:
+    """Return `state_beside` of a process whose ids are `whose`, as seen by this one."""
+    return state_beside(pid, whose, (boot_id(), network_id()))
+
+
+def all_processes() -> list[ProcessFacts]:
+    """Return the facts of every process that /proc shows."""
+    found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [facts for facts in found if facts is not None]
+
+
+def descendants(root: int) -> list[int]:
+    """Return the pids of all living processes below `root`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for facts in all_processes():
+        if facts.can_run:
+            children.setdefault(facts.parent_pid, []).append(facts.pid)
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def leader_of(facts: ProcessFacts, leaders: Container[int]) -> int | None:
+    """Return which of these started a process, by its session or its group; None for a stranger."""
+    return next((pid for pid in (facts.session, facts.group) if pid in leaders), None)
+
+
+def kill_quietly(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may have gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def kill_session(leader: int) -> None:
+    """SIGKILL the process group of a command of `start` and what else is in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    for facts in all_processes():
+        if facts.session == leader and facts.can_run:
+            kill_quietly(facts.pid)
+
+
+def become_subreaper() -> None:
+    """Adopt orphaned descendants, so that none escapes by forking twice."""
+    _note_inherited()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to SIGKILL this process when its parent dies; leave at once if it has."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+def catches_signal(pid: int, signum: int) -> bool:
+    """Say whether the process has a handler of its own for `signum` (`SigCgt` in /proc)."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            for line in status:
+                if line.startswith(b"SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    except OSError:
+        return False
+    return False
+
+
+def boot_id() -> str:
+    """Return what identifies this boot of this kernel and this process namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def network_id() -> str:
+    """Return what identifies this boot of this kernel and this network namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return ""
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of the direct children of `pid`, zombies included."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):  # each lists only those that it started
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as children:
+                found += [int(word) for word in children.read().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended
+        return [facts.pid for facts in all_processes() if facts.parent_pid == pid]
+    return found
+
+
+def _note_inherited() -> None:
+    """Remember the children that were here before our first; they are not ours to end."""
+    global _inherited
+    if _inherited is None:
+        _inherited = frozenset(children_of(os.getpid()))
+
+
+def end_children(keep: frozenset[int] = frozenset()) -> bool:
+    """SIGKILL and reap every child of this process but `keep`; return whether any is left.
+
+    Call it until it returns False: the children of a killed child become ours when this process
+    is a subreaper, so each pass meets the next generation.
+    """
+    keep |= (_inherited or frozenset()) | _beside
+    left = False
+    for pid in _ended_children(keep):
+        kill_quietly(pid)
+        try:
+            reaped, _ = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+        left = left or reaped == 0
+    return left or bool(_ended_children(keep))
+
+
+def _ended_children(keep: frozenset[int]) -> list[int]:
+    """Return the children that `end_children` ends."""
+    found = [pid for pid in children_of(os.getpid()) if pid not in keep]
+    if not _left_sessions:
+        return found
+    facts = [read_process(pid) for pid in found]
+    return [f.pid for f in facts if f is not None and f.session not in _left_sessions]
+
+
+def name_of(pid: int) -> str:
+    """Return the short name of a process."""
+    try:
+        with open(f"/proc/{pid}/comm", errors="replace") as name:
+            return name.read().strip()
+    except OSError:
+        return "?"
+
+
+# What starts an agent on another host: a command whose words are kept, for when it ends and no agent has connected.
+#
+# What it writes to standard error goes on to ours at once.
+
+
+# An agent calls a second or two after its start; a host with a cold file system needs more. OpenPBS's pbsdsh hangs for
+# ever when its host is gone, also when the host is back, so a start has to end.
+CALL_LIMIT_S = 60.0
+_MAX_LINES = 4
+_MAX_LINE = 200
+_DRAIN_S = 1.0
+
+
+class Starter:
+    """One start of an agent.
+
+    Attributes:
+        child: The command: pbsdsh, srun, ssh.
+        log_bytes: How long the output of the job was before.
+    """
+
+    def __init__(self, child: Child, stderr_fd: int, stdout_fd: int | None = None) -> None:
+        self.child = child
+        self.log_bytes = 0
+        self._began_at = time.monotonic()
+        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
+        self._readings = [
+            threading.Thread(target=self._read, args=(fd, fd == stderr_fd), daemon=True)
+            for fd in (stderr_fd, stdout_fd)
+            if fd is not None
+        ]
+        for reading in self._readings:
+            reading.start()
+
+    def is_late(self, now: float) -> bool:
+        """Say whether an agent would have called long ago: this start brings none."""
+        return now - self._began_at > CALL_LIMIT_S
+
+    def said(self) -> tuple[str, ...]:
+        """Return its last lines; for a command that has ended."""
+        for reading in self._readings:
+            reading.join(_DRAIN_S)  # a daemon that it left may hold the pipe open
+        return tuple(self._lines)
+
+    def _read(self, read_fd: int, passes_on: bool) -> None:
+        with open(read_fd, "rb") as stream:
+            for line in stream:
+                if passes_on:
+                    with contextlib.suppress(OSError):  # nobody reads ours any more
+                        os.write(2, line)
+                text = line.decode(errors="replace").strip()
+                if text:
+                    self._lines.append(text[:_MAX_LINE])
+
+
+def start_agent(
+    argv: Sequence[str], *, beside: bool = False, keeps_output: bool = False
+) -> Starter:
+    """Start a command that starts an agent.
+
+    Args:
+        argv: The command.
+        beside: `end_children` leaves it alone.
+        keeps_output: Its standard output is kept with its other words: the agent writes none, and pbsdsh tells there how it ended.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(1 + keeps_output)]
+    streams = dict(zip(("stderr", "stdout"), (write_fd for _, write_fd in pipes), strict=False))
+    try:
+        child = (start_beside if beside else start)(argv, **streams)
+    except BaseException:
+        for read_fd, _ in pipes:
+            os.close(read_fd)
+        raise
+    finally:
+        for _, write_fd in pipes:
+            os.close(write_fd)
+    return Starter(child, *(read_fd for read_fd, _ in pipes))
+
+
+def describe_end(status: int, said: Sequence[str]) -> str:
+    """Return the sentence on a command that ended before its agent called."""
+    words = f": {' / '.join(said)}" if said else ", without a word"
+    return f"what started its agent ended (exit code {status}){words}"

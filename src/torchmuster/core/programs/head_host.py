@@ -1,0 +1,173 @@
+"""The head of a run in the process of an agent: from the start on, or in a lost one's place."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.head.options import OWNER_S
+from torchmuster.core.model.events import RecordEvent, RunEndedEvent
+from torchmuster.errors import HeadLostError, found_bug
+
+if TYPE_CHECKING:
+    from torchmuster.core.files.layout import RunDir
+    from torchmuster.core.files.terminal import TerminalVoice
+    from torchmuster.core.head.options import TrainingHeadOptions
+    from torchmuster.core.head.training_head import TrainingHead
+    from torchmuster.core.model.verdict import Result
+    from torchmuster.core.node.agent import Agent
+    from torchmuster.core.node.options import HeadPlace
+    from torchmuster.core.node.output import Voice
+
+EX_SOFTWARE = 70
+_LAST_S = 3.0
+
+
+class StorePorts:
+    """Binds the port of every attempt's store before anyone needs it.
+
+    The port is known, and callers queue in the kernel, before the store's process has begun.
+    """
+
+    def __init__(self) -> None:
+        self._listening: dict[int, socket.socket] = {}
+
+    def open(self, attempt: int, address: str) -> int:
+        """Bind a port for an attempt and return it."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.bind((address, 0))
+            listening.listen(4096)
+        except OSError:
+            listening.close()
+            raise
+        self._listening[attempt] = listening
+        return int(listening.getsockname()[1])
+
+    def take(self, attempt: int) -> socket.socket | None:
+        """Return the listening socket of an attempt, once; None where the head is elsewhere."""
+        return self._listening.pop(attempt, None)
+
+
+class HeadHost:
+    """A place for a head beside an agent.
+
+    Args:
+        disk: Writes the record.
+        voice: Shows events, where it is a terminal.
+
+    Attributes:
+        ports: Of the attempts' stores.
+        head: The head, if it is here.
+    """
+
+    def __init__(self, disk: DiskWriter, voice: "Voice") -> None:
+        self._disk, self._voice = disk, voice
+        self.ports = StorePorts()
+        self.head: TrainingHead | None = None
+        self._conducting: asyncio.Task[Result] | None = None
+
+    def begin(
+        self,
+        options: "TrainingHeadOptions",
+        listening: socket.socket,
+        place: "HeadPlace",
+        agent: "Agent",
+    ) -> "TrainingHead":
+        """Start the head, which ends its agent when it ends.
+
+        Args:
+            options: What it is told.
+            listening: Its socket.
+            place: Has the keys of the channel.
+            agent: Of this process.
+        """
+        self.head = head = self._make(options)
+        self._conducting = asyncio.create_task(_conduct(head, listening, place))
+        self._conducting.add_done_callback(lambda task: _end_with_head(task, agent))
+        return head
+
+    def _make(self, options: "TrainingHeadOptions") -> "TrainingHead":
+        from torchmuster.core.files.terminal import TerminalVoice
+        from torchmuster.core.head.training_head import TrainingHead
+
+        voice = self._voice
+        show = _teller(voice, options.run_dir) if isinstance(voice, TerminalVoice) else None
+        head = TrainingHead(options, self._disk, self.ports.open, show)
+        if options.spread is not None:
+            options.spread.begin(head.event)
+        return head
+
+    async def end(self) -> None:
+        """Wait for the head's last words; its agent has ended."""
+        if self._conducting is not None and self.head is not None:
+            late_s = OWNER_S if self.head.is_over else 0.0
+            limit_s = None if self.head.is_telling else _LAST_S + late_s
+            await asyncio.wait({self._conducting}, timeout=limit_s)
+            self._conducting.cancel()
+
+
+async def _conduct(head: "TrainingHead", listening: socket.socket, place: "HeadPlace") -> "Result":
+    from torchmuster.core.net.listener import Listener, StoreRelay
+
+    relay = StoreRelay(head.store_address, head.notice) if head.options.relay_port else None
+    secrets = (place.secret, place.open_secret)
+    head.has_open_door = place.open_secret is not None
+    listener = Listener(listening, secrets, head.serve, head.refuse_stranger, relay)
+    serving = [asyncio.create_task(listener.serve())]
+    if head.plan.metrics_port is not None:
+        serving.append(asyncio.create_task(_tell_metrics(head, head.plan.metrics_port)))
+    try:
+        return await head.conduct()
+    finally:
+        for task in serving:
+            task.cancel()
+
+
+async def _tell_metrics(head: "TrainingHead", port: int) -> None:
+    """Serve the page of metrics; a port that is taken ends no run."""
+    from torchmuster.core.net.address import bind
+    from torchmuster.launcher.head.openmetrics import CONTENT_TYPE
+    from torchmuster.launcher.net.scrape import MetricsPage
+
+    try:
+        listening = bind("127.0.0.1", port)
+    except OSError as error:
+        head.notice(f"no metrics at 127.0.0.1:{port}: {error.strerror}")
+        return
+    head.notice(f"metrics for Prometheus at http://127.0.0.1:{port}/metrics of this node")
+    await MetricsPage(CONTENT_TYPE, head.metrics).serve(listening)
+
+
+def _teller(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["RecordEvent"], None]:
+    def tell(event: "RecordEvent") -> None:
+        result = event.result if isinstance(event, RunEndedEvent) else None
+        if result is not None and result.report is not None:
+            from torchmuster.core.model.repeats import shortened
+            from torchmuster.core.model.text import render_report
+            from torchmuster.diagnose.explain.end_of_run import explained
+
+            report: Any = explained(result, run_dir)
+            if report is not None:
+                voice.print(render_report(shortened(report, result, voice.shown)))
+            return
+        voice.tell(event)
+
+    return tell
+
+
+def _end_with_head(task: "asyncio.Task[Result]", agent: "Agent") -> None:
+    """A head that ends, or breaks, must not leave its agent waiting."""
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is None:
+        agent.leave(task.result().exit_code)
+    elif isinstance(error, HeadLostError):
+        agent.fail(error)  # another one has taken its place
+    else:
+        bug = found_bug("the head of the run", error)
+        bug.exit_code = EX_SOFTWARE
+        agent.fail(bug)

@@ -1,0 +1,1 @@
+"""muster doctor, explain, lint and plan."""

@@ -1,0 +1,475 @@
+"""What kubectl says of a run's Job, its pods, their events and their place in a queue, as values.
+
+Seen from Kubernetes 1.36 with Kueue 0.13 and 0.19; a test holds each recorded answer. Believe deletionTimestamp, not the phase: a
+pod on a dead node stays Running for ever. `active` of a Job counts pods that wait, so pods are counted here.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.core.model.message import moment_of
+from torchmuster.core.model.ranks import compress_ranks
+from torchmuster.core.model.states import JobState
+from torchmuster.kubernetes.node.order import FINAL_CODE
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.model.job import JobView
+
+CONTAINER = "node"  # of each pod: ours; a mesh may put others beside it
+RUN_LABEL = "torchmuster.dev/run"
+MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "torchmuster"  # of all objects
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+CONTEXT_ANNOTATION = "torchmuster.dev/context"
+RUN_ID_ANNOTATION = "torchmuster.dev/run-id"
+_POD_OF_EVENT = re.compile(r'pods "[^"]*" ')
+# Events about a pod whose own status says no more than that it is prepared.
+PREPARED = "ContainerCreating"
+_OF_PREPARED = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
+_HEAD = 0  # the index of the pod whose success is that of the run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterReason:
+    """A word of Kubernetes and the sentence beside it."""
+
+    word: str
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.message}" if self.message else self.word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodEnd:
+    """How a pod's container ended.
+
+    Attributes:
+        reason: `Error`, `OOMKilled`, `StartError`, or of the whole pod: `Evicted`, `DeadlineExceeded`, with why.
+        last_message: What the first pod's owner left of the run: JSON, at most 4,096 bytes.
+        ended_at: When, in seconds since 1970, by its node's clock; None where nobody has seen the end.
+    """
+
+    exit_code: int | None
+    reason: ClusterReason
+    last_message: str = ""
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One pod of a run.
+
+    Attributes:
+        index: Its place; a pod that replaces another has the same, and another uid.
+        node: The host that it is on; None before it has one.
+        is_leaving: Somebody has deleted it; on a dead host it stays so for ever.
+        waits: Why it does not run yet.
+        disruption: Why it is taken away, e.g. `EvictionByEvictionAPI`; None where nobody does, or a user has deleted it.
+        memory_limit: In the words of its manifest, e.g. `400Gi`; None for none.
+        others: The containers beside ours, which the cluster has put there, as the proxy of a mesh.
+        made_at: When, in seconds since 1970, by the cluster's clock; None where that can't be read.
+    """
+
+    name: str
+    uid: str
+    index: int
+    node: str | None = None
+    is_running: bool = False
+    is_leaving: bool = False
+    waits: ClusterReason | None = None
+    disruption: ClusterReason | None = None
+    end: PodEnd | None = None
+    memory_limit: str | None = None
+    others: tuple[str, ...] = ()
+    made_at: float | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Say whether its container runs and nobody takes it away."""
+        return self.is_running and not self.is_leaving
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Say whether its container has ended as a success."""
+        return self.end is not None and self.end.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsOfRun:
+    """A run's Job and pods, as one answer has them.
+
+    Attributes:
+        uid: By which a queue knows it: of the Job, or of the JobSet that it belongs to.
+        num_pods: How many there are to be.
+        context: The client's name for the cluster, as the objects have it.
+        queue: The LocalQueue of Kueue that the Job names, or the JobSet that it belongs to.
+        conditions: Of the Job, the reason by the condition's type, those that are true.
+        is_there: The Job exists; pods may outlive it by their grace.
+    """
+
+    run: str
+    uid: str = ""
+    context: str = ""
+    namespace: str = "default"
+    num_pods: int = 0
+    queue: str | None = None
+    is_there: bool = False
+    is_leaving: bool = False
+    conditions: Mapping[str, ClusterReason] = field(default_factory=dict)
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def lacks_pods(self) -> bool:
+        """Say whether some of its pods have not been made."""
+        return len(self.newest()) < self.num_pods
+
+    def newest(self) -> dict[int, Pod]:
+        """Return the pod of each place that counts: one that stays before one that leaves or has ended."""
+        found: dict[int, Pod] = {}
+        for pod in self.pods:  # in the order of their creation
+            known = found.get(pod.index)
+            if known is None or known.is_leaving or known.end is not None or not pod.is_leaving:
+                found[pod.index] = pod
+        return found
+
+
+def read_objects(stdout: str) -> list[dict[str, Any]]:
+    """Return the objects of an answer: one, a List, or several documents one after the other as `create` prints them.
+
+    Raises:
+        EngineError: It is no JSON.
+    """
+    decoder, found, position = json.JSONDecoder(), [], 0
+    text = stdout.strip()
+    try:
+        while position < len(text):
+            value, position = decoder.raw_decode(text, position)
+            found += value.get("items", [value])
+            while position < len(text) and text[position].isspace():
+                position += 1
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise EngineError(
+            "the answer of kubectl can't be read", where="kubectl -o json", why=str(error)
+        ) from error
+    return [one for one in found if isinstance(one, dict)]
+
+
+def runs_of(objects: Iterable[Mapping[str, Any]]) -> dict[str, PodsOfRun]:
+    """Return what an answer to `get jobs.batch,pods` says of each run, by the run's name."""
+    jobs: dict[str, Mapping[str, Any]] = {}
+    pods: dict[str, list[tuple[str, Pod]]] = {}
+    some: dict[str, Mapping[str, Any]] = {}
+    for one in objects:
+        metadata = one.get("metadata", {})
+        run = metadata.get("labels", {}).get(RUN_LABEL)
+        if run is None:
+            continue
+        some[run] = metadata
+        if one.get("kind") == "Job":
+            jobs[run] = one
+        elif one.get("kind") == "Pod":
+            pods.setdefault(run, []).append((str(metadata.get("creationTimestamp")), _pod(one)))
+    return {run: _run(run, jobs.get(run), pods.get(run, ()), some[run]) for run in {**jobs, **pods}}
+
+
+def _run(
+    run: str,
+    job: Mapping[str, Any] | None,
+    pods: Sequence[tuple[str, Pod]],
+    metadata: Mapping[str, Any],
+) -> PodsOfRun:
+    in_order = tuple(pod for _, pod in sorted(pods, key=lambda one: one[0]))
+    context = metadata.get("annotations", {}).get(CONTEXT_ANNOTATION, "")
+    namespace = metadata.get("namespace", "default")
+    if job is None:
+        return PodsOfRun(run=run, pods=in_order, context=context, namespace=namespace)
+    return PodsOfRun(
+        run=run,
+        context=context,
+        namespace=namespace,
+        uid=_uid_for_queues(job["metadata"]),
+        num_pods=job["spec"].get("completions", 0),
+        queue=_queue(job["metadata"]),
+        is_there=True,
+        is_leaving="deletionTimestamp" in job["metadata"],
+        conditions={name: reason for name, is_true, reason in _conditions(job) if is_true},
+        pods=in_order,
+    )
+
+
+def _queue(metadata: Mapping[str, Any]) -> str | None:
+    named = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
+    return named.get(QUEUE_LABEL)
+
+
+def _uid_for_queues(metadata: Mapping[str, Any]) -> str:
+    owners = (one for one in metadata.get("ownerReferences", ()) if one.get("kind") == "JobSet")
+    return str(next(owners, metadata).get("uid", ""))
+
+
+def _pod(one: Mapping[str, Any]) -> Pod:
+    metadata, status = one["metadata"], one.get("status", {})
+    statuses = status.get("containerStatuses", ())
+    ours = (container for container in statuses if container.get("name", CONTAINER) == CONTAINER)
+    mine: Mapping[str, Any] = next(ours, {})
+    state = mine.get("state", {})
+    conditions = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
+    waits = _of_pull(_reason(state["waiting"])) if "waiting" in state else None
+    if waits is None and conditions.get("PodScheduled", (True, None))[0] is False:
+        waits = conditions["PodScheduled"][1]
+    disrupted, why = conditions.get("DisruptionTarget", (False, None))
+    return Pod(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        index=int(metadata.get("labels", {}).get(INDEX_LABEL, 0)),
+        node=one.get("spec", {}).get("nodeName"),
+        is_running="running" in state,
+        is_leaving="deletionTimestamp" in metadata,
+        waits=waits,
+        disruption=why if disrupted else None,
+        end=_end(state.get("terminated"), status),
+        memory_limit=_memory_limit(one.get("spec", {})),
+        others=_others(one.get("spec", {})),
+        made_at=moment_of(metadata.get("creationTimestamp")),
+    )
+
+
+def _others(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the containers that live beside ours; since 1.28 they may stand among those that come first."""
+    stay = (one for one in spec.get("initContainers", ()) if one.get("restartPolicy") == "Always")
+    names = (str(one.get("name", CONTAINER)) for one in (*spec.get("containers", ()), *stay))
+    return tuple(name for name in names if name != CONTAINER)
+
+
+def _memory_limit(spec: Mapping[str, Any]) -> str | None:
+    of_spec = (one for one in spec.get("containers", ()) if one.get("name", CONTAINER) == CONTAINER)
+    ours: Mapping[str, Any] = next(of_spec, {})
+    limit = ours.get("resources", {}).get("limits", {}).get("memory")
+    return str(limit) if limit is not None else None
+
+
+def _of_pull(reason: ClusterReason) -> ClusterReason:
+    """Return the cause of a pull that is tried again: the two words alternate, with the same cause behind the second's colon."""
+    _, found, cause = reason.message.partition(": ErrImagePull: ")
+    if reason.word == "ImagePullBackOff" and found:
+        return ClusterReason(word="ErrImagePull", message=cause)
+    return reason
+
+
+def _end(ended: Mapping[str, Any] | None, status: Mapping[str, Any]) -> PodEnd | None:
+    of_pod = _reason(status) if status.get("reason") else None
+    if ended is None:
+        # Evicted before its container began.
+        return (
+            PodEnd(exit_code=None, reason=of_pod)
+            if of_pod and status.get("phase") == "Failed"
+            else None
+        )
+    own, left = _reason(ended), ended.get("message", "")
+    if left.startswith("{"):
+        own = ClusterReason(word=own.word)
+    else:
+        left = ""
+    return PodEnd(
+        exit_code=ended.get("exitCode"),
+        reason=of_pod or own,
+        last_message=left,
+        ended_at=moment_of(ended.get("finishedAt")),
+    )
+
+
+def _conditions(one: Mapping[str, Any]) -> Iterator[tuple[str, bool, ClusterReason]]:
+    for condition in one.get("status", {}).get("conditions", ()):
+        yield condition["type"], condition.get("status") == "True", _reason(condition)
+
+
+def _reason(plain: Mapping[str, Any]) -> ClusterReason:
+    return ClusterReason(
+        word=plain.get("reason", ""), message=" ".join(plain.get("message", "").split())
+    )
+
+
+def warnings_of(
+    objects: Iterable[Mapping[str, Any]], names: Iterable[str]
+) -> tuple[ClusterReason, ...]:
+    """Return the warnings among events about the objects of these names, each once, the newest last.
+
+    A quota or a policy that keeps pods from being made is said here and nowhere else.
+    """
+    about = set(names)
+    found: dict[ClusterReason, None] = {}
+    for one in sorted(objects, key=lambda one: str(one.get("lastTimestamp") or "")):
+        if one.get("type") == "Warning" and one.get("involvedObject", {}).get("name") in about:
+            reason = _reason(one)
+            # A pod that is tried again has another name each time.
+            plain = _POD_OF_EVENT.sub("pods ", reason.message)
+            reason = ClusterReason(word=reason.word, message=plain)
+            found.pop(reason, None)
+            found[reason] = None
+    return tuple(found)
+
+
+def queue_reasons(objects: Sequence[Mapping[str, Any]]) -> dict[str, ClusterReason]:
+    """Return why Kueue does not admit Jobs, by the Job's uid: from its Workloads, and its answers on who waits.
+
+    Of a Job that has run before, who took its place comes first: the word is that of the eviction.
+    """
+    before = dict(_places_in_queues(objects))
+    found: dict[str, ClusterReason] = {}
+    for one in objects:
+        uid = one.get("metadata", {}).get("labels", {}).get(JOB_UID_LABEL)
+        if uid is None:
+            continue
+        known = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
+        has_quota, reason = known.get("QuotaReserved", (True, ClusterReason(word="")))
+        is_evicted, evicted = known.get("Evicted", (False, reason))
+        if has_quota and not is_evicted:
+            continue
+        said = [reason.message] if not has_quota else []
+        if is_evicted:
+            said = [evicted.message, *said]
+        if uid in before:
+            said.append(before[uid])
+        word = evicted.word if is_evicted else reason.word
+        found[uid] = ClusterReason(word=word, message="; ".join(dict.fromkeys(said)))
+    return found
+
+
+def _places_in_queues(objects: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the uid of each Job that Kueue lists as waiting, and how many are before it."""
+    for one in objects:
+        before = one.get("positionInClusterQueue")
+        for owner in (
+            one.get("metadata", {}).get("ownerReferences", ()) if before is not None else ()
+        ):
+            yield owner["uid"], f"{before} before it in the queue" if before else "it is the next"
+
+
+def view_of(
+    run: PodsOfRun,
+    warnings: Sequence[ClusterReason] = (),
+    queue: ClusterReason | None = None,
+    job_id: str | None = None,
+) -> JobView:
+    """Return how a run's Job stands, with Kubernetes' own sentence where it waits or has failed.
+
+    Args:
+        run: Its Job and pods.
+        warnings: Of events about the Job, the newest last.
+        queue: Why Kueue does not admit it.
+        job_id: The job's; None for its name.
+    """
+    newest = run.newest()
+    state, reason = _state(run, newest, warnings, queue)
+    head = newest.get(_HEAD)
+    code = head.end.exit_code if head is not None and head.end is not None else None
+    hosts = (newest[index].node for index in sorted(newest))
+    return JobView(
+        job_id=run.run if job_id is None else job_id,
+        state=state,
+        reason=str(reason) if reason is not None else None,
+        exit_code=code if state.is_final else None,
+        nodes=tuple(dict.fromkeys(host for host in hosts if host)),
+    )
+
+
+def _state(
+    run: PodsOfRun,
+    newest: Mapping[int, Pod],
+    warnings: Sequence[ClusterReason],
+    queue: ClusterReason | None,
+) -> tuple[JobState, ClusterReason | None]:
+    ended = run.conditions.get("Failed") or run.conditions.get("FailureTarget")
+    if "Complete" in run.conditions or "SuccessCriteriaMet" in run.conditions:
+        return JobState.SUCCEEDED, None
+    if ended is not None:
+        is_late = ended.word == "DeadlineExceeded"
+        return JobState.TIMED_OUT if is_late else JobState.FAILED, _why_failed(run) or ended
+    if not run.is_there or run.is_leaving:
+        return (JobState.ENDING if newest else JobState.CANCELLED), None
+    if "Suspended" in run.conditions:
+        return JobState.HELD, queue or run.conditions["Suspended"]
+    if (ended_beside := _ended_beside(newest.get(_HEAD))) is not None:
+        return ended_beside, None
+    head = newest.get(_HEAD)
+    if head is not None and head.end is not None and head.end.exit_code in (0, FINAL_CODE):
+        # The Job says so in a moment; others that never came may be why.
+        has_failed = head.end.exit_code == FINAL_CODE
+        return JobState.ENDING, _why_missing(run, newest, warnings) if has_failed else None
+    up = [index for index, pod in newest.items() if pod.is_up]
+    if len(up) == run.num_pods:
+        return JobState.RUNNING, None
+    done = [index for index, pod in newest.items() if pod.has_succeeded]
+    if _HEAD in up and len(up) + len(done) == run.num_pods:
+        ends = [pod.end.ended_at or 0.0 for pod in newest.values() if pod.end is not None]
+        is_new = (newest[_HEAD].made_at or 0.0) > max(ends) + _CLOCKS_S
+        return JobState.RUNNING, ClusterReason(word=LOST_AT_END if is_new else WAITS_FOR_CLIENT)
+    return (JobState.RUNNING if _HEAD in up else JobState.PENDING), _why_missing(
+        run, newest, warnings
+    )
+
+
+_CLOCKS_S = 5.0  # by which those of two nodes may differ
+LOST_AT_END = "the run had ended when its first pod was lost, which is made again in vain"
+WAITS_FOR_CLIENT = (
+    "the run has ended, and its first pod waits for a client that takes what it has made"
+)
+
+
+def _ended_beside(head: Pod | None) -> JobState | None:
+    """Return how a run has ended whose first pod goes on: a container that is not ours does not end with it."""
+    if head is None or not head.others or head.end is None:
+        return None
+    codes = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
+    return codes.get(head.end.exit_code) if head.end.exit_code is not None else None
+
+
+def _why_failed(run: PodsOfRun) -> ClusterReason | None:
+    """Return the end of the pod that ended the Job, where it says more than an exit code."""
+    ends = [pod.end.reason for pod in run.pods if pod.end is not None]
+    return next((reason for reason in ends if reason.word not in ("Error", "Completed")), None)
+
+
+def _why_missing(
+    run: PodsOfRun, newest: Mapping[int, Pod], warnings: Sequence[ClusterReason]
+) -> ClusterReason | None:
+    """Return why pods are missing: what a pod waits for, what took it away, how it ended, or why none is made."""
+    missing = [newest.get(index) for index in range(run.num_pods)]
+    there = [pod for pod in missing if pod is not None and not pod.is_up]
+    waiting = [(pod.index, pod.waits) for pod in there if pod.waits is not None]
+    if waiting:
+        reason = waiting[0][1]
+        of_node = [one for one in warnings if one.word in _OF_PREPARED]
+        if reason.word == PREPARED and of_node:
+            reason = of_node[-1]
+        return _of_several([index for index, _ in waiting], reason, run.num_pods)
+    if len(there) < missing.count(None) and warnings:
+        return warnings[-1]
+    gone = [(pod.index, why) for pod in there if (why := why_gone(pod)) is not None]
+    if gone:
+        return _of_several([index for index, _ in gone], gone[0][1], run.num_pods)
+    return warnings[-1] if warnings and None in missing else None
+
+
+def why_gone(pod: Pod) -> ClusterReason | None:
+    """Return who took a pod away; else how it ended, where that is no end of a run."""
+    if pod.disruption is not None or pod.end is None:
+        return pod.disruption
+    if pod.end.last_message:
+        return None
+    if pod.end.reason != ClusterReason(word="Error"):
+        return pod.end.reason
+    return ClusterReason(word=pod.end.reason.word, message=f"exit code {pod.end.exit_code}")
+
+
+def _of_several(indices: Sequence[int], reason: ClusterReason, num_pods: int) -> ClusterReason:
+    if len(set(indices)) == num_pods:
+        return reason
+    which = f"(pod {compress_ranks(sorted(set(indices)))})"
+    if not reason.message:
+        return ClusterReason(word=f"{reason.word} {which}")
+    return ClusterReason(word=reason.word, message=f"{reason.message} {which}")

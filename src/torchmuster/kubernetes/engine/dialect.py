@@ -1,0 +1,335 @@
+"""The dialect of Kubernetes: a job is an Indexed Job of pods, its script a manifest, and kubectl its client.
+
+The id of a job is CONTEXT/NAMESPACE/NAME, so that each command finds its cluster. Source: what a real control plane answered
+(the tests hold the records), and the reference of kubectl 1.31 to 1.37.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchmuster.core.model.links import ResubmitMethod
+from torchmuster.core.model.verdict import Report
+from torchmuster.kubernetes.engine.answers import (
+    CONTEXT_ANNOTATION,
+    PREPARED,
+    RUN_LABEL,
+    PodsOfRun,
+    queue_reasons,
+    read_objects,
+    runs_of,
+    view_of,
+    warnings_of,
+)
+from torchmuster.kubernetes.engine.manifest import (
+    MAX_HOST_NAME,
+    objects_of,
+    objects_of_set,
+    owned_by,
+    secret_names,
+    views_of_elements,
+)
+from torchmuster.kubernetes.engine.wishes import kind_name, name_in_set, pods_of, sets_of
+from torchmuster.launcher.engines import base
+from torchmuster.launcher.engines.base import EngineError, NodeStart
+from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_words
+from torchmuster.launcher.model.job import Allocation, JobRequest, JobView
+
+# Kubernetes' reasons in sentences: why pods wait, what can't heal, and why kubectl refuses a command.
+#
+# Source: kubernetes pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go, pkg/apis/core/types.go (1.31 to 1.36), Kueue 0.19;
+# those marked "recorded" were seen from a real control plane.
+
+
+_WORDS = read_words(os.path.join(os.path.dirname(__file__), "kubernetes.txt"), "{}(?![A-Za-z])")
+REFUSALS = _WORDS.refuses
+REASONS = WaitReasons(
+    table=_WORDS.waits,
+    parts_wait=True,
+    capacity_argv=lambda job_id: [],
+    shortage=lambda answers: None,
+)
+
+_FORBIDDEN = re.compile(
+    r'cannot (?P<verb>\w+) resource "(?P<kind>[\w./-]+)" in API group "(?P<group>[\w.-]*)"'
+    r'(?: in the namespace "(?P<namespace>[^"]*)")?'
+)
+
+
+def missing_rule(report: Report, stderr: str) -> Report:
+    """Return the report on a refusal with the lines that the user's Role lacks, where the cluster names them."""
+    found = list(_FORBIDDEN.finditer(stderr))
+    rules = [
+        f'{{apiGroups: ["{one["group"]}"], resources: ["{one["kind"]}"], verbs: ["{one["verb"]}"]}}'
+        for one in found
+    ]
+    if not rules:
+        return report
+    words = " and ".join(dict.fromkeys(rules))
+    names = {one["namespace"] for one in found if one["namespace"]}
+    # A namespace that does not exist is forbidden, too.
+    where = f" {names.pop()}, if that is its name," if len(names) == 1 else ""
+    return replace(
+        report,
+        hint=f"the Role of the namespace{where} lacks {words}; docs/kubernetes.md has it whole",
+    )
+
+
+JOBSETS = "jobsets.jobset.x-k8s.io"
+_JOBS = ("Job", "JobSet")
+_TIMEOUT = "--request-timeout=20s"
+# Of Kueue, which may not offer it, or not to everybody: then the place in the queue is not told.
+_WHO_WAITS = "/apis/visibility.kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
+_OF_OBJECT = re.compile(r"error when creating \"[^\"]*\": |error validating \"[^\"]*\": ")
+_ADVICE = re.compile(r"; if you choose to ignore these errors, turn validation off with \S+")
+
+
+def kubectl(context: str, namespace: str, *words: str) -> list[str]:
+    """Return a command of kubectl: always of one context and namespace, whatever the user's current ones are by then."""
+    place = [f"--context={context}"] if context else []
+    return ["kubectl", *place, f"--namespace={namespace}", _TIMEOUT, *words]
+
+
+def job_id_of(context: str, namespace: str, name: str) -> str:
+    """Return the id of a job; a context may have slashes and colons, the others have none."""
+    return f"{context}/{namespace}/{name}"
+
+
+def place_of(job_id: str) -> tuple[str, str, str]:
+    """Return context, namespace and name of a job.
+
+    Raises:
+        EngineError: It is not the id of one.
+    """
+    parts = job_id.rsplit("/", 2)
+    if len(parts) != 3 or not parts[2]:
+        raise EngineError(f"`{job_id}` is not CONTEXT/NAMESPACE/NAME of a Job")
+    return parts[0], parts[1], parts[2]
+
+
+def name_of(run: str, num_pods: int, more: str = "") -> str:
+    """Return a name for the objects of a run that each of its pods can have as its host name, with `more` in it."""
+    room = MAX_HOST_NAME - len(f"{more}-{num_pods - 1}")
+    plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    if not plain[:1].isalpha():
+        plain = f"run-{plain}".rstrip("-")
+    # What tells runs of one script apart stands at the end.
+    return (
+        plain if len(plain) <= room else f"{plain[: room - 8].rstrip('-')}-{plain[-7:].lstrip('-')}"
+    )
+
+
+class KubernetesDialect:
+    """Manifests, kubectl's command lines, and its answers."""
+
+    name = "kubernetes"
+    resubmit_methods: tuple[
+        ResubmitMethod, ...
+    ] = ()  # pods that are taken away are made again by the Job
+    wait_reasons = REASONS
+    array_variable = "JOB_COMPLETION_INDEX"
+
+    def script(self, job: JobRequest) -> str:
+        """Return the manifest, its Secrets still without contents."""
+        return self.with_files(job, {name: b"" for name, _ in job.brings})
+
+    def with_files(self, job: JobRequest, files: Mapping[str, bytes]) -> str:
+        """Return the manifest with what the pods bring along; it holds the run's key."""
+        if len(job.chunks) > 1:
+            kinds = sets_of(job, files)
+            named = [(kind_name(number), kind) for number, kind in enumerate(kinds)]
+            objects = objects_of_set(job.name, named)
+        else:
+            objects = objects_of(pods_of(job, files))
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1) + "\n"
+
+    def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
+        """Return the command that makes the objects."""
+        context, namespace = self._place(job)
+        return kubectl(
+            context, namespace, "create", "-f", base.as_operand(script_path), "-o", "json"
+        )
+
+    def job_id(self, stdout: str) -> str:
+        """Return the id from the objects that were made; of a JobSet that of its first Job."""
+        job = _job_among(stdout)
+        metadata = job["metadata"]
+        context = metadata.get("annotations", {}).get(CONTEXT_ANNOTATION, "")
+        name = metadata["name"]
+        if job["kind"] == "JobSet":
+            name = name_in_set(name, 0)
+        return job_id_of(context, metadata.get("namespace", "default"), name)
+
+    def settle_argv(self, job: JobRequest, stdout: str | None) -> list[list[str]]:
+        """Return what follows a submission: the Job is to own the other objects; of one that failed nothing is to stay."""
+        context, namespace = self._place(job)
+        if stdout is None:
+            whole = job_id_of(context, namespace, job.name)
+            is_set = len(job.chunks) > 1
+            return [self.remove_set_argv(whole) if is_set else self.cancel_argv(whole)]
+        made = _job_among(stdout)
+        patch = json.dumps(owned_by(made))
+        names = [
+            f"{one['kind'].lower()}/{one['metadata']['name']}"
+            for one in read_objects(stdout)
+            if one.get("kind") not in (*_JOBS, None)
+        ]
+        words = ("patch", *names, "--type=merge", "-p", patch)
+        return [kubectl(context, namespace, *words)]
+
+    def apart(self, job_id: str) -> str:
+        """Return what jobs have to share to be asked for together: their namespace."""
+        context, namespace, _ = place_of(job_id)
+        return f"{context}/{namespace}"
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return the one command that tells of all these jobs, which are in one namespace."""
+        if not job_ids:
+            return []
+        context, namespace, _ = place_of(job_ids[0])
+        names = ",".join(sorted({place_of(job_id)[2] for job_id in job_ids}))
+        selector = f"{RUN_LABEL} in ({names})"
+        return [kubectl(context, namespace, "get", "jobs.batch,pods", "-l", selector, "-o", "json")]
+
+    def more_argv(self, argv: Sequence[str], stdout: str) -> list[list[str]]:
+        """Return what else has to be asked, by the answer to a status command: why pods are missing stands elsewhere."""
+        runs = list(runs_of(read_objects(stdout)).values())
+        begin = list(argv[: list(argv).index("get")])
+        asks: list[list[str]] = []
+        if any(run.is_there and _says_no_more(run) for run in runs):
+            asks.append([*begin, "get", "events", "--field-selector=type=Warning", "-o", "json"])
+        held = [run.uid for run in runs if "Suspended" in run.conditions]
+        if held:
+            selector = f"kueue.x-k8s.io/job-uid in ({','.join(held)})"
+            kind = "workloads.kueue.x-k8s.io"
+            asks.append([*begin, "get", kind, "-l", selector, "-o", "json"])
+        asks += [
+            [*begin, "get", "--raw", _WHO_WAITS.format(namespace=namespace, queue=queue)]
+            for namespace, queue in _queues_of(runs)
+        ]
+        return asks
+
+    def views(self, stdout: str) -> dict[str, JobView]:
+        """Return where the jobs stand, from all answers behind one another."""
+        objects = read_objects(stdout)
+        queues = queue_reasons(objects)
+        found: dict[str, JobView] = {}
+        for run in runs_of(objects).values():
+            warnings = warnings_of(objects, [run.run, *(pod.name for pod in run.pods)])
+            job_id = job_id_of(run.context, run.namespace, run.run)
+            found[job_id] = view_of(run, warnings, queues.get(run.uid), job_id)
+        return found
+
+    def element_id(self, job_id: str, position: int) -> str:
+        """Return a name: a pod that is deleted is made again, so the owner in it is asked to end (`kubernetes/pods/members.py`)."""
+        return f"{job_id}[{position}]"
+
+    def array_key(self, job_id: str) -> str:
+        """Return the id: each Job is asked for in its own context and namespace."""
+        return job_id
+
+    def array_limit_argv(self) -> list[str]:
+        """Raise: a Job takes as many indexes as a sweep has members."""
+        raise EngineError("a Job's number of indexes is not limited")
+
+    def array_limit(self, stdout: str) -> int | None:
+        """Return None, see `array_limit_argv`."""
+        return None
+
+    def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return the command that tells of the Jobs and their pods."""
+        return self.status_argv(job_ids)
+
+    def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
+        """Return where each index of the Jobs stands."""
+        found: dict[tuple[str, int], JobView] = {}
+        objects = read_objects(stdout)
+        for run in runs_of(objects).values():
+            job_id = job_id_of(run.context, run.namespace, run.run)
+            views = views_of_elements(objects, run.run)
+            found |= {(job_id, index): view for index, view in views.items()}
+        return found
+
+    def cancel_argv(self, job_id: str) -> list[str]:
+        """Return the command that removes all objects of a run: pods get SIGTERM and their grace."""
+        context, namespace, name = place_of(job_id)
+        # By name: a label would need the right to list them.
+        secrets = (f"secrets/{secret}" for secret in secret_names(name))
+        objects = (f"jobs.batch/{name}", f"services/{name}", *secrets)
+        return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
+
+    def remove_set_argv(self, set_id: str) -> list[str]:
+        """Return the command that removes a JobSet with all its objects."""
+        context, namespace, name = place_of(set_id)
+        objects = (f"{JOBSETS}/{name}", *(f"secrets/{secret}" for secret in secret_names(name)))
+        return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
+
+    def requeue_argv(self, job_id: str) -> list[str]:
+        """Raise: a Job makes its pods again by itself."""
+        raise EngineError("a Job of Kubernetes is not started again")
+
+    def end_argv(self, job_id: str) -> list[list[str]]:
+        """Return nothing: the run watches its own time."""
+        return []
+
+    def job_end(self, stdout: str, now: float) -> float | None:
+        """Return None, see `end_argv`."""
+        return None
+
+    def node_argv(self, start: NodeStart) -> list[str]:
+        """Raise: pods start agents through their doors (`node/pod`)."""
+        raise EngineError("a pod is not a node of an allocation")
+
+    def allocation(
+        self, environment: Mapping[str, str], read: Callable[[str], str]
+    ) -> Allocation | None:
+        """Return None: a pod of somebody's own is no allocation; `muster torchrun` finds its world there."""
+        return None
+
+    def unmapped(self, job: JobRequest) -> list[str]:
+        """Return what pods can't be told."""
+        found = []
+        if job.account is not None:
+            found.append("account: Kubernetes has none: a namespace or a queue stands for it")
+        if any(key != "image" for chunk in job.chunks for key, _ in chunk.extra):
+            found.append("chunk: pods take `devices`, `node_selector` and `directives` instead")
+        return found
+
+    def explain_refusal(self, stderr: str) -> Report:
+        """Return a report on what kubectl or the cluster refused."""
+        # Five lines of a discovery cache may stand before the one that tells.
+        telling = "\n".join(line for line in stderr.splitlines() if "memcache.go" not in line)
+        # Three objects have the same trouble; kubectl's advice to look less closely is none.
+        telling = _ADVICE.sub("", _OF_OBJECT.sub("", telling))
+        report = base.explain(telling or stderr, "kubectl", REFUSALS)
+        return missing_rule(report, telling)
+
+    @staticmethod
+    def _place(job: JobRequest) -> tuple[str, str]:
+        keys = dict(job.own_keys)
+        return keys.get("context", ""), keys.get("namespace", "default")
+
+
+def _says_no_more(run: PodsOfRun) -> bool:
+    """Say whether pods are missing and only events can tell why."""
+    reason = view_of(run).reason
+    return run.lacks_pods if reason is None else reason.startswith(PREPARED)
+
+
+def _queues_of(runs: Sequence[PodsOfRun]) -> list[tuple[str, str]]:
+    """Return the queues in which some of these wait, with their namespaces."""
+    queues = ((run.namespace, run.queue) for run in runs if "Suspended" in run.conditions)
+    return [(namespace, queue) for namespace, queue in dict.fromkeys(queues) if queue is not None]
+
+
+def _job_among(stdout: str) -> dict[str, Any]:
+    found = next((one for one in read_objects(stdout) if one.get("kind") in _JOBS), None)
+    if found is None:
+        raise EngineError("kubectl gave no job id: it made no Job", where="kubectl create -o json")
+    return found
+
+
+DIALECT = KubernetesDialect()

@@ -1,0 +1,696 @@
+"""The objects of a run: Secrets with what it brings along, a headless Service for names, an Indexed Job of pods.
+
+The Job is made last and owns the others, so that one delete removes all. Where pods differ in kind, a JobSet of such Jobs takes
+its place. Source: Kubernetes 1.31 to 1.37, batch/v1 and v1, JobSet 0.11 and 0.12; what was accepted by a real control plane is marked "recorded" in the tests.
+"""
+
+import base64
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchmuster.core.model import contract
+from torchmuster.core.model.states import JobState
+from torchmuster.errors import UsageError
+from torchmuster.kubernetes.engine.answers import (
+    CONTAINER,
+    INDEX_LABEL,
+    MANAGED_BY,
+    MANAGER,
+    QUEUE_LABEL,
+    RUN_LABEL,
+    Pod,
+    PodsOfRun,
+    runs_of,
+    why_gone,
+)
+from torchmuster.kubernetes.node.order import FINAL_CODE, FIRST_INDEX_VARIABLE
+from torchmuster.launcher.model.job import JobView
+
+# What is asked of a cluster for one run, as values: the pods, what they need, where they may be.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A PersistentVolumeClaim and where the pods see it."""
+
+    name: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodResources:
+    """What each pod asks for; sizes in bytes.
+
+    Attributes:
+        gpus: How many of `gpu_resource`.
+        devices: Other resources by the site's own names: `rdma/ib`.
+        shm_bytes: Of /dev/shm; it counts as memory of the pod. None for half of the memory.
+        scratch_bytes: Of the node's disk, request and limit; None for no limit.
+        has_least: It asks for a little processor, memory and disk by default, where no queue counts them.
+    """
+
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    gpus: int = 0
+    gpu_resource: str = "nvidia.com/gpu"
+    devices: Mapping[str, int] = field(default_factory=dict)
+    shm_bytes: int | None = None
+    scratch_bytes: int | None = None
+    has_least: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlace:
+    """Where pods may run, and as whom.
+
+    Attributes:
+        tolerations: As Kubernetes writes them; GPU nodes are tolerated anyhow.
+        pull_policy: None for Kubernetes' own: always for `:latest`, else if the node lacks it.
+        restricted: Fit the pods to the Pod Security level `restricted`.
+        user: The uid; None for that of the image, 1000 where the level forbids root.
+        gang: Whose way of starting all pods or none: `volcano`, `kai` or `native`; Kueue needs none.
+        topology: A level of Kueue's topology that all pods are to share.
+    """
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    priority_class: str | None = None
+    service_account: str | None = None
+    pull_secrets: tuple[str, ...] = ()
+    pull_policy: str | None = None
+    host_network: bool = False
+    lock_memory: bool = False
+    restricted: bool = False
+    user: int | None = None
+    gang: str | None = None
+    topology: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsRequest:
+    """One run, complete.
+
+    Attributes:
+        name: Of all its objects.
+        num_pods: How many run at the same time, spare ones among them; of members of a sweep how many there are.
+        parallel: Each pod is a member of a sweep, and so many run at a time; None: all are one run.
+        command: Of each pod, in exec form: process 1 gets SIGTERM.
+        files: What it brings along, by file name: the key and the plan; those of a further parcel by `NUMBER/NAME`.
+        namespace: Where they are made, as far as it is known.
+        shares: The run whose Secrets these pods see; they have none of their own then.
+        service: By whose names pods are known, where that is not a Service of this run alone.
+        first_index: The number of the first pod among those of all runs that share a Secret.
+        annotations: Of the Job and its pods.
+        queue: A LocalQueue of Kueue.
+        queue_priority: A WorkloadPriorityClass of Kueue.
+        keep_s: How long the ended Job stays.
+        patches: Places in the Job's manifest with their values; the site has the last word.
+    """
+
+    name: str
+    num_pods: int
+    image: str
+    command: tuple[str, ...]
+    files: Mapping[str, bytes]
+    namespace: str | None = None
+    shares: str | None = None
+    service: str | None = None
+    first_index: int = 0
+    parallel: int | None = None
+    resources: PodResources = PodResources()
+    place: PodPlace = PodPlace()
+    claims: tuple[Claim, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    queue: str | None = None
+    queue_priority: str | None = None
+    grace_s: int = 120
+    time_limit_s: int | None = None
+    keep_s: int = 86400
+    patches: tuple[tuple[tuple[str, ...], Any], ...] = ()
+
+
+# A Job whose indexes are members of a sweep, each a run of its own: what ends it, and how each index stands.
+
+
+_MANY = 1_000_000  # the head of the run counts failures, not the Job
+_MEMBER_LOSSES = 2  # pods of one member that may be lost; a third loss is its failure
+_ENDS = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
+
+
+def ends_of(run: PodsRequest) -> dict[str, Any]:
+    """Return what ends a Job: of a run its first pod, of members of a sweep the end of all of them."""
+    replaced = {"podReplacementPolicy": "Failed"}  # the only value beside a podFailurePolicy
+    if run.parallel is not None:
+        # Without `maxFailedIndexes` a member that fails ends no other one.
+        return {"backoffLimitPerIndex": _MEMBER_LOSSES, **replaced}
+    success = {"rules": [{"succeededIndexes": "0"}]}
+    return {"backoffLimit": _MANY, **replaced, "successPolicy": success}
+
+
+def views_of_elements(objects: Sequence[Mapping[str, Any]], name: str) -> dict[int, JobView]:
+    """Return where each index of a Job stands, from an answer to `get jobs.batch,pods`."""
+    run = runs_of(objects).get(name)
+    if run is None:
+        return {}
+    status: dict[str, Any] = {}
+    for one in objects:
+        if one.get("kind") == "Job" and one["metadata"]["labels"].get(RUN_LABEL) == name:
+            status = one.get("status", {})
+    done, failed = _indexes(status.get("completedIndexes")), _indexes(status.get("failedIndexes"))
+    newest = run.newest()
+    views: dict[int, JobView] = {}
+    for index in range(run.num_pods) if run.is_there else newest:
+        pod = newest.get(index)
+        state = JobState.SUCCEEDED if index in done else JobState.FAILED
+        if index not in done | failed:
+            state = _state(run, pod)
+        views[index] = _view(run, pod, state)
+    return views
+
+
+def _indexes(text: str | None) -> frozenset[int]:
+    """Return the numbers of `0,2-4`."""
+    found: set[int] = set()
+    for word in filter(None, (text or "").split(",")):
+        first, _, last = word.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def _state(run: PodsOfRun, pod: Pod | None) -> JobState:
+    """Return how an index stands that has not ended for the Job, by its newest pod; one that is lost is made again."""
+    if pod is not None and pod.is_up:
+        return JobState.RUNNING
+    if not run.is_there or run.is_leaving:
+        return JobState.CANCELLED
+    code = pod.end.exit_code if pod is not None and pod.end is not None else None
+    if code in _ENDS:
+        return _ENDS[code]
+    return JobState.HELD if "Suspended" in run.conditions else JobState.PENDING
+
+
+def _view(run: PodsOfRun, pod: Pod | None, state: JobState) -> JobView:
+    reason = None
+    if state is JobState.HELD:
+        reason = run.conditions["Suspended"]
+    elif state in (JobState.PENDING, JobState.FAILED) and pod is not None:
+        reason = pod.waits or why_gone(pod)
+    return JobView(
+        job_id=run.run,
+        state=state,
+        reason=str(reason) if reason is not None else None,
+        exit_code=pod.end.exit_code if pod is not None and pod.end is not None else None,
+        nodes=(pod.node,) if pod is not None and pod.node is not None else (),
+    )
+
+
+# Which NetworkPolicies select a pod: what an answer of the API proves, and no more.
+#
+# Whether a policy's rules let a connection pass is for the cluster's network to say, which may not even look at them. Source:
+# networking.k8s.io/v1, and the label selectors of meta/v1.
+
+
+def policies_on(
+    policies: Iterable[Mapping[str, Any]], labels: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the policies that select a pod with these labels, as `NAME (Ingress, Egress)`."""
+    found = []
+    for one in policies:
+        spec = one.get("spec", {})
+        if _selects(spec.get("podSelector", {}), labels):
+            default = ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+            found.append(
+                f"{one['metadata']['name']} ({', '.join(spec.get('policyTypes') or default)})"
+            )
+    return tuple(found)
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    return all(_holds(one, labels) for one in selector.get("matchExpressions") or ())
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = expression.get("key", ""), expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+        case _:
+            return False
+
+
+PACKAGE_FOLDER = "/muster"
+SCRATCH_FOLDER = "/scratch"
+_MANAGER = {MANAGED_BY: MANAGER}
+_DEAD_NODE_S = 30  # instead of 300 s
+SECRET_BYTES = 1 << 20
+MOST_PARCELS = 4
+# Of a pod that says nothing: of the disk for the package, code and logs, of the others no more than a LimitRange's usual default,
+# which is a limit.
+LEAST_MEMORY_BYTES = 512 << 20
+_LEAST = {"cpu": "500m", "memory": str(LEAST_MEMORY_BYTES), "ephemeral-storage": str(1 << 30)}
+_SHM_BYTES = 64 << 30  # without a limit of memory; a node with less gives what it has
+MAX_HOST_NAME = 63
+_OF_POD = "-abcde"  # what the cluster adds for a pod's own name: a JobSet counts it too
+# A mesh's proxy refuses connections that are not its own, and would never end; autoscalers must not move a run.
+_ANNOTATIONS = {
+    "sidecar.istio.io/inject": "false",
+    "linkerd.io/inject": "disabled",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+
+def objects_of(run: PodsRequest) -> list[dict[str, Any]]:
+    """Return Secrets, Service and Job, and what a gang needs, in the order in which they are made.
+
+    Raises:
+        UsageError: A name is too long, the files are too large for a Secret, or a patch does not fit.
+    """
+    _check(run)
+    job = _patched_job(run)
+    secrets = _secrets(run) if run.shares is None else []
+    return [*secrets, _service(run), *_gang(run), job]
+
+
+def _patched_job(run: PodsRequest) -> dict[str, Any]:
+    job = _job(run)
+    for path, value in run.patches:
+        _put(job, path, value)
+    return job
+
+
+def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[dict[str, Any]]:
+    """Return Secrets and JobSet of pods of several kinds, in the order in which they are made.
+
+    Each kind is a Job as it would be alone, and pods are made again by it; the set makes the Service, is one object for a queue,
+    ends with the first kind's Job, and does not start anything again.
+
+    Args:
+        name: Of the set.
+        kinds: The pods of each kind, by its name in the set.
+
+    Raises:
+        UsageError: As for one Job.
+    """
+    for _, run in kinds:
+        _check(run, more=_OF_POD)
+    first_name, first = kinds[0]
+    whole = replace(first, name=name)
+    jobs: list[dict[str, Any]] = []
+    for kind, run in kinds:
+        inside = replace(run.resources, has_least=run.queue is None)
+        job = _patched_job(replace(run, queue=None, queue_priority=None, resources=inside))
+        del job["metadata"]["name"]
+        if QUEUE_LABEL in _queue_labels(first):  # a label there would be for Kueue itself
+            job["metadata"]["annotations"][QUEUE_LABEL] = first.queue
+        job["spec"].pop("ttlSecondsAfterFinished", None)
+        template = {"metadata": job["metadata"], "spec": job["spec"]}
+        jobs.append({"name": kind, "replicas": 1, "template": template})
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {
+            **_metadata(whole, **_queue_labels(whole)),
+            "annotations": dict(first.annotations),
+        },
+        "spec": {
+            "network": {
+                "enableDNSHostnames": True,
+                "publishNotReadyAddresses": True,
+                "subdomain": name,
+            },
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [first_name]},
+            "failurePolicy": {"maxRestarts": 0},
+            "ttlSecondsAfterFinished": first.keep_s,
+            "replicatedJobs": jobs,
+        },
+    }
+    return [*_secrets(whole), jobset]
+
+
+def _put(manifest: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Put a value at a place; None removes what is there, numbers are positions in lists, and `-` is behind the last."""
+    at: Any = manifest
+    for step, following in itertools.pairwise(path):
+        if isinstance(at, dict):
+            at = at.setdefault(step, [] if following == "-" else {})
+        elif isinstance(at, list) and step.isdecimal() and int(step) < len(at):
+            at = at[int(step)]
+        else:
+            raise _no_place(path)
+    last = path[-1]
+    if isinstance(at, dict):
+        at.pop(last, None)
+        if value is not None:
+            at[last] = value
+    elif isinstance(at, list) and last == "-":
+        at.append(value)
+    elif isinstance(at, list) and last.isdecimal() and int(last) < len(at):
+        at[int(last)] = value
+    else:
+        raise _no_place(path)
+
+
+def _no_place(path: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"the Job's manifest has no place `{'.'.join(path)}`",
+        where="directives",
+        fix="muster run --dry-run shows the manifest; lists take a position, or `-` for a new entry",
+    )
+
+
+def _gang(run: PodsRequest) -> list[dict[str, Any]]:
+    """Return what makes a scheduler start all pods or none, where it is an object of its own."""
+    if run.place.gang != "volcano":
+        return []
+    return [
+        {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": _metadata(run),
+            "spec": {
+                "minMember": run.num_pods if run.parallel is None else 1,
+                **({"queue": run.queue} if run.queue else {}),
+            },
+        }
+    ]
+
+
+def owned_by(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the patch that lets a Job or a JobSet own its Secrets and its Service."""
+    owner = {
+        "apiVersion": made["apiVersion"],
+        "kind": made["kind"],
+        "name": made["metadata"]["name"],
+        "uid": made["metadata"]["uid"],
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+    return {"metadata": {"ownerReferences": [owner]}}
+
+
+def _check(run: PodsRequest, more: str = "") -> None:
+    host = f"{run.name}-{run.num_pods - 1}{more}"
+    if len(host) > MAX_HOST_NAME or not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", run.name):
+        raise UsageError(
+            f"`{run.name}` can't be the name of a Job of {run.num_pods} pods",
+            why=f"`{host}` is the host name of its last pod",
+            fix="small letters, digits and `-`, a letter first, at most 63 characters with the pod's number",
+        )
+    for parcel in _parcels(run).values():
+        size_bytes = sum(map(len, parcel.values()))
+        if size_bytes > SECRET_BYTES:
+            raise UsageError(
+                f"what the run brings along has {size_bytes:,} bytes; a Secret takes {SECRET_BYTES:,}",
+                where=max(parcel, key=lambda name: len(parcel[name])),
+                fix="leave large files out of the code, or put them on a volume",
+            )
+
+
+def secret_names(name: str, num_parcels: int = MOST_PARCELS) -> list[str]:
+    """Return the names of a run's Secrets: its own, and one for each parcel of what is too large for that."""
+    return [name, *(f"{name}.p{number}" for number in range(1, num_parcels + 1))]
+
+
+def secret_of(name: str, path: str) -> str:
+    """Return which Secret of a run holds a file of `JobRequest.brings`."""
+    return secret_names(name)[int(path.rpartition("/")[0] or 0)]
+
+
+def _parcels(run: PodsRequest) -> dict[str, dict[str, bytes]]:
+    """Return the contents of each Secret, by its name."""
+    name = run.shares or run.name
+    found: dict[str, dict[str, bytes]] = {name: {}}
+    for path, content in sorted(run.files.items()):
+        found.setdefault(secret_of(name, path), {})[path.rpartition("/")[2]] = content
+    return found
+
+
+def _metadata(run: PodsRequest, **more: str) -> dict[str, Any]:
+    return {"name": run.name, "labels": {**_MANAGER, RUN_LABEL: run.name, **more}}
+
+
+def _secrets(run: PodsRequest) -> list[dict[str, Any]]:
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {**_metadata(run), "name": name},
+            "immutable": True,
+            "type": "Opaque",
+            "data": {file: base64.b64encode(data).decode() for file, data in parcel.items()},
+        }
+        for name, parcel in _parcels(run).items()
+    ]
+
+
+def _service(run: PodsRequest) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(run),
+        "spec": {
+            "clusterIP": "None",
+            # Pods need their names before they are ready: by them they find each other.
+            "publishNotReadyAddresses": True,
+            "selector": {RUN_LABEL: run.name},
+        },
+    }
+
+
+# Up to 1.34 the published schema asks for the status, though servers fill it in.
+_DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
+
+
+def _job(run: PodsRequest) -> dict[str, Any]:
+    labels = _queue_labels(run)
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": run.num_pods,
+        "parallelism": run.parallel or run.num_pods,
+        **ends_of(run),
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob" if run.parallel is None else "FailIndex",
+                    "onExitCodes": {
+                        "containerName": CONTAINER,
+                        "operator": "In",
+                        "values": [FINAL_CODE],
+                    },
+                },
+                {"action": "Ignore", "onPodConditions": [_DISRUPTED]},
+            ]
+        },
+        "ttlSecondsAfterFinished": run.keep_s,
+        "template": {
+            "metadata": {
+                # Istio reads a label or an annotation, by its version.
+                "labels": {**_MANAGER, RUN_LABEL: run.name, "sidecar.istio.io/inject": "false"},
+                "annotations": {**_ANNOTATIONS, **run.annotations, **_of_place(run)},
+            },
+            "spec": _pod(run),
+        },
+    }
+    if run.time_limit_s is not None:
+        spec["activeDeadlineSeconds"] = run.time_limit_s
+    if run.place.gang == "native" and run.parallel is None:
+        spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {**_metadata(run, **labels), "annotations": dict(run.annotations)},
+        "spec": spec,
+    }
+
+
+def _queue_labels(run: PodsRequest) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    if run.queue is not None and run.place.gang is None:
+        labels[QUEUE_LABEL] = run.queue
+    if run.queue is not None and run.place.gang == "kai":
+        labels["kai.scheduler/queue"] = run.queue
+    if run.queue_priority is not None:
+        labels["kueue.x-k8s.io/priority-class"] = run.queue_priority
+    return labels
+
+
+def _of_place(run: PodsRequest) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if run.place.topology is not None:
+        found["kueue.x-k8s.io/podset-required-topology"] = run.place.topology
+    if run.place.gang == "volcano":
+        found["scheduling.k8s.io/group-name"] = run.name
+    return found
+
+
+_SCHEDULERS = {"volcano": "volcano", "kai": "kai-scheduler"}
+
+
+def _pod(run: PodsRequest) -> dict[str, Any]:
+    place = run.place
+    pod: dict[str, Any] = {
+        # What podFailurePolicy needs; workers are started again inside of the pod.
+        "restartPolicy": "Never",
+        "subdomain": run.service or run.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": run.grace_s,
+        "tolerations": [*_TOLERATIONS, *map(dict, place.tolerations)],
+        "containers": [_container(run)],
+        "volumes": _volumes(run),
+    }
+    if run.namespace is not None:
+        # So that a pod's host name alone means something to the others; with another cluster domain it does not.
+        search = f"{run.service or run.name}.{run.namespace}.svc.cluster.local"
+        pod["dnsConfig"] = {"searches": [search]}
+    if place.node_selector:
+        pod["nodeSelector"] = dict(place.node_selector)
+    if place.gang in _SCHEDULERS:
+        pod["schedulerName"] = _SCHEDULERS[place.gang]
+    if place.priority_class is not None:
+        pod["priorityClassName"] = place.priority_class
+    if place.service_account is not None:
+        pod["serviceAccountName"] = place.service_account
+    if place.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in place.pull_secrets]
+    if place.host_network:
+        pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+        pod["affinity"] = {"podAntiAffinity": _apart(run)}
+    if security := _security_of_pod(place):
+        pod["securityContext"] = security
+    return pod
+
+
+_TOLERATIONS = (
+    {"key": "nvidia.com/gpu", "operator": "Exists"},
+    *(
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _DEAD_NODE_S,
+        }
+        for state in ("unreachable", "not-ready")
+    ),
+)
+
+
+def _apart(run: PodsRequest) -> dict[str, Any]:
+    """Return that no two pods of a run share a host, whose ports they would share too."""
+    term = {
+        "labelSelector": {"matchLabels": {RUN_LABEL: run.name}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+
+def _container(run: PodsRequest) -> dict[str, Any]:
+    fields = {
+        "MUSTER_POD_INDEX": f"metadata.labels['{INDEX_LABEL}']",
+        "MUSTER_POD_IP": "status.podIP",
+        "MUSTER_POD_UID": "metadata.uid",
+        contract.MACHINE_VARIABLE: "spec.nodeName",
+    }
+    environment: list[dict[str, Any]] = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
+    environment += [{"name": name, "value": value} for name, value in run.environment.items()]
+    if run.first_index:
+        environment.append({"name": FIRST_INDEX_VARIABLE, "value": str(run.first_index)})
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": run.image,
+        "command": list(run.command),
+        "terminationMessagePolicy": "File",
+        "env": environment,
+        "resources": _resources(run.resources, has_least=run.queue is None),
+        "volumeMounts": [
+            {"name": "package", "mountPath": PACKAGE_FOLDER, "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "scratch", "mountPath": SCRATCH_FOLDER},
+            *(
+                {"name": f"claim-{i}", "mountPath": claim.path, "readOnly": claim.read_only}
+                for i, claim in enumerate(run.claims)
+            ),
+        ],
+    }
+    if run.place.pull_policy is not None:
+        container["imagePullPolicy"] = run.place.pull_policy
+    if security := _security_of_container(run.place):
+        container["securityContext"] = security
+    return container
+
+
+def _resources(wanted: PodResources, *, has_least: bool) -> dict[str, Any]:
+    """Return requests and limits: memory and devices are equal in both, and a CPU is asked for but not limited."""
+    both: dict[str, Any] = {}
+    if wanted.memory_bytes is not None:
+        both["memory"] = str(wanted.memory_bytes)
+    if wanted.gpus:
+        both[wanted.gpu_resource] = str(wanted.gpus)
+    both |= {name: str(number) for name, number in wanted.devices.items()}
+    # What the scheduler counts, a busy node respects, and a pod is evicted for last. A queue of Kueue admits nothing that asks for
+    # a resource which it has no quota of: there it is asked for by the user only.
+    requests = dict(_LEAST) if has_least and wanted.has_least else {}
+    if wanted.cpus is not None:
+        requests["cpu"] = str(wanted.cpus)
+    if wanted.scratch_bytes is not None:
+        requests["ephemeral-storage"] = str(wanted.scratch_bytes)
+    return {"requests": {**requests, **both}, "limits": both}
+
+
+def _shm_bytes(wanted: PodResources) -> int:
+    """Return the size of /dev/shm: by default half of the memory, as Linux has it, so that a full one is an error and no kill."""
+    if wanted.shm_bytes is not None:
+        return wanted.shm_bytes
+    return wanted.memory_bytes // 2 if wanted.memory_bytes is not None else _SHM_BYTES
+
+
+def _volumes(run: PodsRequest) -> list[dict[str, Any]]:
+    shm = {"medium": "Memory", "sizeLimit": str(_shm_bytes(run.resources))}
+    scratch: dict[str, Any] = {}
+    secrets = [{"secret": {"name": name}} for name in _parcels(run)]
+    if run.resources.scratch_bytes is not None:
+        scratch["sizeLimit"] = str(run.resources.scratch_bytes)
+    return [
+        # 0400; with an fsGroup the kubelet makes it 0440 by itself. JSON has no octal numbers.
+        {"name": "package", "projected": {"sources": secrets, "defaultMode": 256}},
+        {"name": "shm", "emptyDir": shm},
+        {"name": "scratch", "emptyDir": scratch},
+        *(
+            {"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim.name}}
+            for i, claim in enumerate(run.claims)
+        ),
+    ]
+
+
+def _security_of_pod(place: PodPlace) -> dict[str, Any]:
+    user = place.user if place.user is not None or not place.restricted else 1000
+    security: dict[str, Any] = {}
+    if user is not None:
+        security |= {"runAsUser": user, "fsGroup": user, "fsGroupChangePolicy": "OnRootMismatch"}
+    if place.restricted:
+        security |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    return security
+
+
+def _security_of_container(place: PodPlace) -> dict[str, Any]:
+    if place.restricted:
+        return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return {"capabilities": {"add": ["IPC_LOCK"]}} if place.lock_memory else {}

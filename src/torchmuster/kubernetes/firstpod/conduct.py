@@ -1,0 +1,674 @@
+"""The owner of a run in the first of its pods: what `muster run` is on one machine.
+
+    conduct-pods --key FILE --order FILE
+
+It reaches the pods through their doors as hosts are reached by ssh, so it lives and dies without the client, and lives on when
+another pod goes. Its exit code is the pod's: 0, 113 for a failure that is final, 75 when this pod is taken away.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import secrets
+import signal
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import ClassVar, Generic, TypeVar
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.files.terminal import TerminalVoice
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import AttemptFailedEvent, AttemptStartedEvent, line_of
+from torchmuster.core.model.failure import EndKind, WorkerEnd, describe
+from torchmuster.core.model.owner_policy import (
+    JobTime,
+    Lives,
+    OwnerPolicy,
+    StopRequests,
+    WhatFollows,
+)
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.repeats import shortened
+from torchmuster.core.model.run import RunRecord
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import render_report, report_of_error
+from torchmuster.core.model.verdict import Circumstances, Result, explain_failure, final_exit_code
+from torchmuster.core.net.address import read_secret
+from torchmuster.core.owner.account import find_saved
+from torchmuster.core.owner.create import holds_snapshots, link_snapshots, write_owner
+from torchmuster.core.owner.record import (
+    next_attempt,
+    read_events,
+    read_lines,
+    read_result,
+    record_of,
+)
+from torchmuster.core.owner.session import EarlyStop
+from torchmuster.core.owner.stops import Deadline
+from torchmuster.core.owner.supervise import Supervisor
+from torchmuster.errors import ChannelError, MusterError
+from torchmuster.kubernetes.firstpod.archive import wait_for_archive
+from torchmuster.kubernetes.firstpod.doors import Doors
+from torchmuster.kubernetes.firstpod.neighbours import RecordNeighbours
+from torchmuster.kubernetes.node import order as orders
+from torchmuster.kubernetes.node.call import PodLines, ask_pod
+from torchmuster.kubernetes.node.order import (
+    AGAIN_CODE,
+    FINAL_CODE,
+    NUM_FILES_KEY,
+    VALUES_KEY,
+    PodOrder,
+    PodWords,
+)
+from torchmuster.kubernetes.node.session import CLAIM_VARIABLE
+from torchmuster.launcher.engines.ssh import SshEngine
+from torchmuster.launcher.engines.ssh_bundle import make_bundle
+from torchmuster.launcher.engines.ssh_command import SshHost
+from torchmuster.launcher.engines.ssh_host import in_parallel
+from torchmuster.launcher.engines.ssh_places import SshWishes
+from torchmuster.launcher.files import code_copy
+from torchmuster.launcher.jobs.jobs import cancelled_before_start, failed_before_start
+from torchmuster.launcher.node.remote.files import CodeOutputs, make_mark
+from torchmuster.launcher.owner.resubmit import restarts_spent
+
+# What a first pod that was made again finds in its record: an attempt that ended with the pod before it.
+#
+# A pod that is told to end leaves a `run_ended`. Without one, something killed it: its container was out of memory, or its node
+# died. That spends a restart, as the loss of any other pod does; else a run whose rank 0 needs too much memory never ends.
+#
+# A node that only seemed dead may still have the pod before, and comes back with it. So each first pod has a claim: doors of other pods
+# refuse the earlier of two (`kubernetes/node/session.py`), and on a volume the earlier one finds the later one's. It then ends at once.
+
+
+_CLAIM_FILE = "first-pod.json"
+_LOOK_S = 1.0  # at the claim on a volume
+_HEED_S = 3.0  # in which a first pod that still lives finds a later one's claim
+_ASK_EVERY_S = 5.0
+_ASK_S = 5.0
+_ASKED = 2  # other pods
+
+
+@dataclass(slots=True)
+class FirstPod:
+    """Says to other pods, and on a volume, which first pod owns the run; ends this process when it is another one."""
+
+    order: PodOrder
+    key: str
+    claim: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def take(self) -> None:
+        """Own it from now on; on a volume only after another one that still lives has had time to see that."""
+        os.environ[CLAIM_VARIABLE] = self.claim
+        if self.order.has_volume:
+            with contextlib.suppress(OSError):  # of a full volume, which the run itself tells of
+                self._write_claim()
+        for work in (self._look, self._ask_others):
+            threading.Thread(target=work, name="first-pod", daemon=True).start()
+
+    def _write_claim(self) -> None:
+        os.makedirs(self.order.folder, mode=0o700, exist_ok=True)
+        noted, pod = atomic.read_json(self._path), os.environ.get("MUSTER_POD_UID")
+        atomic.write_json(self._path, {"claim": self.claim, "pod": pod})
+        if isinstance(noted, dict) and noted.get("pod") != pod:
+            time.sleep(_HEED_S)  # noqa: TID251  # another machine's look at a file
+
+    def release(self) -> None:
+        """Leave nothing that the next first pod would wait for."""
+        with contextlib.suppress(OSError):
+            if self.order.has_volume and not self._is_replaced:
+                os.unlink(self._path)
+
+    @property
+    def _path(self) -> str:
+        return os.path.join(self.order.folder, _CLAIM_FILE)
+
+    @property
+    def _is_replaced(self) -> bool:
+        noted = atomic.read_json(self._path)
+        return isinstance(noted, dict) and noted.get("claim") != self.claim
+
+    def _look(self) -> None:
+        while self.order.has_volume:
+            if self._is_replaced:
+                sys.stderr.write("muster: another first pod has this run now: this one ends\n")
+                sys.stderr.flush()
+                os._exit(AGAIN_CODE)
+            time.sleep(_LOOK_S)  # noqa: TID251  # another machine's claim
+
+    def _ask_others(self) -> None:
+        """Call some other pods again and again: the answer to a replaced owner ends this process."""
+        while True:
+            time.sleep(_ASK_EVERY_S)  # noqa: TID251  # other machines
+            for index in range(1, min(self.order.num_pods, 1 + _ASKED)):
+                host, secret = self.order.address(index), read_secret(self.key)
+                ask_pod(host, self.order.port, secret, "true", _ASK_S)
+
+
+def count_loss(run_dir: RunDir, plan: RunPlan) -> Result | None:
+    """Note the end of an attempt that nobody has noted; return the run's result where no restart is left for another.
+
+    Raises:
+        OSError: The record can't be written.
+    """
+    start = _unfinished(record_of(run_dir))
+    if start is None:
+        return None
+    most = plan.limits.max_restarts
+    lives = Lives(most, restarts_spent(run_dir, most))
+    is_last = lives.after_loss() is WhatFollows.SPENT
+    cause = _end_of(start)
+    told = AttemptFailedEvent(
+        attempt=cause.attempt,
+        what=f"{cause.node}: {describe(cause)}",
+        cause=cause,
+        restarts_left=None if is_last else lives.left,
+    )
+    with open(run_dir.events, "a") as file:
+        file.write(line_of(told))
+    return _result(cause, start, lives.spent, plan) if is_last else None
+
+
+def _unfinished(record: RunRecord) -> AttemptStartedEvent | None:
+    """Return the start of the last attempt, where nothing says how it ended."""
+    last = record.attempts[-1] if record.attempts else None
+    return last.start if last is not None and last.ended is None else None
+
+
+def _end_of(start: AttemptStartedEvent) -> WorkerEnd:
+    return WorkerEnd(
+        attempt=start.attempt,
+        rank=0,
+        local_rank=0,
+        node=start.nodes[0].node if start.nodes else "the first pod",
+        kind=EndKind.NODE_LOST,
+        asked=False,
+        elapsed_s=0.0,
+        signum=9,
+        detail="this pod, the first one, ended in the middle of the attempt",
+    )
+
+
+def _result(cause: WorkerEnd, start: AttemptStartedEvent, spent: int, plan: RunPlan) -> Result:
+    known = Circumstances(
+        world_size=start.world_size,
+        attempt=cause.attempt,
+        restarts_spent=spent,
+        max_restarts=plan.limits.max_restarts,
+        same_as=None,
+        is_final=False,
+        early_ranks=(),
+        restart_hint=plan.restart_hint,
+        log_path=None,
+    )
+    return Result(
+        run_id=plan.run_id,
+        state=RunState.FAILED,
+        exit_code=final_exit_code(cause, first_cause_code=plan.first_cause_code),
+        attempts=cause.attempt + 1,
+        restarts_spent=spent,
+        elapsed_s=0.0,
+        report=explain_failure(cause, [cause], known),
+        cause=cause,
+    )
+
+
+_MESSAGE_FILE = "/dev/termination-log"
+MOST_MESSAGE_BYTES = 4096
+_MOST_VALUES_BYTES = 1024
+_END_S = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    """Own the run of these pods to its end; return the pod's exit code."""
+
+    def own(order: PodOrder, key: str, path: str, voice: TerminalVoice) -> int:
+        return PodOwner(order, key, path, voice).run()
+
+    return conduct(arguments, own)
+
+
+def conduct(arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoice], int]) -> int:
+    """Read the command line of an owner in a first pod, and let it own to the end; return the pod's exit code.
+
+    Args:
+        prog: The owner's program.
+        arguments: Its command line.
+        own: Gets the order, the paths of the key and of the order, and the voice.
+    """
+    words = codec.from_words(PodWords, arguments)
+    order = orders.read_order(words.order)
+    _allow_many_files()
+    voice = TerminalVoice()
+    voice.start()
+    first = FirstPod(order, words.key)
+    try:
+        first.take()
+        return own(order, words.key, words.order, voice)
+    finally:
+        first.release()
+        voice.flush(5.0)
+
+
+def _allow_many_files() -> None:
+    """Take as many descriptors as there may be: a pod needs seven, and a container often begins with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+Ended = TypeVar("Ended")
+
+
+@dataclass(slots=True)
+class OwnerInPod(ABC, Generic[Ended]):
+    """Owns what the first of its pods has to own, to its end: a run, or a group of a workflow.
+
+    Attributes:
+        order: Of its pods.
+        key: The file of the key of the pods.
+        order_path: The file of the order, in the folder with what the pod was brought.
+        voice: Speaks into the pod's log.
+        requests: The requests to stop: of who takes the pod away, or of a user, who leaves a note.
+        errors: What ends it with a report; all else is a bug, and the pod starts its owner again.
+    """
+
+    order: PodOrder
+    key: str
+    order_path: str
+    voice: TerminalVoice
+    requests: StopRequests = field(default_factory=StopRequests)
+    errors: ClassVar[tuple[type[Exception], ...]] = (MusterError, OSError)
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Return where the run lives in this pod."""
+        return self.order.run_dir
+
+    @property
+    def brought(self) -> str:
+        """Return the folder with what the pod was brought."""
+        return os.path.dirname(self.order_path)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return whether a user has asked to stop."""
+        note = os.path.basename(self.run_dir.cancelled)
+        return os.path.exists(os.path.join(self.order.folder, note))
+
+    def run(self) -> int:
+        """Own it to its end; return the pod's exit code."""
+        signal.signal(signal.SIGTERM, self._take_stop)
+        before = self.read() if os.path.exists(self.order.ended) else None
+        if before is not None:
+            return self.code_of(before)  # its end was interrupted
+        try:
+            ended = self.own()
+        except self.errors as error:
+            known = as_muster_error(error)
+            is_by_user = self.requests.count and self.is_cancelled
+            ended = self._cancelled(known) if is_by_user else self.failed(known)
+        except KeyboardInterrupt:
+            if not self.requests.count:  # by another signal than that which takes pods away
+                self._note_stop(signal.SIGINT)
+            ended = self.stopped()
+        follows = self.requests.after_end(
+            is_whole=self.is_whole(ended), is_cancelled=self.is_cancelled
+        )
+        if follows is WhatFollows.ELSEWHERE:
+            self.set_aside()
+            return AGAIN_CODE
+        return self.end(ended)
+
+    def _take_stop(self, *_: object) -> None:
+        self._note_stop(signal.SIGTERM)
+        raise KeyboardInterrupt  # before there is a head to tell
+
+    def _note_stop(self, signum: int) -> None:
+        self.requests.ask(signum, time.monotonic())
+
+    def _cancelled(self, error: MusterError) -> Ended:
+        """Return the end of what a user has asked to stop, and which failed then: what has been written of the stop counts."""
+        self.voice.say(f"{error.what}: {error.why}" if error.why else error.what)
+        written = self.read()
+        return self.stopped() if written is None or self.is_whole(written) else written
+
+    @abstractmethod
+    def read(self) -> Ended | None:
+        """Return how it has ended, as an earlier life of this pod has written it."""
+
+    @abstractmethod
+    def own(self) -> Ended:
+        """Conduct it; return how it ended."""
+
+    @abstractmethod
+    def failed(self, error: MusterError) -> Ended:
+        """Return the end of what could not be conducted."""
+
+    @abstractmethod
+    def stopped(self) -> Ended:
+        """Return the end of what was stopped before it began."""
+
+    @abstractmethod
+    def is_whole(self, ended: Ended) -> bool:
+        """Return whether this end needs no other pod, whoever has asked this one to stop."""
+
+    @abstractmethod
+    def set_aside(self) -> None:
+        """Let the end not look like one: another pod goes on."""
+
+    @abstractmethod
+    def end(self, ended: Ended) -> int:
+        """Write and say how it ended; return the pod's exit code."""
+
+    @abstractmethod
+    def code_of(self, ended: Ended) -> int:
+        """Return the pod's exit code."""
+
+
+class PodOwner(OwnerInPod[Result]):
+    """Owns the run of these pods."""
+
+    def read(self) -> Result | None:
+        """Return the run's result."""
+        return read_result(self.run_dir)
+
+    def failed(self, error: MusterError) -> Result:
+        """Return the result of a run that made no attempt in this pod."""
+        return failed_before_start(self.run_dir, error.exit_code, report_of_error(error))
+
+    def stopped(self) -> Result:
+        """Return the result of a run that a user has cancelled."""
+        return cancelled_before_start(self.run_dir)
+
+    def is_whole(self, ended: Result) -> bool:
+        """Return whether it succeeded: a failure may be that of a worker whose pod was taken away."""
+        return ended.state is RunState.SUCCEEDED
+
+    def code_of(self, ended: Result) -> int:
+        """Return the pod's exit code."""
+        return 0 if ended.state is RunState.SUCCEEDED else FINAL_CODE
+
+    def own(self) -> Result:
+        """Conduct the run; return its result."""
+        neighbours = RecordNeighbours(self.order, self.key, say=self.voice.say)
+        plan = self._place_run(neighbours)
+        if (lost := count_loss(self.run_dir, plan)) is not None:
+            lost = replace(lost, elapsed_s=time.time() - _begun(self.run_dir))
+            atomic.write_json(self.run_dir.result, codec.to_plain(lost))
+            return lost
+        deadline = self._deadline()
+        engine, early = self._started(plan)
+        try:
+            self.voice.say(f"run on {', '.join(engine.used_names)}")
+            neighbours.start()
+            supervisor = Supervisor(
+                engine, self.voice, deadline, early=early, requests=self.requests
+            )
+            result = asyncio.run(supervisor.run())
+            engine.finish()
+            return engine.localized(result)
+        finally:
+            neighbours.stop(is_taken_away=self.requests.count > 0)
+            engine.abandon()
+
+    def _started(self, plan: RunPlan) -> tuple[SshEngine, EarlyStop]:
+        """Return the engine with an agent on every place, and what has noted stops since; a pod that can't be used is a loss like any other.
+
+        Raises:
+            MusterError: Too few pods came, or can be used when no restart is left.
+        """
+        most = plan.limits.max_restarts
+        lives = Lives(most, restarts_spent(self.run_dir, most))
+        policy = OwnerPolicy(self.order.job, lives, self.requests)
+        while True:
+            doors = Doors(
+                order=self.order,
+                secret=read_secret(self.key),
+                least=plan.min_nodes,
+                most=plan.num_places,
+                last_call_s=plan.limits.last_call_s,
+                say=self.voice.say,
+            )
+            answer = asyncio.run(doors.wait(plan.limits.join_timeout_s))
+            engine, early = self._engine(plan, answer), EarlyStop()
+            try:
+                engine.start_all(
+                    first_attempt=next_attempt(self.run_dir), restarts_spent=lives.spent
+                )
+            except ChannelError as error:
+                if early.signum:
+                    self._note_stop(early.signum)
+                if policy.after_loss() is not WhatFollows.AGAIN:
+                    raise
+                signal.signal(signal.SIGTERM, self._take_stop)
+                why = f": {error.why}" if error.why else ""
+                self.voice.say(f"{error.what}{why}; the start is tried again ({lives.left} left)")
+                continue
+            return engine, early
+
+    def _place_run(self, neighbours: RecordNeighbours) -> RunPlan:
+        """Make the run directory, or find that of an earlier pod on a volume; return the plan for here."""
+        run_dir = self.run_dir
+        self.make_run_dir(neighbours)
+        plain = atomic.read_json(os.path.join(self.brought, orders.PLAN_FILE))
+        plan = codec.from_plain(RunPlan, plain)
+        code = CodeOutputs(run_dir)
+        if not code.is_there:
+            wait_for_archive(self.order, self.brought, _plan_limit_s(self.brought), self.voice.say)
+            code.unpack()
+        program = code_copy.moved(plan.program, self.order.code_root, code.root)
+        plan = replace(plan, program=program, nodes_return=True)
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        return plan
+
+    def make_run_dir(self, neighbours: RecordNeighbours) -> None:
+        """Make the run directory, with what an earlier first pod has left."""
+        run_dir = self.run_dir
+        os.makedirs(run_dir.path, mode=0o700, exist_ok=True)  # the mode is of the last folder alone
+        os.makedirs(run_dir.logs, exist_ok=True)
+        os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
+        with open(self.key) as file:
+            atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
+        neighbours.find(self.voice.say)
+        make_mark(run_dir.path)
+        write_owner(run_dir)
+        self.set_aside()
+        if self.order.continues is not None:
+            link_before(self.order, self.order.continues)
+        call = os.path.join(self.brought, orders.CALL_FILE)
+        if os.path.exists(call):
+            with open(call, "rb") as brought:
+                atomic.replace_file(run_dir.call, brought.read(), mode=0o600)
+
+    def _engine(self, plan: RunPlan, answer: list[int]) -> SshEngine:
+        order = self.order
+        others = [index for index in range(order.num_pods) if index not in answer]
+        names = tuple(order.host(index) for index in (*answer, *others))
+        plan = replace(plan, node_names=names[: plan.num_places])
+        code = CodeOutputs(self.run_dir).root
+        return pods_engine(plan, self.run_dir, order, self.key, names, code, self.voice.say)
+
+    def _deadline(self) -> Deadline | None:
+        limit_s = self.order.time_limit_s
+        if limit_s is None:
+            return None
+        ends_at = _begun(self.run_dir) + limit_s
+        return Deadline(JobTime(self.order.warn_s, ends_at, ends_the_run=True))
+
+    def set_aside(self) -> None:
+        """Keep the result of an earlier life under another name."""
+        with contextlib.suppress(OSError):
+            os.replace(self.run_dir.result, f"{self.run_dir.result}.{next_attempt(self.run_dir)}")
+
+    def _without_vain_hint(self, result: Result) -> Result:
+        """Return a result that sends nobody to snapshots which go with the pods."""
+        saved, report = find_saved(self.run_dir), result.report
+        own = saved is not None and saved.folder.startswith(f"{self.order.home}/")
+        if self.order.has_volume or not own or report is None or report.hint is None:
+            return result
+        parts = [part for part in report.hint.split("; ") if "muster restart" not in part]
+        result = replace(result, report=replace(report, hint="; ".join(parts) or None))
+        self._keep(result)
+        return result
+
+    def _keep(self, result: Result) -> None:
+        with contextlib.suppress(OSError):  # of a full disk: the pod's last message has it
+            atomic.write_json(self.run_dir.result, codec.to_plain(result))
+
+    def end(self, ended: Result) -> int:
+        """Say how the run ended: in the pod's log, in its last message, and to those who read its record."""
+        result = ended
+        if result.report is not None and result.state is not RunState.SUCCEEDED:
+            from torchmuster.diagnose.explain.end_of_run import explained
+
+            report = explained(result, self.run_dir) or result.report
+            result = replace(result, report=report)
+            self._keep(result)
+            self.voice.print(render_report(shortened(report, result, self.voice.shown)))
+        result = self._without_vain_hint(result)
+        counts = self.order.is_sweep and not self.order.has_volume
+        more: dict[str, object] = {}
+        if counts and (num_files := CodeOutputs(self.run_dir).num_made):
+            more[NUM_FILES_KEY] = num_files
+        if self.order.is_sweep and (values := newest_values(self.run_dir)) is not None:
+            more[VALUES_KEY] = values
+        leave_message(last_message(result, more))
+        code = self.code_of(result)
+        with contextlib.suppress(OSError):  # of a full disk: the pod's last message has it
+            atomic.write_json(self.order.ended, {"code": code})
+        if self.order.keep_s:
+            others = range(1, self.order.num_pods)
+            dismiss(self.order, self.key, [self.order.address(index) for index in others])
+        return code
+
+
+def as_muster_error(error: Exception) -> MusterError:
+    """Return what ended an owner in words for its user: an error of the system is one of the record that it writes."""
+    if isinstance(error, MusterError):
+        return error
+    if not isinstance(error, OSError):
+        return MusterError(str(error))
+    return MusterError(
+        f"the run's record can't be written: {error.strerror or error}",
+        where=str(error.filename or "home"),
+        fix="free some space on the volume of `home`, or name another one in the site",
+    )
+
+
+def link_before(order: PodOrder, run_id: str) -> None:
+    """Let a run find the snapshots of the one that it goes on from; a first pod that is made again finds the link.
+
+    Raises:
+        MusterError: They are not on the volume any more: it would begin at step 0 without a word.
+    """
+    run_dir = order.run_dir
+    if os.path.lexists(run_dir.snapshots):
+        return
+    before = RunDir(os.path.join(order.home, "runs", run_id)).snapshots
+    if order.saved_step is not None and not holds_snapshots(before):
+        raise MusterError(
+            f"the snapshots of {short_id(run_id)} are gone: the last was of step {order.saved_step}",
+            where=before,
+            why="the volume does not have them any more",
+            fix="put them back, or type its command again to start over at step 0",
+        )
+    link_snapshots(run_dir, before)
+
+
+def pods_engine(
+    plan: RunPlan,
+    run_dir: RunDir,
+    order: PodOrder,
+    key: str,
+    names: Sequence[str],
+    code_root: str,
+    say: Callable[[str], None],
+    output: str = "",
+) -> SshEngine:
+    """Return the engine that starts the agents of a run through the doors of these pods, of which this is the first.
+
+    What the pods have in the folder `output` comes into this pod's.
+    """
+    limit_s = plan.limits.join_timeout_s
+    lines = PodLines(
+        secret=read_secret(key),
+        port=order.port,
+        domain="" if order.hosts else order.job,
+        wait_s=limit_s,
+    )
+    bundle = make_bundle(("ssh",), [sys.executable], may_share=True)
+    bundle = replace(
+        bundle,
+        connect_limit_s=limit_s,
+        start=lines.start,
+        hint_of=lambda host, _: f"`kubectl describe pod {host}` tells how it is",
+    )
+    wishes = SshWishes(
+        hosts=tuple(SshHost(name=name) for name in names),
+        where=f"pods of {order.job}",
+        by_slots=False,
+        head_port=order.head_port if order.group is None else 0,
+        code_root=code_root,
+        spares_first=order.group is None,
+        passes_on=True,
+        output=output,
+    )
+    return SshEngine(plan, run_dir, wishes, bundle, say)
+
+
+def newest_values(run_dir: RunDir) -> dict[str, object] | None:
+    """Return the newest value of each metric that a training has recorded, as the last of its events; None for none."""
+    values: dict[str, object] = {}
+    last: dict[str, object] | None = None
+    for event in read_lines(run_dir.training):
+        if event.get("event") == "metrics" and isinstance(found := event.get("values"), dict):
+            values |= found
+            last = {**event, "values": values}
+    return last if last is not None and len(json.dumps(last)) <= _MOST_VALUES_BYTES else None
+
+
+def last_message(result: Result, more: Mapping[str, object] = MappingProxyType({})) -> str:
+    """Return a result as Kubernetes keeps it of an ended pod: at most 4,096 bytes of JSON.
+
+    Args:
+        result: Of the run.
+        more: Of a member of a sweep: what else is in this pod alone.
+    """
+    plain = {**codec.to_plain(result), **more}
+    if result.cause is None or result.cause.kind is not EndKind.NODE_LOST:
+        plain.pop("cause", None)  # it is long; of a lost pod the client asks the cluster
+    report = plain.get("report") or {}
+    while len(text := json.dumps(plain)) > MOST_MESSAGE_BYTES and report.get("because"):
+        report["because"] = report["because"][:-1]
+    return text if len(text) <= MOST_MESSAGE_BYTES else json.dumps({**plain, "report": None})
+
+
+def dismiss(order: PodOrder, key: str, hosts: Sequence[str]) -> None:
+    """Let pods end, as successes: the end of the first one is that of all, and it may wait for a client."""
+    secret = read_secret(key)
+    in_parallel(lambda host: ask_pod(host, order.port, secret, "kill -USR1 $PPID", _END_S), hosts)
+
+
+def leave_message(text: str) -> None:
+    """Leave what Kubernetes keeps of an ended pod, where there is a place for it."""
+    with contextlib.suppress(OSError), open(_MESSAGE_FILE, "r+") as file:
+        file.write(text)
+
+
+def _plan_limit_s(brought: str) -> float:
+    plan = codec.from_plain(RunPlan, atomic.read_json(os.path.join(brought, orders.PLAN_FILE)))
+    return plan.limits.join_timeout_s
+
+
+def _begun(run_dir: RunDir) -> float:
+    """Return when the run first began: another pod may have."""
+    first = next(read_events(run_dir.events), None)
+    return first.at if first is not None else time.time()

@@ -1,0 +1,174 @@
+"""Opens a session with a pod, as ssh does with a host: what `launcher/engines/ssh_host.py` types is understood.
+
+It ends with its input, so with who started it. (The kernel would end it with the thread that did.) The exit code is that of the command;
+255 where there was no session, with one line on standard error. A pod that is just being made has no name yet and no door, so who calls
+from inside of a process may try again; each time the name is asked for anew: a pod that replaces another has another address.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from torchmuster.core import proc
+from torchmuster.core.model.codec import from_words, to_words
+from torchmuster.core.net import messages
+from torchmuster.core.net.address import read_secret
+from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
+from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.plainfile import write_all
+from torchmuster.core.proc import Answered
+from torchmuster.kubernetes.node.session import ask_session, call_session
+from torchmuster.launcher.net.command import GONE, CommandProcess
+
+_NO_SESSION = 255
+_TRY_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallWords:
+    """The command line of `call`: the file of the key, the port of the pod's door, and behind `--` what is typed to ssh.
+
+    Of that the last two words count, the host and the command; the others are options of ssh.
+    """
+
+    key: str
+    port: int
+    command: tuple[str, ...]
+
+
+def call_argv(key: str, port: int) -> list[str]:
+    """Return the words that stand for `ssh`: the key's file and the port that all pods of a run share."""
+    return proc.node_program("call", *to_words(CallWords(key=key, port=port, command=())))
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command in a pod."""
+    words = from_words(CallWords, arguments)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    secret, (host, command) = read_secret(words.key), words.command[-2:]
+    far = messages.MAX_WINDOW_BYTES  # a client may be a continent away
+    return asyncio.run(call_pod(host, words.port, secret, command, 0.0, window_bytes=far))
+
+
+async def call_pod(
+    host: str,
+    port: int,
+    secret: bytes,
+    command: str,
+    wait_s: float,
+    streams: tuple[int, int, int] = (0, 1, 2),
+    window_bytes: int = messages.EXEC_WINDOW_BYTES,
+) -> int:
+    """Run a command in a pod with these as its standard input, output and errors; return its exit code.
+
+    It is 255 where there was no session, tried for so long, with one line on standard error.
+    """
+    try:
+        channel = await call_patiently(host, port, secret, wait_s)
+    except (OSError, HandshakeError) as error:
+        write_all(streams[2], f"{host} port {port}: {words_of(error)}\n".encode())
+        return _NO_SESSION
+    try:
+        return await call_session(channel, command, streams, window_bytes)
+    except (ChannelClosedError, OSError) as error:
+        write_all(streams[2], f"{host}: the connection ended: {words_of(error)}\n".encode())
+        return _NO_SESSION
+    finally:
+        channel.abort()
+
+
+async def call_patiently(host: str, port: int, secret: bytes, wait_s: float) -> Channel:
+    """Return a session with a pod, tried for so long.
+
+    Raises:
+        OSError: It has no name or no door, or does not answer.
+        HandshakeError: Something else answers.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        try:
+            return await connect(host, port, Role.SESSION, secret)
+        except (OSError, HandshakeError):
+            # Another secret is that of a pod which had this name before, and leaves.
+            if loop.time() >= deadline:
+                raise
+        await asyncio.sleep(_TRY_EVERY_S)
+
+
+def words_of(error: Exception) -> str:
+    """Return why a call failed."""
+    if isinstance(error, socket.gaierror):
+        return "its name is not known"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number is not None else str(error)  # asyncio has words of its own
+
+
+# Sessions with many pods in one process: a thread carries the streams of all of them.
+#
+# A process for each would take 20 MB of the first pod's memory, more than a gigabyte with 64 pods, and the time of its start.
+
+
+_MOST_THREADS = 256  # for names: a DNS that is silent about one holds up no other
+
+
+@dataclass(slots=True)
+class PodLines:
+    """The sessions of one process with the pods of a run.
+
+    Attributes:
+        domain: What makes a pod's name known to DNS: the name of the Service; empty where names have it.
+        wait_s: How long a pod is tried.
+    """
+
+    secret: bytes
+    port: int
+    domain: str
+    wait_s: float
+    _loop: asyncio.AbstractEventLoop | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self, argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> CommandProcess:
+        """Begin a session; the last words are host and command, as of ssh. The descriptors stay the caller's."""
+        host, command = argv[-2:]
+        name = f"{host}.{self.domain}" if self.domain else host
+        streams = (os.dup(stdin), os.dup(stdout), os.dup(stderr))
+        calling = call_pod(name, self.port, self.secret, command, self.wait_s, streams)
+        return CommandProcess(self._running_loop(), calling, streams)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, "line"))
+                threading.Thread(target=self._loop.run_forever, name="lines", daemon=True).start()
+            return self._loop
+
+
+def ask_pod(
+    host: str, port: int, secret: bytes, command: str, limit_s: float, data: bytes = b""
+) -> Answered:
+    """Run a command in a pod, from any thread without an event loop; the status is None when its time was up."""
+
+    async def ask() -> Answered:
+        async with asyncio.timeout(limit_s):
+            channel = await call_patiently(host, port, secret, 0.0)
+            try:
+                status, said = await ask_session(channel, command, data)
+            finally:
+                channel.abort()
+        return Answered(status=status, stdout=said, stderr=b"")
+
+    try:
+        return asyncio.run(ask())
+    except TimeoutError:
+        return Answered(status=None, stdout=b"", stderr=b"")
+    except (OSError, HandshakeError, ChannelClosedError) as error:
+        return Answered(status=GONE, stdout=b"", stderr=words_of(error).encode())

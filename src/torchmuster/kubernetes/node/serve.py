@@ -1,0 +1,294 @@
+"""The first process of a pod: its door.
+
+    pod --key FILE --order FILE
+
+Who proves the run's key may run commands here. The door of the first pod also starts the owner of the run, again where something
+has killed it, and ends with it. SIGTERM goes on to what runs here: a node that is drained, or a Job that is deleted. Processes
+whose parents have gone become children of this one, which reaps them.
+"""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.model.codec import from_words, to_words
+from torchmuster.core.model.contract import CREDENTIALS_VARIABLE, OVERUSED_SIGNAL
+from torchmuster.core.model.failure import OVERUSED
+from torchmuster.core.net.address import bind, read_secret
+from torchmuster.core.net.channel import Channel
+from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.net.listener import Listener
+from torchmuster.errors import MusterError
+from torchmuster.kubernetes.node.order import (
+    AGAIN_CODE,
+    CREDENTIALS_FILE,
+    DISK_BYTES_VARIABLE,
+    FINAL_CODE,
+    INDEX_VARIABLE,
+    KEY_VARIABLE,
+    MEMORY_BYTES_VARIABLE,
+    ORDER_VARIABLE,
+    PROGRAMS_VARIABLE,
+    READS_VARIABLE,
+    PodOrder,
+    PodWords,
+    own_index,
+    place_member,
+    read_order,
+)
+from torchmuster.kubernetes.node.session import Sessions
+
+# Whether a pod that is asked to end is taken away for its own use of its node's disk or memory, and not for another's sake.
+#
+# A kubelet that evicts sends SIGTERM as everybody does, with one second of grace, and tells only the API why. Source: kubernetes
+# pkg/kubelet/eviction: a disk by its `sizeLimit`, memory when the node is short of it, and first pods that use more than they ask for.
+
+
+_COUNT_S = 0.5
+_BLOCK_BYTES = 512
+_SHORT_BYTES, _SHORT_SHARE = 512 << 20, 0.05  # of a node's memory; a kubelet's threshold is its own
+
+
+def is_overused(environment: Mapping[str, str], root: str = "/") -> bool:
+    """Say whether this pod uses more than it may; `root` is where /proc and /sys are."""
+    return _disk_is(environment) or _memory_is(environment, root)
+
+
+def _disk_is(environment: Mapping[str, str]) -> bool:
+    limit, disk = environment.get(DISK_BYTES_VARIABLE, ""), environment.get("MUSTER_POD_DISK")
+    if not limit.isdecimal() or disk is None:
+        return False
+    until, used_bytes = time.monotonic() + _COUNT_S, 0
+    for folder, _, names in os.walk(disk):
+        for name in names:
+            with contextlib.suppress(OSError):
+                used_bytes += os.lstat(os.path.join(folder, name)).st_blocks * _BLOCK_BYTES
+        if used_bytes > int(limit) or time.monotonic() > until:
+            break
+    return used_bytes > int(limit)
+
+
+def _memory_is(environment: Mapping[str, str], root: str) -> bool:
+    asked = environment.get(MEMORY_BYTES_VARIABLE, "")
+    try:
+        node = _numbers(f"{root}/proc/meminfo", 1024)
+        used_bytes = _numbers(f"{root}/sys/fs/cgroup/memory.stat", 1)
+        with open(f"{root}/sys/fs/cgroup/memory.current") as file:
+            own_bytes = int(file.read()) - used_bytes["inactive_file"]
+        short_bytes = max(_SHORT_BYTES, _SHORT_SHARE * node["MemTotal:"])
+        is_short = node["MemAvailable:"] < short_bytes
+    except (OSError, ValueError, KeyError):
+        return False
+    return asked.isdecimal() and is_short and own_bytes > int(asked)
+
+
+def _numbers(path: str, unit: int) -> dict[str, int]:
+    with open(path) as file:
+        fields = (line.split() for line in file)
+        return {words[0]: int(words[1]) * unit for words in fields if len(words) > 1}
+
+
+_REAP_EVERY_S = 1.0
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+_ALL_DONE = signal.SIGUSR1  # of the owner of a group
+_MOST_OWNERS = 20
+_PAUSE_S = 1.0
+_LOOK_S = 0.1
+_LAST_WORD_S = 0.3  # a kubelet gives such a pod one second
+_TAKE_RECORD_S = 60.0  # from the run's end, while clients read its record
+_CALL_AGAIN_S = 5.0  # a client whose connection has just broken
+
+
+class PodDoor:
+    """Serves sessions until it is told to stop, or its owner of a run has ended.
+
+    Attributes:
+        owner: The command of the run's owner; None where another pod has it.
+        order: What the pod was told; of a pod with an owner.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        port: int,
+        owner: list[str] | None = None,
+        order: PodOrder | None = None,
+    ) -> None:
+        self.owner, self.order = owner, order
+        self._sessions = Sessions()
+        self._stopping = asyncio.Event()
+        self._owner: asyncio.subprocess.Process | None = None
+        self._is_deaf = False
+        self._is_done = False
+        self._refused: set[str] = set()
+        try:
+            listening = bind("", port)
+        except OSError as error:
+            raise MusterError(
+                f"port {port} of this pod can't be opened",
+                why=error.strerror,
+                fix="with the host's network another process of the host may have it: `door_port` of the site",
+            ) from error
+        self._listener = Listener(listening, (secret, None), self._serve, self._refuse)
+
+    @property
+    def port(self) -> int:
+        """Return the port that callers use."""
+        return self._listener.port
+
+    async def serve(self) -> int:
+        """Serve to the end; return the pod's exit code."""
+        loop = asyncio.get_running_loop()
+        for signum in _STOPS:
+            loop.add_signal_handler(signum, self._stop)
+        loop.add_signal_handler(_ALL_DONE, self._take_end)
+        serving = asyncio.create_task(self._listener.serve())
+        reaping = asyncio.create_task(self._reap_for_ever())
+        print(f"muster: sessions are served at port {self.port}", flush=True)
+        try:
+            code = await self._own() if self.owner is not None else AGAIN_CODE
+            if self.owner is None:
+                await self._stopping.wait()
+                await self._sessions.ended()
+            return 0 if self._is_done else code
+        finally:
+            # A second one must not end it before its sessions have ended; the loop restores defaults when it closes.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+            for task in (serving, reaping):
+                task.cancel()
+            await asyncio.gather(serving, reaping, return_exceptions=True)
+
+    def _take_end(self) -> None:
+        """End as a success: the group has ended, and this pod is of another Job than the first one, whose end is the group's."""
+        self._is_done = True
+        self._stop()
+
+    def _stop(self) -> None:
+        """Pass SIGTERM on: the owner stops its run, agents tell the head that their node leaves."""
+        self._stopping.set()
+        if is_overused(os.environ):
+            print(f"muster: {OVERUSED}: it is taken away", flush=True)
+            self._turn_deaf()
+            self._sessions.signal(OVERUSED_SIGNAL)
+            asyncio.get_running_loop().call_later(_LAST_WORD_S, os._exit, AGAIN_CODE)
+            return
+        if self._owner is not None and self._owner.returncode is None:
+            self._owner.send_signal(signal.SIGTERM)
+            return
+        self._turn_deaf()
+        self._sessions.signal(signal.SIGTERM)
+
+    def _turn_deaf(self) -> None:
+        """Accept nobody any more: who calls this name from now on means the pod that will have it."""
+        if not self._is_deaf:
+            self._is_deaf = True
+            self._listener.accept_no_more()
+
+    async def _own(self) -> int:
+        """Start the owner, again where it did not end by itself; return the pod's exit code."""
+        for _ in range(_MOST_OWNERS):
+            code = await self._own_once()
+            if code in (0, FINAL_CODE):
+                await self._until_held()
+                await self._sessions.ended(_TAKE_RECORD_S, calls_again_s=self._call_again_s)
+            if code in (0, FINAL_CODE, AGAIN_CODE) or self._stopping.is_set():
+                return code if code in (0, FINAL_CODE) else AGAIN_CODE
+            print(f"muster: the run's owner ended ({code}): it is started again", flush=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await self._stopping.wait()
+        return FINAL_CODE
+
+    async def _until_held(self) -> None:
+        """Wait until a client holds what is here alone: as long as the order says, or until the pod is told to end."""
+        keep_s = self.order.keep_s if self.order is not None else 0.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(keep_s):
+                while not self._is_held and not self._stopping.is_set():
+                    await asyncio.sleep(_LOOK_S)
+
+    @property
+    def _is_held(self) -> bool:
+        return self.order is not None and os.path.exists(self.order.held)
+
+    @property
+    def _call_again_s(self) -> float:
+        return 0.0 if self._is_held else _CALL_AGAIN_S
+
+    async def _own_once(self) -> int:
+        with self._sessions.starting():
+            self._owner = await asyncio.create_subprocess_exec(*(self.owner or ()))
+            self._sessions.pids.add(self._owner.pid)
+        if self._stopping.is_set():
+            self._owner.send_signal(signal.SIGTERM)
+        code = await self._owner.wait()
+        self._sessions.pids.discard(self._owner.pid)
+        return code
+
+    async def _serve(self, channel: Channel) -> None:
+        if channel.role is Role.SESSION:
+            await self._sessions.serve(channel)
+
+    def _refuse(self, address: str, error: HandshakeError) -> None:
+        if address not in self._refused:
+            self._refused.add(address)
+            sys.stderr.write(f"muster: a caller from {address} was refused: {error}\n")
+
+    async def _reap_for_ever(self) -> None:
+        while True:
+            self._reap()
+            await asyncio.sleep(_REAP_EVERY_S)
+
+    def _reap(self) -> None:
+        """Wait for processes whose parents have gone: the kernel gives them to the first process of a container."""
+        if self._sessions.num_starting:
+            return  # its end, should it come at once, belongs to its session
+        for pid in proc.children_of(os.getpid()):
+            facts = proc.read_process(pid)
+            if pid not in self._sessions.pids and facts is not None and facts.state == "Z":
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve sessions in this pod, and own the run in the first one."""
+    words = from_words(PodWords, arguments)
+    order, path = read_order(words.order), words.order
+    if order.is_sweep and READS_VARIABLE not in os.environ:
+        path = place_member(path, os.environ, os.path.join(os.path.dirname(words.key), "member"))
+        os.environ[INDEX_VARIABLE] = "0"  # it is the only pod of its run
+    owner = None
+    if own_index(os.environ) == 0:
+        program = "conduct-pods" if order.group is None else "conduct-group-pods"
+        owner = proc.node_program(program, *to_words(replace(words, order=path)))
+    os.environ.update(order.environment)
+    _place_credentials(words.key, words.order)
+    os.environ[KEY_VARIABLE] = os.path.abspath(words.key)
+    os.environ[ORDER_VARIABLE] = os.path.abspath(path)
+    os.environ[PROGRAMS_VARIABLE] = shlex.join(proc.node_program("")[:-1])
+    proc.become_subreaper()
+    own = read_order(path)
+    return asyncio.run(_serve(read_secret(words.key), own, owner))
+
+
+def _place_credentials(key: str, order: str) -> None:
+    """Let tasks find the user's credentials: a copy that only we can read, beside the key's."""
+    source = os.path.join(os.path.dirname(order), CREDENTIALS_FILE)
+    if not os.path.exists(source):
+        return
+    path = os.path.join(os.path.dirname(key), CREDENTIALS_FILE)
+    with open(source, "rb") as file:
+        atomic.replace_file(path, file.read(), mode=0o600)
+    os.environ[CREDENTIALS_VARIABLE] = path
+
+
+async def _serve(secret: bytes, order: PodOrder, owner: list[str] | None) -> int:
+    return await PodDoor(secret, order.port, owner, order).serve()

@@ -1,0 +1,229 @@
+"""The commands that callers run in a pod, each on an authenticated channel of its own (`launcher/node/exec.py`, `launcher/net/command.py`).
+
+When the connection ends, so does the command's input: what runs there is a remote end (`node/remote`), which then ends what it
+has started.
+
+The owner of a run says before its commands which first pod it is in. Of two, the one that came later has the run: sessions of the
+other end, and it is told so when it calls again. A node that only seemed dead may come back with its pod after an hour.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+
+from torchmuster.core import proc
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel, ChannelClosedError
+from torchmuster.kubernetes.node.order import AGAIN_CODE
+from torchmuster.launcher.net.command import Command
+from torchmuster.launcher.node.exec import Exec, kill_sessions
+
+CLAIM_VARIABLE = "MUSTER_FIRST_POD"  # of an owner and what it starts: which first pod it is in
+_REPLACED_CODE = 1 << 16  # of no command: a later first pod has the run
+RECORD_PROGRAM = "pod-record"
+_LEAVE_S = 20.0  # a remote end takes up to 10 s to end its agents
+_LAST_WORDS_S = 30.0
+_LOOK_S = 0.1
+_MOST_SAID_BYTES = 64 << 20
+
+
+class Sessions:
+    """The commands that callers run here.
+
+    Attributes:
+        pids: Of the commands; whoever waits for other processes leaves them alone.
+        num_starting: Of these the pids are not known yet.
+    """
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self.num_starting = 0
+        self._execs: dict[Exec, tuple[Channel, str]] = {}
+        self._claims: list[str] = []
+        self._last_read = float("-inf")
+        self._passed_on: int | None = None
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Note that a process is being started whose pid is not known yet."""
+        self.num_starting += 1
+        try:
+            yield
+        finally:
+            self.num_starting -= 1
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the commands, and to those that begin later: remote ends pass it on to their agents."""
+        self._passed_on = signum
+        for pid in self.pids & {one.pid for one in self._execs}:
+            proc.kill_quietly(pid, signum)
+
+    async def ended(
+        self,
+        limit_s: float = float("inf"),
+        *,
+        calls_again_s: float = 0.0,
+    ) -> None:
+        """Wait until no command runs, at most so long; a client who has just read the record may call again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        while (now := loop.time()) < deadline:
+            is_busy = self._execs or self.num_starting
+            if not is_busy and now - self._last_read >= calls_again_s:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def serve(self, channel: Channel) -> None:
+        """Run the command of one caller, to its end or that of the connection."""
+        try:
+            start = await channel.receive()
+        except ChannelClosedError:
+            return
+        if not isinstance(start, messages.ExecStart) or not start.argv:
+            return
+        if start.claim and not self._admit(start.claim):
+            channel.send_nowait(messages.ExecEnded(exec_id=start.exec_id, code=_REPLACED_CODE))
+            await channel.close()
+            return
+        reads = any(RECORD_PROGRAM in word for word in start.argv)
+
+        def launch(streams: tuple[int, int, int]) -> proc.Child:
+            stdin, stdout, stderr = streams
+            return proc.start(start.argv, stdin=stdin, stdout=stdout, stderr=stderr)
+
+        most = messages.MAX_WINDOW_BYTES
+        one = Exec(
+            start,
+            channel.send_nowait,
+            launch,
+            _LEAVE_S,
+            is_told=False,
+            most_bytes=most,
+            patience_s=_LAST_WORDS_S,
+        )
+        self._execs[one] = channel, start.claim
+        hearing = asyncio.create_task(_hear(channel, one))
+        try:
+            try:
+                last = await one.run(None, self._note)
+            finally:
+                kill_sessions({one.pid} - {0})
+                self.pids.discard(one.pid)
+            if not one.is_left:
+                channel.send_nowait(last)
+                await _until_taken(one, hearing)
+        finally:
+            hearing.cancel()
+            del self._execs[one]
+            if reads:
+                self._last_read = asyncio.get_running_loop().time()
+
+    def _note(self, pid: int) -> None:
+        self.pids.add(pid)
+        if self._passed_on is not None:
+            proc.kill_quietly(pid, self._passed_on)
+
+    def _admit(self, claim: str) -> bool:
+        """Say whether a first pod has the run, or has it from now on: then sessions of the one before end."""
+        if claim in self._claims[:-1]:
+            return False
+        if claim not in self._claims:
+            self._claims.append(claim)
+            for channel, earlier in self._execs.values():
+                if earlier and earlier != claim:
+                    channel.abort()
+        return True
+
+
+async def _until_taken(one: Exec, hearing: "asyncio.Task[None]") -> None:
+    """Wait until the caller has hung up, which it does when it has taken everything, or takes nothing for too long."""
+    heard_at = None
+    while not hearing.done() and one.heard_at != heard_at:
+        heard_at = one.heard_at
+        await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
+
+
+async def _hear(channel: Channel, one: Exec) -> None:
+    """Give a command what its caller says; when the caller is gone, its input ends."""
+    with contextlib.suppress(ChannelClosedError):
+        while True:
+            message = await channel.receive()
+            if isinstance(message, messages.FromExecClient):
+                one.take(message)
+    one.take(messages.ExecLeave(exec_id=one.exec_id))
+
+
+def _start_of(command: str, window_bytes: int) -> messages.ExecStart:
+    return messages.ExecStart(
+        exec_id=secrets.token_hex(8),
+        task="",
+        argv=("/bin/sh", "-c", command),
+        claim=os.environ.get(CLAIM_VARIABLE, ""),
+        window_bytes=window_bytes,
+    )
+
+
+async def call_session(
+    channel: Channel,
+    command: str,
+    streams: tuple[int, int, int] = (0, 1, 2),
+    window_bytes: int = messages.EXEC_WINDOW_BYTES,
+) -> int:
+    """Run a command at the other end with these as its standard input, output and errors; return its exit code.
+
+    Raises:
+        ChannelClosedError: The connection has ended before the command, or it was not started.
+    """
+    one = Command(_start_of(command, window_bytes), channel.send_nowait, streams)
+    one.begin()
+    listening = asyncio.create_task(one.listen(channel))
+    try:
+        code = await asyncio.shield(one.ended)
+    finally:
+        listening.cancel()
+        one.leave()
+    if one.refusal is not None:
+        raise ChannelClosedError(f"{one.refusal.what}: {one.refusal.why}")
+    if one.lost is not None:
+        raise ChannelClosedError(one.lost)
+    return _code_of(code)
+
+
+async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tuple[int, bytes]:
+    """Run a command at the other end with this input, at most 4 MiB; return its exit code and its output.
+
+    Raises:
+        ChannelClosedError: The connection has ended before the command, or it was not started.
+    """
+    start, said = _start_of(command, messages.MAX_WINDOW_BYTES), bytearray()
+    channel.send_nowait(start)
+    for begin in range(0, len(data), messages.EXEC_CHUNK_BYTES):
+        piece = data[begin : begin + messages.EXEC_CHUNK_BYTES]
+        channel.send_nowait(messages.ExecInput(exec_id=start.exec_id, data=piece))
+    channel.send_nowait(messages.ExecInput(exec_id=start.exec_id, end=True))
+    while True:
+        match await channel.receive():
+            case messages.ExecOutput(stream=stream, data=piece):
+                said += piece if stream == 1 else b""
+                if len(said) > _MOST_SAID_BYTES:
+                    raise ChannelClosedError("the command says too much")
+                size_bytes = len(piece)
+                channel.send_nowait(
+                    messages.ExecTaken(exec_id=start.exec_id, size_bytes=size_bytes)
+                )
+            case messages.ExecEnded(code=code):
+                return _code_of(code), bytes(said)
+            case messages.ExecRefused(what=what, why=why):
+                raise ChannelClosedError(f"{what}: {why}")
+
+
+def _code_of(code: int) -> int:
+    """Return the exit code of a command; an owner that another one has replaced ends here, and writes nothing more."""
+    if code == _REPLACED_CODE:
+        sys.stderr.write("muster: another first pod has this run now: this one ends\n")
+        sys.stderr.flush()
+        os._exit(AGAIN_CODE)
+    return code

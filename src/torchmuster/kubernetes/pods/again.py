@@ -1,0 +1,50 @@
+"""A run in pods that is started again: what the one before has left, and what has gone with its pods."""
+
+import os
+
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.owner.account import find_saved
+from torchmuster.core.owner.record import read_result
+from torchmuster.errors import UsageError
+from torchmuster.kubernetes.engine.wishes import claims_of, keeps_runs
+from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.kubernetes.pods.bring import Before
+from torchmuster.launcher.model.job import JobRequest
+
+
+def find_before(old: RunDir, order: PodOrder, job: JobRequest) -> Before | None:
+    """Return the run to go on from; None where the next begins as its command would.
+
+    Args:
+        old: Its folder here.
+        order: What its pods were told.
+        job: What was asked of the cluster.
+
+    Raises:
+        UsageError: What it has saved was on the disks of its pods.
+    """
+    saved, result = find_saved(old), read_result(old)
+    step = saved.step if saved is not None else None
+    if step is None and result is not None:
+        step = result.saved_step  # of a record that has not come
+    own = order.run_dir.snapshots
+    folder = saved.folder if saved is not None and saved.folder != old.snapshots else own
+    if step is not None and not _outlives_pods(folder, job):
+        raise UsageError(
+            f"the snapshots of {short_id(order.run_id)} are gone: the last was of step {step}",
+            where=folder,
+            why="they were on the disks of its pods and went with them",
+            fix="type its command again to start over at step 0; `claims` and `home` of the site keep runs on a volume",
+        )
+    if not keeps_runs(job):
+        return None
+    is_own = os.path.normpath(folder) == own
+    return Before(run_id=order.run_id, saved_step=step if is_own else None)
+
+
+def _outlives_pods(folder: str, job: JobRequest) -> bool:
+    """Say whether a folder is at a URL, or on a volume."""
+    volumes = (claim.path.rstrip("/") for claim in claims_of(job))
+    return "://" in folder or any(
+        folder == path or folder.startswith(f"{path}/") for path in volumes
+    )

@@ -1,0 +1,433 @@
+"""What a run in pods brings along, and where it goes: the files of its Secrets, its context and namespace."""
+
+import hashlib
+import io
+import itertools
+import json
+import lzma
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, muster_home
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import Program, RunPlan
+from torchmuster.core.model.text import did_you_mean, show_size
+from torchmuster.errors import UsageError
+from torchmuster.kubernetes.engine.dialect import JOBSETS, kubectl, name_of
+from torchmuster.kubernetes.engine.manifest import MOST_PARCELS, SECRET_BYTES
+from torchmuster.kubernetes.engine.wishes import DOOR_PORT, home_of, keep_s_of, keeps_runs, pods_of
+from torchmuster.kubernetes.node import order as orders
+from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.kubernetes.pods.reach import refused
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.files import code_copy, travel
+from torchmuster.launcher.model.job import JobRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torchmuster.launcher.spec.site import Site
+
+PYTHON = "python3"  # of an image
+REACH_RULE = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}'
+_ASK_S = 20.0
+_ENFORCED = "pod-security.kubernetes.io/enforce"
+_OWN_BYTES = (
+    64 << 10
+)  # of the run's own Secret: what is larger than that goes into parcels, which are Secrets too
+_PIECE_BYTES = 256 << 10
+# Of what has no other way: how to say that it is too large, and what to do.
+_ONLY_WAY = {
+    orders.CALL_FILE: (
+        "the function and its arguments",
+        "pass the path of the data, or read it in the function",
+    ),
+    orders.SWEEP_FILE: ("the values of all members", "several sweeps, or shorter values"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """The run on a volume whose snapshots the next one finds.
+
+    Attributes:
+        saved_step: Of the last snapshot in its own folder, as far as its record tells.
+    """
+
+    run_id: str
+    saved_step: int | None
+
+
+def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
+    """Return the job with what kubectl's configuration and the namespace say where the site says nothing.
+
+    Raises:
+        EngineError: There is no cluster, or no kubectl.
+        UsageError: A key of the site can't be used.
+    """
+    _need_kubectl()
+    pods_of(job, {})  # mistakes of the site first: they need no cluster
+    keys = _settled(dict(job.own_keys), job.queue)
+    return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
+
+
+def settle_site(site: "Site", *, has_kinds: bool) -> "Site":
+    """Return the site with that for all groups of a workflow: later ones go to the same cluster as the first.
+
+    Args:
+        site: As the user has it.
+        has_kinds: A group has pods of several kinds, so that it matters whether the cluster has JobSets.
+
+    Raises:
+        EngineError: There is no cluster, or no kubectl.
+    """
+    _need_kubectl()
+    keys = _settled(dict(site.own_keys), site.queue_name)
+    if has_kinds and "jobset" not in keys and "gang" not in keys:
+        keys["jobset"] = "yes" if _may_make_sets(keys["context"], keys["namespace"]) else "no"
+    return site.model_copy(update={"own_keys": tuple(keys.items())})
+
+
+def _need_kubectl() -> None:
+    if shutil.which("kubectl") is None:
+        raise EngineError(
+            "this machine has no `kubectl`",
+            where="PATH",
+            why="it is the client of every cluster, with your own credentials",
+            fix="install kubectl of the cluster's version, or put it on PATH",
+        )
+
+
+def _settled(keys: "dict[str, str]", queue: str | None) -> "dict[str, str]":
+    keys["context"], keys["namespace"] = place_of_keys(keys)
+    if "pod_security" not in keys:
+        keys |= _enforced(keys["context"], keys["namespace"])
+    if queue is not None and "gang" not in keys:
+        _check_queue(keys["context"], keys["namespace"], queue)
+    return keys
+
+
+def _may_make_sets(context: str, namespace: str) -> bool:
+    """Say whether the cluster has JobSets, and lets the user make and remove them."""
+    for verb in ("create", "delete"):
+        said = proc.ask(kubectl(context, namespace, "auth", "can-i", verb, JOBSETS), b"", _ASK_S)
+        # Who may do everything may do it with kinds that there are not, too.
+        if said.stdout.strip() != b"yes" or b"doesn't have a resource type" in said.stderr:
+            return False
+    return True
+
+
+def _check_queue(context: str, namespace: str, queue: str) -> None:
+    """Refuse a queue that is not there: without Kueue nothing would hold the Job, and it would start past all queues.
+
+    Raises:
+        EngineError: The namespace has no such queue, or the cluster none at all.
+    """
+    argv = kubectl(context, namespace, "get", "localqueues.kueue.x-k8s.io", "-o", "name")
+    said = proc.ask(argv, b"", _ASK_S)
+    if said.status != 0:
+        if b"doesn't have a resource type" not in said.stderr:
+            return  # who may not list queues hears of a wrong one from the Job
+        raise EngineError(
+            f"there is no queue `{queue}`: the cluster has no Kueue",
+            where="queue",
+            why=said.stderr.decode(errors="replace").strip(),
+            fix='leave `queue` out, or take the queues of its scheduler: gang = "volcano" or "kai"',
+        )
+    names = [line.partition("/")[2] for line in said.stdout.decode(errors="replace").split()]
+    if queue not in names:
+        listed = f"the namespace has {', '.join(names)}" if names else "the namespace has none"
+        fix = did_you_mean(queue, names) or "`kubectl get localqueues` lists them"
+        what = f"there is no queue `{queue}` in the namespace `{namespace}`"
+        raise EngineError(what, where="queue", why=listed, fix=fix)
+
+
+def place_of_keys(keys: "Mapping[str, str]") -> tuple[str, str]:
+    """Return context and namespace: what a site says, else what kubectl's configuration does.
+
+    Raises:
+        EngineError: There is no context.
+    """
+    context = keys.get("context") or _config("current-context")
+    chosen = ("view", "--minify", "-o", "jsonpath={..namespace}")
+    return context, keys.get("namespace") or _config(*chosen, context=context) or "default"
+
+
+def bring_run(
+    plan: RunPlan,
+    run_dir: RunDir,
+    job: JobRequest,
+    warn_s: float,
+    start_limit_s: float | None = None,
+    before: Before | None = None,
+) -> JobRequest:
+    """Return the job with the files that its pods need; they are written into the run directory.
+
+    Args:
+        plan: The run.
+        run_dir: Its folder here.
+        job: What is asked of the cluster.
+        warn_s: How long before its time limit the workers are warned.
+        start_limit_s: How long the first pod is waited for; None for as long as any.
+        before: The run that this one goes on from.
+
+    Raises:
+        UsageError: The code is too large, or the script is not in its folder.
+    """
+    folder = os.path.join(run_dir.path, "pods")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    code = pack_code(plan.program, folder)
+    order = PodOrder(
+        run_id=plan.run_id,
+        job=job.name,
+        num_pods=job.num_nodes,
+        port=int(dict(job.own_keys).get("door_port", DOOR_PORT)),
+        home=home_of(job),
+        code_root=code.root,
+        code_sha="",
+        warn_s=warn_s,
+        start_limit_s=start_limit_s,
+        time_limit_s=job.time_limit_s,
+        has_volume=keeps_runs(job),
+        keep_s=keep_s_of(job),
+        continues=before.run_id if before is not None else None,
+        saved_step=before.saved_step if before is not None else None,
+    )
+    order, brings = pack_order(order, folder, run_dir, {orders.PLAN_FILE: run_dir.plan})
+    if order.code_bytes is not None:
+        check_way(job, "the code", code.describe())
+    return replace(job, brings=tuple(brings.items()))
+
+
+def pack_code(program: Program, folder: str) -> code_copy.CodeFolder:
+    """Write the archive of a program's code into the folder of what pods get, and return what is in it.
+
+    Raises:
+        UsageError: The script is not in its folder.
+    """
+    code = code_copy.find_code(program.cwd)
+    code_copy.check_inside(program, code.root)
+    with open(os.path.join(folder, orders.CODE_FILE), "wb") as file:
+        code_copy.write_archive(code.root, code.names, file, has_times=False)
+    return code
+
+
+def pack_order(
+    order: PodOrder, folder: str, run_dir: RunDir, more: "Mapping[str, str]"
+) -> tuple[PodOrder, dict[str, str]]:
+    """Return the order with how its archive travels, and what goes into its Secrets: `JobRequest.brings`.
+
+    The archive is in the folder already; the order is written beside it.
+
+    Args:
+        order: What the pods are told.
+        folder: Of what they get.
+        run_dir: Of the run, here.
+        more: What else they need, by its name there.
+
+    Raises:
+        UsageError: Without the archive it is too large, too.
+    """
+    archive = os.path.join(folder, orders.CODE_FILE)
+    path = os.path.join(folder, orders.ORDER_FILE)
+    with open(archive, "rb") as file:
+        order = replace(order, code_sha=hashlib.file_digest(file, "sha256").hexdigest())
+    files = {
+        orders.KEY_FILE: run_dir.secret,
+        orders.ORDER_FILE: path,
+        orders.PACKAGE_FILE: _package(os.path.join(muster_home(), "cache")),
+        orders.START_FILE: os.path.join(travel.package_folder(), "kubernetes", "node", "start.py"),
+        **more,
+    }
+    if os.path.exists(run_dir.call):
+        files[orders.CALL_FILE] = run_dir.call
+    atomic.write_json(path, codec.to_plain(order))
+    brings = _parcelled({**files, orders.CODE_FILE: archive}, folder)
+    if brings is None:
+        order = replace(order, code_bytes=os.path.getsize(archive))
+        atomic.write_json(path, codec.to_plain(order))
+        brings = _parcelled(files, folder)
+    if brings is None:
+        raise _too_large(files)
+    return order, brings
+
+
+def _parcelled(files: "Mapping[str, str]", folder: str) -> dict[str, str] | None:
+    """Return these files with the parcel of each: small ones are in the run's own Secret. None where they need too many.
+
+    Pieces of what is larger than a Secret are written into the folder.
+    """
+    room = [_OWN_BYTES]
+    found: dict[str, str] = {}
+    sizes = {name: os.path.getsize(path) for name, path in files.items()}
+    if sum(sizes.values()) > _OWN_BYTES + MOST_PARCELS * SECRET_BYTES:
+        return None
+    for name in sorted(files, key=lambda name: sizes[name]):
+        if sizes[name] <= room[0]:
+            found[name] = files[name]
+            room[0] -= sizes[name]
+            continue
+        for piece, path in _pieces(name, files[name], folder):
+            size = os.path.getsize(path)
+            number = next((n for n, left in enumerate(room) if n and left >= size), len(room))
+            room[number:] = room[number:] or [SECRET_BYTES]
+            room[number] -= size
+            found[f"{number}/{piece}"] = path
+    return found if len(room) <= 1 + MOST_PARCELS else None
+
+
+def _pieces(name: str, path: str, folder: str) -> "Iterator[tuple[str, str]]":
+    """Yield a file, or the pieces of one that is larger than a Secret: name and path of each."""
+    if os.path.getsize(path) <= SECRET_BYTES:
+        yield name, path
+        return
+    with open(path, "rb") as file:
+        for number in itertools.count():
+            if not (data := file.read(_PIECE_BYTES)):
+                return
+            piece = f"{name}{orders.PIECE}{number:03}"
+            atomic.replace_file(os.path.join(folder, piece), data, mode=0o600)
+            yield piece, os.path.join(folder, piece)
+
+
+def _too_large(files: "Mapping[str, str]") -> UsageError:
+    """Return the error that names the largest of them, which has no other way than Secrets."""
+    sizes = {name: os.path.getsize(path) for name, path in files.items()}
+    limit = MOST_PARCELS * SECRET_BYTES
+    most = max(sizes.keys() - {orders.PACKAGE_FILE}, key=lambda name: sizes[name])
+    room = limit - sum(sizes.values()) + sizes[most]
+    what, fix = _ONLY_WAY.get(most, ("the plan of the run", "fewer tasks, or shorter values"))
+    return UsageError(
+        f"{what} take {show_size(sizes[most])}, pods take {show_size(room)}",
+        why=f"they travel in Secrets of the run, which hold {show_size(limit)} with torchmuster itself",
+        fix=fix,
+    )
+
+
+def python_of(site: "Site") -> str:
+    """Return the interpreter of a site's images that starts what comes along."""
+    return site.python[0] if len(site.python) == 1 else PYTHON
+
+
+def check_way(job: JobRequest, what: str, where: str) -> None:
+    """Refuse what has no way to the pods, before they wait for it.
+
+    Raises:
+        UsageError: It is too large for Secrets, and pods can't be reached.
+    """
+    if may_reach(dict(job.own_keys)):
+        return
+    raise UsageError(
+        f"{what} is too large for Secrets, and there is no other way to the pods",
+        where=where,
+        why=f"the Role lacks {REACH_RULE}",
+        fix="name data in .gitignore, start in a smaller folder, or ask for that line of the Role",
+    )
+
+
+def may_reach(keys: "Mapping[str, str]") -> bool:
+    """Say whether the user may reach pods, as far as the cluster tells."""
+    # As `pods/portforward` it would be a pod of that name.
+    return _may_create(keys, "pods", "--subresource=portforward")
+
+
+def _may_create(keys: "Mapping[str, str]", *what: str) -> bool:
+    argv = kubectl(keys["context"], keys["namespace"], "auth", "can-i", "create", *what)
+    return proc.ask(argv, b"", _ASK_S).stdout.decode(errors="replace").strip() != "no"
+
+
+def lost_with_pods(job: JobRequest) -> list[str]:
+    """Return a sentence on what goes with the pods of a job where nobody can take it from them, and the user has agreed.
+
+    Raises:
+        UsageError: Nobody can, and the user has not.
+    """
+    if keeps_runs(job) or may_reach(dict(job.own_keys)):
+        return []
+    if "take_within" in dict(job.own_keys) and keep_s_of(job) == 0:
+        lost = "pods can't be reached from here, and there is no volume: files, logs and record go with the pods"
+        return [f"{lost}; how the run ends, and the first pod's log, are all that will be known"]
+    if not _may_create(dict(job.own_keys), "jobs.batch"):
+        return []  # the cluster refuses the Job, in words that tell more: there may be no such namespace
+    raise UsageError(
+        "nobody could take what the run makes out of its pods",
+        where="claims, home",
+        why=f"the Role lacks {REACH_RULE}, and the site keeps runs on no volume",
+        fix="ask for that line of the Role, or keep runs on a volume; --take-within 0s runs all the same, and loses them",
+    )
+
+
+def shown_files() -> tuple[tuple[str, str], ...]:
+    """Return the names of what a run brings along, for a dry run."""
+    own = (orders.KEY_FILE, orders.ORDER_FILE, orders.PLAN_FILE, orders.START_FILE)
+    parcel = (f"1/{orders.PACKAGE_FILE}", f"1/{orders.CODE_FILE}")
+    return tuple((name, "") for name in (*own, *parcel))
+
+
+def _config(*words: str, context: str | None = None) -> str:
+    chosen = [f"--context={context}"] if context else []
+    argv = ["kubectl", *chosen, "config", *words]
+    said = proc.ask(argv, b"", _ASK_S)
+    if said.status != 0:
+        raise refused(argv, said.stderr.decode(errors="replace"))
+    return said.stdout.decode(errors="replace").strip()
+
+
+def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
+    """Return the Pod Security level of a namespace where it may be read and asks for something.
+
+    Raises:
+        EngineError: The cluster does not answer, or not to us: what follows would only wait longer to hear it.
+    """
+    argv = kubectl(context, namespace, "get", "namespace", namespace, "-o", "json")
+    said = proc.ask(argv, b"", _ASK_S)
+    if said.status != 0:
+        stderr = said.stderr.decode(errors="replace")
+        if said.status is None or "from server (Forbidden)" not in stderr:
+            raise refused(argv, stderr or "context deadline exceeded")
+        return {}
+    try:
+        labels = json.loads(said.stdout)["metadata"].get("labels", {})
+    except (ValueError, KeyError):
+        return {}
+    return {"pod_security": "restricted"} if labels.get(_ENFORCED) == "restricted" else {}
+
+
+def _package(cache: str) -> str:
+    """Return the path of the archive of torchmuster for pods, made once for each content."""
+    files = travel.package_files(travel.package_folder())
+    path = os.path.join(cache, f"pods-{travel.content_hash(files)}.txz")
+    if not os.path.exists(path):
+        os.makedirs(cache, mode=0o700, exist_ok=True)
+        atomic.replace_file(path, _packed(files))
+    return path
+
+
+def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return a tar.xz, a third smaller than a zip; the same files, the same bytes."""
+    buffer = io.BytesIO()
+    with (
+        lzma.open(buffer, "wb", preset=6) as packed,
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, data in files:
+            info = tarfile.TarInfo(f"torchmuster/{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def check_code(plan: RunPlan) -> None:
+    """Refuse code that can't be copied, before anything is made.
+
+    Raises:
+        UsageError: It is too large, or the script is not in it.
+    """
+    code = code_copy.find_code(plan.program.cwd)
+    code_copy.check_inside(plan.program, code.root)

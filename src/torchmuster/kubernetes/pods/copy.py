@@ -1,0 +1,322 @@
+"""What a client who follows a run in pods has running: the watch of its pods, the mirror of its record; and the end of both."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import codec
+from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.owner.account import find_saved, how_to_go_on
+from torchmuster.core.owner.record import read_result, record_of, told_seconds
+from torchmuster.errors import JoinTimeoutError, MissingRecordError, MusterError
+from torchmuster.kubernetes.engine.answers import LOST_AT_END
+from torchmuster.kubernetes.engine.dialect import DIALECT
+from torchmuster.kubernetes.pods.elsewhere import groups_copied, is_elsewhere
+from torchmuster.kubernetes.pods.end import explain_missing, keep_last_message, remove
+from torchmuster.kubernetes.pods.losses import LossNotes
+from torchmuster.kubernetes.pods.members import members_copied
+from torchmuster.kubernetes.pods.mirror import RecordMirror, holds_record
+from torchmuster.kubernetes.pods.reach import find_pod, is_submitted_here, job_of, pod_order
+from torchmuster.kubernetes.pods.release import PlaceRelease
+from torchmuster.kubernetes.pods.remake import ObjectsKept
+from torchmuster.kubernetes.pods.starts import PodStarts
+from torchmuster.kubernetes.pods.watch import PodWatch, looking
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.jobs.jobs import doubt_views, failed_before_start, read_request
+from torchmuster.launcher.jobs.links import view_newest
+from torchmuster.launcher.model.job import JobView
+from torchmuster.multirun.sweep.plan import member_of_id
+
+_MOST_LINES = 1 << 16
+_LOOK_ON_S = 5.0
+_LAST_S = 5.0  # from the end of a Job to that of its record, where that is on its way
+
+
+@contextlib.contextmanager
+def copied(run_dir: RunDir) -> "Iterator[RunCopy | None]":
+    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here.
+
+    The records of all members of a sweep come together.
+    """
+    if member_of_id(os.path.basename(run_dir.path)) is not None:
+        sweep_dir = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
+        run_dir = sweep_dir if os.path.isfile(sweep_dir.arrays) else run_dir
+    if os.path.isfile(run_dir.arrays):
+        with members_copied(run_dir):
+            yield None
+        return
+    if is_elsewhere(run_dir):
+        with groups_copied(run_dir):
+            yield None
+        return
+    copy = RunCopy.of(run_dir, lambda _: None, lambda _: None)
+    if copy is None:
+        yield None
+        return
+    try:
+        with looking("look-on", _LOOK_ON_S, lambda: copy.look_on(view_newest(run_dir))):
+            yield copy
+    finally:
+        copy.close()
+
+
+@dataclass(slots=True)
+class LinesOnce:
+    """Shows each line once that comes by two ways, the record and the first pod's log, in whatever order; of the last 65,536."""
+
+    _shown: dict[int, int] = field(default_factory=dict)
+    _come: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def new_of(self, way: str, text: str) -> str:
+        """Return of a text that has come by a way the lines that have not come by the other one."""
+        return "".join(filter(partial(self._is_new, way), text.splitlines(keepends=True)))
+
+    def _is_new(self, way: str, line: str) -> bool:
+        known = hash(line)
+        come = self._come[way, known] = self._come.get((way, known), 0) + 1
+        if come <= self._shown.get(known, 0):
+            return False
+        self._shown[known] = come
+        if len(self._shown) > _MOST_LINES:
+            oldest = next(iter(self._shown))
+            del self._shown[oldest]
+            for one in ("record", "log"):
+                self._come.pop((one, oldest), None)
+        return True
+
+
+@dataclass(slots=True)
+class RunCopy:
+    """The copy of one run, while somebody follows it.
+
+    Attributes:
+        lines: What the terminal has shown of rank 0's lines.
+        objects: Its Secret and Service; None on a machine that has not made them.
+    """
+
+    run_dir: RunDir
+    job_id: str
+    watch: PodWatch
+    mirror: RecordMirror
+    release: PlaceRelease
+    starts: PodStarts
+    losses: LossNotes
+    say: Callable[[str], None]
+    lines: LinesOnce
+    objects: ObjectsKept | None = None
+    _said: set[str] = field(default_factory=set)
+    _has_trained: bool = False
+    _seen: int = 0
+    _over_since: float | None = None
+
+    @classmethod
+    def of(
+        cls, run_dir: RunDir, say: Callable[[str], None], show: Callable[[str], None]
+    ) -> "RunCopy | None":
+        """Return the copy of a run, begun; None for one that is not in pods, or over.
+
+        Args:
+            run_dir: The run's.
+            say: Gets sentences of muster's own.
+            show: Gets what the first pod writes, where its log is all that can be had.
+        """
+        order, job_id = pod_order(run_dir), job_of(run_dir)
+        if order is None or job_id is None or read_result(run_dir) is not None:
+            return None
+        watch = PodWatch(job_id, say)
+        takes, lines = is_submitted_here(run_dir), LinesOnce()
+
+        def show_new(text: str) -> None:
+            if new := lines.new_of("log", text):
+                show(new)
+
+        mirror = RecordMirror(run_dir, order, job_id, watch, say, show_new, takes=takes)
+        watch.start()
+        mirror.start()
+        return cls(
+            run_dir=run_dir,
+            job_id=job_id,
+            watch=watch,
+            mirror=mirror,
+            release=PlaceRelease(run_dir, order, job_id, say),
+            starts=PodStarts(order, job_id),
+            losses=LossNotes(run_dir, order, job_id, say),
+            say=say,
+            lines=lines,
+            objects=_objects_of(run_dir, job_id, watch, say),
+        )
+
+    def has_news(self) -> bool:
+        """Say whether something about the pods has changed since the last look; the cluster is asked anew then."""
+        number, before = self.watch.number, self._seen
+        self._seen = number
+        if number != before:
+            doubt_views(DIALECT, [self.job_id], self.watch.changed_at)
+        return number != before
+
+    def look_on(self, view: JobView | None) -> None:
+        """Remove pods that are lost with their node, and note why they were."""
+        with contextlib.suppress(MusterError):
+            self.release.look(view, is_known=self.mirror.is_settled)
+            self.mirror.look()
+        with contextlib.suppress(MusterError, OSError):
+            self.losses.look(view)
+
+    def look_after(self, view: JobView | None) -> None:
+        """Do that, make again what somebody has deleted, and end a run whose start comes to nothing."""
+        self._over_since = None
+        self.look_on(view)
+        self._keep_objects()
+        has_begun = os.path.exists(self.run_dir.events)
+        if self.mirror.is_connected and not has_begun:
+            with contextlib.suppress(MusterError):
+                if reason := self.starts.no_room(view):
+                    self.mirror.note_no_room(reason)
+                if (waits := self.starts.waits_for(view)) is not None:
+                    self.say(waits)
+        if view is not None and view.reason == LOST_AT_END:
+            self._end_in_vain(view)
+            return
+        if has_begun and not self._has_trained:
+            self._has_trained = bool(record_of(self.run_dir).attempts)
+        report = self.starts.judge(view, has_begun=has_begun, has_trained=self._has_trained)
+        if report is not None:
+            self.mirror.stop()
+            with contextlib.suppress(MusterError):
+                remove(self.job_id)
+            is_blind = view is not None and view.state is JobState.UNKNOWN
+            code = EngineError.exit_code if is_blind else JoinTimeoutError.exit_code
+            result = failed_before_start(self.run_dir, code, report)
+            atomic.write_json(self.run_dir.result, codec.to_plain(result))
+
+    def _end_in_vain(self, view: JobView) -> None:
+        """End a run whose pods have ended, and whose first one has gone with all that it held."""
+        self.mirror.stop()
+        report = Report(
+            error="its results, logs and files went with its first pod, which was lost after the run had ended",
+            at=f"job {view.job_id}",
+            hint="`claims` and `home` of the site keep files on a volume",
+        )
+        _keep_lost(self.run_dir, report)
+        with contextlib.suppress(MusterError):
+            remove(self.job_id)
+
+    def _keep_objects(self) -> None:
+        if self.objects is None:
+            return
+        try:
+            self.objects.look()
+        except (MusterError, OSError) as error:
+            why = error.what if isinstance(error, MusterError) else str(error)
+            if why not in self._said:
+                self._said.add(why)
+                self.say(f"whether the run's Secret and Service are there: {why}")
+
+    def join(self, result: Result) -> Result:
+        """Return the result with what only the cluster knows, and keep it."""
+        joined = self.starts.joined(result)
+        if joined is not result:
+            atomic.write_json(self.run_dir.result, codec.to_plain(joined))
+        return joined
+
+    def take_last_words(self) -> bool:
+        """Take what can be known of a run whose Job is over and whose record does not come; say whether all is here that comes."""
+        now = time.monotonic()
+        since = self._over_since = now if self._over_since is None else self._over_since
+        if self.mirror.is_finishing or (self.mirror.is_connected and now < since + _LAST_S):
+            return False
+        if read_result(self.run_dir) is None:
+            with contextlib.suppress(MusterError):
+                keep_last_message(self.run_dir, self.job_id, self.mirror.lacks_right)
+        if read_result(self.run_dir) is None:
+            _keep_deletion(self.run_dir, self.job_id)
+        if read_result(self.run_dir) is None:
+            with contextlib.suppress(MusterError):
+                _keep_loss(self.run_dir, self.job_id)
+        return True
+
+    def close(self) -> None:
+        """End watch and mirror; remove what is on the cluster of a run that is over, unless it has more than came here.
+
+        Who only looks at a run of another machine leaves that to the other one.
+        """
+        self.watch.stop()
+        self.mirror.stop()
+        result = read_result(self.run_dir) if is_submitted_here(self.run_dir) else None
+        if result is not None and (
+            result.attempts == 0 or holds_record(self.run_dir.path, self.job_id)
+        ):
+            try:
+                remove(self.job_id)
+            except MusterError as error:
+                self.say(
+                    f"{self.job_id} stays on the cluster: {error.what} ({error.fix or error.why})"
+                )
+
+
+def _keep_loss(run_dir: RunDir, job_id: str) -> None:
+    """Leave the result of a run whose Job is over, and whose first pod somebody has deleted.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    view, order = view_newest(run_dir), pod_order(run_dir)
+    if view is None or order is None or find_pod(job_id, order.index) is not None:
+        return
+    if view.state not in (JobState.SUCCEEDED, JobState.FAILED):
+        return
+    state = RunState.SUCCEEDED if view.state is JobState.SUCCEEDED else RunState.FAILED
+    _keep_lost(run_dir, explain_missing(state, order, job_id, None, None))
+
+
+def _keep_lost(run_dir: RunDir, report: Report) -> None:
+    result = failed_before_start(run_dir, MissingRecordError.exit_code, report)
+    attempts = len(record_of(run_dir).attempts)
+    elapsed_s = told_seconds(run_dir.events)
+    result = replace(result, state=RunState.LOST, attempts=max(1, attempts), elapsed_s=elapsed_s)
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+
+
+def _objects_of(
+    run_dir: RunDir, job_id: str, watch: PodWatch, say: Callable[[str], None]
+) -> ObjectsKept | None:
+    """Return what keeps the objects of a run, on the machine that has made them."""
+    if not is_submitted_here(run_dir):
+        return None
+    try:
+        return ObjectsKept(read_request(run_dir).request, job_id, watch, say)
+    except MusterError:  # of another version of muster
+        return None
+
+
+def _keep_deletion(run_dir: RunDir, job_id: str) -> None:
+    """Leave the result of a run whose Job is no more: nobody else will. Another run is left as it is."""
+    view, order = view_newest(run_dir), pod_order(run_dir)
+    if view is None or view.state is not JobState.CANCELLED or order is None:
+        return
+    saved, name = find_saved(run_dir), short_id(os.path.basename(run_dir.path))
+    again = how_to_go_on(run_dir) or f"muster restart {name}"
+    left = f"what it has kept on its volume is still there: {order.folder}"
+    if not order.has_volume:
+        left = f"the disks of its pods went with it; what had come by then is in {run_dir.path}"
+    if saved is not None and not saved.is_seen:
+        again = "type its command again; `claims` and `home` of the site keep runs on a volume"
+    report = Report(
+        error="the cluster does not have the run's Job any more",
+        at=f"job {job_id}",
+        because=("it was deleted, or its namespace, or it ended more than 24 h ago", left),
+        hint=again,
+    )
+    result = failed_before_start(run_dir, 128 + signal.SIGTERM, report)
+    attempts = len(record_of(run_dir).attempts)
+    result = replace(result, state=RunState.CANCELLED, attempts=attempts)
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+    with contextlib.suppress(MusterError):
+        remove(job_id)  # the Job may not have owned its Secret and Service

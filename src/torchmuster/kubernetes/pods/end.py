@@ -1,0 +1,272 @@
+"""The end of a run in pods as its client brings it about: a cancel that leaves a record, and nothing on the cluster."""
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import codec
+from torchmuster.core.model.states import RunState, State
+from torchmuster.core.model.verdict import Report
+from torchmuster.core.owner.record import read_outcome, read_result
+from torchmuster.errors import MissingRecordError, MusterError
+from torchmuster.kubernetes.engine.answers import LOST_AT_END, WAITS_FOR_CLIENT, Pod
+from torchmuster.kubernetes.engine.dialect import DIALECT, place_of
+from torchmuster.kubernetes.node.call import call_argv
+from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.kubernetes.pods.losses import LossNotes, explain_loss
+from torchmuster.kubernetes.pods.mirror import RecordMirror, result_of_pod
+from torchmuster.kubernetes.pods.reach import (
+    NotAllowedError,
+    ask,
+    find_pod,
+    forward,
+    is_submitted_here,
+    job_of,
+    log_of,
+    pod_order,
+)
+from torchmuster.kubernetes.pods.release import PlaceRelease
+from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.launcher.jobs.jobs import cancelled_before_start, view_jobs
+from torchmuster.multirun.sweep.arrays import read_arrays
+
+_ASK_S = 20.0
+_END_S = 60.0
+_LOOK_S = 0.5
+_CAUGHT_UP: set[str] = set()  # by this process
+
+
+def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
+    """Bring the copy of a run in pods up to date, where it is one and goes on; silent where that can't be done.
+
+    A command that looks again and again does so once, or follows the run.
+    """
+    order, job_id = pod_order(run_dir), job_of(run_dir)
+    if order is None or job_id is None or order.is_sweep or read_result(run_dir) is not None:
+        return
+    if run_dir.path in _CAUGHT_UP and not again:
+        return
+    _CAUGHT_UP.add(run_dir.path)
+    mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
+    mirror.takes = is_submitted_here(run_dir)
+    lacks_right = None
+    try:
+        mirror.catch_up()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_no_reach(run_dir))
+    except NotAllowedError as error:
+        lacks_right = error.fix
+        with contextlib.suppress(MusterError, OSError):
+            _keep_log(run_dir, job_id, error)
+    except (MusterError, OSError) as error:
+        why = error.what if isinstance(error, MusterError) else str(error)
+        if mirror.is_up:
+            with contextlib.suppress(OSError):
+                atomic.write_json(_no_reach(run_dir), {"why": why, "is_old": True})
+    with contextlib.suppress(MusterError):
+        is_known = mirror.is_connected and not mirror.is_complete
+        release = PlaceRelease(run_dir, order, job_id, lambda _: None)
+        release.look(asks=not mirror.is_connected, is_known=is_known)
+    if mirror.is_complete and is_submitted_here(run_dir):
+        with contextlib.suppress(MusterError):
+            remove(job_id)  # all is here
+        return
+    with contextlib.suppress(MusterError, OSError):
+        LossNotes(run_dir, order, job_id, lambda _: None).look()
+    if read_result(run_dir) is None:
+        with contextlib.suppress(MusterError):
+            keep_last_message(run_dir, job_id, lacks_right)
+
+
+def _no_reach(run_dir: RunDir) -> str:
+    return os.path.join(run_dir.path, "pods", "no-reach.json")
+
+
+def _keep_log(run_dir: RunDir, job_id: str, error: NotAllowedError) -> None:
+    """Take what the first pod has written, where its record can't be read; and note why."""
+    pod = find_pod(job_id, 0)
+    if pod is None:
+        return
+    atomic.replace_file(run_dir.job_log, log_of(job_id, pod))
+    atomic.write_json(_no_reach(run_dir), {"why": error.fix or error.why or error.what})
+
+
+def words_on_reach(run_dir: RunDir) -> str | None:
+    """Return why not all of its record is known of a run in pods that goes on; None where it is."""
+    noted = atomic.read_json(_no_reach(run_dir))
+    if not isinstance(noted, dict) or read_result(run_dir) is not None:
+        return None
+    if noted.get("is_old"):
+        return f"the first pod can't be reached now ({noted.get('why')}): what is shown came before"
+    return f"pods can't be reached from here: {noted.get('why')}; what the first pod wrote is in {run_dir.job_log}"
+
+
+def keep_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = None) -> None:
+    """Take the result from the first pod's last message, where its record did not come.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    pod = find_pod(job_id, 0)
+    result = result_of_pod(pod, run_dir)
+    order = pod_order(run_dir)
+    if result is None or order is None or pod is None:
+        return
+    result = explain_loss(result, run_dir, order, job_id)
+    # A cancel removes the Job all the same.
+    if result.attempts > 0 and not os.path.exists(run_dir.cancelled):
+        missing = explain_missing(result.state, order, job_id, pod, lacks_right)
+        report = result.report
+        if result.state is RunState.SUCCEEDED or report is None:
+            report = missing
+        else:
+            report = replace(report, because=(*report.because, missing.error, *missing.because))
+        result = replace(result, report=report)
+        if result.state is RunState.SUCCEEDED:
+            code = MissingRecordError.exit_code
+            result = replace(result, state=RunState.LOST, exit_code=code)
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+
+
+def explain_missing(
+    state: RunState | State, order: PodOrder, job_id: str, pod: Pod | None, lacks_right: str | None
+) -> Report:
+    """Return a report on a run, or a group of a workflow, of which at most the last message came: its Job stays."""
+    _, namespace, _ = place_of(job_id)
+    lies = "went with its first pod, which somebody has deleted"
+    hint = "`claims` and `home` of the site keep files on a volume"
+    if pod is not None:
+        lies = f"went with pod {pod.name} on {pod.node}"
+        hint = f"kubectl -n {namespace} logs {pod.name} shows what it printed; {hint}"
+    if order.has_volume:
+        lies = f"are in {order.folder} on its volume"
+        hint = f"muster fetch {short_id(order.run_id)}"
+    why = "nobody has taken them from its first pod before that ended"
+    return Report(
+        error=f"its results, logs and files did not come here: it has ended ({state.value.lower()}), and they {lies}",
+        at=f"job {job_id}, which was not removed",
+        because=("pods can't be reached from here" if lacks_right else why,),
+        hint=lacks_right or hint,
+    )
+
+
+def cancel_run(run_dir: RunDir) -> bool:
+    """End a run in pods: its owner ends it, its record comes, then all objects go. Say whether it is one.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    order, job_id = pod_order(run_dir), job_of(run_dir)
+    if order is None or job_id is None:
+        return False
+    with contextlib.suppress(MusterError, OSError):
+        tell_owner(run_dir, order, job_id)
+        _wait_for_record(run_dir)
+    view = view_jobs(DIALECT, [job_id]).get(job_id) if read_result(run_dir) is None else None
+    remove(job_id)
+    if read_result(run_dir) is None:
+        result = cancelled_before_start(run_dir)
+        if view is not None and view.reason in (WAITS_FOR_CLIENT, LOST_AT_END):
+            report = Report(
+                error="it had ended: its results, logs and files went with its first pod",
+                at=f"job {job_id}",
+                because=("the pod could not be reached when you cancelled it",),
+            )
+            result = replace(result, report=report)
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+    return True
+
+
+def remove_left(run_dir: RunDir) -> list[str]:
+    """Remove what an ended run has left on its cluster: whose files did not come here, or whose owner was killed.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    if pod_order(run_dir) is None:
+        return remove_groups(run_dir)
+    result, arrays = read_result(run_dir), read_arrays(run_dir)
+    job_ids = [array.job_id for array in arrays.arrays] if arrays is not None else []
+    if result is not None and result.exit_code == MissingRecordError.exit_code:
+        job_ids = [job_of(run_dir) or ""]
+    return [job_id for job_id in job_ids if job_id and ask(DIALECT.cancel_argv(job_id))]
+
+
+def remove_groups(run_dir: RunDir) -> list[str]:
+    """Remove what a workflow whose owner was killed has left on its cluster; return the Jobs.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    found: list[str] = []
+    folder = os.path.join(run_dir.path, "groups")
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        job_id = job_of(run_dir, name)
+        if job_id is None or pod_order(run_dir, name) is None:
+            continue
+        if read_outcome(run_dir, name) is None:
+            found += remove_group(run_dir, name, job_id)
+    return found
+
+
+def remove_group(run_dir: RunDir, name: str, job_id: str) -> list[str]:
+    """Remove all objects of a group whose first Job has this id; return its Jobs.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    noted = atomic.read_json(run_dir.group(name).job) or {}
+    jobs = [job_id, *map(str, noted.get("more", ()))]
+    remove_jobs(jobs, noted.get("set"))
+    return jobs
+
+
+def remove_jobs(job_ids: Sequence[str], set_id: str | None) -> None:
+    """Remove all objects of a group: of each Job, or of the JobSet that they belong to.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    if set_id is not None:
+        ask(DIALECT.remove_set_argv(set_id))
+        return
+    for job_id in job_ids:
+        remove(job_id)
+
+
+def remove(job_id: str) -> None:
+    """Remove all objects of a run.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    ask(DIALECT.cancel_argv(job_id))
+
+
+def tell_owner(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
+    """Let the owner in the first pod end its run, or its group of a workflow.
+
+    Raises:
+        MusterError: The pod does not run, or can't be reached.
+    """
+    pod = find_pod(job_id, order.index)
+    if pod is None or not pod.is_up:
+        raise MusterError("the first pod does not run")
+    note = os.path.join(order.folder, os.path.basename(run_dir.cancelled))
+    with forward(job_id, pod.name, order.port) as way:
+        words = [*call_argv(run_dir.secret, way.port), "127.0.0.1"]
+        # The owner looks for the note when the signal comes: so it knows that a user ends the run, not a node.
+        proc.ask([*words, f'echo "{{}}" >"{note}" && kill -TERM 1'], b"", _ASK_S)
+
+
+def _wait_for_record(run_dir: RunDir) -> None:
+    deadline = time.monotonic() + _END_S
+    while read_result(run_dir) is None and time.monotonic() < deadline:
+        catch_up(run_dir, again=True)
+        if read_result(run_dir) is None:
+            time.sleep(_LOOK_S)  # noqa: TID251  # asks a cluster

@@ -1,0 +1,451 @@
+"""A group of a workflow in pods, as the owner of the workflow sees it: Jobs on a cluster, and a copy of their record."""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, WorkingFolder, short_id
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import AgentLostEvent, Stamped, TaskStartedEvent, fields_of
+from torchmuster.core.model.states import JobState, State
+from torchmuster.core.model.text import report_of_error
+from torchmuster.core.model.verdict import GroupOutcome
+from torchmuster.core.net import messages
+from torchmuster.core.owner.record import Follow, read_outcome
+from torchmuster.errors import MissingRecordError, MusterError
+from torchmuster.kubernetes.engine.answers import Pod
+from torchmuster.kubernetes.engine.dialect import DIALECT, job_id_of, place_of
+from torchmuster.kubernetes.node.order import CREDENTIALS_FILE, PodOrder
+from torchmuster.kubernetes.pods.bring_group import (
+    GroupPods,
+    bring_group,
+    keeps_datasets_here,
+    plan_group,
+    with_outputs,
+)
+from torchmuster.kubernetes.pods.end import explain_missing, remove_jobs, tell_owner
+from torchmuster.kubernetes.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
+from torchmuster.kubernetes.pods.mirror import RecordMirror
+from torchmuster.kubernetes.pods.reach import find_pod
+from torchmuster.kubernetes.pods.release import PlaceRelease
+from torchmuster.kubernetes.pods.remake import ObjectsKept
+from torchmuster.kubernetes.pods.starts import PodStarts, lacks_room
+from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.launcher.jobs.jobs import doubt_views, submit_script, view_jobs
+from torchmuster.launcher.jobs.never import NeverWatch, note_group
+from torchmuster.launcher.model.job import JobView, describe_job
+from torchmuster.workflow.plan import GroupPlan, GroupStart, WorkflowPlan
+from torchmuster.workflow.task.data import upload_outputs
+from torchmuster.workflow.task.setup import TaskFacts
+
+if TYPE_CHECKING:
+    from torchmuster.launcher.spec.site import Site
+
+_LOOK_S = 0.2
+_ASK_S = 1.0
+_LATE_S = 15.0  # from the Job's end to its record
+
+
+@dataclass(slots=True)
+class PodGroup:
+    """One group: its Jobs are made, followed and removed.
+
+    Attributes:
+        hear: Gets what its head and its tasks say, as from a head on this machine.
+    """
+
+    plan: WorkflowPlan
+    group: GroupPlan
+    run_dir: RunDir
+    site: "Site"
+    hear: Callable[[messages.Message], None]
+    say: Callable[[str], None]
+    pid: int = 0  # no process of this machine
+    _pods: GroupPods | None = None
+    _job_ids: list[str] = field(default_factory=list)
+    _set_id: str | None = None
+    _mirror: RecordMirror | None = None
+    _watch: PodWatch | None = None
+    _starts: PodStarts | None = None
+    _release: PlaceRelease | None = None
+    _objects: list[ObjectsKept] = field(default_factory=list)
+    _never: NeverWatch = field(default_factory=NeverWatch)
+    _told: dict[str, str] = field(default_factory=dict)
+    _waiting: dict[str, JobView] = field(default_factory=dict)
+    _follow: Follow = field(init=False)
+    _num_stops: int = 0
+    _short_since: float | None = None
+    _started: dict[str, float | None] = field(default_factory=dict)
+    _lost: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+    _is_gone: bool = False
+    _lacks_record: bool = False
+
+    def __post_init__(self) -> None:
+        """Read its record from the beginning."""
+        self._follow = Follow(self.run_dir.group(self.group.name).events)
+
+    async def start(self, start: GroupStart) -> tuple[str, int]:
+        """Make the Jobs; what the head is told stands in what they bring along.
+
+        Raises:
+            MusterError: The cluster refuses one of them; those before it are removed.
+        """
+        del start  # pods that are made again go on counting by themselves
+        await asyncio.to_thread(self._submit)
+        return "", 0
+
+    def _submit(self) -> None:
+        pods = plan_group(self.plan, self.group, self.site)
+        folder = self.run_dir.group(self.group.name)
+        try:
+            pods = bring_group(self.plan, self.group, self.run_dir, pods)
+            for number, job in enumerate(pods.jobs):
+                script = folder.job_script if not number else f"{folder.job_script}.{number}"
+                self._job_ids.append(submit_script(job, script, DIALECT, self.say))
+        except MusterError:
+            self._remove()
+            raise
+        finally:
+            # They are in the Secret now, or nowhere; here they have a file of their own.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder.path, "pods", CREDENTIALS_FILE))
+        self._pods = pods
+        if len(pods.names) > len(pods.jobs):
+            context, namespace, _ = place_of(self._job_ids[0])
+            self._set_id = job_id_of(context, namespace, pods.jobs[0].name)
+            self._job_ids = [job_id_of(context, namespace, name) for name in pods.names]
+        noted = {
+            "engine": DIALECT.name,
+            "job_id": self._job_ids[0],
+            "more": self._job_ids[1:],
+            "set": self._set_id,
+        }
+        atomic.write_json(folder.job, noted)
+        first = self._job_ids[0]
+        self._watch = PodWatch(first, self.say)
+        self._mirror = RecordMirror(
+            self.run_dir, pods.order, first, self._watch, self.say, self.say, takes=True
+        )
+        self._starts = PodStarts(pods.order, first)
+        more = tuple(self._job_ids[1:])
+        self._release = PlaceRelease(self.run_dir, pods.order, first, self.say, more)
+        if self._set_id is None:
+            watch, say = self._watch, self.say
+            for job, job_id in zip(pods.jobs, self._job_ids, strict=True):
+                self._objects.append(ObjectsKept(job, job_id, watch, say))
+        self._watch.start()
+        self._mirror.start()
+
+    async def follow(self, address: tuple[str, int]) -> GroupOutcome:
+        """Pass on what the group says until it has ended; then nothing of it is left on the cluster."""
+        del address
+        loop = asyncio.get_running_loop()
+        ask_at, ended_at, seen = 0.0, None, -1
+        try:
+            while (outcome := read_outcome(self.run_dir, self.group.name)) is None:
+                self._pass_on()
+                if self._watch is not None and self._watch.number != seen:
+                    seen, ask_at = self._watch.number, 0.0
+                    doubt_views(DIALECT, self._job_ids, self._watch.changed_at)
+                if loop.time() >= ask_at:
+                    is_over = await asyncio.to_thread(self._look)
+                    ask_at = loop.time() + _ASK_S
+                    ended_at = (ended_at or loop.time()) if is_over else None
+                    if self._mirror is not None and self._mirror.is_finishing:
+                        ended_at = None
+                if ended_at is not None and loop.time() > ended_at + _LATE_S:
+                    await asyncio.to_thread(self._end_without_record)
+                await asyncio.sleep(_LOOK_S)
+            self._pass_on()
+            return await self._with_datasets(self._joined(outcome))
+        finally:
+            await asyncio.to_thread(self._remove)
+
+    def _joined(self, outcome: GroupOutcome) -> GroupOutcome:
+        """Return an outcome with what the cluster said of Jobs whose pods did not come, which the first pod can't know."""
+        if outcome.state is not State.FAILED_START_ERROR or outcome.report is None:
+            return outcome
+        said = tuple(map(describe_job, self._waiting.values()))
+        if not said:
+            return outcome
+        report = replace(outcome.report, because=(*said, *outcome.report.because))
+        joined = replace(outcome, report=report)
+        self._keep(joined)
+        return joined
+
+    async def _with_datasets(self, outcome: GroupOutcome) -> GroupOutcome:
+        """Make versions of datasets of the outputs that have come, where datasets are in a folder of this machine."""
+        if self._pods is None or self._lacks_record or not keeps_datasets_here(self._pods.order):
+            return outcome
+        completed = {one.task for one in outcome.tasks if one.state is State.COMPLETED}
+        for task in (with_outputs(task, to_urls=False) for task in self.group.tasks):
+            if not task.outputs or task.name not in completed:
+                continue
+            place = WorkingFolder(self.run_dir.task_folder(task.name))
+            facts = TaskFacts(
+                workflow=self.plan,
+                group=self.group,
+                task=task,
+                attempt=0,
+                place=place,
+            )
+            try:
+                stored = await upload_outputs(
+                    task,
+                    place,
+                    lambda _: None,
+                    succeeded=outcome.state is State.COMPLETED,
+                    run_id=self.plan.run_id,
+                    resolve=facts.resolve,
+                )
+            except MusterError as error:
+                return self._without_version(outcome, error)
+            for sentence in (*stored.notes, *(f"{task.name}: {v}" for v in stored.versions)):
+                self.say(sentence)
+        return outcome
+
+    def _without_version(self, outcome: GroupOutcome, error: MusterError) -> GroupOutcome:
+        failed = replace(
+            outcome, state=State.FAILED, exit_code=error.exit_code, report=report_of_error(error)
+        )
+        self._keep(failed)
+        return failed
+
+    def _keep(self, outcome: GroupOutcome) -> None:
+        path = self.run_dir.group(self.group.name).result
+        atomic.write_json(path, codec.to_plain(outcome))
+
+    def _look(self) -> bool:
+        """Say what the cluster says; return whether the first Job is over. What can't start is ended."""
+        views = view_jobs(DIALECT, self._job_ids)
+        late = (JobState.PENDING, JobState.HELD)
+        self._waiting = {
+            job_id: view
+            for job_id, view in views.items()
+            if view.state in late and view.reason is not None and job_id != self._job_ids[0]
+        }
+        for job_id in self._job_ids:
+            view = views.get(job_id)
+            if job_id == self._job_ids[0] or self._set_id is None or _has_own_reason(view):
+                self._tell(job_id, view)
+            report = self._never.judge(view, DIALECT)
+            if report is None and self._starts is not None and job_id == self._job_ids[0]:
+                report = self._starts.judge(view, has_begun=self._has_begun)
+            if report is not None:
+                note_group(self.run_dir, self.group.name, report)
+        self._explain_losses()
+        if self._release is not None and self._mirror is not None:
+            with contextlib.suppress(MusterError):
+                self._release.look(*views.values(), is_known=self._mirror.is_settled)
+                self._mirror.look()
+        for objects in self._objects:
+            with contextlib.suppress(MusterError, OSError):
+                objects.look()
+        if not self._has_begun:
+            self._wait_for_room(list(views.values()))
+        first = views.get(self._job_ids[0])
+        self._is_gone = first is None or first.state is JobState.CANCELLED
+        return self._is_gone or (first is not None and first.state.is_final)
+
+    def _wait_for_room(self, views: Sequence[JobView]) -> None:
+        """Let the first pod wait on while the cluster has no room for others; end what its `queue_timeout` ends."""
+        short = [view for view in views if lacks_room(view)]
+        now, limit_s = time.monotonic(), self.group.queue_timeout_s
+        self._short_since = (self._short_since or now) if short else None
+        if not short:
+            return
+        if self._starts is not None and self._mirror is not None:
+            with contextlib.suppress(MusterError):
+                if reason := self._starts.no_room(short[0]):
+                    self._mirror.note_no_room(reason)
+        if limit_s is not None and now - (self._short_since or now) > limit_s:
+            self._keep(self._never_had_room(short[0], limit_s))
+
+    def _never_had_room(self, view: JobView, limit_s: float) -> GroupOutcome:
+        error = MusterError(
+            f"it waited longer than its queue_timeout of {limit_s:g} s",
+            where=f"job {view.job_id}",
+            why=f"kubernetes says: {view.reason}",
+            fix=(view.wait.hint if view.wait is not None else None)
+            or "a longer queue_timeout, or ask for less",
+        )
+        return replace(self._failed(error), state=State.FAILED_QUEUE_TIMEOUT)
+
+    def _explain_losses(self) -> None:
+        """Say why a task has lost its pod, as soon as the cluster knows it: its agent is only gone."""
+        for task, (until, begun) in list(self._lost.items()):
+            said = ""
+            with contextlib.suppress(MusterError):
+                if self._pods is not None:
+                    order, first = self._pods.order, self._job_ids[0]
+                    said = explain_task_loss(self.run_dir, order, task, first, begun)
+            if said:
+                text = f"task {task}: {said}"
+                self.hear(messages.Event(name="notice", time="", fields={"text": text}))
+            if said or time.monotonic() > until:
+                del self._lost[task]
+
+    @property
+    def _has_begun(self) -> bool:
+        return os.path.exists(self.run_dir.group(self.group.name).events)
+
+    def _tell(self, job_id: str, view: JobView | None) -> None:
+        if view is None or view.state is JobState.RUNNING or view.state.is_final:
+            return
+        text = describe_job(view)
+        if self._told.get(job_id) != text:
+            self._told[job_id] = text
+            fields = {"group": self.group.name, "text": text}
+            self.hear(messages.Event(name="group_waits", time="", fields=fields))
+
+    def _pass_on(self) -> None:
+        """Give on what has come of the record since the last look."""
+        for one in self._follow.events():
+            self._note_loss(one)
+            fields = fields_of(one.event)
+            self.hear(messages.Event(name=one.event.name, time=one.time, fields=fields))
+        for task, text in self._follow.texts(self._logs()):
+            self.hear(messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))
+
+    def _note_loss(self, one: Stamped) -> None:
+        match one.event:
+            case TaskStartedEvent(task=task):
+                self._started[task] = one.at
+            case AgentLostEvent(task=task):
+                self._lost[task] = time.monotonic() + LOSS_KNOWN_S, self._started.get(task)
+
+    def _logs(self) -> Iterator[tuple[str, str]]:
+        for task in self.group.tasks:
+            first = self.run_dir.task_log(self.group.name, task.name, 0)
+            folder = os.path.dirname(os.path.dirname(first))
+            try:
+                names = os.listdir(folder)
+            except OSError:
+                continue
+            # After the first pod was made again on an empty disk, they do not begin with 0.
+            numbers = (name.removeprefix("attempt-") for name in names)
+            for attempt in sorted(int(number) for number in numbers if number.isdecimal()):
+                yield task.name, self.run_dir.task_log(self.group.name, task.name, attempt)
+
+    def _end_without_record(self) -> None:
+        """Take the outcome from the first pod's last message, or say that there is none."""
+        outcome = None
+        with contextlib.suppress(MusterError, ValueError, codec.CodecError, TypeError):
+            pod = find_pod(self._job_ids[0], 0)
+            said = json.loads(pod.end.last_message) if pod is not None and pod.end else {}
+            if "group" in said:
+                outcome = codec.from_plain(GroupOutcome, said["group"])
+                if self._pods is not None and pod is not None:
+                    outcome = self._without_record(outcome, self._pods.order, pod)
+            elif "error" in said:
+                error = MusterError(
+                    str(said["error"]), why=said.get("because"), fix=said.get("hint")
+                )
+                outcome = self._failed(error)
+        if outcome is None and self._is_gone:
+            what = f"the cluster does not have the Job of group {self.group.name} any more"
+            why = (
+                f"it was deleted, or its namespace; what had come by then is in {self.run_dir.path}"
+            )
+            fix = f"muster restart {short_id(self.plan.run_id)}"
+            outcome = self._failed(
+                MusterError(what, where=f"job {self._job_ids[0]}", why=why, fix=fix)
+            )
+        if outcome is None:
+            what = f"the Job of group {self.group.name} ended and left no record"
+            fix = f"kubectl describe job {self._job_ids[0].rpartition('/')[2]}"
+            outcome = self._failed(MusterError(what, where=f"job {self._job_ids[0]}", fix=fix))
+        self._keep(outcome)
+
+    def _without_record(self, outcome: GroupOutcome, order: PodOrder, pod: Pod) -> GroupOutcome:
+        """Return what a group's last message says, which is no success: the outputs of its tasks are not here."""
+        first = self._job_ids[0]
+        told = explain_group_loss(outcome, self.run_dir, order, first)
+        if told.state is State.FAILED_START_ERROR:
+            return told  # there is no record
+        self._lacks_record = True
+        lacks_right = self._mirror.lacks_right if self._mirror is not None else None
+        missing = explain_missing(told.state, order, first, pod, lacks_right)
+        if told.state is State.COMPLETED:
+            state, code = State.FAILED_BACKEND_ERROR, MissingRecordError.exit_code
+            return replace(told, state=state, exit_code=code, report=missing)
+        report = told.report or missing
+        because = (*report.because, missing.error, *missing.because)
+        return replace(told, report=replace(report, because=because))
+
+    def _failed(self, error: MusterError) -> GroupOutcome:
+        state = State.FAILED_CANCELED if self._num_stops else State.FAILED_BACKEND_ERROR
+        return GroupOutcome(
+            group=self.group.name,
+            state=state,
+            exit_code=error.exit_code,
+            elapsed_s=0.0,
+            report=report_of_error(error),
+        )
+
+    # Its end.
+
+    def send_stop(self) -> None:
+        """Ask the head to stop its group; a group that has not begun ends at once."""
+        self._num_stops += 1
+        asyncio.get_running_loop().run_in_executor(None, self._stop)
+
+    def _stop(self) -> None:
+        try:
+            self._tell_owner()
+        except (MusterError, OSError) as error:
+            if not os.path.exists(self.run_dir.group(self.group.name).result):
+                self._keep(self._failed(MusterError("the group was stopped", why=str(error))))
+
+    def _tell_owner(self) -> None:
+        if self._pods is None or not self._has_begun:
+            raise MusterError("it had not begun")
+        tell_owner(self.run_dir, self._pods.order, self._job_ids[0])
+
+    def kill(self) -> None:
+        """Remove the Jobs at once."""
+        self._keep(self._failed(MusterError("the group was killed")))
+
+    def close(self) -> None:
+        """End what follows the group."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._mirror is not None:
+            self._mirror.stop()
+
+    def _remove(self) -> None:
+        self.close()
+        if self._lacks_record:
+            return
+        for job_id in self._job_ids if self._set_id is None else self._job_ids[:1]:
+            try:
+                remove_jobs([job_id], self._set_id)
+            except MusterError as error:
+                stays = self._set_id or job_id
+                self.say(f"{stays} stays on the cluster: {error.what} ({error.fix or error.why})")
+
+
+def _has_own_reason(view: JobView | None) -> bool:
+    """Say whether a Job of a set waits for something of its own: a queue holds all of them for one reason."""
+    return view is not None and view.state is not JobState.HELD
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlaces:
+    """The cluster on which the groups of a workflow run."""
+
+    run_dir: RunDir
+    site: "Site"
+    say: Callable[[str], None]
+
+    def conductor(
+        self, plan: WorkflowPlan, group: GroupPlan, hear: Callable[[messages.Message], None]
+    ) -> PodGroup:
+        """Return what conducts a group there."""
+        return PodGroup(plan, group, self.run_dir, self.site, hear, self.say)

@@ -1,0 +1,356 @@
+"""Why a run has lost a pod: what only the cluster knows, joined with what the ranks know into one verdict.
+
+A container that is killed as a whole, as for its memory, leaves nothing that could tell. The head sees a connection that ends,
+the cluster has the reason, and neither asks the other: this is done by the client, when the record tells of a loss and when a
+result has come.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.events import TaskStartedEvent
+from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.run import AttemptRecord
+from torchmuster.core.model.text import name_alone, name_on, show_size
+from torchmuster.core.model.verdict import (
+    MORE_MEMORY,
+    GroupOutcome,
+    Report,
+    Result,
+    TaskOutcome,
+    describe_loss,
+)
+from torchmuster.core.owner.record import read_events, read_losses, record_of
+from torchmuster.errors import MusterError
+from torchmuster.kubernetes.engine.answers import Pod, PodEnd
+from torchmuster.kubernetes.engine.dialect import REASONS, job_id_of, place_of
+from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.kubernetes.pods.bring_group import pod_kinds
+from torchmuster.kubernetes.pods.reach import find_pods
+from torchmuster.launcher.model.job import JobView
+from torchmuster.workflow.owner.view import read_workflow
+
+_OUT_OF_MEMORY = "OOMKilled"
+_TWICE = 2
+_HAS_LEFT = "has left"  # of the event on the attempt that follows
+LOSS_KNOWN_S = 120.0  # from a loss to the word of the cluster: of a dead node after 46 s
+_CLOCKS_S = 5.0  # by which those of two nodes may differ; a pod is made again after 10 s
+_MORE = f"{MORE_MEMORY} (`--mem`, or `memory` of the site; what is in /dev/shm counts)"
+
+
+def explain_loss(result: Result, run_dir: RunDir, order: PodOrder, job_id: str) -> Result:
+    """Return the result with the cluster's reason, where the run has failed by the loss of a pod that the cluster knows of."""
+    cause, report = result.cause, result.report
+    if report is not None and MORE_MEMORY in (report.hint or ""):
+        hint = (report.hint or "").replace(MORE_MEMORY, _MORE, 1)
+        return replace(result, report=replace(report, hint=hint))
+    if cause is None or report is None or cause.memory_evidence is not None:
+        return result
+    if cause.kind is not EndKind.NODE_LOST:
+        return result
+    try:
+        pods = find_pods(job_id)
+    except MusterError:
+        return result
+    start = _start_of(run_dir, cause.attempt)
+    pod = _lost_pod(pods, order, name_alone(cause.node), start)
+    if pod is None:
+        return result
+    if pod.end is not None and pod.end.reason.word == _OUT_OF_MEMORY:
+        return _out_of_memory(result, report, cause, pod, pod.end, start)
+    return replace(result, report=_with_reason(report, pod))
+
+
+def explain_group_loss(
+    outcome: GroupOutcome, run_dir: RunDir, order: PodOrder, job_id: str
+) -> GroupOutcome:
+    """Return the outcome with the cluster's reason, where the task that failed has lost a pod that the cluster knows of."""
+    report = outcome.report
+    failed = (one for one in outcome.tasks if report is not None and _is_about(report, one))
+    task = next(failed, None)
+    if report is None or task is None or not outcome.state.is_failed:
+        return outcome
+    begun = _last_start(run_dir, order, task.task)
+    try:
+        pod = _last_gone(_pods_of_task(run_dir, order, task.task, job_id), begun)
+    except MusterError:
+        return outcome
+    said, hint = _said_of(pod) if pod is not None else ("", "")
+    if pod is None or not said:
+        return outcome
+    error = report.error
+    if pod.end is not None and pod.end.reason.word == _OUT_OF_MEMORY:
+        error = f"task {task.task} failed: memory ran out in pod {pod.name} on {pod.node}"
+    told = replace(report, error=error, because=(said, *report.because))
+    return replace(outcome, report=_with_hint(told, hint))
+
+
+def explain_task_loss(
+    run_dir: RunDir, order: PodOrder, task: str, job_id: str, begun: float | None
+) -> str:
+    """Return what the cluster says of the pod that a task has lost; empty where it says nothing.
+
+    Args:
+        run_dir: Of the workflow.
+        order: What the pods of the group were told.
+        task: Its name.
+        job_id: The group's first Job.
+        begun: When the task's attempt did, in seconds since 1970; None where that is not known.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    pod = _last_gone(_pods_of_task(run_dir, order, task, job_id), begun)
+    return _said_of(pod)[0] if pod is not None else ""
+
+
+def _is_about(report: Report, task: TaskOutcome) -> bool:
+    return task.state.is_failed and report.error.startswith(f"task {task.task} failed: ")
+
+
+def _last_start(run_dir: RunDir, order: PodOrder, task: str) -> float | None:
+    """Return when a task was started last, in seconds since 1970; None where nothing says so."""
+    begun = None
+    for one in read_events(run_dir.group(order.group or "").events):
+        if isinstance(one.event, TaskStartedEvent) and one.event.task == task:
+            begun = one.at
+    return begun
+
+
+def _pods_of_task(run_dir: RunDir, order: PodOrder, task: str, job_id: str) -> Iterator[Pod]:
+    """Yield the pods that a task has or had, in the order of their creation; those of a task are of one Job."""
+    places = [name.rpartition("-") for name in hosts_of_task(run_dir, order, task)]
+    context, namespace, _ = place_of(job_id)
+    for job in dict.fromkeys(job for job, _, _ in places):
+        numbers = {int(number) for name, _, number in places if name == job}
+        for pod in find_pods(job_id_of(context, namespace, job)):
+            if pod.index in numbers:
+                yield pod
+
+
+def hosts_of_task(run_dir: RunDir, order: PodOrder, task: str) -> list[str]:
+    """Return what the pods of a task of a group are called, without their Service."""
+    plan = read_workflow(run_dir)
+    kinds = pod_kinds(plan.group(order.group or "")) if plan is not None else []
+    named = (name for kind in kinds for name in kind.tasks)
+    hosts = (host for name, host in zip(named, order.hosts, strict=False) if name == task)
+    return [host.partition(".")[0] for host in hosts]
+
+
+def _out_of_memory(
+    result: Result,
+    report: Report,
+    cause: WorkerEnd,
+    pod: Pod,
+    end: PodEnd,
+    start: AttemptRecord | None,
+) -> Result:
+    evidence = _memory_evidence(pod, end)
+    node = name_on(name_alone(cause.node), pod.node or "")
+    detail = "its container was killed as a whole"
+    cause = replace(cause, memory_evidence=evidence, node=node, detail=detail)
+    told = Report(
+        error=describe_loss(cause),
+        at=f"{_ranks_on(cause, start)}{node}, attempt {cause.attempt}",
+        because=(evidence, *report.because),
+        hint=report.hint,
+    )
+    return replace(result, cause=cause, report=_with_hint(told, _MORE))
+
+
+def early_out_of_memory(pods: Sequence[Pod]) -> Report | None:
+    """Return a report where two pods were killed for their memory: of a run that has not trained yet nobody else says so."""
+    dead = [(pod, pod.end) for pod in pods if pod.end is not None]
+    killed = [(pod, end) for pod, end in dead if end.reason.word == _OUT_OF_MEMORY]
+    if len(killed) < _TWICE:
+        return None
+    pod, end = killed[-1]
+    at = f"pod {pod.name} on {pod.node}"
+    error = "memory ran out before the training began"
+    return Report(error=error, at=at, because=(_memory_evidence(pod, end),), hint=_MORE)
+
+
+def _memory_evidence(pod: Pod, end: PodEnd) -> str:
+    limit = f"its limit of {_size(pod.memory_limit)}"
+    if pod.memory_limit is None:
+        limit = "its node had: it has no limit of its own"
+    return (
+        f"kubernetes says: {end.reason} (exit code {end.exit_code}) of pod {pod.name} on {pod.node}:"
+        f" all its processes together used more than {limit}"
+    )
+
+
+def _size(words: str | None) -> str:
+    return show_size(int(words)) if words is not None and words.isdecimal() else str(words)
+
+
+def _with_reason(report: Report, pod: Pod) -> Report:
+    said, hint = _said_of(pod)
+    if not said:
+        return report
+    return _with_hint(replace(report, because=(said, *report.because)), hint)
+
+
+def _said_of(pod: Pod) -> tuple[str, str]:
+    """Return the cluster's reason for the end of a pod, and what helps; empty where it has none."""
+    if pod.end is not None and pod.end.reason.word == _OUT_OF_MEMORY:
+        return _memory_evidence(pod, pod.end), _MORE
+    reason = pod.disruption or (pod.end.reason if pod.end is not None else None)
+    if reason is None or reason.word in ("", "Error", "Completed"):
+        return "", ""
+    meaning = REASONS.meaning(str(reason))
+    sentence = f"{meaning.sentence} ({reason})" if meaning is not None else str(reason)
+    said = f"kubernetes says of pod {pod.name} on {pod.node}: {sentence}"
+    return said, meaning.hint if meaning is not None else ""
+
+
+def note_removed(run_dir: RunDir, node: str, pod: Pod) -> None:
+    """Keep what the cluster says of a lost pod that is removed now: of a first one the record tells only when the next has begun."""
+    kept = {**_removed(run_dir), node: [time.time(), _said_of(pod)[0]]}
+    with contextlib.suppress(OSError):
+        atomic.write_json(_removed_file(run_dir), kept)
+
+
+def _removed(run_dir: RunDir) -> dict[str, list[Any]]:
+    kept = atomic.read_json(_removed_file(run_dir))
+    return kept if isinstance(kept, dict) else {}
+
+
+def _removed_file(run_dir: RunDir) -> str:
+    return os.path.join(run_dir.path, "pods", "removed.json")
+
+
+def _with_hint(report: Report, hint: str) -> Report:
+    return replace(report, hint="; ".join(text for text in (hint, report.hint) if text) or None)
+
+
+def _lost_pod(
+    pods: Iterable[Pod], order: PodOrder, node: str, start: AttemptRecord | None
+) -> Pod | None:
+    """Return the pod that was lost; one of its name may be there by now, and others may have ended in earlier attempts.
+
+    Where the record does not say which (`node` is empty), it is the last one.
+    """
+    of_node = (pod for pod in pods if not node or order.host(pod.index) == node)
+    return _last_gone(of_node, start.began if start is not None else None)
+
+
+def _last_gone(pods: Iterable[Pod], begun: float | None) -> Pod | None:
+    """Return the last of these pods that has ended, or is taken away, since a moment."""
+    found = None
+    for pod in pods:  # in the order of their creation
+        ended_at = pod.end.ended_at if pod.end is not None else None
+        is_earlier = begun is not None and ended_at is not None and ended_at + _CLOCKS_S < begun
+        if (pod.end is not None or pod.disruption is not None) and not is_earlier:
+            found = pod
+    return found
+
+
+def _start_of(run_dir: RunDir, attempt: int) -> AttemptRecord | None:
+    """Return what the record says of an attempt; None where it has not come."""
+    attempts = record_of(run_dir).attempts
+    return next((one for one in attempts if one.number == attempt), None)
+
+
+def _ranks_on(cause: WorkerEnd, attempt: AttemptRecord | None) -> str:
+    """Return `ranks 4-7 of 8 on `, as far as the record tells."""
+    for node in attempt.start.nodes if attempt is not None else ():
+        if attempt is not None and name_alone(node.node) == name_alone(cause.node):
+            word = "rank" if node.ranks.isdecimal() else "ranks"
+            return f"{word} {node.ranks} of {attempt.num_workers} on "
+    return ""
+
+
+@dataclass(slots=True)
+class LossNotes:
+    """Notes why the attempts of a run lost a pod, while the cluster still knows it: a run that goes on has no verdict.
+
+    The record is the pods', so these notes are a file beside it; views join them.
+
+    Attributes:
+        say: Gets a sentence for each.
+    """
+
+    run_dir: RunDir
+    order: PodOrder
+    job_id: str
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _read_bytes: int = 0
+    _seen: set[int] = field(default_factory=set)
+    _open: dict[int, tuple[str, float]] = field(default_factory=dict)
+    _reason: str | None = None
+
+    def look(self, view: JobView | None = None) -> None:
+        """Ask for losses that have come since the last look, and for those that the cluster did not know yet.
+
+        Args:
+            view: The Job; a new reason may be that of a pod that is taken away, and soon known to nobody.
+
+        Raises:
+            EngineError: The cluster can't be asked.
+        """
+        if view is not None and view.reason != self._reason:
+            self._reason = view.reason
+            for leaver in find_pods(self.job_id) if view.reason else ():
+                if leaver.is_leaving and leaver.disruption is not None:
+                    note_removed(self.run_dir, self.order.host(leaver.index), leaver)
+        noted = read_losses(self.run_dir)
+        self._read(noted)
+        pods = find_pods(self.job_id) if self._open else ()
+        for attempt, (node, until) in list(self._open.items()):
+            start = _start_of(self.run_dir, attempt)
+            pod = _lost_pod(pods, self.order, node, start)
+            said = self._said_of_removed(node, start)
+            said = said or (_said_of(pod)[0] if pod is not None else "")
+            if said:
+                noted[str(attempt)] = said
+                atomic.write_json(self.run_dir.losses, noted)
+                self.say(f"attempt {attempt}: {said}")
+            if said or self.clock() > until:
+                del self._open[attempt]
+
+    def _said_of_removed(self, node: str, start: AttemptRecord | None) -> str:
+        """Return what the cluster said of a pod that `note_removed` has kept; empty for none, or one of an earlier attempt."""
+        kept = _removed(self.run_dir).get(node)
+        begun = start.began if start is not None else 0.0
+        return str(kept[1]) if kept is not None and float(kept[0]) + _CLOCKS_S > begun else ""
+
+    def _read(self, noted: dict[str, str]) -> None:
+        """Take the losses that have come to the record."""
+        try:
+            size = os.path.getsize(self.run_dir.events)
+        except OSError:
+            return
+        if size < self._read_bytes:  # the record of a first pod that begins anew
+            self._seen.clear()
+        if size == self._read_bytes:
+            return
+        self._read_bytes = size
+        for attempt, node in self._losses():
+            if attempt not in self._seen and str(attempt) not in noted:
+                self._open[attempt] = node, self.clock() + LOSS_KNOWN_S
+            self._seen.add(attempt)
+
+    def _losses(self) -> Iterator[tuple[int, str]]:
+        """Yield the attempts that lost a pod, with its name; empty for one that was drained, which is no failure.
+
+        Of a first pod that was drained the record of the next one tells.
+        """
+        goes_on: int | None = None
+        for attempt in record_of(self.run_dir).attempts:
+            why, before = attempt.start.why, goes_on
+            if before is not None and (not why or why.endswith(_HAS_LEFT)):
+                yield before, ""
+            elif before is not None and why == f"after attempt {before}":
+                yield before, name_alone(self.order.host(self.order.index))
+            goes_on = attempt.number if attempt.failure is None else None
+            end = attempt.cause
+            if end is not None and end.kind is EndKind.NODE_LOST and end.memory_evidence is None:
+                yield end.attempt, name_alone(end.node)

@@ -1,0 +1,386 @@
+"""Members of a sweep that are the pods of one Indexed Job: what they bring along, what they leave, and their end.
+
+Each pod is a run of one pod. The Job needs no client; who looks copies here what running pods have written, and takes verdict
+and log of those that have ended from the cluster.
+"""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import codec
+from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.text import show_size
+from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.owner.create import create_member_dir
+from torchmuster.core.owner.record import next_attempt, read_result
+from torchmuster.errors import MissingRecordError, MusterError, UsageError
+from torchmuster.kubernetes.engine.answers import Pod, read_objects, runs_of
+from torchmuster.kubernetes.engine.dialect import DIALECT, name_of
+from torchmuster.kubernetes.engine.manifest import views_of_elements
+from torchmuster.kubernetes.engine.wishes import DOOR_PORT, home_of, keeps_runs
+from torchmuster.kubernetes.node import order as orders
+from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.kubernetes.pods.bring import check_way, pack_code, pack_order
+from torchmuster.kubernetes.pods.end import remove, tell_owner
+from torchmuster.kubernetes.pods.mirror import (
+    RecordMirror,
+    files_left_in,
+    forget_copy,
+    result_of_pod,
+    values_left_by,
+)
+from torchmuster.kubernetes.pods.reach import MEMBER_JOB, ask, log_of, pod_order
+from torchmuster.kubernetes.pods.release import PlaceRelease, is_given_up
+from torchmuster.kubernetes.pods.remake import ObjectsKept
+from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.jobs.jobs import failed_before_start, submit_script, view_jobs
+from torchmuster.launcher.jobs.never import WAITS, NeverWatch
+from torchmuster.launcher.model.job import JobArray, JobRequest
+from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays, read_arrays, write_arrays
+from torchmuster.multirun.sweep.members import lacks_files, member_dir
+from torchmuster.multirun.sweep.plan import SweepPlan
+from torchmuster.multirun.views.sweep_view import read_sweep
+
+_MOST_AT_ONCE = 8  # commands of kubectl
+_LOOK_S = 5.0  # without news of pods
+_PAUSE_S = 1.0
+_KEEP_CALL_S = 60.0
+
+
+def submit_pods(
+    plan: SweepPlan, run_dir: RunDir, request: JobRequest, members: Sequence[int], *, detach: bool
+) -> str:
+    """Submit members of a sweep as one Job; return its id. What an earlier Job of the sweep has left goes.
+
+    Raises:
+        UsageError: The code or the plan is too large, or the script is not in its folder.
+        EngineError: The cluster refuses.
+    """
+    before = read_arrays(run_dir)
+    earlier = before.arrays if before is not None else ()
+    for array in earlier:
+        remove(array.job_id)
+    noted = SweepArrays(engine=DIALECT.name, request=request, arrays=earlier)
+    write_arrays(run_dir, noted)  # should it be refused, a restart asks again
+    job = bring_members(plan, run_dir, request, members, len(earlier), detach=detach)
+    atomic.write_json(_job_file(run_dir), codec.to_plain(job))
+    job_id = submit_script(job, run_dir.job_script, DIALECT)
+    made = MemberArray(job_id=job_id, members=tuple(members))
+    write_arrays(run_dir, replace(noted, arrays=(*earlier, made)))
+    return job_id
+
+
+def _job_file(run_dir: RunDir) -> str:
+    return os.path.join(run_dir.path, "pods", "job.json")
+
+
+def array_of(plan: SweepPlan, request: JobRequest, num_members: int, number: int) -> JobRequest:
+    """Return the request for so many members; `number` counts the Jobs of the sweep, whose pods may still be ending."""
+    more = f"-{number}" if number else ""
+    name = name_of(short_id(plan.run_id), num_members, more) + more
+    array = JobArray(size=num_members, parallel=min(plan.slots, num_members))
+    # Of the time limit each member is told; the Job lasts as long as all of them.
+    return replace(request, name=name, array=array, time_limit_s=None)
+
+
+def bring_members(
+    plan: SweepPlan,
+    run_dir: RunDir,
+    request: JobRequest,
+    members: Sequence[int],
+    number: int,
+    *,
+    detach: bool,
+) -> JobRequest:
+    """Return the job of these members with the files that their pods need; they are written into the run directory.
+
+    Raises:
+        UsageError: The code or the plan is too large, or the script is not in its folder.
+    """
+    job = array_of(plan, request, len(members), number)
+    folder = os.path.join(run_dir.path, "pods")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    code = pack_code(plan.run.program, folder)
+    order = PodOrder(
+        run_id=plan.run_id,
+        job=job.name,
+        num_pods=len(members),
+        port=int(dict(job.own_keys).get("door_port", DOOR_PORT)),
+        home=home_of(job),
+        code_root=code.root,
+        code_sha="",
+        time_limit_s=request.time_limit_s,
+        has_volume=keeps_runs(job),
+        # A slot is not held for files; what a function has returned is in the record alone.
+        keep_s=_KEEP_CALL_S if os.path.exists(run_dir.call) else 0.0,
+        is_sweep=True,
+        members=tuple(members),
+    )
+    order, brings = pack_order(order, folder, run_dir, {orders.SWEEP_FILE: run_dir.sweep})
+    if order.code_bytes is not None:
+        if detach:
+            raise UsageError(
+                f"the code takes {show_size(order.code_bytes)}, which is too large for Secrets",
+                where="--detach",
+                why="who follows the sweep sends it to each pod",
+                fix="leave out --detach, or name data in .gitignore",
+            )
+        check_way(job, "the code", code.describe())
+    return replace(job, brings=tuple(brings.items()))
+
+
+@dataclass(slots=True)
+class MemberCopies:
+    """Copies what the pods of the newest Job of a sweep have written and left.
+
+    Attributes:
+        job_id: Of the Job.
+        objects: Its Secret and Service; None on a machine that has not made them.
+    """
+
+    run_dir: RunDir
+    plan: SweepPlan
+    order: PodOrder
+    job_id: str
+    watch: PodWatch
+    objects: ObjectsKept | None = None
+    _never: NeverWatch = field(default_factory=NeverWatch)
+    _is_closed: bool = False
+    _mirrors: dict[int, RecordMirror] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run_dir: RunDir) -> "MemberCopies | None":
+        """Return those of a sweep; None for one that is not in pods, or has no Job yet."""
+        plan, order, noted = read_sweep(run_dir), pod_order(run_dir), read_arrays(run_dir)
+        if plan is None or order is None or noted is None or not noted.arrays:
+            return None
+        job_id = noted.arrays[-1].job_id
+        watch, objects = PodWatch(job_id), None
+        with contextlib.suppress(codec.CodecError):  # of another machine's sweep there is none
+            job = codec.from_plain(JobRequest, atomic.read_json(_job_file(run_dir)))
+            objects = ObjectsKept(job, job_id, watch, lambda _: None)
+        return cls(run_dir, plan, order, job_id, watch, objects)
+
+    def look(self, *, once: bool) -> None:
+        """Take what has ended; copy what runs: with `once` what there is now, else as long as it runs.
+
+        Raises:
+            EngineError: The cluster can't be asked.
+        """
+        open_ones = {index for index in range(len(self.order.members)) if self._is_open(index)}
+        (argv,) = DIALECT.status_argv([self.job_id])
+        objects = read_objects(ask(argv)) if open_ones else []
+        run, views = (
+            runs_of(objects).get(self.order.job),
+            views_of_elements(objects, self.order.job),
+        )
+        newest = run.newest() if run is not None else {}
+        if not once and self.objects is not None:
+            with contextlib.suppress(MusterError, OSError):
+                self.objects.look()
+        if not once and views and all(view.state in WAITS for view in views.values()):
+            self._end_if_never(open_ones)
+        with ThreadPoolExecutor(_MOST_AT_ONCE, "members") as pool:
+            for index in open_ones & newest.keys():
+                pod, state = newest[index], views[index].state
+                if state in (JobState.SUCCEEDED, JobState.FAILED):
+                    pool.submit(self._take_end, index, pod, state)
+                elif is_given_up(pod):
+                    pool.submit(self._release, index)
+                elif pod.is_up and once:
+                    pool.submit(self._catch_up, index)
+                elif pod.is_up and index not in self._mirrors and not self._is_closed:
+                    self._mirrors[index] = self._mirror(index)
+                    self._mirrors[index].start()
+
+    def close(self) -> None:
+        """End all copies, and take what has ended by now; of a sweep that is over nothing stays that has come here.
+
+        Raises:
+            EngineError: The cluster can't be asked.
+        """
+        self._is_closed = True
+        for mirror in self._mirrors.values():
+            mirror.stop()
+        self.look(once=False)
+        noted = read_arrays(self.run_dir)
+        is_ours = noted is not None and noted.request is not None
+        indexes = range(len(self.order.members))
+        if is_ours and not any(self._is_open(index) or self._lacks(index) for index in indexes):
+            remove(self.job_id)
+
+    def _end_if_never(self, open_ones: set[int]) -> None:
+        """End a sweep whose pods can never start, e.g. for want of an image, with the cluster's sentence."""
+        view = view_jobs(DIALECT, [self.job_id]).get(self.job_id)
+        report = self._never.judge(view, DIALECT)
+        if report is None:
+            return
+        remove(self.job_id)
+        for index in open_ones:
+            member = self.place(index)
+            result = failed_before_start(member, EngineError.exit_code, report)
+            atomic.write_json(member.result, codec.to_plain(result))
+
+    def _is_open(self, index: int) -> bool:
+        folder = member_dir(self.run_dir, self.plan, self.order.members[index])
+        mirror = self._mirrors.get(index)
+        return read_result(folder) is None and not (mirror is not None and mirror.is_finishing)
+
+    def _lacks(self, index: int) -> bool:
+        """Say whether files of a member that has ended did not come here."""
+        result = read_result(member_dir(self.run_dir, self.plan, self.order.members[index]))
+        return result is not None and lacks_files(result)
+
+    def _release(self, index: int) -> None:
+        """Let the member of a dead node run on another one."""
+        member, order = self.place(index), self.order.of_member(index)
+        with contextlib.suppress(MusterError):
+            PlaceRelease(member, order, self.job_id, lambda _: None).look(asks=True)
+            if (mirror := self._mirrors.get(index)) is not None:
+                mirror.look()
+
+    def _catch_up(self, index: int) -> None:
+        with contextlib.suppress(MusterError, OSError):
+            self._mirror(index).catch_up()
+
+    def _mirror(self, index: int) -> RecordMirror:
+        member = self.place(index)
+        order = self.order.of_member(index)
+        noted = read_arrays(self.run_dir)
+        takes = noted is not None and noted.request is not None
+        return RecordMirror(member, order, self.job_id, self.watch, lambda _: None, takes=takes)
+
+    def place(self, index: int) -> RunDir:
+        """Return the folder of a member, with what a client has of a run in pods."""
+        number = self.order.members[index]
+        member = member_dir(self.run_dir, self.plan, number)
+        if not os.path.isdir(member.path):
+            create_member_dir(self.plan.member_plan(number), self.run_dir)
+        folder = os.path.join(member.path, "pods")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with open(self.run_dir.secret, "rb") as key:
+            atomic.replace_file(member.secret, key.read(), mode=0o600)
+        order = codec.to_plain(self.order.of_member(index))
+        atomic.write_json(os.path.join(folder, orders.ORDER_FILE), order)
+        atomic.write_json(os.path.join(member.path, MEMBER_JOB), {"job_id": self.job_id})
+        code = os.path.join(folder, orders.CODE_FILE)
+        if not os.path.lexists(code):
+            os.symlink(os.path.join("..", "..", "..", "pods", orders.CODE_FILE), code)
+        return member
+
+    def _take_end(self, index: int, pod: Pod, state: JobState) -> None:
+        """Take verdict and log of a pod that has ended, where its record has not come."""
+        with contextlib.suppress(MusterError, OSError):
+            if (mirror := self._mirrors.pop(index, None)) is not None:
+                mirror.stop()
+            member = self.place(index)
+            values = values_left_by(pod)
+            # On a volume the record itself can be fetched.
+            if isinstance(values, dict) and not self.order.has_volume:
+                with open(member.training, "a") as file:
+                    file.write(f"\n{json.dumps(values)}\n")  # the line before may be a torn one
+            result = result_of_pod(pod, member)
+            if result is None:
+                why = str(pod.end.reason) if pod.end is not None else "nobody has seen its end"
+                report = Report(
+                    error=f"its pod left no result: {why}", at=f"pod {pod.name} on {pod.node}"
+                )
+                result = failed_before_start(member, 1, report)
+                if state is JobState.SUCCEEDED:
+                    result = replace(result, state=RunState.SUCCEEDED, exit_code=0, report=None)
+            with contextlib.suppress(EngineError):
+                text = log_of(self.job_id, pod)
+                # On a volume its record goes on from one that has not come here as a whole.
+                newest = max(next_attempt(member), result.attempts, 1) - 1
+                log = member.rank_log(newest, 0)
+                os.makedirs(os.path.dirname(log), exist_ok=True)
+                atomic.replace_file(log, text)
+                forget_copy(member)
+            if num_files := files_left_in(pod):
+                result = _with_missing(result, num_files, pod)
+            atomic.write_json(member.result, codec.to_plain(result))
+
+
+def _with_missing(result: Result, num_files: int, pod: Pod) -> Result:
+    """Return the result of a member whose files went with its pod, before anybody had copied them."""
+    missing = f"{num_files} file{'s' if num_files > 1 else ''} that it made did not come here, and went with pod {pod.name}"
+    if result.state is not RunState.SUCCEEDED and result.report is not None:
+        report = replace(result.report, because=(*result.report.because, missing))
+        return replace(result, report=report)
+    report = Report(
+        error=missing,
+        at=f"pod {pod.name} on {pod.node}, whose Job was not removed",
+        because=("nobody followed the sweep when it ended, or its pod could not be reached",),
+        hint="`claims` and `home` of the site keep files on a volume",
+    )
+    return replace(result, exit_code=MissingRecordError.exit_code, report=report)
+
+
+def catch_up_members(run_dir: RunDir) -> None:
+    """Bring here what the pods of a sweep have written and left; silent where that can't be done."""
+    copies = MemberCopies.of(run_dir)
+    with contextlib.suppress(MusterError, OSError):
+        if copies is not None:
+            copies.look(once=True)
+
+
+@contextlib.contextmanager
+def members_copied(run_dir: RunDir) -> Iterator[None]:
+    """Copy what the pods of a sweep write, and take what they leave, while somebody looks."""
+    copies, stopping = MemberCopies.of(run_dir), threading.Event()
+    if copies is None:
+        yield
+        return
+
+    def work() -> None:
+        while not stopping.is_set():
+            seen = copies.watch.number
+            with contextlib.suppress(MusterError, OSError):
+                copies.look(once=False)
+            if not stopping.wait(_PAUSE_S):
+                copies.watch.wait(seen, _LOOK_S)
+
+    copies.watch.start()
+    thread = threading.Thread(target=work, name="members", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        copies.watch.stop()
+        thread.join(_LOOK_S)
+        with contextlib.suppress(MusterError, OSError):
+            copies.close()
+
+
+def cancel_pods(run_dir: RunDir) -> None:
+    """End all members that run, by the end of their Job: pods get SIGTERM and their grace.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    catch_up_members(run_dir)
+    atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
+    noted = read_arrays(run_dir)
+    for array in noted.arrays[-1:] if noted is not None else ():
+        remove(array.job_id)
+
+
+def stop_pod(run_dir: RunDir, number: int) -> None:
+    """End one member by its owner: a pod that is deleted would be made again.
+
+    Raises:
+        MusterError: Its pod does not run, or can't be reached.
+    """
+    copies = MemberCopies.of(run_dir)
+    if copies is not None and number in copies.order.members:
+        order = copies.order.of_member(copies.order.members.index(number))
+        tell_owner(run_dir, order, copies.job_id)

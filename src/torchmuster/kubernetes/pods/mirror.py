@@ -1,0 +1,486 @@
+"""The client's copy of a run in pods: its record and logs come through the first pod's door, as they grow.
+
+All views then work as for any run. The way breaks and is made again, from where the copy ends. Where it is not allowed, the log
+of the first pod and its last message tell what can be told.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.verdict import GroupOutcome, Report, Result
+from torchmuster.errors import MusterError
+from torchmuster.kubernetes.engine.answers import CONTAINER, Pod
+from torchmuster.kubernetes.engine.dialect import kubectl, place_of
+from torchmuster.kubernetes.node import order as orders
+from torchmuster.kubernetes.node.call import call_argv
+from torchmuster.kubernetes.node.order import NUM_FILES_KEY, VALUES_KEY, PodOrder
+from torchmuster.kubernetes.node.place import take_outputs
+from torchmuster.kubernetes.node.record import scope_of
+from torchmuster.kubernetes.pods.losses import explain_group_loss, explain_loss
+from torchmuster.kubernetes.pods.pull import BROKEN, Pull, Push, program
+from torchmuster.kubernetes.pods.reach import NotAllowedError, find_pod, forward
+from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.engines.ssh_files import ACTED_UPON, own_paths
+from torchmuster.launcher.jobs.jobs import failed_before_start
+from torchmuster.launcher.net import remote_messages as messages
+from torchmuster.launcher.net.replica import Copy, Scope
+from torchmuster.launcher.node.remote.files import CameBack
+
+_AGAIN_S = (0.3, 1.0, 2.0, 5.0)
+_STATE_FILE = "pods/mirror.json"
+_LATE_S = 5.0
+_SLOW_S = 10.0
+_SAY_FAILURES = 4
+_REACH_AGAIN_S = 30.0  # a right that was taken away may come back
+_LOOK_S = 60.0  # without news: a watch that breaks begins with all pods, so none are missed
+
+
+class _CopyError(EngineError):
+    """The way stands, and files can't be written here."""
+
+
+@dataclass(slots=True)
+class RecordMirror:
+    """Copies the record of a run here until it has ended.
+
+    Attributes:
+        show: Gets lines of the first pod's log, where that is all there is.
+        takes: Who follows is the one that the first pod waits for, and tells it when all has come.
+        reader: A Job whose only pod gives what the run has left on its volume; None: the first pod does.
+        is_finishing: All has come, and is put where it belongs.
+        is_complete: That is done.
+        holds_all: Nothing of it is in the pod alone.
+        lacks_right: What the user's Role lacks, where pods may not be reached.
+    """
+
+    run_dir: RunDir
+    order: PodOrder
+    job_id: str
+    watch: PodWatch
+    say: Callable[[str], None]
+    show: Callable[[str], None] = lambda _: None
+    takes: bool = False
+    reader: str | None = None
+    is_complete: bool = False
+    holds_all: bool = False
+    is_connected: bool = False
+    is_finishing: bool = False
+    lacks_right: str | None = None
+    is_up: bool = False
+    _since: float = 0.0
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _child: proc.Child | None = None
+    _way: Pull | Push | None = None
+    _copy: Copy | None = None
+    _said: set[str] = field(default_factory=set)
+    _port: int | None = None
+    _uid: str = ""
+    _looked: int = 0
+    _result: bytes = b""
+    _shown: dict[str, int] = field(default_factory=dict)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, in a thread."""
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, with what there is."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.send_signal(15)
+        if self._way is not None:
+            self._way.stop()
+        self.watch.wake()
+        if self._thread is not None:
+            self._thread.join(_LATE_S)
+
+    def catch_up(self) -> None:
+        """Copy what there is now.
+
+        Raises:
+            EngineError: The first pod can't be reached.
+        """
+        self._follow(once=True)
+
+    def _work(self) -> None:
+        failures = 0
+        while not self._stopping.is_set() and not self.is_complete:
+            seen = self.watch.number
+            try:
+                if not self._follow():
+                    self._wait(seen)
+                    continue
+                failures = 0
+                self.lacks_right = None
+            except NotAllowedError as error:
+                self._fall_back(error)
+                continue
+            except _CopyError as error:
+                failures = max(failures + 1, _SAY_FAILURES)
+                if error.what not in self._said:
+                    self._said.add(error.what)
+                    self.say(f"{error.what}; it is tried again")
+            except BROKEN as error:
+                failures += 1  # the next look of the follower tells where the pod is not there
+                if failures == _SAY_FAILURES:
+                    why = error.what if isinstance(error, MusterError) else str(error)
+                    self.say(f"the first pod can't be reached: {why}; it is tried again")
+            self.is_connected = False
+            self._stopping.wait(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
+
+    def _wait(self, seen: int) -> None:
+        """Wait for news; `stop` wakes the watch, and has said so before, for who looked at the number only afterwards."""
+        if not self._stopping.is_set():
+            self.watch.wait(seen, _LOOK_S)
+
+    @property
+    def is_settled(self) -> bool:
+        """Say whether what the record tells has had time to come."""
+        return self.is_connected and time.monotonic() > self._since + _LATE_S
+
+    def look(self) -> None:
+        """Break a way to a pod that is not the first one any more: that of a dead node does not break by itself.
+
+        Raises:
+            EngineError: The cluster can't be asked.
+        """
+        busy_s = self._copy.busy.elapsed_s if self._copy is not None else 0.0
+        slow = f"{self.run_dir.path}: the disk does not answer: the copy of the record waits for it"
+        if busy_s > _SLOW_S and slow not in self._said:
+            self._said.add(slow)
+            self.say(slow)
+        number, before = self.watch.number, self._looked
+        self._looked = number
+        if self._way is None or number == before:
+            return
+        pod = find_pod(self.job_id, self.order.index)
+        if pod is not None and pod.uid != self._uid:
+            self._way.stop()
+
+    def _follow(self, *, once: bool = False) -> bool:
+        """Copy until the way breaks; say whether the first pod runs."""
+        where = (self.job_id, self.order.index) if self.reader is None else (self.reader, 0)
+        pod = find_pod(*where)
+        if pod is None or not pod.is_up:
+            return False
+        self._uid, self.is_up = pod.uid, True
+        with forward(self.job_id, pod.name, self.order.port) as way:
+            if self.order.code_bytes is not None and self.reader is None:
+                self._send_code(way.port)
+            self._port = way.port
+            try:
+                self._read_record(way.port, once=once)
+            finally:
+                self._port = None
+        return True
+
+    def note_no_room(self, reason: str) -> None:
+        """Tell the first pod that others have no room on the cluster, by the way that there is: it waits on.
+
+        Raises:
+            MusterError: The command can't be started.
+        """
+        if (port := self._port) is not None:
+            path = shlex.quote(self.order.no_room)
+            proc.ask(
+                self._argv(port, f"cat >{path}.part && mv {path}.part {path}"),
+                reason.encode(),
+                _LATE_S,
+            )
+
+    def _argv(self, port: int, command: str) -> list[str]:
+        return [*call_argv(self.run_dir.secret, port), "127.0.0.1", command]
+
+    def _send_code(self, port: int) -> None:
+        """Send the code, unless the pod has it: of this run, or on a volume from one before."""
+        at_once = threading.Event()
+        at_once.set()
+        self._way = push = Push(self._argv(port, program("pod-keep --code")))
+        folder, sha = os.path.join(self.folder, "pods"), self.order.code_sha or ""
+        push.run(folder, Scope((orders.CODE_FILE,)), sha, at_once)
+
+    def _read_record(self, port: int, *, once: bool) -> None:
+        came, copy = CameBack(self.run_dir), self._copy_here()
+        self._way = pull = Pull(self._argv(port, program("pod-record" + " --once" * once)))
+        self._copy = copy
+        try:
+            pull.run(
+                self._has(copy),
+                lambda message: self._take(message, copy, came),
+                lambda: self.is_complete and self.takes and self.holds_all,
+            )
+        except OSError:
+            if copy.trouble is None:
+                raise
+            why = f"{self.run_dir.path}: the record can't be written here: {copy.trouble.strerror}"
+            raise _CopyError(why) from None
+
+    def _copy_here(self) -> Copy:
+        noted = atomic.read_json(os.path.join(self.folder, _STATE_FILE))
+        mark = str(noted.get("mark", "")) if isinstance(noted, dict) else ""
+        scope = scope_of(self.order)
+        scope = replace(scope, never=scope.never | ACTED_UPON)
+        return Copy(self.run_dir.path, scope, mark)
+
+    def _has(self, copy: Copy) -> "Iterator[messages.CopyHas]":
+        """Say how far the copy is, and of which pod's record where another one reads it from the volume."""
+        order = codec.to_plain(self.order) if self.reader is not None else None
+        for part in copy.has():
+            yield replace(part, order=order)
+
+    def _relative(self, path: str) -> str:
+        return os.path.relpath(path, self.run_dir.path)
+
+    @property
+    def folder(self) -> str:
+        """Return the folder here of what is this record's alone."""
+        group = self.order.group
+        return self.run_dir.path if group is None else self.run_dir.group(group).path
+
+    def _take(self, message: messages.RemoteMessage, copy: Copy, came: CameBack) -> bool:
+        if not self.is_connected:
+            self.is_connected, self._since = True, time.monotonic()
+        match message:
+            case messages.CopyOf(mark=mark):
+                if mark:
+                    self._take_mark(mark, copy)
+            case messages.FilePiece(path=path) if path == self._result_name:
+                self._result = self._result[: message.offset] + message.data
+            case messages.FilePiece(path=path) if (host := self._host_of(path)) is not None:
+                came.take(message, host)
+            case messages.FilePiece(path=path) if copy.scope.has(path):
+                copy.put(message)
+            case messages.FilePiece():
+                return True  # what only a client writes here
+            case messages.RemoteNote(text=text):
+                self.say(text)
+            case messages.CopyEnd():
+                lacks = [
+                    *message.unread,
+                    *(f"{path}: {why}" for path, why in copy.left_out.items()),
+                ]
+                self._finish(replace(message, unread=tuple(lacks[:20])), came)
+                return False
+            case _:
+                raise messages.FrameError(f"{type(message).__name__} is not of a record")
+        return True
+
+    def _host_of(self, path: str) -> str | None:
+        """Return which pod's outputs these are; None for something else."""
+        prefix, _, host = path.rpartition("/")
+        hosts = [self.order.host(index) for index in range(self.order.num_pods)]
+        if path == messages.OUTPUT_FILE:
+            return hosts[0]
+        return host if prefix == messages.OUTPUT_FILE and host in hosts else None
+
+    @property
+    def _result_name(self) -> str:
+        return self._relative(self._result_path)
+
+    @property
+    def _result_path(self) -> str:
+        group = self.order.group
+        return self.run_dir.result if group is None else self.run_dir.group(group).result
+
+    def _take_mark(self, mark: str, copy: Copy) -> None:
+        known = copy.mark
+        is_same = copy.begin(mark)
+        if not known:
+            self._forget_logs()
+        elif not is_same:
+            self._set_aside()
+            self.say(
+                "the first pod is another one, with an empty disk: what came of the run before is in"
+                f" {self.folder}/earlier"
+            )
+        atomic.write_json(os.path.join(self.folder, _STATE_FILE), {"mark": mark})
+
+    def _forget_logs(self) -> None:
+        """Remove what was taken from the logs of pods: the record has the same, and pieces are written over it."""
+        logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
+        for folder, _, names in os.walk(logs):
+            for name in names:
+                os.unlink(os.path.join(folder, name))
+
+    def _set_aside(self) -> None:
+        """Keep the copy of a record that has ended with its pod."""
+        base = os.path.join(self.folder, "earlier")
+        os.makedirs(base, exist_ok=True)
+        folder = os.path.join(base, str(len(os.listdir(base)) + 1))
+        os.makedirs(folder)
+        logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
+        own = RunDir(self.folder)
+        for path in (own.events, own.training, self.run_dir.losses, os.path.normpath(logs)):
+            with contextlib.suppress(OSError):
+                os.rename(path, os.path.join(folder, os.path.basename(path)))
+        os.makedirs(self.run_dir.logs, exist_ok=True)
+
+    def _finish(self, end: messages.CopyEnd, came: CameBack) -> None:
+        if not end.is_over:
+            return
+        self.is_finishing = True
+        try:
+            self._place(end, came)
+        finally:
+            self.is_finishing = False
+
+    def _place(self, end: messages.CopyEnd, outputs: CameBack) -> None:
+        if self.order.group is None:
+            top = os.path.join(self.run_dir.path, "output")
+            hosts = [self.order.host(index) for index in range(self.order.num_pods)]
+            counts = {host: outputs.unpack(host, os.path.join(top, host)) for host in hosts}
+            made_by = [host for host, count in counts.items() if count]
+            if count := sum(counts.values()):
+                where = os.path.join(top, made_by[0]) if len(made_by) == 1 else top
+                self.say(
+                    f"{count} new or changed file{'s' if count != 1 else ''} came back to {where}"
+                )
+        else:
+            came = os.path.join(self.folder, "came")
+            outputs.unpack(self.order.host(0), came)
+            take_outputs(self.run_dir, came)
+        if end.num_stay:
+            self.say(
+                f"{end.num_stay} files were too large to come back, and go with the pods: {', '.join(end.stay[:3])}"
+            )
+        self.holds_all = not end.unread
+        if end.unread:
+            self.say(f"files of the run are not here: {', '.join(end.unread[:4])}")
+        else:
+            path = os.path.join(self.folder, _STATE_FILE)
+            atomic.write_json(path, {**(atomic.read_json(path) or {}), "complete": self.job_id})
+        if self._result:
+            plain = json.loads(self._result)
+            theirs, ours = self.order.run_dir.path, self.run_dir.path
+            own = own_paths(plain, theirs, ours, self.order.code_root or None)
+            atomic.write_json(self._result_path, self._joined(own))
+        self.is_complete = True
+
+    def _joined(self, plain: "dict[str, object]") -> object:
+        """Return the result of a run, or of a group, with what only the cluster knows."""
+        if self.order.group is not None:
+            outcome = codec.from_plain(GroupOutcome, plain)
+            told = explain_group_loss(outcome, self.run_dir, self.order, self.job_id)
+            return codec.to_plain(told)
+        if self.order.is_sweep:  # its owner is in its only pod
+            return plain
+        result = codec.from_plain(Result, plain)
+        return codec.to_plain(explain_loss(result, self.run_dir, self.order, self.job_id))
+
+    # Without the right to reach a pod.
+
+    def _fall_back(self, error: MusterError) -> None:
+        """Show what the first pod writes for a while: the right may come back."""
+        if self.lacks_right is None:
+            hint = f" ({error.fix})" if error.fix else ""
+            self.say(f"pods can't be reached from here, so their logs are followed instead{hint}")
+        self.lacks_right = error.fix or error.what
+        until = time.monotonic() + _REACH_AGAIN_S
+        while not self._stopping.is_set() and time.monotonic() < until:
+            seen = self.watch.number
+            with contextlib.suppress(MusterError):
+                pod = find_pod(self.job_id, self.order.index)
+                if pod is not None and (pod.is_running or pod.end is not None):
+                    self._follow_log(pod.name, until)
+                    if pod.end is not None:
+                        self._stopping.set()
+            if not self._stopping.is_set():
+                self.watch.wait(seen, max(0.0, until - time.monotonic()))
+
+    def _follow_log(self, pod: str, until: float) -> None:
+        """Show what a pod writes, from where that ended the last time, until then."""
+        context, namespace, _ = place_of(self.job_id)
+        argv = kubectl(
+            context, namespace, "logs", f"pod/{pod}", f"--container={CONTAINER}", "--follow"
+        )
+        words = [word for word in argv if "timeout" not in word]
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            child = self._child = proc.start(
+                proc.node_program("leashed", *words), stdout=writing, stderr=null
+            )
+        finally:
+            os.close(writing)
+            os.close(null)
+        ending = threading.Timer(max(0.0, until - time.monotonic()), child.send_signal, (15,))
+        ending.start()
+        with (
+            open(reading, errors="replace") as lines,
+            open(os.path.join(self.folder, "job.log"), "a") as log,
+        ):
+            for number, line in enumerate(lines):
+                is_part = not line.endswith("\n") and time.monotonic() >= until
+                if number < self._shown.get(pod, 0) or is_part:
+                    continue
+                self._shown[pod] = number + 1
+                log.write(line)
+                log.flush()
+                self.show(line)
+        ending.cancel()
+        child.wait(_LATE_S)
+
+
+def holds_record(folder: str, job_id: str) -> bool:
+    """Say whether all of the record of a job has come to its folder here, and the files that it has left."""
+    noted = atomic.read_json(os.path.join(folder, _STATE_FILE))
+    return isinstance(noted, dict) and noted.get("complete") == job_id
+
+
+def result_of_pod(pod: Pod | None, run_dir: RunDir) -> Result | None:
+    """Return what the first pod left as its last message; None where there is nothing."""
+    if pod is None or pod.end is None:
+        return None
+    try:
+        plain = json.loads(pod.end.last_message)
+        if "error" in plain:  # of `kubernetes/node/start.py`, before there was a run
+            report = Report(
+                error=str(plain["error"]),
+                at=f"pod {pod.name} on {pod.node}",
+                because=(str(plain.get("because")),),
+                hint=str(plain.get("hint")),
+            )
+            return failed_before_start(run_dir, EngineError.exit_code, report)
+        for key in (NUM_FILES_KEY, VALUES_KEY):
+            plain.pop(key, None)
+        return codec.from_plain(Result, plain)
+    except (codec.CodecError, ValueError, TypeError):
+        return None
+
+
+def forget_copy(run_dir: RunDir) -> None:
+    """Let the next copy of a record begin anew: a log here is the pod's, which differs from that of the record."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(run_dir.path, _STATE_FILE))
+
+
+def files_left_in(pod: Pod) -> int:
+    """Return how many files a member of a sweep has made that went with its pod, if nobody has copied them before."""
+    with contextlib.suppress(ValueError, TypeError):
+        return int(_left_by(pod, NUM_FILES_KEY))
+    return 0
+
+
+def values_left_by(pod: Pod) -> object:
+    """Return the newest values that a member of a sweep has recorded, as an event; None for none."""
+    return _left_by(pod, VALUES_KEY)
+
+
+def _left_by(pod: Pod, key: str) -> Any:
+    with contextlib.suppress(ValueError, AttributeError):
+        return json.loads(pod.end.last_message if pod.end else "{}").get(key)
+    return None

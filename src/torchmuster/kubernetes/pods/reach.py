@@ -1,0 +1,199 @@
+"""Reach a pod from here: kubectl's port-forward, which needs the user's right to it, and breaks; who uses it calls again."""
+
+import contextlib
+import os
+import re
+import select
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.kubernetes.engine.answers import (
+    CONTAINER,
+    INDEX_LABEL,
+    RUN_LABEL,
+    Pod,
+    read_objects,
+    runs_of,
+)
+from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl, place_of
+from torchmuster.kubernetes.node import order as orders
+from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.jobs.answers import ask_patiently, only_looks
+
+_ASK_S = 25.0
+_FORWARD_S = 60.0  # with a login plug-in or a VPN it takes its time
+_LOOK_FORWARD_S = 8.0
+_LATE_S = 2.0
+MEMBER_JOB = os.path.join("pods", "job.json")  # in the folder of a sweep's member
+_LINE = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+) ->")
+
+
+class NotAllowedError(EngineError):
+    """The user may not do this to pods: there is no use in trying again."""
+
+
+def pod_order(run_dir: RunDir, group: str | None = None) -> PodOrder | None:
+    """Return what the pods of a run, or of a group of a workflow, were told; None for one that is not in pods."""
+    folder = run_dir.path if group is None else run_dir.group(group).path
+    path = os.path.join(folder, "pods", orders.ORDER_FILE)
+    with contextlib.suppress(codec.CodecError):
+        return orders.read_order(path) if os.path.exists(path) else None
+    return None
+
+
+def job_of(run_dir: RunDir, group: str | None = None) -> str | None:
+    """Return the job of a run in pods; of a group of a workflow that with its head, of a sweep's member that of all."""
+    noted = atomic.read_json(run_dir.job if group is None else run_dir.group(group).job)
+    if noted is None:
+        noted = atomic.read_json(os.path.join(run_dir.path, MEMBER_JOB))
+    job_id = noted.get("job_id") if isinstance(noted, dict) else None
+    return job_id if isinstance(job_id, str) else None
+
+
+def is_submitted_here(run_dir: RunDir) -> bool:
+    """Say whether this machine has submitted a run in pods; else its directory is a copy to look at."""
+    noted = atomic.read_json(run_dir.job)
+    return isinstance(noted, dict) and "request" in noted
+
+
+def ask(argv: Sequence[str]) -> str:
+    """Return what a command of kubectl printed.
+
+    Raises:
+        NotAllowedError: The cluster forbids it.
+        EngineError: It failed.
+    """
+    said = ask_patiently(argv, b"", _ASK_S)
+    if said.status == 0:
+        return said.stdout.decode(errors="replace")
+    late = "context deadline exceeded" if said.status is None else ""
+    raise refused(argv, said.stderr.decode(errors="replace") or late)
+
+
+def refused(argv: Sequence[str], stderr: str) -> EngineError:
+    """Return the error that says what kubectl or the cluster refused, and why."""
+    report = DIALECT.explain_refusal(stderr)
+    kind = NotAllowedError if "(Forbidden)" in stderr or "is forbidden" in stderr else EngineError
+    where, why = " ".join(argv), "\n".join(report.because)
+    return kind(report.error, where=where, why=why, fix=report.hint)
+
+
+def find_pod(job_id: str, index: int) -> Pod | None:
+    """Return the newest pod of a place; None where there is none.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    context, namespace, name = place_of(job_id)
+    selector = f"{RUN_LABEL}={name},{INDEX_LABEL}={index}"
+    text = ask(kubectl(context, namespace, "get", "pods", "-l", selector, "-o", "json"))
+    run = runs_of(read_objects(text)).get(name)
+    return run.newest().get(index) if run is not None else None
+
+
+def log_of(job_id: str, pod: Pod) -> bytes:
+    """Return what a pod has written.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    context, namespace, _ = place_of(job_id)
+    words = ("logs", f"pod/{pod.name}", f"--container={CONTAINER}")
+    return ask(kubectl(context, namespace, *words)).encode()
+
+
+def find_pods(job_id: str) -> tuple[Pod, ...]:
+    """Return all pods of a run, also those that have ended, in the order in which they were made.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    context, namespace, name = place_of(job_id)
+    words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "json")
+    run = runs_of(read_objects(ask(kubectl(context, namespace, *words)))).get(name)
+    return run.pods if run is not None else ()
+
+
+@dataclass(slots=True)
+class PortForward:
+    """A port of this loopback that leads to one of a pod's."""
+
+    child: proc.Child
+    port: int
+    _fds: tuple[int, ...]  # it writes a line for each connection, and would die of a closed pipe
+
+    def close(self) -> None:
+        """End it."""
+        self.child.send_signal(15)
+        self.child.wait(2.0)
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = ()
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.close()
+
+
+def forward(job_id: str, pod: str, port: int, limit_s: float = _FORWARD_S) -> PortForward:
+    """Return a way to a port of a pod, made in so long.
+
+    Raises:
+        NotAllowedError: The user may not.
+        EngineError: It can't be made.
+    """
+    context, namespace, _ = place_of(job_id)
+    argv = [
+        word for word in kubectl(context, namespace) if not word.startswith("--request-timeout")
+    ]
+    argv += ["port-forward", f"pod/{pod}", f":{port}", "--address=127.0.0.1"]
+    read_out, write_out = os.pipe2(os.O_CLOEXEC)
+    read_error, write_error = os.pipe2(os.O_CLOEXEC)
+    try:
+        child = proc.start(
+            proc.node_program("leashed", *argv), stdout=write_out, stderr=write_error
+        )
+    finally:
+        os.close(write_out)
+        os.close(write_error)
+    said = bytearray()
+    deadline = time.monotonic() + (min(limit_s, _LOOK_FORWARD_S) if only_looks() else limit_s)
+    while (found := _LINE.search(said)) is None:
+        data = _read(read_out, deadline)
+        if not data:
+            child.send_signal(15)
+            child.wait(_LATE_S)
+            stderr = rest_of(read_error)
+            os.close(read_out)
+            os.close(read_error)
+            raise refused(argv, stderr or "timed out waiting for the connection")
+        said += data
+    return PortForward(child, int(found[1]), (read_out, read_error))
+
+
+def _read(fd: int, deadline: float) -> bytes:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        return b""
+    return os.read(fd, 4096)
+
+
+def rest_of(fd: int) -> str:
+    """Return what can be read of a pipe now."""
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""

@@ -1,0 +1,77 @@
+"""A member of a sweep that needs several pods: a run in pods, which a process of this machine submits and follows."""
+
+import asyncio
+import os
+import signal
+import threading
+from dataclasses import replace
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.files.terminal import TerminalVoice
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.verdict import AT_ONCE
+from torchmuster.core.owner.record import next_attempt, read_plan
+from torchmuster.errors import RunDirectoryError
+from torchmuster.kubernetes.engine.dialect import DIALECT, name_of
+from torchmuster.kubernetes.pods.bring import bring_run
+from torchmuster.kubernetes.pods.end import cancel_run
+from torchmuster.kubernetes.pods.reach import job_of
+from torchmuster.launcher.jobs.batch import JobFollower
+from torchmuster.launcher.jobs.jobs import note_refusal, submit_job
+from torchmuster.launcher.model.job import JobRequest
+from torchmuster.launcher.views.find import view_job
+
+
+def note_request(sweep: RunDir, job: JobRequest) -> None:
+    """Say that the members of a sweep are runs in pods, and what each of them asks of the cluster."""
+    os.makedirs(os.path.join(sweep.path, "pods"), mode=0o700, exist_ok=True)
+    atomic.write_json(sweep.member_request, codec.to_plain(job))
+
+
+def own_member(run_dir: RunDir) -> int:
+    """Submit a member and follow it to its end; a Job of it that still runs is followed only.
+
+    Raises:
+        MusterError: It has no plan, or the cluster refuses it.
+    """
+    sweep, plan = os.path.dirname(os.path.dirname(run_dir.path)), read_plan(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    plain = atomic.read_json(RunDir(sweep).member_request)
+    voice = TerminalVoice()
+    voice.start()
+    for signum in (signal.SIGTERM, AT_ONCE):
+        signal.signal(signum, lambda *_: _end(run_dir))
+    try:
+        with note_refusal(run_dir):
+            job_id = _running_job(run_dir) or _submit(plan, run_dir, plain)
+        follower = JobFollower(plan, run_dir, DIALECT, job_id, voice)
+        try:
+            result = asyncio.run(follower.follow())
+        finally:
+            follower.close()
+    finally:
+        voice.flush(5.0)
+    return result.exit_code if result is not None else 1
+
+
+def _end(run_dir: RunDir) -> None:
+    """End the run on its cluster, in a thread: whoever follows it sees its result."""
+    threading.Thread(target=cancel_run, args=(run_dir,), daemon=True).start()
+
+
+def _running_job(run_dir: RunDir) -> str | None:
+    """Return the Job that an earlier owner of the sweep has submitted, while it lasts."""
+    view = view_job(run_dir)
+    return job_of(run_dir) if view is not None and not view.state.is_final else None
+
+
+def _submit(plan: RunPlan, run_dir: RunDir, plain: object) -> str:
+    request = codec.from_plain(JobRequest, plain)
+    attempt = next_attempt(run_dir)
+    more = f"-{attempt}" if attempt else ""  # the pods of the one before may still be ending
+    name = name_of(short_id(plan.run_id), request.num_nodes, more) + more
+    job = replace(request, name=name, run_id=plan.run_id)
+    return submit_job(bring_run(plan, run_dir, job, 0.0), run_dir, DIALECT)

@@ -1,0 +1,1 @@
+"""torchmuster from Python: launch, and the handles of runs."""

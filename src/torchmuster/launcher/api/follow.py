@@ -1,0 +1,187 @@
+"""Follow a run from Python: the lines of rank 0 and one status line, in a terminal, a notebook's cell, or a file."""
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.text import as_bytes, printable
+from torchmuster.core.owner.record import Follow
+from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.launcher.ui.status_line import status_rows
+from torchmuster.launcher.views.board_watch import BoardWatch
+from torchmuster.launcher.views.control import LogChoice, log_files
+from torchmuster.launcher.views.find import any_result, owner_lives, view_of_sweep, view_run
+from torchmuster.launcher.views.live import LiveReader
+
+_POLL_S = 0.1
+_STATUS_EVERY_S = 2.0  # agents report as often
+_SWEEP_POLL_S = 1.0
+_COLUMNS = 100  # of a cell
+
+
+def follow(run_dir: RunDir) -> None:
+    """Show a run until it has ended."""
+    for pause_s in _show(run_dir):
+        threading.Event().wait(pause_s)
+
+
+async def follow_async(run_dir: RunDir) -> None:
+    """Show a run until it has ended, without blocking the event loop."""
+    with contextlib.closing(_show(run_dir)) as pauses:
+        for pause_s in pauses:
+            await asyncio.sleep(pause_s)
+
+
+def _show(run_dir: RunDir) -> Generator[float, None, None]:
+    """Show what is new, and yield how long to wait until the next look."""
+    cell = _cell()
+    shown: _Status = cell if cell is not None else _Terminal() if sys.stdout.isatty() else _Status()
+    follow = Follow()
+    watch = BoardWatch(view_run(run_dir), ask_every_s=_STATUS_EVERY_S)
+    watch.start()
+    reader = LiveReader(run_dir, watch.newest)
+    try:
+        status_at = time.monotonic() + _STATUS_EVERY_S
+        while True:
+            over = any_result(run_dir) is not None or not owner_lives(run_dir)
+            for text in _new_lines(run_dir, follow):
+                shown.write(text)
+            if over:
+                return
+            if time.monotonic() >= status_at:
+                status_at = time.monotonic() + _STATUS_EVERY_S
+                shown.show_run(reader)
+            yield _POLL_S
+    finally:
+        watch.close()
+        shown.show("")
+
+
+def shown(run_dir: RunDir, pauses: Iterator[float]) -> Iterator[float]:
+    """Yield the pauses of a wait for a run; the cell of a notebook shows where the run stands meanwhile."""
+    cell = _cell()
+    if cell is None:
+        yield from pauses
+        return
+    reader, status_at = LiveReader(run_dir), time.monotonic() + _STATUS_EVERY_S
+    try:
+        for pause_s in pauses:
+            if time.monotonic() >= status_at:
+                status_at = time.monotonic() + _STATUS_EVERY_S
+                cell.show_run(reader)
+            yield pause_s
+    finally:
+        cell.show("")
+
+
+def follow_sweep(run_dir: RunDir) -> None:
+    """Show where the members of a sweep stand until it has ended, and then their table."""
+    from torchmuster.multirun.cli.sweep_record import counted, describe_best, members_table
+
+    cell = _cell()
+    shown: _Status = cell if cell is not None else _Terminal() if sys.stdout.isatty() else _Status()
+    best = ""
+    try:
+        while True:
+            over = any_result(run_dir) is not None or not owner_lives(run_dir)
+            view = view_of_sweep(run_dir)
+            found = describe_best(view)
+            if found is not None and found != best:
+                best = found
+                shown.write(f"best so far: {found}\n")
+            shown.show(counted(view)[: shown.columns()])
+            if over:
+                break
+            threading.Event().wait(_SWEEP_POLL_S)
+    finally:
+        shown.show("")
+    shown.write(members_table(view))
+
+
+def _new_lines(run_dir: RunDir, follow: Follow) -> Iterator[str]:
+    """Yield what rank 0 has written since the last look, in its newest attempt."""
+    with contextlib.suppress(NotFoundError):
+        for _, text in follow.texts(log_files(view_run(run_dir), LogChoice(rank=0))):
+            yield as_bytes(text).decode(errors="replace")
+
+
+class _Status:
+    """Where nobody sees a status: lines only."""
+
+    def write(self, text: str) -> None:
+        """Show what rank 0 has written."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def show(self, row: str) -> None:
+        """Show the status in place of the last one; an empty one takes it away."""
+
+    def show_run(self, reader: LiveReader) -> None:
+        """Show the status of a run, if it can be known now: a scheduler may not answer."""
+        with contextlib.suppress(MusterError, OSError):
+            self.show("".join(status_rows(reader.read(), self.columns(), 1)))
+
+    def columns(self) -> int:
+        """Return how long the status may be."""
+        return _COLUMNS
+
+
+class _Terminal(_Status):
+    """One row below the output, taken away before more is written."""
+
+    def __init__(self) -> None:
+        self._row = ""
+        self._is_open = False  # the output stands in the middle of a line
+
+    def write(self, text: str) -> None:
+        row = self._row
+        self.show("")
+        super().write(text)
+        self._is_open = not text.endswith("\n")
+        self.show(row)
+
+    def show(self, row: str) -> None:
+        if self._row:
+            sys.stdout.write("\r\x1b[K")
+        self._row = "" if self._is_open else row
+        sys.stdout.write(printable(self._row))
+        sys.stdout.flush()
+
+    def columns(self) -> int:
+        return shutil.get_terminal_size().columns
+
+
+class _Cell(_Status):
+    """An output of its own in a notebook's cell, which is replaced."""
+
+    def __init__(self, display: Any) -> None:
+        self._display = display
+        self._handle: Any = None
+
+    def show(self, row: str) -> None:
+        data = {"text/plain": printable(row)}
+        if self._handle is not None:
+            self._handle.update(data, raw=True)
+        elif row:
+            self._handle = self._display(data, raw=True, display_id=True)
+
+
+def in_notebook() -> bool:
+    """Say whether a notebook's kernel runs this."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return hasattr(shell, "kernel")
+
+
+def _cell() -> _Cell | None:
+    """Return the cell that runs now; None outside of a notebook."""
+    if not in_notebook():
+        return None
+    display: Any = sys.modules["IPython.display"].display
+    return _Cell(display)

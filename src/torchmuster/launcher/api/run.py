@@ -1,0 +1,449 @@
+"""A run from Python: what its directory shows, by the same code as `muster status`, `logs`, `wait` and `cancel`."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model.carried import own_python, unpack
+from torchmuster.core.model.failure import ValueNote
+from torchmuster.core.model.ranks import name_ranks
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.record import record_of
+from torchmuster.core.plainfile import open_own
+from torchmuster.errors import ChannelError, MusterError, NotFoundError
+from torchmuster.launcher.api.failures import Interrupted, RunFailed
+from torchmuster.launcher.views.find import any_result, owner_lives, view_run
+from torchmuster.launcher.views.run_view import RunView
+
+if TYPE_CHECKING:
+    from torchmuster.kubernetes.pods.copy import RunCopy
+
+
+# The values that the function of a run has returned: read, compared with the record, and only then unpickled.
+#
+# The record (`events.jsonl`) is written by the head of the run, which has heard the hash of each value on the authenticated
+# channel. What is not in it, or is not what it says, is not unpickled.
+
+
+class ResultError(MusterError):
+    """What a rank has returned can't be read, or is not what the record of the run says."""
+
+
+def noted_values(run_dir: RunDir) -> tuple[int, dict[int, ValueNote]]:
+    """Return the attempt that counts, the last, with what the record says of its values, by rank.
+
+    Raises:
+        NotFoundError: The run has no attempt, or ranks of the last one have returned nothing.
+    """
+    attempts = record_of(run_dir).attempts
+    attempt, world_size, found = -1, 0, dict[int, ValueNote]()
+    if attempts:
+        last = attempts[-1]
+        attempt, world_size, found = last.number, last.num_workers or 0, last.values
+    missing = [rank for rank in range(world_size) if rank not in found]
+    if attempt < 0 or missing:
+        who = name_ranks(missing) if missing else "no rank"
+        raise NotFoundError(
+            f"{who} of the run has returned no value" if missing else "the run has no values",
+            where=run_dir.events,
+            why="only functions return values: a script leaves files, or `torchmuster.train` metrics",
+        )
+    return attempt, {rank: found[rank] for rank in range(world_size)}
+
+
+def are_here(run_dir: RunDir, attempt: int, notes: Mapping[int, ValueNote]) -> bool:
+    """Say whether all files have come, which of other hosts may take longer than the result."""
+    sizes = (_size(run_dir.rank_value(attempt, rank)) for rank in notes)
+    return all(size == note.size_bytes for size, note in zip(sizes, notes.values(), strict=True))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return -1
+
+
+def read_value(path: str, note: ValueNote, rank: int) -> Any:
+    """Return what a rank has returned.
+
+    Raises:
+        ResultError: The file is not the one that the record names, or needs another Python.
+    """
+    if note.python != own_python():
+        raise ResultError(
+            f"the value of rank {rank} was pickled by Python {note.python}, this is Python {own_python()}",
+            where=path,
+            fix=f"read it with Python {note.python}",
+        )
+    try:
+        with open_own(path) as file:
+            data = file.read(note.size_bytes + 1)
+    except OSError as error:
+        raise ResultError(
+            f"the value of rank {rank} can't be read", where=path, why=str(error)
+        ) from None
+    if len(data) != note.size_bytes or hashlib.sha256(data).hexdigest() != note.sha256:
+        raise ResultError(
+            f"the value of rank {rank} is not what the rank has sent",
+            where=path,
+            why=f"the record of the run names other {note.size_bytes} bytes, so nothing was unpickled",
+            fix="run the function again",
+        )
+    return unpack(data, lambda module: _missing(module, rank))
+
+
+def _missing(module: str, rank: int) -> ResultError:
+    what = f"the value of rank {rank} needs the module `{module}`, which is not here"
+    return ResultError(what, fix="return numbers, texts, lists, dictionaries or tensors")
+
+
+_POLL_S = 0.02
+# It looks for a file: after a fiftieth of the time that it has waited, and a scheduler is asked less often.
+_LEAST_POLL_S, _MOST_POLL_S, _POLL_SHARE = 0.004, 0.05, 0.02
+_LOOK_AT_OWNER_S = 2.0  # it may ask a scheduler
+_COMES_S = 10.0  # files of other hosts, behind the result
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """How a run stands.
+
+    Attributes:
+        run_id: Its name.
+        state: `starting`, `waiting`, `running`, or how it has ended: `succeeded`, `failed`, `cancelled`, ...
+        is_final: It has ended.
+        num_attempts: Started so far.
+        elapsed_s: Since its start, or from its start to its end, in seconds; None before it.
+        waits_for: What it waits for, in a sentence; empty for nothing.
+        exit_code: As `muster run` would have ended; None while it runs.
+    """
+
+    run_id: str
+    state: str
+    is_final: bool
+    num_attempts: int
+    elapsed_s: float | None
+    waits_for: str
+    exit_code: int | None
+
+
+def look_until_ended(
+    run_dir: RunDir,
+    timeout_s: float | None,
+    pause_s: Callable[[float], float],
+    is_all_here: Callable[[], bool] = lambda: True,
+) -> Generator[float, None, Result | None]:
+    """Yield how long to wait until the next look; return the result, None where its owner left none.
+
+    Args:
+        run_dir: Of a run, or of what consists of runs.
+        timeout_s: For so many seconds; None for as long as it takes.
+        pause_s: From the time that was waited to the next pause, both in seconds.
+        is_all_here: Takes what comes last from another machine; false where more comes.
+
+    Raises:
+        TimeoutError: The time is up.
+    """
+    started = look_at = time.monotonic()
+    while (result := any_result(run_dir)) is None:
+        now = time.monotonic()
+        if timeout_s is not None and now - started >= timeout_s:
+            name = short_id(os.path.basename(run_dir.path))
+            raise TimeoutError(f"{name} has not ended within {timeout_s:g} s")
+        if now >= look_at:
+            look_at = now + _LOOK_AT_OWNER_S
+            if not owner_lives(run_dir) and is_all_here():
+                return any_result(run_dir)
+        yield pause_s(now - started)
+    return result
+
+
+class RunHandle:
+    """One run: of `launch`, of another process, or of the command line.
+
+    It has no state of its own: two objects of one run show the same, in any process of this user.
+
+    What waits has a twin for event loops, whose name ends in `_async`; `await run` is `await run.wait_async()`. A task that is cancelled
+    while it waits leaves the run alone.
+
+    Attributes:
+        run_id: Its name, which every command takes.
+        path: Its directory.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_id = os.path.basename(run_dir.path)
+        self.path = run_dir.path
+        self._dir = run_dir
+
+    def __repr__(self) -> str:
+        """Return the name and the state."""
+        return f"<torchmuster.Run {short_id(self.run_id)}: {self._view().state.value}>"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same run."""
+        return isinstance(other, RunHandle) and other.path == self.path
+
+    def __hash__(self) -> int:
+        """Return the hash of its path."""
+        return hash(self.path)
+
+    def __await__(self) -> Generator[Any, None, "RunHandle"]:
+        """Wait as `wait_async` does: `await run`, or `asyncio.gather(*runs)`."""
+        return self.wait_async().__await__()
+
+    # How it stands.
+
+    def status(self) -> RunStatus:
+        """Return how the run stands now; of a job the scheduler is asked.
+
+        Raises:
+            torchmuster.errors.EngineError: The scheduler does not answer.
+        """
+        from torchmuster.launcher.views.live import LiveReader
+
+        result = any_result(self._dir)
+        live = LiveReader(self._dir).read()
+        return RunStatus(
+            run_id=self.run_id,
+            state=live.state,
+            is_final=live.is_final,
+            num_attempts=live.num_attempts,
+            elapsed_s=live.elapsed_s,
+            waits_for=live.waits or live.job,
+            exit_code=result.exit_code if result is not None else None,
+        )
+
+    def logs(self, rank: int = 0, *, attempt: int | None = None) -> str:
+        """Return all that a rank has written so far.
+
+        Args:
+            rank: Of the run.
+            attempt: Its number, from 0; None for the last.
+
+        Raises:
+            torchmuster.errors.NotFoundError: There is no such rank or attempt, or nothing was written yet.
+        """
+        from torchmuster.launcher.views.control import LogChoice, log_files
+
+        (_, path), *_ = log_files(self._view(), LogChoice(rank=rank, attempt=attempt))
+        with open(path, errors="replace", newline="") as file:  # a bar's frames are no lines
+            return file.read()
+
+    # The end.
+
+    def wait(self, timeout_s: float | None = None) -> "RunHandle":
+        """Wait until the run has succeeded; return it.
+
+        Args:
+            timeout_s: For so many seconds; None for as long as it takes. The run goes on when the time is up.
+
+        Raises:
+            RunFailed: It has not succeeded.
+            TimeoutError: The time is up.
+        """
+        try:
+            with copied_run(self._dir) as copy:
+                for pause_s in self._shown(self._look_until_ended(timeout_s, copy)):
+                    threading.Event().wait(pause_s)
+        except KeyboardInterrupt:
+            raise Interrupted(self._runs_on()) from None
+        return self
+
+    async def wait_async(self, timeout_s: float | None = None) -> "RunHandle":
+        """Wait as `wait` does, without blocking the event loop: `await run.wait_async()`."""
+        try:
+            with copied_run(self._dir) as copy:
+                for pause_s in self._shown(self._look_until_ended(timeout_s, copy)):
+                    await asyncio.sleep(pause_s)
+        except asyncio.CancelledError:
+            from torchmuster.launcher.api.follow import in_notebook
+
+            if in_notebook():  # the kernel's interrupt
+                print(self._runs_on())
+            raise
+        return self
+
+    def _shown(self, pauses: Iterator[float]) -> Iterator[float]:
+        if "IPython" not in sys.modules:
+            return pauses
+        from torchmuster.launcher.api.follow import shown
+
+        return shown(self._dir, pauses)
+
+    def _runs_on(self) -> str:
+        name = short_id(self.run_id)
+        return f"{name} runs on; muster cancel {name} ends it, find_run({name!r}) finds it again"
+
+    def results(self, timeout_s: float | None = None) -> list[Any]:
+        """Wait until the run has succeeded; return what its function has returned on every rank, by rank.
+
+        Values of the last attempt count, and no others. Each was sent by a worker of this run, over a channel with the
+        run's key; one whose hash is not the one that was sent is not unpickled.
+
+        Args:
+            timeout_s: As of `wait`.
+
+        Raises:
+            RunFailed: The run has not succeeded.
+            TimeoutError: The time is up.
+            ResultError: A value is missing, damaged or of another Python.
+            torchmuster.errors.NotFoundError: It was a script.
+        """
+        self.wait(timeout_s)
+        for pause_s in self._look_for_values():
+            threading.Event().wait(pause_s)
+        return self._values()
+
+    async def results_async(self, timeout_s: float | None = None) -> list[Any]:
+        """Return the same as `results`, without blocking the event loop."""
+        await self.wait_async(timeout_s)
+        for pause_s in self._look_for_values():
+            await asyncio.sleep(pause_s)
+        return self._values()
+
+    def follow(self) -> "RunHandle":
+        """Show the lines of rank 0 and one status line until the run has ended; return it.
+
+        In a notebook the cell shows them. An interrupt (Ctrl-C, the button of a notebook) cancels the run.
+
+        Raises:
+            RunFailed: It has not succeeded.
+            KeyboardInterrupt: It was interrupted, and has been cancelled.
+        """
+        from torchmuster.launcher.api.follow import follow
+
+        with interrupt_cancels(self.run_id, self.cancel), copied_run(self._dir):
+            follow(self._dir)
+        return self.wait()
+
+    async def follow_async(self) -> "RunHandle":
+        """Show the same as `follow`, without blocking the event loop.
+
+        A task that is cancelled stops to show, and the run goes on.
+
+        Raises:
+            RunFailed: It has not succeeded.
+        """
+        from torchmuster.launcher.api.follow import follow_async
+
+        with copied_run(self._dir):
+            await follow_async(self._dir)
+        return await self.wait_async()
+
+    def cancel(self, *, at_once: bool = False, timeout_s: float = 60.0) -> None:
+        """Stop the run and wait for its end; one that has ended stays as it is.
+
+        Args:
+            at_once: Without the time that workers have to save (`grace`).
+            timeout_s: For how many seconds the end is waited for.
+
+        Raises:
+            torchmuster.errors.ChannelError: Its head can't be reached.
+            TimeoutError: It has not ended within `timeout_s`; it was told to.
+        """
+        from torchmuster.launcher.views.control import stop_and_wait
+
+        if any_result(self._dir) is not None:
+            return
+        view = self._view()
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                # In a thread: a notebook has an event loop in this one.
+                result = _in_thread(
+                    lambda: stop_and_wait(view, at_once=at_once, timeout_s=timeout_s)
+                )
+                break
+            except ChannelError:
+                # One that has just been launched has no head yet.
+                is_new = not os.path.exists(self._dir.head) and owner_lives(self._dir)
+                if not is_new or time.monotonic() > until:
+                    raise
+                threading.Event().wait(_POLL_S)
+        if result is None:
+            raise TimeoutError(
+                f"{short_id(self.run_id)} was told to stop {timeout_s:g} s ago and has not ended"
+            )
+
+    async def cancel_async(self, *, at_once: bool = False, timeout_s: float = 60.0) -> None:
+        """Stop the run as `cancel` does, without blocking the event loop."""
+        await asyncio.to_thread(self.cancel, at_once=at_once, timeout_s=timeout_s)
+
+    # How it is looked at.
+
+    def _view(self) -> RunView:
+        return view_run(self._dir)
+
+    def _look_until_ended(self, timeout_s: float | None, copy: "RunCopy | None") -> Any:
+        """Yield how long to wait until the next look, until the run has succeeded."""
+        result = yield from look_until_ended(
+            self._dir,
+            timeout_s,
+            lambda waited_s: min(max(_POLL_SHARE * waited_s, _LEAST_POLL_S), _MOST_POLL_S),
+            lambda: copy is None or copy.take_last_words(),
+        )
+        self._raise_unless_succeeded(result)
+
+    def _raise_unless_succeeded(self, result: Result | None) -> None:
+        state = result.state if result is not None else RunState.LOST
+        if state is not RunState.SUCCEEDED:
+            raise RunFailed(short_id(self.run_id), result, state.value)
+
+    def _look_for_values(self) -> Any:
+        """Yield how long to wait until the next look, until the values of all ranks are here."""
+        attempt, notes = noted_values(self._dir)
+        until = time.monotonic() + _COMES_S
+        while not are_here(self._dir, attempt, notes) and time.monotonic() < until:
+            yield _POLL_S
+
+    def _values(self) -> list[Any]:
+        attempt, notes = noted_values(self._dir)
+        return [
+            read_value(self._dir.rank_value(attempt, rank), note, rank)
+            for rank, note in notes.items()
+        ]
+
+
+@contextlib.contextmanager
+def interrupt_cancels(run_id: str, cancel: Callable[[], None]) -> Iterator[None]:
+    """Let an interrupt of what is done here cancel a run, or a sweep, and say so.
+
+    Raises:
+        Interrupted: There was one.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
+            cancel()
+        raise Interrupted(f"cancelled {short_id(run_id)}") from None
+
+
+def copied_run(run_dir: RunDir) -> "contextlib.AbstractContextManager[RunCopy | None]":
+    """Copy the record of a run in pods while somebody waits for it, as `muster wait` does; others need no copy."""
+    if not os.path.isdir(os.path.join(run_dir.path, "pods")):
+        return contextlib.nullcontext()  # the usual case costs no import
+    from torchmuster.kubernetes.pods.copy import copied
+
+    return copied(run_dir)
+
+
+def _in_thread(action: Callable[[], T]) -> T:
+    """Return what an action returns in a thread of its own."""
+    import concurrent.futures
+
+    with concurrent.futures.ThreadPoolExecutor(1, "muster") as pool:
+        return pool.submit(action).result()

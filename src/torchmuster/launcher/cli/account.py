@@ -1,0 +1,47 @@
+"""What commands print of a run's account: where it ran, how long, how it ended."""
+
+import time
+from typing import TYPE_CHECKING
+
+from torchmuster.core.model.text import in_one_line
+from torchmuster.launcher.cli.echo import echo
+
+if TYPE_CHECKING:
+    from torchmuster.core.owner.account import Account
+
+
+def clock(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as this machine's clock shows it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def span(seconds: float | None) -> str:
+    """Return how long something took: `4.2 s`, `1:02:03`, and `-` where nothing is known."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def print_account(account: "Account", *, has_job_line: bool = False) -> None:
+    """Print where and for how long, and how it ended: what the scheduler has forgotten too."""
+    if account.jobs and not has_job_line:
+        many = "s" if len(account.jobs) > 1 else " "
+        echo(f"job{many}     {', '.join(account.jobs)} of {account.engine}")
+    elif not account.jobs:
+        echo(f"on       {account.engine}")
+    told = f", {span(account.elapsed_s)} since it began"
+    if account.exit_code is not None:
+        told = f", took {span(account.elapsed_s)}"
+    elif account.ended_by is not None:  # nobody saw the end
+        told = f", last heard of after {span(account.elapsed_s)}"
+    lasted = told if account.elapsed_s is not None else ""
+    echo(f"time     submitted {clock(account.submitted)}{lasted}")
+    if account.exit_code is not None:
+        why = f": {in_one_line(account.ended_by)}" if account.ended_by else ""
+        echo(f"exit     {account.exit_code}{why}")
+    elif account.ended_by is not None:
+        echo(f"end      {in_one_line(account.ended_by)}")

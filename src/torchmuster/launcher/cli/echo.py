@@ -1,0 +1,29 @@
+"""Print what a view says: names, paths and words of others in it are shown, never obeyed by the terminal."""
+
+import json
+import math
+from typing import Any
+
+import click
+
+from torchmuster.core.model.text import printable
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text of ours on standard output, or standard error."""
+    click.echo(printable(text), err=err, nl=nl)
+
+
+def echo_json(plain: Any) -> None:
+    """Print plain values for programs; nan and infinities are words, since JSON has no number for them."""
+    echo(json.dumps(_finite(plain), indent=1, allow_nan=False))
+
+
+def _finite(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {name: _finite(value) for name, value in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [_finite(value) for value in plain]
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return str(plain)
+    return plain

@@ -1,0 +1,212 @@
+"""What `muster status`, `logs`, `restart` and `replay` show and do of a run, and of a session."""
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from torchmuster.core.files.layout import short_id
+from torchmuster.core.model.events import fields_of
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import few_of, in_one_line
+from torchmuster.errors import NotFoundError
+from torchmuster.launcher.cli.account import print_account
+from torchmuster.launcher.cli.echo import echo, echo_json
+
+if TYPE_CHECKING:
+    from torchmuster.core.owner.account import Account
+    from torchmuster.launcher.model.training import EpochView
+    from torchmuster.launcher.views.run_view import RunView
+    from torchmuster.launcher.views.training import TrainingView
+
+_LOG_LINES = 10  # of a pod, in a status
+_FIRST_ROWS, _LAST_ROWS = 5, 20  # of attempts
+
+
+def plain_of(view: "RunView", account: "Account") -> dict[str, Any]:
+    """Return what `--json` says of any run."""
+    return {
+        "run_id": view.run_id,
+        "state": view.state.value,
+        "started": view.record.started,
+        "kind": view.kind.value,
+        "submitted": account.submitted,
+        "elapsed_s": account.elapsed_s,
+        "engine": account.engine,
+        "jobs": list(account.jobs),
+        "exit_code": account.exit_code,
+        "ended_by": account.ended_by,
+    }
+
+
+def _quiet_words(view: "RunView") -> str:
+    """Return `, quiet for 1:20` of a run whose ranks do nothing, by the newest line of its record."""
+    from torchmuster.core.model.progress import quiet_s
+    from torchmuster.launcher.ui.words import show_time
+    from torchmuster.launcher.views.live import last_sample
+
+    sample = last_sample(view.run_dir) if not view.state.is_final else None
+    attempts = view.record.attempts
+    if sample is None or not attempts or sample.attempt != attempts[-1].number:
+        return ""
+    still_s = quiet_s(sample)
+    return f", quiet for {show_time(still_s)}" if still_s else ""
+
+
+def print_status(view: "RunView", *, as_json: bool) -> int:
+    """Print where a run stands now."""
+    from torchmuster.core.cli.ending import last_line
+    from torchmuster.core.cli.messages import last_report, paint_report
+    from torchmuster.core.model import codec
+    from torchmuster.core.owner.account import account_of, find_saved, how_to_go_on
+    from torchmuster.launcher.views.find import view_job
+    from torchmuster.launcher.views.run_view import problems_of
+    from torchmuster.launcher.views.training import training_of
+
+    only_log = tell_reach(view)
+    training = training_of(view.run_dir)
+    job = view_job(view.run_dir) if view.result is None else None
+    account = account_of(view, time.time())
+    if as_json:
+        plain = {
+            **plain_of(view, account),
+            "attempts": [
+                {"time": one.time, "event": one.start.name, **fields_of(one.start)}
+                for one in view.attempts
+            ],
+            "spares": view.record.spares,
+            "code": codec.to_plain(view.record.code),
+            "job": codec.to_plain(job) if job else None,
+            "training": codec.to_plain(training) if training else None,
+            "result": codec.to_plain(view.result) if view.result else None,
+        }
+        echo_json(plain)
+        return 0
+    echo(f"run      {short_id(view.run_id)}")
+    echo(f"state    {view.state.value}{_quiet_words(view)}")
+    if view.plan is not None:
+        echo(f"command  {in_one_line(view.command)}")
+    echo(f"folder   {in_one_line(view.run_dir.path)}")
+    for problem in problems_of(view):
+        echo(f"problem  {in_one_line(problem)}")
+    if job is not None:
+        from torchmuster.launcher.jobs.links import describe_link, words_on_head
+        from torchmuster.launcher.model.job import describe_job
+
+        link = describe_link(view.run_dir)
+        echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
+        if (words := words_on_head(view.run_dir, job)) is not None:
+            echo(f"problem  {in_one_line(words)}")
+    elif view.state is RunState.UNKNOWN and account.jobs:
+        forgotten = f"{account.engine} does not know job {account.jobs[-1]} any more"
+        echo(f"problem  {forgotten}, and the run has left no result")
+    print_account(account, has_job_line=job is not None)
+    _print_attempts(view)
+    if view.record.imports_why:
+        echo(f"imports  each worker makes its own: {in_one_line(view.record.imports_why)}")
+    if not view.state.is_final and view.plan is not None and view.plan.spares:
+        echo(f"spare    {few_of(view.record.spares, 8) or 'none at the moment'}")
+    if not view.state.is_final and (waits := view.record.wait_words(time.time())):
+        echo(waits)
+    if training is not None:
+        saved_step = training.saved_step
+        if view.state.is_final:  # what a restart finds: what was in memory has gone
+            saved = find_saved(view.run_dir)
+            saved_step = saved.step if saved is not None else None
+        _print_training(training, saved_step)
+    if only_log:
+        _print_pod_log(view)
+    if view.result is not None:
+        echo(f"\n{last_line(view.result, view.run_dir)}")
+        for note in view.result.notes:
+            echo(note)
+        report = last_report(view.result, view.run_dir)
+        if report is not None:
+            echo(paint_report(report, colour=False), nl=False)
+    elif view.state.is_final and (further := how_to_go_on(view.run_dir)) is not None:
+        echo(f"\n{further}")
+    return 0
+
+
+def tell_reach(view: "RunView") -> bool:
+    """Say why only its first pod's log is known of a run in pods; return whether that is so."""
+    if not os.path.isdir(os.path.join(view.run_dir.path, "pods")):
+        return False
+    from torchmuster.kubernetes.pods.end import words_on_reach
+
+    words = words_on_reach(view.run_dir)
+    if words is not None:
+        echo(f"muster: {words}", err=True)
+    return words is not None
+
+
+def _print_pod_log(view: "RunView") -> None:
+    """Show the end of the first pod's log."""
+    try:
+        with open(view.run_dir.job_log, errors="replace") as log:
+            lines = log.read().splitlines()[-_LOG_LINES:]
+    except OSError:
+        return
+    echo("\n" + "\n".join(lines))
+
+
+def _print_attempts(view: "RunView") -> None:
+    from torchmuster.launcher.ui.table import render_table
+
+    attempts = view.attempts
+    rows: list[list[str]] = []
+    for one, ended_by in zip(attempts, view.record.ended_by(attempts), strict=True):
+        places = few_of((f"{node.node}: {node.ranks}" for node in one.start.nodes), 8)
+        rows.append([str(one.number), str(one.num_workers or "-"), places, ended_by])
+    if len(rows) > _FIRST_ROWS + _LAST_ROWS + 1:
+        left_out = len(rows) - _FIRST_ROWS - _LAST_ROWS
+        rows[_FIRST_ROWS:-_LAST_ROWS] = [["...", "", f"{left_out} more attempts", ""]]
+    if rows:
+        echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
+
+
+def _print_training(training: "TrainingView", saved_step: int | None) -> None:
+    from torchmuster.launcher.ui.table import render_table
+
+    saved = "no snapshot yet" if saved_step is None else f"saved {saved_step}"
+    echo(f"\ntraining  step {training.step}, {saved}{_words(training.values, training.not_finite)}")
+    rows = [
+        [
+            str(e.epoch),
+            str(e.step),
+            "-" if e.elapsed_s is None else f"{e.elapsed_s:.1f} s",
+            _ledger(e),
+            _words(e.values).strip(", "),
+        ]
+        for e in training.epochs[-10:]
+    ]
+    if rows:
+        echo(render_table(["EPOCH", "STEP", "TIME", "SAMPLES", "MEANS"], rows), nl=False)
+
+
+def _ledger(epoch: "EpochView") -> str:
+    if epoch.samples is None:
+        return "-"
+    return f"{epoch.samples}, each once" + ("" if epoch.is_whole else " (left early)")
+
+
+def _words(values: dict[str, float], not_finite: dict[str, int] | None = None) -> str:
+    from torchmuster.core.model.run import since_words
+
+    since = {name: since_words(step) for name, step in (not_finite or {}).items()}
+    return "".join(f", {name} {value:.4g}{since.get(name, '')}" for name, value in values.items())
+
+
+def check_logs(view: "RunView", task: str | None) -> None:
+    """Refuse a task: a run has ranks.
+
+    Raises:
+        NotFoundError: One was named.
+    """
+    if task is not None:
+        name = short_id(view.run_id)
+        raise NotFoundError(f"the run {name} has no tasks", fix=f"muster logs {name} --rank 0")
+
+
+def check_replay(view: "RunView") -> None:
+    """Take it: a run has steps."""
+    del view

@@ -1,0 +1,1 @@
+"""Places for runs: hosts, jobs of a scheduler."""

@@ -1,0 +1,287 @@
+"""Runs on plain hosts: `--hosts`, `--hostfile`, or a section of kind ssh."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.core.cli.options import my_sites
+from torchmuster.core.cli.place import Place, too_few
+from torchmuster.core.files.layout import short_id
+from torchmuster.core.model.events import RecordEvent, WorkerEndedEvent
+from torchmuster.errors import UsageError
+from torchmuster.launcher.cli.ssh import find_ssh_site, make_bundle_for, make_wishes
+
+if TYPE_CHECKING:
+    from torchmuster.core.cli.place import Follow, StartSweep
+    from torchmuster.core.files.layout import RunDir
+    from torchmuster.core.files.terminal import TerminalVoice
+    from torchmuster.core.model.plan import RunPlan
+    from torchmuster.core.model.verdict import Result
+    from torchmuster.core.spec.launch import JobLimits, RunRequest
+    from torchmuster.core.spec.problems import Problems
+    from torchmuster.launcher.engines.ssh_bundle import Bundle
+    from torchmuster.launcher.engines.ssh_places import SshWishes
+    from torchmuster.launcher.spec.site import Site
+    from torchmuster.launcher.views.run_view import RunView
+    from torchmuster.multirun.door.messages import SessionSetup
+    from torchmuster.workflow.owner.capacity import Machine
+    from torchmuster.workflow.plan import WorkflowPlan
+
+_DOOR_ENDED = (0, "exit code 0")  # of the first node, by itself
+# Without the variable the line fails: the workers must not run in what else is there.
+_SENT_LINES = (
+    'export VIRTUAL_ENV="${MUSTER_ENVIRONMENT:?no environment has come}/env"',
+    'export PATH="$VIRTUAL_ENV/bin:$PATH"; unset PYTHONHOME',
+    '[ ! -d "$VIRTUAL_ENV/conda-meta" ] || export CONDA_PREFIX="$VIRTUAL_ENV"',
+)
+
+
+class Hosts(Place):
+    """Hosts of ssh; a run on them ends with this process."""
+
+    takes_no_job_options = "plain hosts have no scheduler"
+
+    def __init__(self, site: "Site", *, by_slots: bool = False) -> None:
+        self.name, self.site = site.name, site
+        self._wishes = make_wishes(site, by_slots=by_slots)
+        self.most_nodes = len(self._wishes.hosts)
+
+    def fill(self, request: "RunRequest") -> "RunRequest":
+        from torchmuster.core.cli.options import nodes_of_site
+
+        nodes = request.nodes or nodes_of_site(self.site, spares=request.spares) or "1"
+        return replace(request, nodes=nodes)
+
+    def check_detach(self, words: str, problems: "Problems") -> None:
+        why = "a run on plain hosts ends with its client: nothing else would watch it"
+        fix = f"tmux new -d '{words}'"
+        problems.add("`--detach` can't be used with ssh", "--detach", why, fix)
+
+    def plan(
+        self, request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
+    ) -> "RunPlan | None":
+        from torchmuster.core.spec.launch import plan_run
+        from torchmuster.launcher.engines.sites import with_node_setup
+
+        del limits
+        # The interpreter is the hosts' own: it need not exist here.
+        workers = request.nproc_per_node or str(self.site.gpus_per_node or 1)
+        asked = replace(request, python=None, nproc_per_node=workers)
+        plan = plan_run(asked, run_id, (), problems)
+        if plan is None:
+            return None
+        hosts = self._wishes.hosts
+        if (short := too_few(plan, len(hosts))) is not None:
+            what = f"{short[0]} are asked for, there are {len(hosts)} hosts"
+            problems.add(what, f"--nodes {request.nodes}", fix=short[1])
+            return None
+        most = min(plan.max_nodes, len(hosts))
+        names = tuple(host.name for host in hosts[: most + plan.spares])
+        plan = replace(plan, max_nodes=most, node_names=names, engine=self.name)
+        plan = with_node_setup(plan, self.site, python_given=request.python is not None)
+        if request.python is not None:
+            python = tuple(shlex.split(request.python))
+            plan = replace(plan, program=replace(plan.program, python=python))
+        if request.ship_env is not None and not problems.found:
+            plan = self._with_environment(plan, request.ship_env)
+        return plan
+
+    def _with_environment(self, plan: "RunPlan", named: str) -> "RunPlan":
+        """Return the plan for hosts that get a virtual environment of this machine.
+
+        Raises:
+            UsageError: There is none, or it can't travel.
+        """
+        from torchmuster.launcher.cli.ship import begin_to_pack
+
+        self._wishes = replace(self._wishes, environment=begin_to_pack(named))
+        old = plan.node_setup
+        setup = replace(old, lines=(*old.lines, *_SENT_LINES), python_follows=True)
+        program = replace(plan.program, python=("python3", *plan.program.python[1:]))
+        return replace(plan, node_setup=setup, program=program)
+
+    def _bundle(self, plan: "RunPlan") -> "Bundle":
+        return make_bundle_for((sys.executable, plan.program.python[0]), self._wishes)
+
+    def show(self, plan: "RunPlan") -> None:
+        from torchmuster.launcher.files.code_copy import find_code
+
+        bundle = self._bundle(plan)
+        if self._wishes.environment is not None:
+            self._wishes.environment()
+        for place, host in enumerate(self._wishes.hosts):
+            spare = "" if place < plan.max_nodes else "  # spare"
+            spare += ", with torch loaded" if plan.max_nodes <= place < plan.num_places else ""
+            click.echo(f"$ {shlex.join(bundle.argv(host))}{spare}")
+        code = find_code(plan.program.cwd)
+        click.echo(f"\n# on hosts that don't share this file system: a copy of {code.describe()}")
+        click.echo("no host was contacted (--dry-run)", err=True)
+
+    def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow":
+        del detach  # it was refused
+        return partial(own_on_hosts, plan, run_dir, self._wishes, self._bundle(plan))
+
+    def look(self) -> list[dict[str, Any]]:
+        from torchmuster.launcher.cli.engine_rows import host_rows
+
+        return host_rows(self._wishes.hosts)
+
+    def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
+        from torchmuster.launcher.cli.engine_rows import reach_rows
+
+        del limit_s  # ssh has its own
+        note = "each host was contacted, nothing was started there"
+        return reach_rows(self._wishes.hosts), note
+
+    def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
+        from torchmuster.workflow.cli.ssh_submit import refuse_what_hosts_can_not
+
+        refuse_what_hosts_can_not(plan, self.site, detach=detach)
+
+    def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+        from torchmuster.workflow.cli.ssh_submit import show_hosts
+
+        del machine
+        show_hosts(plan, self.site, as_json=as_json)
+
+    def submit_workflow(
+        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
+    ) -> int:
+        from torchmuster.workflow.cli.ssh_submit import submit_to_hosts
+
+        del detach  # it was refused
+        return submit_to_hosts(run_dir, plan, self.site, as_json=as_json)
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        from torchmuster.multirun.cli.sweep_places import plan_on_hosts
+
+        if given["time_limit"] is not None:
+            fix = "leave it out; `--stop` ends members early"
+            raise UsageError("`--time` is for sweeps that are jobs", where="--time", fix=fix)
+        return start(plan_on_hosts(given, self.site, problems))
+
+    def settle_session(
+        self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
+    ) -> "RunPlan":
+        from torchmuster.multirun.cli.session_places import with_setup, with_site
+
+        names = tuple(host.name for host in self._wishes.hosts)[: plan.max_nodes]
+        plan = replace(plan, engine=self.name, node_names=names)
+        plan = with_site(plan, self.site, python_given=given["python"] is not None)
+        if not setup.preload:  # without modules of the user's own no code has to come with it
+            plan = replace(plan, program=replace(plan.program, cwd="/"))
+        return with_setup(plan, replace(setup, folder="", variables=()))
+
+    def own_session(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
+        """Start `muster session hold` in the background: it keeps the connections."""
+        from torchmuster.multirun.cli.session_places import start_owner
+
+        del plan
+        words = [w for o in ("hosts", "hostfile") if given[o] for w in (f"--{o}", given[o])]
+        argv = [sys.executable, "-m", "torchmuster", "session", "hold", run_dir.path]
+        start_owner([*argv, "--on", self.name, *words], run_dir, own_package=True)
+
+
+def own_on_hosts(
+    plan: "RunPlan",
+    run_dir: "RunDir",
+    wishes: "SshWishes",
+    bundle: "Bundle",
+    voice: "TerminalVoice",
+) -> "Result":
+    """Start a run on hosts of ssh and follow it to its end."""
+    from torchmuster.core.owner.create import note_failed_start
+    from torchmuster.core.owner.session import EarlyStop, note_on_session
+    from torchmuster.core.owner.supervise import own_run
+    from torchmuster.launcher.engines.ssh import SshEngine
+
+    engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)
+    try:
+        with note_failed_start(run_dir):
+            engine.start_all()
+        early = EarlyStop()
+        plan = engine.plan
+        used = ", ".join(engine.used_names)
+        voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {run_dir.logs}")
+        note = note_on_session(may_detach=False)
+        if note is not None:
+            voice.say(note)
+        result = own_run(engine, voice, forward_stdin=plan.stdin_rank is not None, early=early)
+        engine.finish()
+        return engine.localized(result)  # behind `finish`, which brings the host's own
+    finally:
+        engine.abandon()
+
+
+def hold_session(path: str, given: dict[str, Any]) -> int:
+    """Own a session on hosts of ssh to its end: the process in the background.
+
+    Raises:
+        UsageError: It has no plan, or no hosts.
+    """
+    from torchmuster.core.files.layout import RunDir
+    from torchmuster.core.files.terminal import TerminalVoice
+    from torchmuster.core.owner.record import read_plan
+
+    run_dir = RunDir(path)
+    plan = read_plan(run_dir)
+    site = find_ssh_site(given["engine"], given["hosts"], given["hostfile"])
+    if plan is None or site is None:
+        raise UsageError("this is no session on hosts", where=path)
+
+    class Voice(TerminalVoice):
+        def tell(self, event: RecordEvent) -> None:
+            if isinstance(event, WorkerEndedEvent) and (event.rank, event.what) == _DOOR_ENDED:
+                # The first door decides when the session ends; the others share no file with it.
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().tell(event)
+
+    voice = Voice()
+    voice.start()
+    wishes = make_wishes(site, by_slots=False)
+    bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)
+    try:
+        result = own_on_hosts(plan, run_dir, wishes, bundle, voice)
+    finally:
+        voice.flush(5.0)
+    return result.exit_code
+
+
+def hosts_again(plan: "RunPlan", view: "RunView") -> Hosts:
+    """Return the hosts of an earlier run, to start it on them again.
+
+    Raises:
+        UsageError: Its snapshots are on its hosts only, or its environment was sent to them.
+    """
+    from torchmuster.core.owner.account import find_saved
+
+    old, name = view.run_dir, short_id(view.run_id)
+    if _SENT_LINES[0] in plan.node_setup.lines:
+        raise UsageError(
+            f"{name} had an environment that was sent with it",
+            where=old.plan,
+            why="`muster restart` sends none",
+            fix="type its command again, with --ship-env",
+        )
+    saved = find_saved(old)
+    # Of a run without a record and without a result nobody knows what its hosts hold.
+    if view.result is None if saved is None else not saved.is_seen:
+        raise UsageError(
+            f"the snapshots of {name} can't be seen from here",
+            where=saved.folder if saved is not None else old.snapshots,
+            why="its hosts do not share this file system, so they may be on the host of rank 0 only",
+            fix="type its command again; folder=... on storage that all hosts see lets any host resume",
+        )
+    named = my_sites().sites.get(plan.engine)
+    hosts = ",".join(plan.node_names) if named is None else None
+    site = find_ssh_site(plan.engine, hosts, None)
+    if site is None:
+        raise UsageError(f"`{plan.engine}` is not a site of kind ssh", where=view.run_dir.plan)
+    return Hosts(site)

@@ -1,0 +1,185 @@
+"""`muster prune`."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.core.cli import options
+
+if TYPE_CHECKING:
+    from torchmuster.launcher.views.prune import PrunePlan, Removal
+
+_DAY_S = 86400.0
+_MAX_ROWS = 40
+
+
+@click.command()
+@click.option(
+    "--older",
+    default="30d",
+    metavar="TIME",
+    help="Runs that ended at least this long ago; default 30d.",
+)
+@click.option(
+    "--keep-last-snapshot",
+    is_flag=True,
+    help="Keep each run's record and its newest good snapshot.",
+)
+@click.option("--linked", is_flag=True, help="Also runs whose snapshots another run uses.")
+@click.option(
+    "--environments",
+    metavar="SIZE",
+    help="Of environments of --ship-env, also the oldest beyond this size: 20Gi.",
+)
+@click.option(
+    "--hosts",
+    metavar="HOST,...",
+    help="Environments on these hosts of ssh, or of a site; nothing here.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, remove nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@options.json("As JSON; implies --yes.")
+def prune(**given: Any) -> int:
+    """Remove old runs that have ended, cached zipapps and environments; keep what is running or in use.
+
+    \b
+    muster prune --dry-run
+    muster prune --older 7d --keep-last-snapshot
+    muster prune --hosts a,b --older 7d --environments 20Gi
+    """  # noqa: D301 - \b is click's mark
+    from torchmuster.core.spec.units import parse_size, parse_timeout
+    from torchmuster.errors import UsageError
+    from torchmuster.launcher.views.prune import plan_prune
+
+    older_s = parse_timeout(given["older"])
+    if older_s is None:
+        raise UsageError(
+            f"`{given['older']}` is not a valid duration",
+            where="--older",
+            fix="--older 30d, 12h or 0s",
+        )
+    most_bytes = None
+    if given["environments"] is not None:
+        most_bytes = parse_size(given["environments"])
+        if most_bytes is None:
+            raise UsageError(
+                f"`{given['environments']}` is not a valid size",
+                where="--environments",
+                fix="--environments 20Gi, or 0 for none",
+            )
+    if given["hosts"] is not None:
+        return _on_hosts(given, older_s, most_bytes)
+    plan = plan_prune(
+        older_s,
+        time.time(),
+        most_bytes=most_bytes,
+        keep_last_snapshot=given["keep_last_snapshot"],
+        with_linked=given["linked"],
+    )
+    if given["as_json"]:
+        return _as_json(plan, dry_run=given["dry_run"])
+    _show(plan)
+    if not plan.removals:
+        click.echo("nothing to remove", err=True)
+        return 0
+    if given["dry_run"]:
+        click.echo("nothing was removed (--dry-run)", err=True)
+        return 0
+    if not given["yes"] and sys.stdin.isatty() and not click.confirm("remove it?"):
+        click.echo("nothing was removed", err=True)
+        return 0
+    freed, problems = _remove_all(plan)
+    _print_problems(problems)
+    click.echo(f"freed {_size(freed)}", err=True)
+    return 3 if problems else 0
+
+
+def _on_hosts(given: dict[str, Any], older_s: float, most_bytes: int | None) -> int:
+    from torchmuster.launcher.cli.prune_hosts import prune_hosts
+
+    asks = not (given["yes"] or given["as_json"] or given["dry_run"]) and sys.stdin.isatty()
+    found = prune_hosts(given["hosts"], older_s, most_bytes, dry_run=given["dry_run"] or asks)
+    if given["as_json"]:
+        click.echo(json.dumps([asdict(one) for one in found], indent=1))
+        return 0
+    size = sum(one.size_bytes for one in found)
+    for one in found:
+        for path in one.paths:
+            click.echo(f"{one.host}: {path}")
+    if asks and size and click.confirm(f"remove them, {_size(size)}?"):
+        found = prune_hosts(given["hosts"], older_s, most_bytes, dry_run=False)
+        size, asks = sum(one.size_bytes for one in found), False
+    if not size:
+        click.echo("nothing to remove", err=True)
+    elif given["dry_run"] or asks:
+        click.echo(f"nothing was removed; {_size(size)} can be", err=True)
+    else:
+        click.echo(f"freed {_size(size)}", err=True)
+    return 0
+
+
+def _remove_all(plan: "PrunePlan") -> tuple[int, list[Any]]:
+    from torchmuster.errors import MusterError
+    from torchmuster.launcher.views.prune import remove
+
+    freed, problems = 0, []
+    for removal in plan.removals:
+        try:
+            remove(removal)
+            freed += removal.size_bytes
+        except MusterError as error:
+            problems.append(error)
+    return freed, problems
+
+
+def _print_problems(problems: list[Any]) -> None:
+    if problems:
+        from torchmuster.core.cli.messages import print_errors
+
+        print_errors(problems)
+
+
+def _as_json(plan: "PrunePlan", *, dry_run: bool) -> int:
+    plain: dict[str, Any] = {
+        "removals": [
+            {"name": r.name, "size_bytes": r.size_bytes, "whole": r.is_whole, "paths": r.paths}
+            for r in plan.removals
+        ],
+        "kept": plan.kept,
+        "freed_bytes": 0,
+    }
+    problems: list[Any] = []
+    if not dry_run:
+        plain["freed_bytes"], problems = _remove_all(plan)
+    click.echo(json.dumps(plain, indent=1))
+    _print_problems(problems)
+    return 3 if problems else 0
+
+
+def _show(plan: "PrunePlan") -> None:
+    from torchmuster.launcher.ui.table import render_table
+
+    rows = [_row(removal) for removal in plan.removals]
+    if rows:
+        header = ["RUN", "ENDED", "FREES", "WHAT"]
+        click.echo(render_table(header, rows[:_MAX_ROWS]), nl=False)
+        more = f", {len(rows) - _MAX_ROWS} more not shown" if len(rows) > _MAX_ROWS else ""
+        click.echo(f"\n{len(rows)} to remove, {_size(plan.size_bytes)}{more}")
+    for sentence in plan.kept[:_MAX_ROWS]:
+        click.echo(f"kept {sentence}", err=True)
+
+
+def _row(removal: "Removal") -> list[str]:
+    what = "the whole run" if removal.is_whole else f"{len(removal.paths)} files and folders"
+    ended = f"{removal.age_s / _DAY_S:.0f} days ago" if removal.age_s else "-"
+    return [removal.name, ended, _size(removal.size_bytes), what]
+
+
+def _size(size_bytes: int) -> str:
+    from torchmuster.core.model.text import show_size
+
+    return show_size(size_bytes)

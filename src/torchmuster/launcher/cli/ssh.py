@@ -1,0 +1,92 @@
+"""`muster run` on plain hosts: `--hosts`, `--hostfile`, or a section of kind ssh."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from torchmuster.core.cli.options import my_sites
+from torchmuster.errors import ManyErrors, UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.launcher.engines.ssh_bundle import Bundle
+    from torchmuster.launcher.engines.ssh_places import SshWishes
+    from torchmuster.launcher.spec.site import Site
+
+KIND = "ssh"
+
+
+def find_ssh_site(name: str, hosts: str | None, hostfile: str | None) -> "Site | None":
+    """Return the site when the run goes to plain hosts; None when it goes elsewhere.
+
+    Raises:
+        UsageError: Hosts are named for another kind of engine, or nobody names any.
+        ManyErrors: Everything that is wrong with the hosts.
+    """
+    from torchmuster.launcher.spec.site import Site
+
+    named_here = bool(hosts or hostfile)
+    sites = my_sites()
+    site = sites.sites.get(name)
+    if site is None and name == KIND:
+        site = Site.model_construct(**_plain_site())
+    if site is None or site.kind != KIND:
+        if named_here:
+            what = f"`--on {name}` takes no list of hosts"
+            raise UsageError(what, where="--hosts", fix="--on ssh --hosts node1,node2")
+        return None
+    if named_here:
+        site = site.model_copy(update={"hosts": _hosts_of(hosts, hostfile), "hostfile": None})
+    if not site.hosts and site.hostfile is None:
+        fix = '--hosts node1,node2:4, --hostfile FILE, or [engines.NAME] with kind = "ssh"'
+        raise UsageError("no hosts are given", where=f"--on {name}", fix=fix)
+    return site
+
+
+def _plain_site() -> dict[str, Any]:
+    from torchmuster.launcher.spec.site import Site
+
+    values = {key: field.get_default() for key, field in Site.model_fields.items()}
+    return {**values, "name": KIND, "kind": KIND}
+
+
+def _hosts_of(hosts: str | None, hostfile: str | None) -> Any:
+    from torchmuster.launcher.spec.hostfile import join_hosts, parse_host, read_hostfile
+
+    if hosts and hostfile:
+        raise UsageError("`--hosts` and `--hostfile` are both given: use one of them")
+    if hostfile:
+        return read_hostfile(hostfile)
+    found, errors = [], []
+    for word in (hosts or "").split(","):
+        try:
+            found.append(parse_host(word))
+        except UsageError as error:
+            errors.append(UsageError(error.what, where=f"--hosts {hosts}", fix=error.fix))
+    if errors:
+        raise ManyErrors(errors)
+    return join_hosts(found)
+
+
+def make_wishes(site: "Site", *, by_slots: bool) -> "SshWishes":
+    """Return how the hosts of a site are reached."""
+    from torchmuster.launcher.engines.ssh_command import SshHost
+    from torchmuster.launcher.engines.ssh_places import SshWishes
+    from torchmuster.launcher.spec.site import site_hosts
+
+    hosts = tuple(
+        SshHost(name=h.name, user=h.user or site.user, port=site.port, slots=h.slots)
+        for h in site_hosts(site)
+    )
+    shared = os.environ.get("MUSTER_SSH_SHARED", "") != "no"
+    where = f"--on {site.name}" if site.name != KIND else "--on ssh"
+    return SshWishes(hosts=hosts, where=where, by_slots=by_slots, may_share=shared)
+
+
+def make_bundle_for(own_pythons: "tuple[str, ...]", wishes: "SshWishes") -> "Bundle":
+    """Return what the hosts are offered; these interpreters of this machine are tried there first."""
+    from torchmuster.launcher.engines.ssh_bundle import make_bundle
+    from torchmuster.launcher.engines.ssh_command import ssh_command
+
+    own = os.environ.get("MUSTER_SSH_PYTHON")
+    pythons = [own] if own else []
+    pythons += own_pythons
+    return make_bundle(ssh_command(os.environ), pythons, may_share=wishes.may_share)

@@ -1,0 +1,499 @@
+"""`muster torchrun`: one command per node, with torchrun's own arguments; this process is the agent."""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.core import proc
+from torchmuster.core.cli.options import complete_files
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from torchmuster.core.files.layout import RunDir
+    from torchmuster.core.model.plan import RunPlan
+    from torchmuster.core.programs.launch import AgentLaunch
+    from torchmuster.launcher.jobs.spread import Spreader, SpreadHosts, SpreadOrder
+    from torchmuster.launcher.spec.torchrun import TorchrunLine
+
+
+_TOGETHER_S = 3.0  # tasks of a step start together
+_LOOK_S = 0.2
+
+
+class _TorchrunCommand(click.Command):
+    """A command whose options are torchrun's parser's: click knows none of them, so the shell is told here."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Return the options that begin so; behind the script they are the script's own."""
+        from click.shell_completion import CompletionItem
+
+        from torchmuster.launcher.spec.torchrun import make_parser
+
+        given = ctx.params.get("arguments") or ()
+        if not incomplete.startswith("-") or any(word.endswith(".py") for word in given):
+            return super().shell_complete(ctx, incomplete)
+        actions = make_parser({})._actions
+        options = ((name, action.help) for action in actions for name in action.option_strings)
+        return [
+            CompletionItem(name, help=told) for name, told in options if name.startswith(incomplete)
+        ]
+
+
+@click.command(
+    cls=_TorchrunCommand,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
+def torchrun(arguments: tuple[str, ...]) -> int:
+    """Take torchrun's own command line, inside an existing job script."""
+    from torchmuster.core.engines.schedulers import may_be_in_job
+    from torchmuster.core.node.launcher_ranks import is_one_of_many
+    from torchmuster.core.spec.problems import Problems
+    from torchmuster.launcher.facts.gpu import visible_gpus
+    from torchmuster.launcher.spec.torchrun import parse_torchrun
+
+    _find_home()
+    problems = Problems()
+    gpus, hosts = visible_gpus(), _hosts_of_pod()
+    is_told = "MUSTER_TORCHRUN_ORDER" in os.environ  # by a head on another host
+    knows = is_told or (may_be_in_job(os.environ) and not is_one_of_many(os.environ))
+    line = problems.checked(
+        parse_torchrun(arguments, os.environ, gpus, problems, hosts, knows_head=knows)
+    )
+    _warn_of_option_behind(line)
+    if line.max_nodes > 1:
+        _leave_to_first(line.max_nodes)
+    launch = make_launch(line)
+    from torchmuster.core.programs.main import run_agent
+
+    if not launch.agent.is_alone:
+        _warn_before_it_stops()
+    code = run_agent(launch)
+    _say_end(launch)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _find_home() -> None:
+    """Write into the temporary folder where the home can't be written: of a user that a container has made up, or of a compute node."""
+    from torchmuster.core.files.layout import muster_home
+
+    home = muster_home()
+    if os.environ.get("MUSTER_HOME"):
+        return
+    with contextlib.suppress(OSError):
+        os.makedirs(home, exist_ok=True)
+        if os.access(home, os.W_OK | os.X_OK):
+            return
+    folder = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"muster-{os.getuid()}")
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+        if found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            os.environ["MUSTER_HOME"] = folder
+            _say(f"{home} can't be written: the files of the run are below MUSTER_HOME={folder}")
+
+
+def _leave_to_first(max_nodes: int) -> None:
+    """End with the first task of this node, where srun or mpiexec has started this command several times on it.
+
+    Several agents of a node are legal. These are more than the run has room for, and the very same command, so that
+    they would take each other's places.
+    """
+    from torchmuster.core.model.contract import ATTEMPT_VARIABLE
+    from torchmuster.core.node.launcher_ranks import num_tasks, task_here
+
+    task = task_here(os.environ)
+    if task == 0 or num_tasks(os.environ) <= max_nodes or ATTEMPT_VARIABLE in os.environ:
+        return
+    never, until = threading.Event(), time.monotonic() + _TOGETHER_S
+    while (first := _first_task()) is None:
+        if time.monotonic() > until:
+            return
+        never.wait(_LOOK_S)
+    text = f"this is task {task} of the launcher on {os.uname().nodename}, and task 0 has started the same agent: it does the work of both"
+    click.echo(f"muster: {text}; start one task on each node", err=True)
+    # A launcher may end the others some time after the first has ended.
+    while proc.is_running(first):
+        never.wait(_LOOK_S)
+    sys.exit(0)
+
+
+def _first_task() -> int | None:
+    """Return the process of this very command that is task 0 of this node; None while there is none."""
+    from torchmuster.core.node.launcher_ranks import are_one_step, task_here
+
+    own = _words_of(os.getpid(), "cmdline")
+    for facts in proc.all_processes():
+        if facts.pid == os.getpid() or _words_of(facts.pid, "cmdline") != own:
+            continue
+        words = _words_of(facts.pid, "environ")
+        around = dict(word.split("=", 1) for word in words if "=" in word)
+        if are_one_step(around, os.environ) and task_here(around) == 0:
+            return facts.pid
+    return None
+
+
+def _words_of(pid: int, what: str) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/{what}", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")]
+    except OSError:  # it has ended, or is another user's
+        return []
+
+
+def _warn_before_it_stops() -> None:
+    """Say at Ctrl-Z what follows where other nodes wait, and then stop."""
+
+    def stop(signum: int, frame: object) -> None:
+        text = "Ctrl-Z: without `fg` or `bg` within 10 s the workers of this node are ended, and it counts as lost"
+        with contextlib.suppress(OSError):
+            os.write(2, f"\nmuster: {text}\n".encode())
+        signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+        signal.signal(signum, stop)  # somebody has continued it
+
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        signal.signal(signal.SIGTSTP, stop)
+
+
+def _hosts_of_pod() -> str:
+    """Return the text of /etc/hosts, where this is a pod; elsewhere it says nothing of a job."""
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return ""
+    try:
+        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _warn_of_option_behind(line: "TorchrunLine") -> None:
+    """Say that an option of ours behind the script is the script's, where that seems not to be meant."""
+    from torchmuster.core.cli.spelling import option_behind
+    from torchmuster.launcher.spec.torchrun import make_parser
+
+    ours = {name for action in make_parser({})._actions for name in action.option_strings}
+    note = option_behind(line.program.target, line.program.args, ours)
+    if note is not None:
+        click.echo(f"muster: {note}", err=True)
+
+
+def _say_end(launch: "AgentLaunch") -> None:
+    """Say in one line how the run has ended: the head knows, standard output is the script's."""
+    if launch.head is None:
+        return
+    from torchmuster.core.cli.ending import last_line
+    from torchmuster.core.owner.record import read_result
+
+    result = read_result(launch.head.run_dir)
+    if result is not None:
+        click.echo(f"muster: {last_line(result, launch.head.run_dir)}", err=True)
+
+
+def make_launch(line: "TorchrunLine") -> "AgentLaunch":
+    """Return the agent that a torchrun line asks for, the head if the endpoint is ours.
+
+    Raises:
+        MusterError: The port of the head is taken by something else.
+    """
+    from torchmuster.core.engines.schedulers import own_jobs
+    from torchmuster.core.files.layout import RunDir, runs_dir
+    from torchmuster.core.head.options import TrainingHeadOptions
+    from torchmuster.core.model.contract import SIGNALS_VARIABLE
+    from torchmuster.core.node.options import AgentOptions, HeadPlace
+    from torchmuster.core.owner.create import new_run_id
+    from torchmuster.core.owner.session import own_terminal
+    from torchmuster.core.programs.launch import AgentLaunch, job_environment
+    from torchmuster.launcher.spec.rendezvous import NO_ID
+
+    order = _take_order()
+    party = _find_party(line) if order is None else None
+    listening = _bind_if_head(line, party) if order is None else None
+    if listening is None:
+        party = None
+    line = _fitted(line, party, order)
+    plan = _make_plan(line, new_run_id(line.program.target), party)
+    secret, open_secret = _keys(line)
+    addresses = order.heads if order is not None else ((line.meeting.host, line.meeting.port),)
+    notes = line.notes + (party.notes if party is not None else ())
+    jobs = own_jobs(os.environ) if line.meeting.rdzv_id == NO_ID else ()
+    head = None
+    if listening is not None:
+        port = int(listening.getsockname()[1])
+        addresses = (("127.0.0.1", port),)
+        run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+        notes = (_create_run_dir(run_dir, plan), *notes)
+        _write_head(run_dir, secret, line.meeting.host, port)
+        head = TrainingHeadOptions(
+            plan=plan,
+            run_dir=run_dir,
+            own_address=line.local_addr or "127.0.0.1",
+            hint=party.hint if party is not None else "",
+            jobs=jobs,
+            relay_port=0 if line.meeting.alone else port,
+            spread=_make_spreader(line, party, run_dir, port),
+        )
+    agent = AgentOptions(
+        plan=plan,
+        num_workers=line.num_workers,
+        host=order.host if order is not None else socket.gethostname(),
+        head=HeadPlace(
+            addresses=addresses,
+            secret=secret,
+            open_secret=open_secret,
+            join_timeout_s=plan.limits.join_timeout_s,
+        ),
+        environment={
+            **job_environment(line.num_workers),
+            SIGNALS_VARIABLE: line.signals_to_handle,
+        },
+        place=order.place if order is not None else line.node_rank,
+        is_head=head is not None,
+        local_addr=line.local_addr,
+        local_show=True,
+        terminal=own_terminal(),
+        console=line.console,
+        saved=_saved(line),
+        signals=line.signals,
+        jobs=jobs,
+    )
+    return AgentLaunch(
+        agent=agent,
+        head=head,
+        listening=listening,
+        notes=notes,
+        error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
+    )
+
+
+def _make_plan(line: "TorchrunLine", run_id: str, party: "SpreadHosts | None") -> "RunPlan":
+    from torchmuster.core.files.terminal import every_line_streams
+    from torchmuster.core.model.plan import RunPlan, Tee
+
+    sits_here = sys.stdin is not None and sys.stdin.isatty() and line.max_nodes == 1
+    return RunPlan(
+        run_id=run_id,
+        program=line.program,
+        min_nodes=line.min_nodes,
+        max_nodes=line.max_nodes,
+        workers_per_node=(line.num_workers,),
+        limits=line.limits,
+        tee=Tee.NONE,
+        stdin_rank=0 if sits_here else None,
+        every_line=every_line_streams(),
+        role=line.role,
+        rdzv_id=line.meeting.rdzv_id,
+        first_cause_code=False,
+        restart_hint=True,
+        virtual_local_rank=line.virtual_local_rank,
+        restart_policy=line.restart_policy,
+        node_names=party.job.node_names if party is not None else (),
+        engine="torchrun",
+        job_id=_own_job_id(),
+    )
+
+
+def _own_job_id() -> str | None:
+    from torchmuster.core.engines.schedulers import may_be_in_job
+
+    if not may_be_in_job(os.environ):
+        return None  # costs no import
+    from torchmuster.launcher.engines.registry import find_job_id
+
+    job = find_job_id(os.environ)
+    return job[1] if job is not None else None
+
+
+def _take_order() -> "SpreadOrder | None":
+    """Return what a head on another host has told this agent; None for a command that a user has started."""
+    if "MUSTER_TORCHRUN_ORDER" not in os.environ:
+        return None  # costs no import
+    from torchmuster.launcher.jobs.spread import take_order
+
+    return take_order()
+
+
+def _find_party(line: "TorchrunLine") -> "SpreadHosts | None":
+    """Return the hosts of the job that we are in, where this line is for several; None elsewhere."""
+    # Who gave a rank to this node gives one to each.
+    is_other = line.meeting.static and line.node_rank != 0
+    if line.meeting.alone or line.max_nodes == 1 or is_other:
+        return None
+    from torchmuster.core.engines.schedulers import may_be_in_job
+
+    if not may_be_in_job(os.environ):
+        return None
+    from torchmuster.launcher.cli.spread import find_party
+
+    return find_party(line, os.environ)
+
+
+def _fitted(
+    line: "TorchrunLine", party: "SpreadHosts | None", order: "SpreadOrder | None"
+) -> "TorchrunLine":
+    """Return the line with what is known of its hosts."""
+    from dataclasses import replace
+
+    limits = line.limits
+    if order is not None:  # the head listens already: who can't reach it must not wait for long
+        limits = replace(limits, join_timeout_s=min(limits.join_timeout_s, 60.0))
+        return replace(line, limits=limits)
+    if party is not None and party.spreads and line.max_nodes > len(party.job.nodes):
+        return replace(line, max_nodes=len(party.job.nodes))
+    return line
+
+
+def _make_spreader(
+    line: "TorchrunLine", party: "SpreadHosts | None", run_dir: "RunDir", port: int
+) -> "Spreader | None":
+    if party is None or not party.spreads:
+        return None
+    from torchmuster.launcher.jobs.spread import Spreader, head_addresses
+
+    return Spreader(
+        party=party,
+        heads=head_addresses(line.meeting.host, port),
+        command=own_command(),
+        environment=run_dir.environment,
+    )
+
+
+def own_command() -> list[str]:
+    """Return the command that this process was started with, by full paths."""
+    program = os.path.abspath(sys.argv[0])
+    by_module = os.path.basename(program) == "__main__.py"
+    return [sys.executable, *(["-m", "torchmuster"] if by_module else [program]), *sys.argv[1:]]
+
+
+def _bind_if_head(line: "TorchrunLine", party: "SpreadHosts | None") -> socket.socket | None:
+    """Return a socket at the head's address; None where the head is, or will be, another agent."""
+    from torchmuster.core.net.address import is_own_address
+    from torchmuster.launcher.owner.head_port import claim, claim_or_find_head
+
+    meeting = line.meeting
+    places_tell = line.node_rank == 0 if meeting.static else line.is_host is not False
+    if not meeting.alone and not places_tell:
+        return None
+    loopback = meeting.host in ("localhost", "127.0.0.1", "::1")
+    spreads = party is not None and party.spreads
+    is_own = loopback or is_own_address(meeting.host)
+    if meeting.static and not is_own and not meeting.alone:
+        _say(
+            f"{meeting.host} is no address of this machine, and the others look for node 0 there: --master-addr takes one of its own"
+        )
+    is_named = meeting.static or line.is_host or is_own
+    # A job's script runs on the first host, whatever host its lines have put into the endpoint.
+    is_first = party is not None and spreads and party.is_first
+    if not is_named and (not is_first or _is_answered(meeting.host, meeting.port)):
+        return None
+    # Every address of the host: /etc/hosts may name it 127.0.1.1 here and otherwise elsewhere.
+    address = "127.0.0.1" if loopback and not spreads else "0.0.0.0"
+    if meeting.static or line.is_host or line.max_nodes == 1:
+        return claim(meeting.host, meeting.port, address)
+    # Another agent of this job on this machine may be first, and then is the head.
+    limit_s = line.limits.join_timeout_s
+    return claim_or_find_head(meeting.host, meeting.port, address, limit_s, _say)
+
+
+def _say(text: str) -> None:
+    click.echo(f"muster: {text}", err=True)
+
+
+def _is_answered(host: str, port: int) -> bool:
+    """Say whether a head listens there already; one that was started beside us has 1.5 s to begin."""
+    import time
+
+    deadline = time.monotonic() + 1.5
+    pause = threading.Event()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=0.5).close()
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+            pause.wait(0.1)
+        else:
+            return True
+
+
+def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
+    """Return the key of this job, and the public one for nodes that have no common key.
+
+    The name of the job is part of both, so that two jobs at one endpoint don't mix.
+    """
+    from torchmuster.core.files.layout import muster_home
+    from torchmuster.core.net.address import new_secret, read_secret, write_secret
+
+    label = f"torchrun {line.meeting.rdzv_id}".encode()
+    if line.secret_file is not None:
+        return hmac.digest(read_secret(line.secret_file), label, "sha256"), None
+    if line.meeting.alone:
+        return new_secret(), None
+    public = hashlib.sha256(b"muster, not authenticated: " + label).digest()
+    path = os.path.join(muster_home(), "key")
+    try:
+        os.makedirs(muster_home(), mode=0o700, exist_ok=True)
+        write_secret(path, new_secret())
+    except FileExistsError:
+        pass
+    except OSError:
+        return new_secret(), public  # who can prove nothing gets no more than the others do
+    return hmac.digest(read_secret(path), label, "sha256"), public
+
+
+def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
+    """Make the folder of the run; return the sentence that names it."""
+    from torchmuster.core.files import atomic
+    from torchmuster.core.files.layout import short_id
+    from torchmuster.core.model import codec
+    from torchmuster.core.owner.create import unusable, write_owner
+    from torchmuster.core.owner.origin import note_origin
+
+    try:
+        os.makedirs(run_dir.logs, mode=0o700)
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        write_owner(run_dir)
+    except OSError as error:
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+    note_origin(run_dir, plan.program)
+    return f"run {short_id(plan.run_id)}; its files are in {run_dir.path}"
+
+
+def _write_head(run_dir: "RunDir", secret: bytes, host: str, port: int) -> None:
+    """Tell other commands where the head listens, and the key that it knows them by."""
+    from torchmuster.core.files import atomic
+    from torchmuster.core.net.address import write_secret
+
+    write_secret(run_dir.secret, secret)
+    where = {"host": "127.0.0.1", "port": port, "addresses": [host], "node": socket.gethostname()}
+    atomic.write_json(run_dir.head, where, mode=0o600)
+
+
+def _saved(line: "TorchrunLine") -> Any:
+    """Return where --log-dir keeps a stream, in torchrun's own layout."""
+    if line.log_dir is None:
+        return None
+    import secrets
+
+    folder = os.path.join(line.log_dir, f"{line.meeting.rdzv_id}_{secrets.token_hex(4)}")
+
+    def path_of(attempt: int, local_rank: int, stream: int) -> str | None:
+        if stream and stream not in line.saved(local_rank):
+            return None
+        name = ("error.json", "stdout.log", "stderr.log")[stream]
+        return os.path.join(folder, f"attempt_{attempt}", str(local_rank), name)
+
+    return path_of

@@ -1,0 +1,283 @@
+"""`muster ps`, `status`, `logs`, `wait` and `cancel`."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from torchmuster.core.cli import options
+from torchmuster.core.cli.options import complete_runs
+from torchmuster.core.files.layout import short_id
+from torchmuster.core.model.text import in_one_line
+from torchmuster.errors import MusterError, NotFoundError, UsageError
+from torchmuster.launcher.cli.account import clock, span
+from torchmuster.launcher.cli.echo import echo, echo_json
+
+if TYPE_CHECKING:
+    from torchmuster.core.owner.account import Account
+    from torchmuster.launcher.views.run_view import RunView
+
+_MOST_ROWS = 20
+_COLUMNS = ("RUN", "STATE", "SUBMITTED", "TIME", "ON", "WORKERS", "COMMAND", "ENDED BY")
+
+
+@click.command()
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="All runs, not only the open and the last 20."
+)
+@options.json()
+def ps(*, everything: bool, as_json: bool) -> int:
+    """List the runs, the one submitted last at the end."""
+    from torchmuster.core.owner.account import account_of
+    from torchmuster.launcher.cli.kinds.run import plain_of
+    from torchmuster.launcher.ui.table import render_table
+    from torchmuster.launcher.views.find import all_runs, newest_and_open
+
+    shown = all_runs() if everything else newest_and_open(_MOST_ROWS)
+    accounts = [account_of(view, time.time()) for view in shown]
+    if as_json:
+        plain = [plain_of(*pair) for pair in zip(shown, accounts, strict=True)]
+        echo_json(plain)
+        return 0
+    if not shown:
+        echo("no runs yet", err=True)
+        return 0
+    rows = [_row(*pair) for pair in zip(shown, accounts, strict=True)]
+    echo(render_table(_COLUMNS, rows), nl=False)
+    return 0
+
+
+def _row(view: "RunView", account: "Account") -> list[str]:
+    from torchmuster.launcher.views.training import bad_loss_of
+
+    return [
+        short_id(view.run_id),
+        view.state.value,
+        clock(account.submitted),
+        span(account.elapsed_s),
+        account.place,
+        view.size,
+        in_one_line(view.command or "-")[:50],
+        in_one_line(account.ended_by or bad_loss_of(view.run_dir))[:60],
+    ]
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+@click.option("--watch", is_flag=True, help="Again every two seconds, until RUN has ended.")
+@options.json()
+def status(run: str, *, watch: bool, as_json: bool) -> int:
+    """Show the state of RUN: its nodes, attempts, training and verdict."""
+    if watch:
+        from torchmuster.launcher.cli.watch import watch_status
+
+        return watch_status(run, lambda: print_status(run, as_json=as_json))
+    return print_status(run, as_json=as_json)
+
+
+def print_status(run: str, *, as_json: bool) -> int:
+    """Print where a run, a workflow or a sweep stands now."""
+    from torchmuster.launcher.cli.kinds.table import commands_of
+    from torchmuster.launcher.views.find import look_at
+
+    view = look_at(run)
+    return commands_of(view).print_status(view, as_json=as_json)
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+@click.argument("task", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends.")
+@click.option(
+    "-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each."
+)
+@click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
+@click.option("--attempt", type=click.IntRange(min=0), help="This attempt; default the last.")
+def logs(
+    run: str,
+    task: str | None,
+    *,
+    follow: bool,
+    tail: int | None,
+    rank: int | None,
+    attempt: int | None,
+) -> int:
+    """Print the output of RUN's ranks; for a workflow, of its tasks or of one TASK."""
+    import asyncio
+
+    from torchmuster.core.model.lines import LineJoiner
+    from torchmuster.core.model.text import as_bytes, as_output
+    from torchmuster.kubernetes.pods.copy import copied
+    from torchmuster.launcher.cli.kinds.run import tell_reach
+    from torchmuster.launcher.cli.kinds.table import commands_of
+    from torchmuster.launcher.views.control import LogChoice, follow_logs, log_files
+    from torchmuster.launcher.views.find import find_run, look_at
+
+    view = find_run(run) if follow else look_at(run)
+    tell_reach(view)
+    commands_of(view).check_logs(view, task)
+    choice, names = LogChoice(task=task, attempt=attempt, rank=rank), view.task_names
+    several = max(len(names), view.record.num_workers or 1) > 1
+    joiner = LineJoiner(prefix_always=several and task is None and rank is None)
+    joiner.names.update(enumerate(names))
+    is_terminal = sys.stdout.isatty()
+
+    def write(number: int, text: str) -> None:
+        pieces = joiner.add(number, 1, text)
+        if follow:  # a progress bar has no end of line for a long time
+            pieces += joiner.show_halves()
+        put(pieces)
+
+    def put(pieces: "list[tuple[int, str]]") -> None:
+        text = "".join(part for _, part in pieces)
+        sys.stdout.buffer.write(as_bytes(as_output(text) if is_terminal else text))
+        sys.stdout.flush()
+
+    try:
+        if follow:
+            with copied(view.run_dir):
+                asyncio.run(follow_logs(view, choice, write, tail))
+        else:
+            files = log_files(view, choice)
+            if len(files) == 1 and not joiner.prefix_always:
+                joiner.prefixes[files[0][0]] = ""
+            # Whole lines: of a progress bar the last state.
+            joiner.prefix_always, joiner.whole = True, frozenset({1})
+            for number, path in files:
+                _print_file(path, partial(write, number), tail)
+    except KeyboardInterrupt:
+        return 130
+    put(joiner.rest())
+    return 0
+
+
+def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> None:
+    import io
+
+    from torchmuster.core.files.layout import offset_of_last_lines
+    from torchmuster.core.plainfile import open_plain
+
+    try:
+        with io.TextIOWrapper(open_plain(path), errors="surrogateescape", newline="") as log:
+            log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
+            while text := log.read(1 << 20):
+                write(text)
+    except BrokenPipeError:  # who reads ours has gone
+        raise
+    except OSError as error:
+        raise NotFoundError("the log can't be read", where=path, why=error.strerror) from error
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+def wait(run: str) -> int:
+    """Wait for the end of RUN and exit with its exit code."""
+    import asyncio
+
+    from torchmuster.core.cli.ending import ended_with_pods, last_line
+    from torchmuster.core.cli.messages import paint_report, uses_colour
+    from torchmuster.core.model.states import JobState
+    from torchmuster.core.owner.account import how_to_go_on
+    from torchmuster.kubernetes.pods.copy import copied
+    from torchmuster.launcher.model.job import describe_job
+    from torchmuster.launcher.views.control import wait_for_result
+    from torchmuster.launcher.views.find import find_run, view_job
+
+    view = find_run(run)
+    try:
+        with copied(view.run_dir) as copy:
+            result = asyncio.run(wait_for_result(view.run_dir, copy))
+    except KeyboardInterrupt:
+        return 130
+    if result is None:
+        _check_result(view)
+        job = view_job(view.run_dir)  # as `muster status`: the scheduler may know
+        if job is not None and job.state is JobState.CANCELLED:
+            name = short_id(view.run_id)
+            echo(f"muster: {name} was cancelled, and left no result: {describe_job(job)}", err=True)
+            return 128 + signal.SIGTERM
+        # What consists of parts has no log of its own.
+        look = f"muster {'logs' if view.has_ranks else 'restart'} {short_id(view.run_id)}"
+        raise MusterError(
+            f"the run {short_id(view.run_id)} has no result and its owner has gone",
+            where=view.run_dir.owner,
+            why=describe_job(job) if job is not None else "the process that started it was killed",
+            fix=how_to_go_on(view.run_dir) or look,
+        )
+    if result.report is not None and ended_with_pods(view.run_dir, result):
+        echo(paint_report(result.report, colour=uses_colour()), nl=False, err=True)
+    echo(last_line(result, view.run_dir), err=True)
+    return result.exit_code
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+def fetch(run: str) -> int:
+    """Take here what has not come of RUN, a run in pods: files, logs and record.
+
+    Its first pod waits for that after the end (`take_within` of the site, 15 minutes), and ends when it has been taken. On a
+    volume a pod is started that reads it.
+    """
+    from torchmuster.kubernetes.pods.fetch import fetch as fetch_run
+    from torchmuster.launcher.views.find import find_run
+
+    fetch_run(find_run(run).run_dir, lambda text: echo(f"muster: {text}", err=True))
+    return 0
+
+
+def _check_result(view: "RunView") -> None:
+    """Refuse a result that nobody can read: its run was not lost.
+
+    Raises:
+        MusterError: It is damaged.
+    """
+    from torchmuster.core.owner.record import damage_of_result
+
+    if (damage := damage_of_result(view.run_dir)) is not None:
+        name = short_id(view.run_id)
+        what = f"how the run {name} ended is not known"
+        raise MusterError(what, where=view.run_dir.result, why=damage, fix=f"muster logs {name}")
+
+
+def identity(view: "RunView") -> str:
+    """Return what tells a run from the others: `last` may not be the one that somebody has in mind."""
+    from torchmuster.launcher.jobs.links import all_jobs
+
+    jobs = all_jobs(view.run_dir)
+    job = f", job {', '.join(jobs[1])} of {jobs[0].name}" if jobs is not None else ""
+    return f"{short_id(view.run_id)} ({view.name}, {view.state.value}{job})"
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+@click.option("--now", is_flag=True, help="SIGKILL at once, without the grace.")
+def cancel(run: str, *, now: bool) -> int:
+    """Stop RUN: SIGTERM to its workers, SIGKILL after its grace."""
+    from torchmuster.core.cli.ending import last_line
+    from torchmuster.launcher.views.control import stop_and_wait
+    from torchmuster.launcher.views.find import find_run
+
+    view = find_run(run)
+    if view.state.is_final:
+        echo(f"the run {short_id(view.run_id)} has ended already: {view.state.value}", err=True)
+        from torchmuster.kubernetes.pods.end import remove_left
+
+        if left := remove_left(view.run_dir):
+            echo(f"removed what was left on the cluster: {', '.join(left)}", err=True)
+        return 0
+    if view.is_headless_member:
+        sweep = short_id(view.run_id).rpartition(".")[0]
+        what = f"{short_id(view.run_id)} is a process of its sweep and ends with it"
+        raise UsageError(what, fix=f"muster cancel {sweep}")
+    echo(f"cancelling {identity(view)}", err=True)
+    result = stop_and_wait(view, at_once=now, timeout_s=view.grace_s + 10.0)
+    if result is None:
+        raise MusterError(
+            f"the run {short_id(view.run_id)} has not ended yet", fix=f"muster cancel --now {run}"
+        )
+    echo(last_line(result, view.run_dir), err=True)
+    return 0

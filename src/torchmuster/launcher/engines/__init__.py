@@ -1,0 +1,1 @@
+"""How agents are started on hosts of ssh and in jobs of a scheduler."""

@@ -1,0 +1,465 @@
+"""What every scheduler's dialect does, and what their scripts have in common.
+
+A dialect is pure: values in, text and values out. It runs nothing, reads no file and knows no clock, so each
+answer that a real scheduler gave can be a test. The head of a job runs on its first node and starts the
+agents of the others.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from torchmuster.core.model.links import ResubmitMethod
+from torchmuster.core.model.verdict import Report
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.launcher.model.job import Allocation, JobRequest, JobView, NodeLauncher
+
+PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script names
+ENDS_AT = "MUSTER_JOB_ENDS_AT"
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+=@,-]*")
+_BROKEN_VALUE = re.compile(r"[\s'\"\\#\x00-\x1f\x7f]")
+_DOOR = "/programs/__main__.py"  # in the package: what starts every program of ours
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_STDERR_LINES = 5
+
+
+class EngineError(MusterError):
+    """A scheduler gave an answer that can't be used."""
+
+    exit_code = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStart:
+    """One command to start on one node of the allocation.
+
+    Attributes:
+        command: Its words; the first is an absolute path, since some launchers pass no PATH.
+        slot: The node's first line in PBS's node file, from 0.
+        cpus: All CPUs of the job on that node; None leaves it to the scheduler.
+        launcher: The launcher to use; None for the dialect's own.
+    """
+
+    node: str
+    command: tuple[str, ...]
+    slot: int = 0
+    cpus: int | None = None
+    het_group: int | None = None
+    launcher: NodeLauncher | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A partition of Slurm or a queue of PBS.
+
+    Attributes:
+        starts: It starts jobs; one that is stopped takes them all the same.
+        about: What the scheduler says of it, for people.
+    """
+
+    name: str
+    is_default: bool = False
+    is_open: bool = True
+    starts: bool = True
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueQuestion:
+    """How a scheduler's queues are listed.
+
+    Attributes:
+        default_argv: A second command, where the first does not tell which queue is the default.
+        mark_default: What it says.
+    """
+
+    argv: tuple[str, ...]
+    parse: Callable[[str], tuple[Queue, ...]]
+    default_argv: tuple[str, ...] | None = None
+    mark_default: Callable[[Sequence[Queue], str], tuple[Queue, ...]] = lambda queues, _: tuple(
+        queues
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountQuestion:
+    """How the accounts are listed that a user may name."""
+
+    argv_for: Callable[[str], list[str]]
+    parse: Callable[[str], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeQuestion:
+    """How it is asked whether the machine of a job's node is lost.
+
+    Attributes:
+        argv_for: Returns the commands, for a job and a node.
+        is_lost: Returns the scheduler's words from the answer to one of them and the node; None: it does not say so.
+        outlives: A job lives on without its first node.
+    """
+
+    argv_for: Callable[[str, str], list[list[str]]]
+    is_lost: Callable[[str, str], str | None]
+    outlives: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionQuestion:
+    """How it is asked whether a job is being preempted; only of schedulers that warn a job first.
+
+    Attributes:
+        argv_for: Returns the command for a job.
+        grace_s: Returns from its answer how long the job may still run, inf: it does not say; None: it is not preempted.
+        argv_of_rules: What asks by which rules jobs are preempted.
+        is_the_end: Says from both answers whether such a job is not started again.
+    """
+
+    argv_for: Callable[[str], list[str]]
+    grace_s: Callable[[str], float | None]
+    argv_of_rules: tuple[str, ...]
+    is_the_end: Callable[[str, str], bool]
+
+
+class Dialect(Protocol):
+    """One scheduler's language.
+
+    Every function that takes a `JobRequest` raises UsageError for text that the scheduler would read as
+    something else (a newline in a path, a space in a queue's name).
+    """
+
+    name: str
+    resubmit_methods: tuple[
+        ResubmitMethod, ...
+    ]  # how the head of a job continues its run, the best first
+
+    def script(self, job: JobRequest) -> str:
+        """Return the whole job script."""
+
+    def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
+        """Return the command that submits it; dependencies stand here, since only now their ids are known."""
+
+    def job_id(self, stdout: str) -> str:
+        """Return the job's id from what the submit command printed; EngineError when there is none."""
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return commands that tell the state of all these jobs, the best first; sites lack some of them."""
+
+    def views(self, stdout: str) -> dict[str, JobView]:
+        """Return what any of the status commands printed, by job id; EngineError when it can't be read."""
+
+    def cancel_argv(self, job_id: str) -> list[str]:
+        """Return the command that ends a job."""
+
+    def requeue_argv(self, job_id: str) -> list[str]:
+        """Return the command that starts a running job again, as the same job."""
+
+    def end_argv(self, job_id: str) -> list[list[str]]:
+        """Return commands that tell when a running job has to end, the best first."""
+
+    def job_end(self, stdout: str, now: float) -> float | None:
+        """Return the end, seconds since 1970, from any of those; None when it has none or it can't be read."""
+
+    def node_argv(self, start: NodeStart) -> list[str]:
+        """Return the command by which the head starts something on another node."""
+
+    def allocation(
+        self, environment: Mapping[str, str], read: Callable[[str], str]
+    ) -> Allocation | None:
+        """Return the job that this process runs in, or None outside of one; `read` reads a small file."""
+
+    def unmapped(self, job: JobRequest) -> list[str]:
+        """Return a sentence for each key that this scheduler can't be told, with what happens instead."""
+
+    def explain_refusal(self, stderr: str) -> Report:
+        """Return a report on a submission that was refused."""
+
+
+class ObjectDialect(Dialect, Protocol):
+    """A dialect whose jobs are objects of a cluster's API: they bring along what their nodes need.
+
+    `script` shows the objects without the contents of the files that come along.
+    """
+
+    def with_files(self, job: JobRequest, files: Mapping[str, bytes]) -> str:
+        """Return the script with the contents of these files; nobody else may read it."""
+
+    def settle_argv(self, job: JobRequest, stdout: str | None) -> list[list[str]]:
+        """Return commands that follow a submission, by its output; None for one that was refused."""
+
+    def apart(self, job_id: str) -> str:
+        """Return what jobs share that one command can tell of."""
+
+    def more_argv(self, argv: Sequence[str], stdout: str) -> list[list[str]]:
+        """Return what has to be asked beside a status command; `views` gets all answers behind one another."""
+
+
+class ArrayDialect(Dialect, Protocol):
+    """A dialect of a scheduler with arrays: `submit_argv` submits a request that is one.
+
+    Attributes:
+        array_variable: What tells an element its number.
+    """
+
+    array_variable: str
+
+    def element_id(self, job_id: str, position: int) -> str:
+        """Return the id of one element, as `cancel_argv` takes it."""
+
+    def array_key(self, job_id: str) -> str:
+        """Return what stands for an array in `array_views`."""
+
+    def array_limit_argv(self) -> list[str]:
+        """Return a command that tells how many elements an array may have."""
+
+    def array_limit(self, stdout: str) -> int | None:
+        """Return that number from what it printed; None where it is not told."""
+
+    def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return commands that tell the state of every element of these arrays, the best first."""
+
+    def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
+        """Return what any of them printed, by the array's key and the element's number; EngineError when it can't be read."""
+
+
+def array_dialect(dialect: Dialect) -> ArrayDialect | None:
+    """Return a dialect as one with arrays; None for one without."""
+    has_arrays = getattr(dialect, "array_variable", "") and hasattr(dialect, "array_views")
+    return cast("ArrayDialect", dialect) if has_arrays else None
+
+
+def object_dialect(dialect: Dialect) -> ObjectDialect | None:
+    """Return a dialect as one whose jobs are objects of an API; None for one with scripts."""
+    is_one = hasattr(dialect, "with_files") and hasattr(dialect, "more_argv")
+    return cast("ObjectDialect", dialect) if is_one else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A refusal that we know: the pattern in the scheduler's words, and ours.
+
+    Attributes:
+        is_away: The scheduler could not be reached, so nothing was taken, and the same may work later.
+    """
+
+    pattern: str
+    error: str
+    hint: str
+    is_away: bool = False
+
+
+def explain(stderr: str, command: str, refusals: Sequence[Refusal]) -> Report:
+    """Return the report of the first refusal that fits; the scheduler's own words always stay."""
+    lines = (line.rstrip() for line in stderr.splitlines() if line.strip())
+    said = tuple(dict.fromkeys(lines))[-_STDERR_LINES:]
+    for refusal in refusals:
+        if re.search(refusal.pattern, stderr, re.IGNORECASE):
+            return Report(error=refusal.error, at=command, because=said, hint=refusal.hint)
+    return Report(
+        error=f"{command} refused the job",
+        at=command,
+        because=said or (f"{command} printed nothing",),
+        hint=f"muster run --dry-run (a workflow: muster submit --dry-run) shows the script, to try it by hand with {command}",
+    )
+
+
+def assemble(prefix: str, ours: Sequence[str], site: Sequence[str]) -> list[str]:
+    """Return directive lines; a line of the site takes the place of ours for the same option.
+
+    Raises:
+        UsageError: A line is no option.
+    """
+    lines = [_site_line(prefix, line) for line in site]
+    taken = {_option(line) for line in lines}
+    kept = [line for line in ours if _option(line) not in taken]
+    return [f"#{prefix} {line}" for line in [*kept, *lines]]
+
+
+def _site_line(prefix: str, line: str) -> str:
+    bare = check_text(line, "directives").strip().removeprefix(f"#{prefix}").strip()
+    if not bare.startswith("-"):
+        fix = f"write it as after #{prefix}: `--option=value` or `-x value`"
+        raise UsageError(f"the directive `{line}` is not an option", where="directives", fix=fix)
+    return bare
+
+
+def _option(line: str) -> str:
+    """Return what makes a line unique: `--mem`, `-q`, or `-l select` (-l and -W have many keys)."""
+    words = line.split(None, 1)
+    first = words[0].partition("=")[0]
+    if first in ("-l", "-W") and len(words) > 1:
+        return f"{first} {words[1].partition('=')[0]}"
+    return first
+
+
+def body(job: JobRequest) -> list[str]:
+    """Return the shell part of a script: the interpreter, the site's lines, the head."""
+    about = "Python 3.11 or later, for muster's own processes"
+    lines = ["", f"# {about}{'; a line below may set another' if job.node_lines is None else ''}."]
+    lines.append(f"PYTHON={shlex.quote(check_text(job.python, 'python'))}")
+    if job.node_lines is not None:
+        lines += _fallback(job.node_lines)
+    if job.time_limit_s is not None:
+        seconds = minutes_up(job.time_limit_s) * 60
+        lines.append(f"export {ENDS_AT}=$(($(date +%s) + {seconds}))")
+    lines += [check_text(line, "setup") for line in job.setup]
+    head = _quoted(job.head)
+    if job.package_copy is not None:
+        more, head = _with_copy(job.head, job.package_copy)
+        lines += more
+    lines.append("")
+    if job.about:
+        lines.append(f"# {check_text(job.about, 'about')}")
+    # `exec`: the scheduler's signals to the script reach the head itself.
+    lines.append(f"exec {head}")
+    return lines
+
+
+def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
+    """Return what takes a copy of torchmuster where a node lacks that of the client, and the head's command."""
+    package = head[1].removesuffix(_DOOR)
+    lines = [
+        f"MUSTER={shlex.quote(check_text(package, 'package'))}",
+        f'if [ ! -r "$MUSTER{_DOOR}" ]; then',
+        f"  COPY={shlex.quote(check_text(copy, 'package_copy'))}",
+        '  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is used" >&2',
+        # Elements of an array do this at once, on several nodes: the first who is ready stays.
+        '  [ -d "$COPY" ] || { PART=$(mktemp -d "$COPY.XXXXXXXX") && "$PYTHON" -I -m zipfile -e "$COPY.zip" "$PART/torchmuster" &&',
+        '    { mv -T "$PART" "$COPY" 2>/dev/null || { [ -d "$COPY" ] && rm -rf "$PART"; }; }; }',
+        "  MUSTER=$COPY/torchmuster",
+        "fi",
+    ]
+    rest = " ".join(shlex.quote(check_text(word, "head")) for word in head[2:])
+    return lines, f'"{PYTHON}" "$MUSTER{_DOOR}" {rest}'
+
+
+def _fallback(node_lines: Sequence[str]) -> list[str]:
+    """Return what takes another Python where the client's can't run, e.g. on another processor."""
+    runs = """"$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null"""
+    whose = "of the setup lines" if node_lines else "on PATH"
+    hint = "hint: `setup = [...]` of the site loads one: a module, or source VENV/bin/activate"
+    about = "# The agents run the setup lines on every node; here they are for a first node without that Python."
+    return [
+        *([about] if node_lines else []),
+        f"if ! {runs}; then",
+        f'  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 {whose} is used" >&2',
+        # `eval`: a line that is no shell must not keep the script from being read where it is not needed.
+        *(f"  eval {shlex.quote(check_text(line, 'setup'))}" for line in node_lines),
+        "  PYTHON=$(command -v python3)",
+        f"  if ! {runs}; then",
+        "    {",
+        "      echo 'error: this node has no Python for muster'",
+        '      echo "at: $(uname -n), ${PYTHON:-no python3 on PATH}"',
+        "      echo 'because: the first node of a job needs Python 3.11 or later'",
+        f"      echo {shlex.quote(hint)}",
+        "    } >&2",
+        "    exit 14",
+        "  fi",
+        "fi",
+    ]
+
+
+def _quoted(words: Sequence[str]) -> str:
+    if not words:
+        raise ValueError("a job needs a head")
+    quoted = [shlex.quote(check_text(word, "head")) for word in words]
+    if words[0] == PYTHON:
+        quoted[0] = f'"{PYTHON}"'
+    return " ".join(quoted)
+
+
+def check_text(text: str, where: str) -> str:
+    """Return the text; UsageError when a newline or control character would end its line."""
+    if _CONTROL.search(text):
+        raise UsageError(
+            f"{text!a} holds a newline or a control character",
+            where=where,
+            fix="leave it out: each line of a job script holds one thing",
+        )
+    return text
+
+
+def check_value(text: str, where: str) -> str:
+    """Return a directive's value; UsageError for space, quote, backslash or #, which end or change it."""
+    if not text or _BROKEN_VALUE.search(text):
+        what = f"{text!a} can't be used in a job script"
+        fix = "leave out spaces, quotes, backslashes and #"
+        raise UsageError(what, where=where, fix=fix)
+    return text
+
+
+def is_plain_path(path: str) -> bool:
+    """Say whether every scheduler's directive parser leaves the path as it is; others go on the command line."""
+    return _PLAIN_PATH.fullmatch(path) is not None
+
+
+def check_log_path(path: str) -> str:
+    """Return an absolute path; UsageError for a relative one or one with control characters."""
+    if not check_text(path, "log_path").startswith("/"):
+        raise UsageError(f"the log path `{path}` is not absolute", where="log_path")
+    return path
+
+
+def as_operand(path: str) -> str:
+    """Return the path so that it can't be taken for an option."""
+    return f"./{path}" if path.startswith("-") else path
+
+
+def clean_name(name: str, limit: int) -> str:
+    """Return a job's name that every scheduler takes: letters, digits and `_.-`, a letter first."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name) or "muster"
+    return (plain if plain[0].isalpha() else f"m{plain}")[:limit]
+
+
+def minutes_up(seconds: float) -> int:
+    """Return whole minutes, rounded up, at least 1: the unit that all schedulers share."""
+    return max(1, -int(-seconds // 60))
+
+
+def mebibytes_up(size_bytes: int) -> int:
+    """Return whole MiB, rounded up, at least 1."""
+    return max(1, -(-size_bytes // (1 << 20)))
+
+
+def shell_code(exit_status: int, signum: int = 0) -> int:
+    """Return an exit code as a shell would: 128 + n for signal n."""
+    return 128 + signum if signum else exit_status
+
+
+def ends_at(environment: Mapping[str, str], *names: str) -> float | None:
+    """Return the end of the time limit from the first of these variables that holds a number."""
+    for name in (*names, ENDS_AT):
+        text = environment.get(name, "")
+        if re.fullmatch(r"\d{1,12}", text):
+            return float(text)
+    return None
+
+
+def clock_seconds(text: str) -> float | None:
+    """Return seconds from `[days-][[hours:]minutes:]seconds`, or a bare number of seconds; else None."""
+    match = re.fullmatch(r"(?:(\d{1,5})-)?((?:\d{1,7}:){0,2}\d{1,9})", text.strip())
+    if match is None:
+        return None
+    parts = [int(part) for part in match.group(2).split(":")]
+    if match.group(1) is not None:
+        parts += [0] * (3 - len(parts))  # 1-02 is a day and two hours
+    seconds = 0
+    for part in parts:
+        seconds = seconds * 60 + part
+    return float(int(match.group(1) or 0) * 86400 + seconds)
+
+
+def check_command(start: NodeStart) -> tuple[str, ...]:
+    """Return the command; ValueError when it isn't an absolute path."""
+    if not start.command or not start.command[0].startswith("/"):
+        raise ValueError("a command for another node starts with an absolute path")
+    return start.command
+
+
+def check_node(name: str) -> str:
+    """Return a node's name; ValueError for one that could be an option or a list."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise ValueError(f"`{name}` is not a valid name of a node")
+    return name

@@ -1,0 +1,62 @@
+"""From a section of `muster.toml` to what goes into a job of its scheduler."""
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchmuster.core.model.plan import WARN_S, RunPlan
+from torchmuster.launcher.model.job import JobRequest, NodeChunk
+
+if TYPE_CHECKING:
+    from torchmuster.launcher.spec.site import Site
+    from torchmuster.workflow.plan import WorkflowPlan
+
+
+def job_of_site(site: "Site") -> JobRequest:
+    """Return what every job of this site asks for; its name, its head and the number of nodes are still to come.
+
+    Variables become lines before the setup lines; a project of PBS becomes its `-P`.
+    """
+    project = (f"-P {site.project}",) if site.project is not None else ()
+    exports = tuple(f"export {name}={shlex.quote(text)}" for name, text in site.environment)
+    node = NodeChunk(cpus=site.cpus_per_node, gpus=site.gpus_per_node or 0, extra=site.chunk)
+    return JobRequest(
+        name="",
+        chunks=(node,),
+        head=(),
+        log_path="",
+        time_limit_s=site.time,
+        queue=site.queue_name,
+        account=site.account,
+        qos=site.qos,
+        constraint=site.constraint,
+        directives=(*project, *site.directives),
+        own_keys=site.own_keys,
+        node_lines=(*exports, *site.setup),
+        warn_s=WARN_S if site.warn is None else site.warn,
+    )
+
+
+def with_task_setup(plan: "WorkflowPlan", site: "Site") -> "WorkflowPlan":
+    """Return the workflow with the lines that every node of this site runs before its task."""
+    return replace(plan, setup=job_of_site(site).node_lines or (), setup_origin=setup_origin(site))
+
+
+def setup_origin(site: "Site") -> str:
+    """Return where the setup lines of a site stand, for messages."""
+    return f"{site.origin.split('.toml:')[0]}.toml [engines.{site.name}] setup"
+
+
+def with_node_setup(plan: RunPlan, site: "Site", *, python_given: bool) -> RunPlan:
+    """Return the plan with what the site says of its nodes: variables, setup lines, interpreter, scratch folder."""
+    own_python = site.python if not python_given else ()
+    setup = replace(
+        plan.node_setup,
+        environment=(*site.environment, *plan.node_setup.environment),  # the later one counts
+        lines=tuple(site.setup),
+        scratch=site.scratch,
+        python_follows=bool(site.setup) and not own_python and not python_given,
+        origin=setup_origin(site),
+    )
+    program = replace(plan.program, python=tuple(own_python)) if own_python else plan.program
+    return replace(plan, node_setup=setup, program=program)

@@ -1,0 +1,612 @@
+"""The engine of plain hosts: one ssh session for each, with an agent at its remote end.
+
+The client owns the run: when it dies, or a connection, what runs on the other side ends. Nothing here becomes a subreaper
+or ends children that are not its own: the master of a user's ControlPersist is one.
+"""
+
+import contextlib
+import itertools
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import ClassVar
+
+from torchmuster.core.engines.local import HEAD, AgentEnd
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, trained_last
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.text import few_of, show_size, show_transfer
+from torchmuster.core.model.verdict import Result
+from torchmuster.launcher.engines import ssh_places
+from torchmuster.launcher.engines.ssh_bundle import Bundle, CodeArchive, order_to_set_up
+from torchmuster.launcher.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
+from torchmuster.launcher.engines.ssh_files import FilesBack, check_free, go_back, with_own_paths
+from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
+from torchmuster.launcher.engines.ssh_places import Places, SshWishes, bad_hosts
+from torchmuster.launcher.files.environment import PackedEnvironment
+from torchmuster.launcher.files.parcel import ParcelError, ParcelFile
+from torchmuster.launcher.net import remote_messages as messages
+from torchmuster.launcher.net.relay import Relay, RelayPort
+
+# Brings an environment to the hosts of a run: once from here, then from host to host while it comes.
+#
+# So the client's link carries it once, however many hosts there are. A host that the one before can't reach, or that had to wait for one that is gone,
+# gets from here what it lacks.
+
+
+_SAY_EVERY_S = 5.0
+_LIST = -1
+
+
+class Shipping:
+    """One environment on its way to hosts.
+
+    Args:
+        pack: Waits for what travels: it is packed while hosts are called.
+        say: Prints a sentence for the user.
+        scratch: The site's folder for it on each host; None: the host's own.
+    """
+
+    def __init__(
+        self,
+        pack: Callable[[], PackedEnvironment],
+        say: Callable[[str], None],
+        scratch: str | None = None,
+    ) -> None:
+        self._pack, self._say, self._scratch = pack, say, scratch
+        self._hold = -1
+        self._secret = secrets.token_hex(32)
+        self._after: dict[RemoteHost, RemoteHost] = {}
+        self._there: set[RemoteHost] = set()
+        self._lock = threading.Lock()
+        self._sent = 0
+
+    def bring(self, hosts: Sequence[RemoteHost]) -> list[HostProblem]:
+        """Return when all hosts have it, but for those whose problems are returned."""
+        wanted = [host for host in hosts if host not in self._there and host.is_usable]
+        if not wanted:
+            return []
+        self._take_archive()
+        answers = in_parallel(self._offer, wanted)
+        problems = [answer for answer in answers if isinstance(answer, HostProblem)]
+        if problems:  # which of them can't have it is said before anything is sent
+            return problems
+        lacking: list[tuple[RemoteHost, messages.EnvironmentPlaced]] = []
+        for host, answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, messages.EnvironmentPlaced) and not answer.has:
+                lacking.append((host, answer))
+        self._there.update(host for host in wanted if host not in [one for one, _ in lacking])
+        if not lacking:
+            return []
+        began = time.monotonic()
+        for (host, _), (after, place) in itertools.pairwise(lacking):
+            with self._lock:
+                self._after[host] = after
+            host.send(messages.PassEnvironment(addresses=place.addresses, port=place.port))
+        lacking[-1][0].send(messages.PassEnvironment())
+        self._send_from_here(lacking[0][0], tries=True)
+        is_over = threading.Event()
+        names = [host.host.name for host, _ in lacking]
+        threading.Thread(target=self._tell, args=(names, is_over), daemon=True).start()
+        try:
+            ends = in_parallel(self._wait, [host for host, _ in lacking])
+        finally:
+            is_over.set()
+        problems = [end for end in ends if end is not None]
+        came = len(lacking) - len(problems)
+        if came:
+            size = show_size(self._packed.needs.size_bytes)
+            number = f"{came} host{'s' if came != 1 else ''}"
+            took_s = time.monotonic() - began
+            self._say(f"the environment ({size}) has come to {number} in {took_s:.1f} s")
+        return problems
+
+    def _take_archive(self) -> None:
+        """Wait for the archive, the first time, and hold it."""
+        with self._lock:
+            if self._hold < 0:
+                self._packed = self._pack()
+                # Open as long as the run lives: `muster prune` can take only its name away.
+                self._hold = os.open(self._packed.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _offer(self, host: RemoteHost) -> messages.EnvironmentPlaced | HostProblem:
+        offer = messages.OfferEnvironment(
+            needs=self._packed.needs, secret=self._secret, scratch=self._scratch
+        )
+        try:
+            return host.ask(offer, messages.EnvironmentPlaced)
+        except HostError as error:
+            return error.problem
+
+    def _send_from_here(self, host: RemoteHost, *, tries: bool = False) -> None:
+        threading.Thread(target=self._send, args=(host, tries), daemon=True).start()
+
+    def _send(self, host: RemoteHost, tries: bool) -> None:
+        """Send what a host lacks."""
+        packed = self._packed
+        try:
+            with contextlib.closing(
+                ParcelFile(f"/proc/self/fd/{self._hold}", packed.needs.sha, packed.needs.num_pieces)
+            ) as parcel:
+                question = messages.BringEnvironment(tries=tries)
+                first = host.ask(question, messages.EnvironmentWants).index
+                for index in range(max(first, _LIST), packed.needs.num_pieces):
+                    data = parcel.list_bytes if index == _LIST else parcel.piece(index)
+                    piece = messages.EnvironmentPiece(index=index, data=data)
+                    if not host.send(piece, bulk=True):
+                        return
+                    self._sent = max(self._sent, parcel.offset(index + 1))
+        except HostError:
+            return  # who waits for it hears it too
+        except (ParcelError, OSError) as error:
+            with contextlib.suppress(OSError):
+                os.unlink(packed.path)
+            words, fix = f"{error}: {packed.path}", "it is removed; type the command again"
+            for one in {host, *self._after, *self._after.values()}:
+                one.refuse(HostProblem(host=one.host.name, words=words, fix=fix))
+
+    def _tell(self, names: Sequence[str], is_over: threading.Event) -> None:
+        """Say every few seconds what is waited for."""
+        size, began_at = self._packed.needs.size_bytes, time.monotonic()
+        while not is_over.wait(_SAY_EVERY_S):
+            with self._lock:
+                there = {host.host.name for host in self._there}
+            missing = few_of([name for name in names if name not in there], 8)
+            how = show_transfer(self._sent, size, time.monotonic() - began_at)
+            self._say(f"the environment comes to {missing}: {how}")
+
+    def _wait(self, host: RemoteHost) -> HostProblem | None:
+        try:
+            done = host.expect(messages.EnvironmentDone)
+        except HostError as error:
+            self.take_failed_hop(host, "it is lost")
+            return error.problem
+        if done.why is not None:
+            host.abandon()
+            self.take_failed_hop(host, "it has failed")
+            return HostProblem(host=host.host.name, words=done.why, fix="")
+        with self._lock:
+            self._there.add(host)
+        return None
+
+    def take_failed_hop(self, host: RemoteHost, why: str) -> None:
+        """Send from here what a host could not bring to the next one."""
+        with self._lock:
+            after = self._after.pop(host, None)
+        if after is None or after in self._there or not after.is_usable:
+            return
+        names = host.host.name, after.host.name
+        self._say(f"{names[1]} gets the environment from here: not from {names[0]} ({why})")
+        self._send_from_here(after)
+
+
+_DEAF_S = 6.0
+
+
+class SshEngine:
+    """The agents of one run on hosts that ssh reaches."""
+
+    keeps_agents: ClassVar[bool] = True
+    head_place: int = HEAD
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        run_dir: RunDir,
+        wishes: SshWishes,
+        bundle: Bundle,
+        say: Callable[[str], None],
+    ) -> None:
+        self.plan = plan
+        self.run_dir = run_dir
+        self._wishes = wishes
+        self._bundle = bundle
+        self._say = say
+        self._token = share_token(run_dir)
+        self._code = CodeArchive(plan.program, run_dir, wishes.code_root)
+        self._places = Places(wishes.hosts, plan.num_places, spares_first=wishes.spares_first)
+        self._hosts: dict[int, RemoteHost] = {}
+        self._coming: set[int] = set()
+        self._opening: set[RemoteHost] = set()
+        self._ends: queue.SimpleQueue[AgentEnd] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._heads: tuple[str, ...] = ()
+        self._head_port = 0
+        self._files = FilesBack(run_dir, self._say)
+        self._said_bad: set[str] = set()
+        self._closing = False
+        self._port = RelayPort(self._pick_head, wishes.head_port)
+        pack, scratch = wishes.environment, plan.node_setup.scratch
+        self._environment = Shipping(pack, say, scratch) if pack is not None else None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return where the head can be called from here."""
+        return ("127.0.0.1", self._port.port)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The head's addresses for other machines: none, its way leads through this one."""
+        return ()
+
+    @property
+    def head_state(self) -> str | None:
+        """Return None: the head is a process of another machine."""
+        return None
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the ssh processes at whose other end an agent runs."""
+        return [host.pid for host in self._alive() if host.num_agents and host.pid]
+
+    @property
+    def used_names(self) -> tuple[str, ...]:
+        """Return the hosts on which the run has begun; a range may have left some of them out."""
+        used = (host for _, host in sorted(self._hosts.items()) if host.problem is None)
+        return tuple(host.host.name for host in used)
+
+    def localized(self, result: Result) -> Result:
+        """Return the result with paths of this machine: hosts that share nothing have other run directories."""
+        placed = [host.placed for host in self._hosts.values() if host.placed is not None]
+        return with_own_paths(result, self.run_dir, placed, self._code.base)
+
+    def _alive(self) -> list[RemoteHost]:
+        with self._lock:
+            return [host for host in self._hosts.values() if not host.is_lost]
+
+    def _pick_head(self) -> tuple[Relay, int] | None:
+        head = self._hosts.get(HEAD)
+        return None if head is None or head.is_lost else (head.relay, self._head_port)
+
+    # Connecting.
+
+    def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
+        """Start an agent on every place, the head first.
+
+        Raises:
+            ChannelError: Hosts can't be used; all of them are named, and the others were stopped.
+        """
+        try:
+            if not self._hosts:
+                self._connect_all()
+            self._start_head(first_attempt, restarts_spent)
+            in_parallel(self._start_other, [p for p in sorted(self._hosts) if p != HEAD])
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _connect_all(self) -> None:
+        """Connect to as many hosts as the run has places; spare hosts stand in for those that don't answer."""
+        good: list[RemoteHost] = []
+        bad: list[HostProblem] = []
+        wanted = self.plan.num_places
+        waiting = list(self._wishes.hosts)
+        while waiting and len(good) < wanted:
+            wave, waiting = waiting[: wanted - len(good)], waiting[wanted - len(good) :]
+            if bad:
+                for problem in bad:
+                    self._say_bad(problem)
+                names = ", ".join(host.name for host in wave)
+                self._say(f"spare hosts replace them: {names}")
+            for outcome in in_parallel(self._open, wave):
+                if isinstance(outcome, RemoteHost):
+                    good.append(outcome)
+                else:
+                    bad.append(outcome)
+        self._hosts = dict(enumerate(good))
+        check_free(good, self.plan, self.run_dir)
+        needed = self.plan.min_nodes
+        if len(good) < needed:
+            raise bad_hosts(bad, needed, self._wishes.where)
+        for problem in bad if len(good) < wanted else []:
+            self._say(f"{problem.line()}: the run begins without it ({problem.fix})")
+            self._said_bad.add(problem.host)
+        self._settle([host.host for host in good])
+
+    def _settle(self, hosts: Sequence[SshHost]) -> None:
+        """Only now the places have names; agents read them from the plan."""
+        self._places.settle(hosts)
+        for place, host in self._hosts.items():
+            host.place = place
+        workers = self.plan.workers_per_node
+        if self._wishes.by_slots:
+            gpus = {host.host.name: host.facts.num_gpus for host in self._hosts.values()}
+            workers = ssh_places.workers_of(self._places.hosts, gpus, self.plan)
+        self._write_plan(replace(self.plan, workers_per_node=workers))
+
+    def _write_plan(self, plan: RunPlan) -> None:
+        """Note which host is which node."""
+        self.plan = replace(plan, node_names=self._places.names)
+        atomic.write_json(self.run_dir.plan, codec.to_plain(self.plan))
+
+    def _open(self, ssh_host: SshHost, limit_s: float | None = None) -> RemoteHost | HostProblem:
+        bundle = self._bundle
+        if limit_s is not None:
+            bundle = replace(bundle, connect_limit_s=min(limit_s, bundle.connect_limit_s))
+        host = RemoteHost(ssh_host, bundle, self.run_dir)
+        host.on_message = self._take
+        host.on_lost = self._lose
+        with self._lock:
+            self._opening.add(host)
+        try:
+            host.open()
+        except HostError as error:
+            return error.problem
+        finally:
+            with self._lock:
+                self._opening.discard(host)
+        if self._closing:
+            host.abandon()
+        return host
+
+    def _reopen(self, place: int) -> list[HostProblem]:
+        """Connect to the host of a place again, else to a spare one; return the problems of those that can't be used."""
+        problems: list[HostProblem] = []
+        candidates = self._places.candidates(place)
+        for candidate in candidates:
+            # Where there is another one, nobody waits for a host that has to be made first.
+            opened = self._open(candidate, None if candidate is candidates[-1] else CONNECT_LIMIT_S)
+            if isinstance(opened, HostProblem):
+                problems.append(opened)
+                continue
+            before = self._places.names[place : place + 1]
+            if self._places.take(place, candidate):
+                self._note_spare(place, candidate.name, *before)
+            problem = self._try_set_up(opened) if place != HEAD else None
+            if problem is None:
+                opened.place = place
+                with self._lock:
+                    self._hosts[place] = opened
+                break
+            problems.append(problem)
+        return problems
+
+    def _reopen_elsewhere(self) -> list[HostProblem]:
+        """Let the head have the host of a spare node, or of another one that an attempt can do without."""
+        living = {place for place, host in self._hosts.items() if not host.is_lost}
+        place = ssh_places.place_to_free(living, trained_last(self.plan, self.run_dir), self.plan)
+        if place is None:
+            return []
+        before = self._places.names[HEAD]
+        self._hosts[place].abandon()
+        with self._lock:
+            self._hosts[HEAD], self._hosts[place] = self._hosts[place], self._hosts[HEAD]
+        self._hosts[place].place = place
+        self._places.exchange(HEAD, place)
+        if not (problems := self._reopen(HEAD)):  # else nobody, or one that has been noted
+            self._note_spare(HEAD, self._places.names[HEAD], before, "host")
+        return problems
+
+    def _note_spare(self, place: int, name: str, before: str, kind: str = "spare host") -> None:
+        """Note who takes a place; when it becomes the head, what shared the run directory of the old one gets its own."""
+        lost = f"; snapshots that only {before} has are not there" if place == HEAD else ""
+        self._say(f"the {kind} {name} takes place {place}{lost}")
+        self._write_plan(self.plan)
+        if place == HEAD:
+            self._files.append_from(name)
+            for other in self._hosts.values():
+                if other.placed is not None and other.placed.with_head:
+                    other.placed = None
+
+    # Starting.
+
+    def _start_head(self, first_attempt: int, restarts_spent: int) -> None:
+        problems = self._reopen(HEAD) if self._hosts[HEAD].is_lost else []
+        if self._hosts[HEAD].is_lost:
+            problems += self._reopen_elsewhere()
+        head = self._hosts[HEAD]
+        if head.is_lost:
+            raise bad_hosts(problems, 1, self._wishes.where)
+        others = [host for place, host in self._hosts.items() if place != HEAD]
+        message = messages.StartNode(
+            place=HEAD, first_attempt=first_attempt, restarts_spent=restarts_spent
+        )
+        is_first = not self._heads
+        if self._environment is not None:
+            self._bring_environment(self._environment)
+        with ThreadPoolExecutor(1, "ssh") as pool:
+            try:
+                self._set_up(head)
+                # What the others need travels while the head's agent starts.
+                preparing = pool.submit(in_parallel, self._try_set_up, others)
+                started = head.start(message, lambda *end: self._note_end(head, *end))
+            except HostError as error:
+                raise bad_hosts([error.problem], 1, self._wishes.where) from error
+            self._head_port = started.port
+            self._heads = tuple(f"{a}:{started.port}" for a in started.addresses or ["127.0.0.1"])
+            problems = [problem for problem in preparing.result() if problem is not None]
+        if len(self._hosts) - len(problems) < self.plan.min_nodes:
+            raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
+        placed = [host.placed for host in self._hosts.values() if host.placed is not None]
+        copied = self._code.describe(sum(one.is_copied for one in placed))
+        if is_first and copied is not None:
+            self._say(copied)
+
+    def _bring_environment(self, shipping: Shipping) -> None:
+        """Let all hosts have the environment; which of them can't is known before anything is sent."""
+        problems = shipping.bring([self._hosts[place] for place in sorted(self._hosts)])
+        if len(self._hosts) - len(problems) < self.plan.min_nodes or self._hosts[HEAD].problem:
+            raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
+
+    def _set_up(self, host: RemoteHost) -> None:
+        """Give a host the run; once it has it, nothing is sent."""
+        if host.placed is not None:
+            return
+        if self._environment is not None and (problems := self._environment.bring([host])):
+            raise HostError(problems[0])
+        head = self._hosts[HEAD]
+        of_head = head.placed if host is not head else None
+        message = order_to_set_up(
+            self.plan,
+            self.run_dir,
+            token=self._token,
+            may_share=self._wishes.may_share,
+            code_root=self._code.base,
+            of_head=of_head,
+        )
+        go_back(host, self._files.copy_of(host.host.name))
+        note = host.set_up(message, self._code.path, self._code.telling(host.host.name, self._say))
+        if note is not None:
+            self._say(f"{host.host.name}: {note}")
+
+    def _try_set_up(self, host: RemoteHost) -> HostProblem | None:
+        if host.is_lost:
+            return None
+        try:
+            self._set_up(host)
+        except HostError as error:
+            host.abandon()
+            return error.problem
+        return None
+
+    def _start_other(self, place: int) -> bool:
+        """Start an agent on a host that has its session; say whether it runs."""
+        host = self._hosts[place]
+        if not host.is_usable:
+            return False
+        try:
+            message = messages.StartNode(place=place, heads=self._heads)
+            host.start(message, lambda *end: self._note_end(host, *end))
+        except HostError as error:
+            self._say_bad(error.problem)
+            return False
+        return True
+
+    def _say_bad(self, problem: HostProblem) -> None:
+        if problem.host not in self._said_bad:
+            self._said_bad.add(problem.host)
+            self._say(f"{problem.line()} ({problem.fix})" if problem.fix else problem.line())
+
+    def start_place(self, place: int) -> None:
+        """Start an agent on one place, first or replacement; it comes in the background."""
+        with self._lock:
+            if place in self._coming or self._closing:
+                return
+            self._coming.add(place)
+        threading.Thread(target=self._bring, args=(place,), name=f"place {place}").start()
+
+    def _bring(self, place: int) -> None:
+        try:
+            host = self._hosts.get(place)
+            is_there = host is not None and host.is_answering
+            has_agent = host is not None and host.num_agents > 0
+            if is_there and (has_agent or self._start_other(place)):
+                return
+            if host is not None:
+                host.abandon()  # e.g. it is shutting down
+            for problem in self._reopen(place):
+                self._say_bad(problem)
+            if self._hosts.get(place, host) is not host:
+                self._start_other(place)
+        finally:
+            with self._lock:
+                self._coming.discard(place)
+
+    def holds(self, place: int) -> bool:
+        """Say whether an agent of this place runs, or is on its way."""
+        with self._lock:
+            host = self._hosts.get(place)
+            if host is not None and host.is_answering and not host.is_lost and host.num_agents:
+                return True
+            return place in self._coming
+
+    # What hosts say.
+
+    def _take(self, host: RemoteHost, message: messages.RemoteMessage) -> None:
+        if isinstance(message, messages.RemoteNote):
+            if message.text not in self._said_bad:
+                self._said_bad.add(message.text)
+                self._say(message.text)
+            return
+        if isinstance(message, messages.EnvironmentHopFailed) and self._environment is not None:
+            self._environment.take_failed_hop(host, message.why)
+            return
+        if isinstance(message, messages.CopyOf):
+            self._files.copy_of(host.host.name).begin(message.mark)
+            return
+        if not isinstance(message, messages.FilePiece):
+            raise messages.FrameError(f"{type(message).__name__} is not for a run")
+        self._files.take(message, host)
+
+    def _note_end(self, host: RemoteHost, status: int, why: str | None) -> None:
+        if why is None and status != 0 and (words := host.last_words()):
+            self._say(f"the agent of {host.host.name} says: {words}")
+        if host.place is not None:
+            self._ends.put(AgentEnd(place=host.place, status=status))
+
+    def _lose(self, host: RemoteHost) -> None:
+        if host.num_agents and not self._closing and host.problem is not None:
+            self._say(f"the connection to {host.problem.line()}")
+
+    def poll(self) -> list[AgentEnd]:
+        """Return the agents that have ended."""
+        found: list[AgentEnd] = []
+        while not self._ends.empty():
+            found.append(self._ends.get())
+        return found
+
+    def has_orphans(self) -> bool:
+        """Say whether hosts are still being reached; remote ends end what agents leave."""
+        return bool(self._coming)
+
+    # The end.
+
+    def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
+        """Start the head's agent alone, on its host or a spare one, and tell the others where it is."""
+        try:
+            self._start_head(first_attempt, restarts_spent)
+        except BaseException:
+            self.abandon()
+            raise
+        for host in self._alive():
+            host.send(messages.HeadMoved(heads=self._heads))
+
+    def kill_head(self) -> None:
+        """End the head's agent at once."""
+        self._kill(self._hosts[HEAD])
+
+    def kill_all(self) -> None:
+        """End every agent at once."""
+        with self._lock:
+            for host in self._opening:
+                host.cut_off()
+        for host in self._alive():
+            self._kill(host)
+
+    def _kill(self, host: RemoteHost) -> None:
+        """End the agents of a host; one that gives no sign of life loses its session, and so its agents."""
+        host.kill_all()
+        if time.monotonic() - host.last_heard > _DEAF_S:
+            host.cut_off()
+
+    def cut_lifeline(self) -> None:
+        """Let the agents end themselves; the sessions stay."""
+        for host in self._alive():
+            host.send(messages.CutLifeline())
+
+    def finish(self) -> None:
+        """Take back what the run has made on hosts that share nothing, and leave them."""
+        self._closing = True
+        try:
+            in_parallel(self._collect, self._alive())
+            in_parallel(RemoteHost.close, self._alive())
+        finally:
+            self.abandon()
+
+    def _collect(self, host: RemoteHost) -> None:
+        placed = host.placed
+        if placed is None or not (placed.is_shared or placed.with_head):
+            self._files.collect(host, self._say, self._wishes)
+
+    def abandon(self) -> None:
+        """End all sessions now; remote ends end what is below them."""
+        self._closing = True
+        in_parallel(RemoteHost.abandon, self._alive())
+        self._port.close()
+        self._code.remove()

@@ -1,0 +1,426 @@
+"""One host reached by ssh, for a run as for tasks: connecting, the code, agents, relayed connections, and the end.
+
+Two threads each: one reads messages, one writes them and pings, so a host that stalls holds up no other.
+"""
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.proc import HasStatus
+from torchmuster.errors import MusterError
+from torchmuster.launcher.engines.ssh_bundle import Bundle, start_between_pipes
+from torchmuster.launcher.engines.ssh_command import (
+    HostProblem,
+    SshHost,
+    marker_of,
+    no_python,
+    problem_of,
+)
+from torchmuster.launcher.net import remote_messages as messages
+from torchmuster.launcher.net.frames import FrameReader, FrameWriter
+from torchmuster.launcher.net.relay import Relay
+from torchmuster.launcher.net.replica import send_file
+from torchmuster.launcher.node.remote.files import TOKEN_FILE
+
+_PING_EVERY_S = 4.0
+_FACTS_LIMIT_S = 20.0
+_SILENCE_S = 30.0
+_GONE_S = 10.0  # less than a lease: who asks for another agent then has heard nothing either
+_MAX_NOISE_BYTES = 1 << 20
+_LEAVE_S = 12.0
+_MAX_STDERR_BYTES = 16 << 10
+
+_MAX_THREADS = 256
+
+Answer = TypeVar("Answer", bound=messages.RemoteMessage)
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+class HostError(Exception):
+    """A host can't be used, or no longer."""
+
+    def __init__(self, problem: HostProblem) -> None:
+        super().__init__(problem.line())
+        self.problem = problem
+
+
+def share_token(run_dir: RunDir) -> str:
+    """Return the token by which hosts see that they share the run directory; it was left there."""
+    token = secrets.token_hex(16)
+    with open(os.path.join(run_dir.path, TOKEN_FILE), "w") as file:
+        file.write(token + "\n")
+    return token
+
+
+def in_parallel(action: Callable[[Item], Made], items: Collection[Item]) -> list[Made]:
+    """Return what the action makes of each; hosts are slow, so each has a thread."""
+    if not items:
+        return []
+    with ThreadPoolExecutor(min(len(items), _MAX_THREADS), "ssh") as pool:
+        return list(pool.map(action, items))
+
+
+@dataclass(slots=True)
+class _Agent:
+    ended: Callable[[int, str | None], None]
+    started: messages.AgentStarted | None = None
+    why: str | None = None
+
+
+def _has_call(message: messages.SetUpRun | messages.SetUpTasks) -> bool:
+    return isinstance(message, messages.SetUpRun) and message.plan.program.call is not None
+
+
+class RemoteHost:
+    """One session with one host.
+
+    Attributes:
+        on_message: Gets what no question waits for: pieces of files, requests for agents elsewhere.
+        on_lost: Called once when the connection has ended, however, before its agents are said to have ended.
+        session: How the door of its session was; None without one.
+        placed: Where the run lives there; None before it was set up.
+        place: The node of a run that it is.
+    """
+
+    def __init__(self, host: SshHost, bundle: Bundle, run_dir: RunDir) -> None:
+        self.host = host
+        self.place: int | None = None
+        self.facts = messages.RemoteFacts(has_package=False, num_cpus=1, num_gpus=0, memory_bytes=0)
+        self.placed: messages.Placed | None = None
+        self.is_lost = False
+        self.last_heard = time.monotonic()
+        self.on_message: Callable[[RemoteHost, messages.RemoteMessage], None] = lambda *_: None
+        self.on_lost: Callable[[RemoteHost], None] = lambda _: None
+        self.relay = Relay(self, first_id=1)
+        self._bundle, self._run_dir = bundle, run_dir
+        self._stderr_path = os.path.join(run_dir.path, "logs", "ssh", f"{host.name}.log")
+        self._child: HasStatus | None = None
+        self.session: messages.SessionTold | None = None
+        self._answers: dict[type[messages.RemoteMessage], messages.RemoteMessage] = {}
+        self._agents: dict[int, _Agent] = {}
+        self._num_agents = 0
+        self._problem: HostProblem | None = None
+        self._changed = threading.Condition()
+        self._writer: FrameWriter | None = None
+
+    @property
+    def pid(self) -> int:
+        """Return the process id of ssh."""
+        return self._child.pid if self._child is not None else 0
+
+    @property
+    def problem(self) -> HostProblem | None:
+        """Return why the host is of no use any more."""
+        return self._problem
+
+    @property
+    def is_usable(self) -> bool:
+        """Say whether agents can be started there."""
+        return not self.is_lost and self._problem is None
+
+    @property
+    def is_answering(self) -> bool:
+        """Say whether it gives signs of life: one without power keeps its connection open for half a minute."""
+        return time.monotonic() - self.last_heard < _GONE_S
+
+    @property
+    def num_agents(self) -> int:
+        """Return how many agents run there, or are on their way."""
+        return len(self._agents)
+
+    # Connecting.
+
+    def open(self) -> None:
+        """Connect and bring torchmuster there; blocks, so each host has a thread.
+
+        Raises:
+            HostError: The host can't be used; within 10 s when it doesn't answer.
+        """
+        try:
+            reader, writer = self._start_ssh()
+            self._meet(reader, writer)
+        except HostError:
+            self.abandon()
+            raise
+        except MusterError as error:
+            words = ": ".join(word for word in (error.what, error.why) if word)
+            problem = HostProblem(host=self.host.name, words=words, fix=error.fix or "")
+            raise HostError(problem) from error
+        args = (reader,)
+        threading.Thread(target=self._read, args=args, name=self.host.name, daemon=True).start()
+
+    def _start_ssh(self) -> tuple[FrameReader, FrameWriter]:
+        os.makedirs(os.path.dirname(self._stderr_path), exist_ok=True)
+        error = os.open(self._stderr_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        way = self._bundle.way
+        try:
+            if way is not None:
+                self._child, to, out = way.open(self.host.name, error)
+            else:
+                argv = self._bundle.argv(self.host)
+                self._child, to, out = start_between_pipes(self._bundle.start, argv, error)
+        finally:
+            os.close(error)
+        self._writer = FrameWriter(to)
+        if way is None:
+            self._writer.send_raw(self._bundle.loader())
+        return FrameReader(out), self._writer
+
+    def _meet(self, reader: FrameReader, writer: FrameWriter) -> None:
+        """Wait for the loader, learn what the host is, bring the package."""
+        marker = marker_of(self._bundle.sha).encode()
+        limit_s = self._bundle.connect_limit_s
+        try:
+            is_there = self._bundle.way is not None
+            if not is_there and reader.read_until(marker, _MAX_NOISE_BYTES, limit_s) is None:
+                raise HostError(self._why("the connection ended before anything ran"))
+            self.facts = self._read_facts(reader)
+            told = reader.read(_FACTS_LIMIT_S) if is_there else None
+            self.session = told if isinstance(told, messages.SessionTold) else None
+        except TimeoutError as error:
+            raise HostError(self._why(f"no answer for {limit_s:.0f} s")) from error
+        except messages.FrameError as error:
+            raise HostError(self._why(f"the output of its shell can't be read: {error}")) from error
+        if not self.facts.has_package:
+            package = self._bundle.package()
+            writer.send_raw(messages.LENGTH.pack(len(package)) + package)
+        writer.ping_every(_PING_EVERY_S)
+
+    def _read_facts(self, reader: FrameReader) -> messages.RemoteFacts:
+        try:
+            facts = reader.read(_FACTS_LIMIT_S)
+        except messages.FrameError:
+            facts = None
+        if isinstance(facts, messages.RemoteFacts):
+            return facts
+        if b"no-python" in reader.rest:
+            raise HostError(no_python(self.host.name, self._stderr()))
+        raise HostError(self._why("its Python ended at once"))
+
+    # What is said.
+
+    def send(self, message: messages.RemoteMessage, *, bulk: bool = False) -> bool:
+        """Send a message; bulk waits for room. Say whether there is anybody to get it."""
+        if self._writer is None:
+            raise ValueError("open comes first")
+        return self._writer.send(message, bulk=bulk)
+
+    def ask(self, message: messages.RemoteMessage, kind: type[Answer]) -> Answer:
+        """Send a question and wait for its answer.
+
+        Raises:
+            HostError: The host says no, or is gone.
+        """
+        with self._changed:
+            self._answers.pop(kind, None)
+        self.send(message)
+        return self.expect(kind)
+
+    def expect(self, kind: type[Answer]) -> Answer:
+        """Wait for an answer; as long as the host gives signs of life, since disks and links differ."""
+        with self._changed:
+            self._changed.wait_for(lambda: kind in self._answers or self._problem is not None)
+            answer = self._answers.pop(kind, None)
+            if isinstance(answer, kind):
+                return answer
+            raise HostError(self._known_problem())
+
+    def _known_problem(self) -> HostProblem:
+        return self._problem or self._why("the connection ended")
+
+    def set_up(
+        self,
+        message: messages.SetUpRun | messages.SetUpTasks,
+        code: Callable[[], str] | None = None,
+        note: Callable[[int], None] | None = None,
+    ) -> str | None:
+        """Give a host the run, and the code where it lacks it; return a note for the user.
+
+        Args:
+            message: The run.
+            code: Returns the path of the archive of the code.
+            note: Gets how many bytes of it are sent.
+
+        Raises:
+            HostError: It can't have it.
+            UsageError: The code can't be copied.
+        """
+        with self._changed:
+            self._answers.pop(messages.SetUpDone, None)
+        placed = self.ask(message, messages.Placed)
+        if _has_call(message) and not placed.is_shared and not placed.with_head:
+            send_file(self, self._run_dir.call, messages.CALL_FILE)
+        if placed.wants_code and code is not None:
+            send_file(self, code(), messages.CODE_FILE, note)
+            self.send(messages.CodeSent())
+        done = self.expect(messages.SetUpDone)
+        self.placed = placed
+        return done.note
+
+    def _read(self, reader: FrameReader) -> None:
+        reason = "the connection ended"
+        try:
+            while (message := reader.read(_SILENCE_S)) is not None:
+                self.last_heard = time.monotonic()
+                self._take(message)
+        except TimeoutError:
+            reason = f"no sign of life for {_SILENCE_S:.0f} s"
+        except (messages.FrameError, OSError, ValueError, RecursionError) as error:
+            reason = f"what came is no message: {error}"
+        self.is_lost = True
+        self._end_ssh(1.0)
+        self._fail(self._why(reason))
+        self.relay.close()
+        self.on_lost(self)
+        for agent_id in list(self._agents):
+            self._end_agent(agent_id, messages.GONE, f"the connection to {self.host.name} is lost")
+
+    def _take(self, message: messages.RemoteMessage) -> None:
+        match message:
+            case messages.RemotePong():
+                pass
+            case messages.RemoteReady(protocol=protocol):
+                if protocol != messages.PROTOCOL:
+                    words = f"its torchmuster speaks version {protocol} of the protocol, this one {messages.PROTOCOL}"
+                    fix = "remove ~/.cache/torchmuster there"
+                    self._fail(HostProblem(host=self.host.name, words=words, fix=fix))
+            case (
+                messages.Placed()
+                | messages.SetUpDone()
+                | messages.Collected()
+                | messages.EnvironmentPlaced()
+                | messages.EnvironmentWants()
+                | messages.EnvironmentDone()
+                | messages.EnvironmentsPruned()
+            ):
+                with self._changed:
+                    self._answers[type(message)] = message
+                    self._changed.notify_all()
+            case messages.RemoteFailed():
+                parts = (message.what, message.where, message.why)
+                words = ": ".join(part for part in parts if part)
+                self._fail(HostProblem(host=self.host.name, words=words, fix=message.fix or ""))
+            case messages.AgentStarted(agent_id=agent_id):
+                with self._changed:
+                    if agent_id in self._agents:
+                        self._agents[agent_id].started = message
+                    self._changed.notify_all()
+            case messages.AgentEnded(agent_id=agent_id, status=status, why=why):
+                self._end_agent(agent_id, status, why)
+            case _ if isinstance(message, messages.OfRelay):
+                self.relay.take(message)
+            case _:
+                self.on_message(self, message)
+
+    def refuse(self, problem: HostProblem) -> None:
+        """Use the host no longer; whoever waits for it hears why."""
+        self._fail(problem)
+
+    def _fail(self, problem: HostProblem) -> None:
+        with self._changed:
+            self._problem = self._problem or problem
+            self._changed.notify_all()
+
+    # Agents.
+
+    def start(
+        self,
+        message: messages.StartNode | messages.StartTask,
+        ended: Callable[[int, str | None], None],
+    ) -> messages.AgentStarted:
+        """Start an agent and wait until it runs; `ended` gets its status, and why when that is not its own.
+
+        Raises:
+            HostError: It can't be started; `ended` is not called.
+        """
+        agent = _Agent(ended)
+        with self._changed:
+            self._num_agents += 1
+            agent_id = self._num_agents
+            self._agents[agent_id] = agent
+        self.send(replace(message, agent_id=agent_id))
+        with self._changed:
+            self._changed.wait_for(
+                lambda: agent.started or agent_id not in self._agents or self._problem is not None
+            )
+            if agent.started is not None:
+                return agent.started
+            self._agents.pop(agent_id, None)
+            if agent.why is None or self._problem is not None:
+                raise HostError(self._known_problem())
+            raise HostError(HostProblem(host=self.host.name, words=agent.why, fix=""))
+
+    def _end_agent(self, agent_id: int, status: int, why: str | None) -> None:
+        with self._changed:
+            agent = self._agents.pop(agent_id, None)
+            if agent is not None:
+                agent.why = why
+            self._changed.notify_all()
+        if agent is not None and agent.started is not None:
+            agent.ended(status, why)
+
+    def kill(self, agent_id: int) -> None:
+        """SIGKILL an agent and what it started, whose end is not told."""
+        with self._changed:
+            self._agents.pop(agent_id, None)
+        self.send(messages.KillAgent(agent_id=agent_id))
+
+    def cut_off(self) -> None:
+        """Kill the connection; the remote end sees the end of its input."""
+        if self._child is not None:
+            self._child.send_signal(9)
+
+    def kill_all(self) -> None:
+        """SIGKILL all agents and what they started."""
+        for agent_id in list(self._agents):
+            self.send(messages.KillAgent(agent_id=agent_id))
+
+    # The end.
+
+    def last_words(self) -> str:
+        """Return the last lines that came on the session's standard error."""
+        return " / ".join(self._stderr().strip().splitlines()[-3:])
+
+    def close(self) -> None:
+        """Let the remote end leave, then make sure that ssh has ended."""
+        if self._writer is not None:
+            self._writer.send(messages.LeaveHost())
+            self._writer.close()
+        self._end_ssh(_LEAVE_S)
+
+    def abandon(self) -> None:
+        """End ssh now; the remote end sees the end of its input."""
+        if self._writer is not None:
+            self._writer.close()
+        self._end_ssh(0.0)
+
+    def _end_ssh(self, patience_s: float) -> None:
+        child = self._child
+        if child is None:
+            return
+        for signum in (15, 9):
+            if patience_s and child.wait(patience_s) is not None:
+                return
+            child.send_signal(signum)
+            patience_s = 1.0
+        child.wait(1.0)
+
+    def _why(self, otherwise: str) -> HostProblem:
+        if self._child is not None:
+            self._child.wait(0.3)  # its last words come before its end
+        hint_of = self._bundle.hint_of
+        return problem_of(self.host.name, self._stderr(), otherwise, hint_of)
+
+    def _stderr(self) -> str:
+        with contextlib.suppress(OSError), open(self._stderr_path, errors="replace") as file:
+            return file.read(_MAX_STDERR_BYTES)
+        return ""

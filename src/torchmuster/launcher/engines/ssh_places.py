@@ -1,0 +1,116 @@
+"""Which host is which place of a run, who is spare, and how many workers each takes."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.errors import ChannelError
+from torchmuster.launcher.engines.ssh_command import HostProblem, SshHost
+from torchmuster.launcher.files.environment import PackedEnvironment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshWishes:
+    """How hosts are reached.
+
+    Attributes:
+        hosts: All that may be used; those beyond the plan's nodes are spare.
+        where: Who named them, for messages.
+        by_slots: Workers of each node come from the list of hosts.
+        may_share: Look for a shared file system; else everything is copied.
+        head_port: Of this loopback, by which the head is called; 0 for any.
+        code_root: The folder of the code; None for the work tree that the program is in.
+        environment: Waits for what travels to the hosts for the workers, which is packed meanwhile; None: they have their own.
+        spares_first: A lost host may take minutes to come back, so a spare one takes its place at once.
+        passes_on: What comes of the hosts goes on to a client, who says where it is.
+        output: A folder that each host has for itself: what is in it comes into ours, and nothing of the code folder; empty for none.
+    """
+
+    hosts: tuple[SshHost, ...]
+    where: str
+    by_slots: bool = True
+    may_share: bool = True
+    head_port: int = 0
+    code_root: str | None = None
+    environment: Callable[[], PackedEnvironment] | None = None
+    spares_first: bool = False
+    passes_on: bool = False
+    output: str = ""
+
+
+class Places:
+    """The hosts of a run: the first are its places, the others are spare."""
+
+    def __init__(
+        self, hosts: Sequence[SshHost], max_nodes: int, *, spares_first: bool = False
+    ) -> None:
+        self._spares_first = spares_first
+        self._all = list(hosts)
+        self._max_nodes = max_nodes
+        self._at: list[SshHost] = list(hosts[:max_nodes])
+
+    @property
+    def hosts(self) -> tuple[SshHost, ...]:
+        """Return the host of each place."""
+        return tuple(self._at)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return what messages call the places."""
+        return tuple(host.name for host in self._at)
+
+    def settle(self, good: Sequence[SshHost]) -> None:
+        """Let the hosts that answered be the first places; the others follow."""
+        others = [host for host in self._all if host not in good]
+        self._at = [*good, *others][: self._max_nodes]
+
+    def candidates(self, place: int) -> list[SshHost]:
+        """Return the hosts that may hold a place: its own, then the spare ones."""
+        spare = [host for host in self._all if host not in self._at]
+        own = self._at[place : place + 1]
+        return [*spare, *own] if self._spares_first else [*own, *spare]
+
+    def take(self, place: int, host: SshHost) -> bool:
+        """Give a place to a host; say whether it is another than before."""
+        if place >= len(self._at) or self._at[place] == host:
+            return False
+        self._at[place] = host
+        return True
+
+    def exchange(self, one: int, other: int) -> None:
+        """Let two places exchange their hosts."""
+        self._at[one], self._at[other] = self._at[other], self._at[one]
+
+
+def place_to_free(living: Collection[int], trained: Collection[int], plan: RunPlan) -> int | None:
+    """Return the place whose host the head may have, when its own is lost and no other host is there; None for none.
+
+    Args:
+        living: The places whose hosts answer, but the head's.
+        trained: Those that had ranks in the last attempt.
+        plan: Says how many nodes an attempt needs.
+    """
+    spare = [place for place in living if place not in trained]
+    if len(living) < plan.min_nodes:
+        return None
+    return max(spare or living, default=None)
+
+
+def workers_of(hosts: Sequence[SshHost], gpus: Mapping[str, int], plan: RunPlan) -> tuple[int, ...]:
+    """Return the workers of each place: the list's slots, else its GPUs (by name), else what the plan says."""
+    return tuple(
+        host.slots or gpus.get(host.name) or plan.num_workers(place)
+        for place, host in enumerate(hosts)
+    )
+
+
+def bad_hosts(problems: Sequence[HostProblem], needed: int, where: str) -> ChannelError:
+    """Return the error that names all hosts that can't be used."""
+    names = ", ".join(problem.host for problem in problems)
+    number = len(problems)
+    what = f"{number} host{'s' if number != 1 else ''} can't be used: {names}"
+    if needed > 1:
+        what += f"; the run needs {needed}"
+    fixes = list(dict.fromkeys(problem.fix for problem in problems if problem.fix))
+    why = "\n".join(problem.line() for problem in problems) or None
+    return ChannelError(what, where=where, why=why, fix="; ".join(fixes) or None)

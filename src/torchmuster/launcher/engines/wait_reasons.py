@@ -1,0 +1,163 @@
+"""Why a job waits, as sentences: a table for each scheduler, and what it has where a job asks for more.
+
+Pure like the dialects: which commands to ask, and what their answers mean.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torchmuster.core.files.paragraphs import Paragraph, read_paragraphs
+from torchmuster.core.model.states import JobState
+from torchmuster.launcher.engines.base import Refusal
+from torchmuster.launcher.model.job import JobView, Wait
+
+_MAY_WAIT = frozenset({JobState.PENDING, JobState.HELD})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitReason:
+    """One reason: the pattern in the scheduler's words, and ours.
+
+    Attributes:
+        patience_s: Of one that may heal, but mostly does not: how long it may stand.
+    """
+
+    pattern: str
+    sentence: str
+    hint: str = ""
+    never: bool = False
+    may_be_never: bool = False
+    patience_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWord:
+    """What a scheduler writes into the output of a job that it ends, or answers when it is asked.
+
+    Attributes:
+        pattern: Of a whole line.
+        sentence: What that means.
+        kind: `limit`: of the job's own doing; `node`: it has lost one; `preempted`; `cancelled`: somebody wanted it.
+        exit_code: Of a run that has broken a limit.
+    """
+
+    pattern: str
+    sentence: str
+    kind: str
+    hint: str = ""
+    exit_code: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitReasons:
+    """All reasons of one scheduler.
+
+    Attributes:
+        table: The first that fits is meant.
+        capacity_argv: Commands that tell what a job asks for and what there is.
+        shortage: What their answers say there is, where it is less than the job asks for; None where nothing is proven.
+        parts_wait: A part of a job that runs may wait, as single pods do.
+        last_words: What it writes when it ends a job.
+        gone: What its starter of processes says of a node that is out of the job, as one pattern.
+    """
+
+    table: tuple[WaitReason, ...]
+    capacity_argv: Callable[[str], list[list[str]]]
+    shortage: Callable[[Sequence[str]], str | None]
+    parts_wait: bool = False
+    last_words: tuple[LastWord, ...] = ()
+    gone: str | None = None
+
+    def explained(self, view: JobView) -> JobView:
+        """Return the view with the meaning of its reason, where the table knows it."""
+        runs_in_part = self.parts_wait and view.state is JobState.RUNNING
+        if view.reason is None or not (view.state in _MAY_WAIT or runs_in_part):
+            return view
+        entry = self.meaning(view.reason)
+        if entry is None:
+            return view
+        wait = Wait(
+            sentence=entry.sentence,
+            hint=entry.hint or None,
+            never=entry.never,
+            may_be_never=entry.may_be_never,
+            patience_s=entry.patience_s,
+        )
+        return replace(view, wait=wait)
+
+    def meaning(self, words: str) -> WaitReason | None:
+        """Return what the scheduler's words mean; None where the table does not know them."""
+        return next((entry for entry in self.table if re.match(entry.pattern, words)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerWords:
+    """What a scheduler's data file has (`core/files/paragraphs.py`): its paragraphs are named by what they are, `waits.NAME` and so on.
+
+    Attributes:
+        waits: Why a job waits.
+        refuses: What it says when it refuses one.
+        ends: What it writes when it ends one.
+        gone: What it says of a node that is out of its job, as one pattern.
+    """
+
+    waits: tuple[WaitReason, ...] = ()
+    refuses: tuple[Refusal, ...] = ()
+    ends: tuple[LastWord, ...] = ()
+    gone: str | None = None
+
+
+def read_words(path: str, form: str = "{}") -> SchedulerWords:
+    """Return what a scheduler says, as a data file has it.
+
+    Args:
+        path: The file.
+        form: What the words of a reason to wait become, as a regular expression.
+    """
+    of_kind: dict[str, list[Paragraph]] = {}
+    for known in read_paragraphs(path):
+        of_kind.setdefault(known.name.partition(".")[0], []).append(known)
+    return SchedulerWords(
+        waits=tuple(_wait(one, form) for one in of_kind.get("waits", ())),
+        refuses=tuple(_refusal(one) for one in of_kind.get("refuses", ())),
+        ends=tuple(_last_word(one) for one in of_kind.get("ends", ())),
+        gone="|".join(one.one("says") for one in of_kind.get("gone", ())) or None,
+    )
+
+
+def _wait(known: Paragraph, form: str) -> WaitReason:
+    patience = known.one("patience")
+    return WaitReason(
+        pattern=form.format(known.one("says")),
+        sentence=known.one("means"),
+        hint=known.one("hint"),
+        never=known.one("never") == "yes",
+        may_be_never=known.one("may be never") == "yes",
+        patience_s=float(patience) if patience else None,
+    )
+
+
+def _refusal(known: Paragraph) -> Refusal:
+    return Refusal(
+        pattern=known.one("says"),
+        error=known.one("error"),
+        hint=known.one("hint"),
+        is_away=known.one("away") == "yes",
+    )
+
+
+def _last_word(known: Paragraph) -> LastWord:
+    return LastWord(
+        pattern=known.one("says"),
+        sentence=known.one("means"),
+        kind=known.one("is"),
+        hint=known.one("hint"),
+        exit_code=int(known.one("exit code") or 1),
+    )
+
+
+def reasons_of(dialect: object) -> WaitReasons | None:
+    """Return the table of a dialect; engines of other packages may have none."""
+    found = getattr(dialect, "wait_reasons", None)
+    return found if isinstance(found, WaitReasons) else None

@@ -1,0 +1,628 @@
+"""Collects the facts about a node before its workers start, as plain values.
+
+Each part is collected in a thread of its own with a time limit: a file system that hangs, or a name server that
+does not answer, affects its own part only. For a missing part the reason is given.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.core import proc
+from torchmuster.core.model import contract
+from torchmuster.core.model.network import Interface
+from torchmuster.core.net.address import link_names, own_interfaces
+from torchmuster.launcher.facts.gpu import Ask, GpuFacts, collect_gpus
+from torchmuster.launcher.facts.system import SystemFacts, collect_system, list_folder, read_text
+
+# Names, addresses and interfaces as a node sees them. Only looking up names sends packets.
+
+
+# linux/sockios.h
+_SIOCGIFMTU = 0x8921
+# An address of the documentation's network: a route to it is a default route. No packet is sent.
+_OUTSIDE = "198.51.100.1"
+_MAX_NAMES = 64
+_MAX_ADDRESSES = 16
+_MAX_DEVICES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaPort:
+    """A port of an RDMA device, as /sys shows it.
+
+    Attributes:
+        kind: `InfiniBand` or `Ethernet` (RoCE).
+        state: `ACTIVE`, `DOWN`, ...
+        num_gids: How many of its global ids are set; RoCE needs at least one.
+    """
+
+    name: str
+    port: int
+    kind: str
+    state: str
+    num_gids: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterfaceFacts:
+    """Names, addresses and devices of one node.
+
+    Attributes:
+        own_name: The result of gethostname(); `own_addresses` its addresses here.
+        names: Other nodes' names with their addresses here.
+        unresolved: Names without an answer, and why.
+        mtu: By interface.
+        links: All interfaces, with an address or without.
+        outside: The source address of packets to the outside; None without a default route.
+        name_s: How long the slowest look-up took.
+        cxi: Devices of Slingshot; `efa` those of AWS.
+    """
+
+    own_name: str
+    own_addresses: tuple[str, ...] = ()
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unresolved: dict[str, str] = field(default_factory=dict)
+    interfaces: tuple[Interface, ...] = ()
+    links: tuple[str, ...] = ()
+    mtu: dict[str, int] = field(default_factory=dict)
+    outside: str | None = None
+    name_s: float = 0.0
+    rdma: tuple[RdmaPort, ...] = ()
+    cxi: tuple[str, ...] = ()
+    efa: tuple[str, ...] = ()
+    has_rdma_files: bool = False
+
+
+def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> InterfaceFacts:
+    """Return the facts; names that take longer than `limit_s` count as unresolved."""
+    own = socket.gethostname()
+    wanted = list(dict.fromkeys([own, *names]))[:_MAX_NAMES]
+    began = time.monotonic()
+    found, unresolved = resolve(wanted, limit_s)
+    name_s = time.monotonic() - began
+    interfaces = own_interfaces()
+    links = link_names()
+    rdma = rdma_ports(root)
+    return InterfaceFacts(
+        own_name=own,
+        own_addresses=found.get(own, ()),
+        names={name: found[name] for name in wanted if name in found},
+        unresolved=unresolved,
+        interfaces=interfaces,
+        links=links[:_MAX_DEVICES],
+        mtu={i.name: mtu for i in interfaces if (mtu := _mtu(i.name)) is not None},
+        outside=source_for(_OUTSIDE),
+        name_s=round(name_s, 3),
+        rdma=rdma,
+        cxi=tuple(list_folder(os.path.join(root, "sys/class/cxi"))),
+        efa=tuple(n for n in {port.name for port in rdma} if _is_efa(n, root)),
+        has_rdma_files=bool(list_folder(os.path.join(root, "dev/infiniband"))),
+    )
+
+
+def resolve(
+    names: Sequence[str], limit_s: float
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """Return the addresses of names, and why others have none; looked up in parallel."""
+    found: dict[str, tuple[str, ...]] = {}
+    failed: dict[str, str] = {}
+
+    def ask(name: str) -> None:
+        try:
+            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            failed[name] = error.strerror or str(error)
+            return
+        except UnicodeError:
+            failed[name] = "it is no host name"
+            return
+        found[name] = tuple(dict.fromkeys(str(row[4][0]) for row in rows))[:_MAX_ADDRESSES]
+
+    if len(names) == 1 and not limit_s:
+        ask(names[0])
+        return found, failed
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    answered, refused = dict(found), dict(failed)
+    late = [name for name in names if name not in answered and name not in refused]
+    return answered, refused | dict.fromkeys(late, f"no answer within {limit_s:g} s")
+
+
+def source_for(address: str) -> str | None:
+    """Return the own address that packets to `address` would have; no packet is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as asking:
+            asking.connect((address, 9))
+            return str(asking.getsockname()[0])
+    except OSError:
+        return None
+
+
+def rdma_ports(root: str = "/") -> tuple[RdmaPort, ...]:
+    """Return the ports of all RDMA devices."""
+    base = os.path.join(root, "sys/class/infiniband")
+    found = []
+    for name in list_folder(base)[:_MAX_DEVICES]:
+        for port in list_folder(os.path.join(base, name, "ports")):
+            folder = os.path.join(base, name, "ports", port)
+            state = read_text(os.path.join(folder, "state")).partition(":")[2].strip()
+            gids = [read_text(os.path.join(folder, "gids", str(index))) for index in range(8)]
+            found.append(
+                RdmaPort(
+                    name=name,
+                    port=int(port) if port.isdecimal() else 0,
+                    kind=read_text(os.path.join(folder, "link_layer")).strip(),
+                    state=state,
+                    num_gids=sum(bool(gid.strip(" :0\n")) for gid in gids),
+                )
+            )
+    return tuple(found)
+
+
+def _is_efa(name: str, root: str) -> bool:
+    driver = os.path.join(root, "sys/class/infiniband", name, "device/driver")
+    try:
+        return os.path.basename(os.readlink(driver)) == "efa"
+    except OSError:
+        return False
+
+
+def _mtu(name: str) -> int | None:
+    request = struct.pack("256s", name.encode()[:15])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            answer = fcntl.ioctl(asking.fileno(), _SIOCGIFMTU, request)
+    except OSError:
+        return None
+    return int(struct.unpack_from("=i", answer, 16)[0])
+
+
+# The folders of a run as a node sees them: shared with other nodes, writable, free space.
+
+
+_MAX_HASHED_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderFacts:
+    """A folder that a run uses.
+
+    Attributes:
+        role: `run`, `snapshots` or `temp`.
+        identity: Seconds and nanoseconds of the last change of a file in it that is written once; equal on two
+            nodes that see the same file. Empty when there is no such file.
+        why: Why it can't be written, or a file in it not renamed.
+        free_files: How many more files it can have; -1 if the file system doesn't count them.
+    """
+
+    role: str
+    path: str
+    is_there: bool
+    identity: tuple[int, ...] = ()
+    is_writable: bool = False
+    can_rename: bool = False
+    why: str = ""
+    free_bytes: int = 0
+    free_files: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptFacts:
+    """The script as a node sees it; no checksum above 16 MiB."""
+
+    path: str
+    is_there: bool
+    why: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """Folders and script of a run on one node."""
+
+    folders: tuple[FolderFacts, ...] = ()
+    script: ScriptFacts | None = None
+
+
+def collect_files(
+    run_dir: str | None,
+    once_written: str | None,
+    script: str | None,
+    environment: Mapping[str, str],
+    more: Sequence[tuple[str, str]] = (),
+) -> FileFacts:
+    """Return the facts; test files are removed.
+
+    Args:
+        run_dir: The run's folder; None where there is no run.
+        once_written: A file in it that nobody changes after the start.
+        script: The program's path, absolute.
+        environment: The job's variables: TMPDIR is among them.
+        more: Other folders by role.
+    """
+    folders = []
+    if run_dir is not None:
+        folders.append(look_at("run", run_dir, once_written))
+    folders += [look_at(role, path, None) for role, path in more]
+    temporary = environment.get("TMPDIR") or tempfile.gettempdir()
+    folders.append(look_at("temp", temporary, None))
+    return FileFacts(
+        folders=tuple(folders),
+        script=look_at_script(script) if script else None,
+    )
+
+
+def look_at(role: str, path: str, once_written: str | None) -> FolderFacts:
+    """Return the facts about a folder; a test file is created in it, renamed and removed."""
+    try:
+        disk = os.statvfs(path)
+    except OSError as error:
+        return FolderFacts(role=role, path=path, is_there=False, why=_why(error))
+    writable, renames, why = _try_to_write(path)
+    return FolderFacts(
+        role=role,
+        path=path,
+        is_there=True,
+        identity=_identity(once_written),
+        is_writable=writable,
+        can_rename=renames,
+        why=why,
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        free_files=disk.f_favail if disk.f_files else -1,
+    )
+
+
+def _identity(path: str | None) -> tuple[int, ...]:
+    """Return the ctime of a file: a copy can have every other attribute of it."""
+    if path is None:
+        return ()
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return divmod(status.st_ctime_ns, 1_000_000_000)
+
+
+def _try_to_write(folder: str) -> tuple[bool, bool, str]:
+    path = os.path.join(folder, f".muster-preflight-{secrets.token_hex(8)}")
+    written = False
+    try:
+        with open(path, "xb") as file:
+            file.write(b"preflight\n")
+            file.flush()
+        written = True
+        os.replace(path, f"{path}.renamed")
+        os.unlink(f"{path}.renamed")
+    except OSError as error:
+        for left in (path, f"{path}.renamed"):
+            try:
+                os.unlink(left)
+            except OSError:
+                continue
+        return written, False, _why(error)
+    return True, True, ""
+
+
+def look_at_script(path: str) -> ScriptFacts:
+    """Return size and checksum of the program."""
+    digest = hashlib.sha256()
+    try:
+        size = os.stat(path).st_size
+        if os.path.isdir(path):
+            return ScriptFacts(path=path, is_there=True)
+        with open(path, "rb") as file:
+            if size <= _MAX_HASHED_BYTES:
+                digest.update(file.read(_MAX_HASHED_BYTES))
+    except OSError as error:
+        is_missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        return ScriptFacts(path=path, is_there=not is_missing, why=_why(error))
+    checksum = digest.hexdigest() if size <= _MAX_HASHED_BYTES else ""
+    return ScriptFacts(path=path, is_there=True, sha256=checksum)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+# The variables that a user, a site and a scheduler have set on a node, and the plugins that NCCL would find there.
+
+
+PREFIXES = ("NCCL_", "GLOO_", "FI_", "TORCH_", "OMP_", "PYTORCH_", "TP_", "RCCL_", "HSA_", "UCX_")
+_ALSO = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+)
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|_KEY$", re.IGNORECASE)
+# What the head has asked a scheduler whose jobs have no such variable, seconds since 1970.
+ALLOCATION_ENDS_AT = "MUSTER_ALLOCATION_ENDS_AT"
+_SCHEDULER = (
+    contract.MACHINE_VARIABLE,  # of a pod
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_NNODES",
+    "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_JOB_END_TIME",
+    "SLURM_JOB_START_TIME",
+    "PBS_JOBID",
+    "PBS_NODEFILE",
+)
+_MAX_VALUE = 200
+_MAX_NO_PROXY = 4000  # a list of hosts
+_MAX_VARIABLES = 128
+_PLUGIN = re.compile(r"libnccl-(net|tuner)(-[\w-]+)?\.so(\.\d+)*$")
+_LIBRARY_FOLDERS = (
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+)
+_MAX_FOLDERS = 64
+_MAX_NODEFILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentFacts:
+    """Variables, and facts that depend on them.
+
+    Attributes:
+        variables: Those that torch, NCCL, Gloo and libfabric read; values cut to 200 characters.
+        scheduler: The scheduler's own.
+        nodefile: Lines and different hosts in PBS's list of nodes; empty without one.
+        left_s: Seconds to the end of the job's time limit; None if unknown.
+        total_s: The whole time limit in seconds; None if unknown.
+        plugins: Files of network plugins that NCCL would load.
+        verbs: Whether libibverbs, which NCCL needs for InfiniBand, is found.
+        umask: Of the process.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    proxies: dict[str, str] = field(default_factory=dict)
+    scheduler: dict[str, str] = field(default_factory=dict)
+    nodefile: tuple[int, ...] = ()
+    left_s: float | None = None
+    total_s: float | None = None
+    plugins: tuple[str, ...] = ()
+    verbs: bool = False
+
+
+def collect_environment(
+    environment: Mapping[str, str], now: float | None = None
+) -> EnvironmentFacts:
+    """Return the job's environment on this node, without secrets."""
+    chosen = {
+        name: value[:_MAX_VALUE]
+        for name, value in sorted(environment.items())
+        if (name.startswith(PREFIXES) or name in _ALSO) and not _SECRET.search(name)
+    }
+    scheduler = {n: environment[n][:_MAX_VALUE] for n in _SCHEDULER if n in environment}
+    plugins, verbs = _libraries(environment)
+    return EnvironmentFacts(
+        variables=dict(list(chosen.items())[:_MAX_VARIABLES]),
+        proxies=_proxies(environment),
+        scheduler=scheduler,
+        nodefile=_nodefile(environment),
+        left_s=_left(environment, time.time() if now is None else now),
+        total_s=_total(environment),
+        plugins=plugins,
+        verbs=verbs,
+    )
+
+
+def _proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name in _PROXIES:
+        value = environment.get(name) or environment.get(name.upper())
+        if value:  # a proxy's address may have a password in it
+            most = _MAX_NO_PROXY if name == "no_proxy" else _MAX_VALUE
+            found[name] = re.sub(r"//[^@/]*@", "//", value)[:most]
+    return found
+
+
+def _nodefile(environment: Mapping[str, str]) -> tuple[int, ...]:
+    path = environment.get("PBS_NODEFILE")
+    if not path:
+        return ()
+    try:
+        with open(path, errors="replace") as file:
+            lines = [line.strip() for line in file.read(_MAX_NODEFILE_BYTES).splitlines()]
+    except OSError:  # only the first node has it
+        return ()
+    names = [line for line in lines if line]
+    return len(names), len(set(names))
+
+
+def _left(environment: Mapping[str, str], now: float) -> float | None:
+    for name in ("SLURM_JOB_END_TIME", ALLOCATION_ENDS_AT):
+        end = environment.get(name, "")
+        if re.fullmatch(r"\d{1,12}", end) and int(end):
+            return round(float(end) - now, 1)
+    return None
+
+
+def _total(environment: Mapping[str, str]) -> float | None:
+    """Return the length of a job, of which Slurm reports the start."""
+    words = [environment.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END")]
+    if all(re.fullmatch(r"\d{1,12}", word) for word in words) and int(words[1]):
+        return float(int(words[1]) - int(words[0]))
+    return None
+
+
+def _libraries(environment: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
+    """Return NCCL's plugins on the loader's path, and whether libibverbs is there."""
+    folders = [f for f in environment.get("LD_LIBRARY_PATH", "").split(":") if f]
+    plugins, verbs = [], False
+    for folder in [*folders[:_MAX_FOLDERS], *_LIBRARY_FOLDERS]:
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        plugins += [os.path.join(folder, name) for name in sorted(names) if _PLUGIN.match(name)]
+        verbs = verbs or any(name.startswith("libibverbs.so") for name in names)
+    return tuple(plugins[:_MAX_FOLDERS]), verbs
+
+
+SHORT_S, LONG_S = 1.0, 3.5
+NAMES_SHORT_S, NAMES_LONG_S = 0.8, 3.0
+NVIDIA_SMI_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFacts:
+    """The versions that the job's interpreter would import, found without importing them.
+
+    Attributes:
+        torch: Version, as `2.13.0+cu126`; None when there is none.
+        cuda: The CUDA that torch was built for; None for a build without. `hip` for AMD's.
+        nccl: Version of the wheel with NCCL, if there is one.
+        is_known: Whether the versions were looked up; not for a program without Python.
+    """
+
+    python: str = ""
+    executable: str = ""
+    machine: str = ""
+    torch: str | None = None
+    cuda: str | None = None
+    hip: str | None = None
+    nccl: str | None = None
+    is_known: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedFacts:
+    """The facts about a node; a part is None if it is missing, and `unknown` says why."""
+
+    torch: TorchFacts | None = None
+    system: SystemFacts | None = None
+    network: InterfaceFacts | None = None
+    files: FileFacts | None = None
+    gpu: GpuFacts | None = None
+    environment: EnvironmentFacts | None = None
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactsOrder:
+    """What to collect.
+
+    Attributes:
+        names: Other nodes' names, to be resolved here; the long form only.
+        once_written: A file of the run's folder that never changes.
+        folders: Other folders of the run, by role.
+    """
+
+    is_long: bool
+    environment: Mapping[str, str]
+    names: Sequence[str] = ()
+    run_dir: str | None = None
+    once_written: str | None = None
+    script: str | None = None
+    folders: Sequence[tuple[str, str]] = ()
+
+
+def collect(order: FactsOrder, ask: Ask | None = None) -> CollectedFacts:
+    """Return the facts about this node that can be collected within 1 s, or 3.5 s in the long form."""
+    names = order.names if order.is_long else ()
+    names_s = NAMES_LONG_S if order.is_long else NAMES_SHORT_S
+    asking = ask or ask_beside
+    parts: dict[str, Callable[[], Any]] = {
+        "system": lambda: collect_system(is_long=order.is_long),
+        "network": lambda: collect_network(names, names_s),
+        "files": lambda: collect_files(
+            order.run_dir, order.once_written, order.script, order.environment, order.folders
+        ),
+        "gpu": lambda: collect_gpus(order.environment, asking, NVIDIA_SMI_S, is_long=order.is_long),
+        "environment": lambda: collect_environment(order.environment),
+    }
+    found, unknown = run_probes(parts, LONG_S if order.is_long else SHORT_S)
+    return CollectedFacts(unknown=unknown, **found)
+
+
+def run_probes(
+    parts: Mapping[str, Callable[[], Any]], limit_s: float
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Run all in parallel; return their results, and the reasons for missing ones."""
+    found: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+
+    def run(name: str, probe: Callable[[], Any]) -> None:
+        try:
+            found[name] = probe()
+        except Exception as error:  # noqa: BLE001 - a probe that breaks must not cost the others
+            unknown[name] = f"{type(error).__name__}: {error}"[:200]
+
+    threads = [
+        threading.Thread(target=run, args=(name, probe), name=f"facts-{name}", daemon=True)
+        for name, probe in parts.items()
+    ]
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    found_now, unknown_now = dict(found), dict(unknown)
+    for name in parts:
+        if name not in found_now and name not in unknown_now:
+            unknown_now[name] = f"no answer within {limit_s:g} s"
+    return found_now, unknown_now
+
+
+def ask_beside(argv: Sequence[str], limit_s: float) -> proc.Answered:
+    """Run a program on this node, protected from what ends this process's children."""
+    return proc.ask_beside(argv, limit_s)
+
+
+def own_torch() -> TorchFacts:
+    """Return the versions that this interpreter would import."""
+    from torchmuster.core.model.plan import look_for_torch
+
+    return torch_facts(look_for_torch())
+
+
+def torch_facts(found: Mapping[str, Any]) -> TorchFacts:
+    """Return facts from what a spawner reports before it imports torch, without values that are not text."""
+
+    def text(name: str) -> str | None:
+        value = found.get(name)
+        return value[:100] if isinstance(value, str) else None
+
+    return TorchFacts(
+        python=text("python") or sys.version.split()[0],
+        executable=text("executable") or "",
+        machine=text("machine") or os.uname().machine,
+        torch=text("torch"),
+        cuda=text("cuda"),
+        hip=text("hip"),
+        nccl=text("nccl"),
+        is_known=bool(found.get("is_known")),
+    )

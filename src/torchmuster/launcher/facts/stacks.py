@@ -1,0 +1,353 @@
+"""Reads stacks: what a rank does, from the frames of its main thread.
+
+The text is that of faulthandler (most recent call first) or of py-spy. Nothing here uses a clock.
+"""
+
+import enum
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_SECTION = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
+_FAULT_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+_SPY_FRAME = re.compile(r"^\s+(?P<name>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)$")
+_OURS = "/torchmuster/core/node/spawner/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A frame of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+    @property
+    def place(self) -> str:
+        """Return `data.py:88`."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+class Doing(enum.Enum):
+    """The kind of activity of a rank, as far as its stack shows."""
+
+    WAITS = "waits"  # for other ranks
+    COMPILES = "compiles"
+    SAVES = "saves"  # or loads
+    EVALUATES = "evaluates"
+    DEBUGGED = "debugged"
+    STOPPED = "stopped"
+    IN_KERNEL = "in kernel"  # sleeps uninterruptibly
+    WORKS = "works"  # the script's own code, or a library's
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackReading:
+    """The activity of a rank.
+
+    Attributes:
+        what: `all_reduce`, `read()`.
+        frame: The script's own innermost frame; the innermost of all where none is the script's.
+        by: The loader's process that it waits for; empty otherwise.
+        is_sure: For a wait: the frames prove it, even if the processor is busy.
+    """
+
+    doing: Doing
+    what: str = ""
+    frame: Frame | None = None
+    by: str = ""
+    is_sure: bool = True
+
+    @property
+    def place(self) -> str:
+        """Return `train.py:41`; empty if unknown."""
+        return self.frame.place if self.frame is not None else ""
+
+
+# Frames.
+
+
+def sections(text: str) -> list[tuple[str, list[Frame]]]:
+    """Return the threads of a text: the first line and the frames, the innermost first."""
+    heads = list(_SECTION.finditer(text))
+    ends = [*(head.start() for head in heads), len(text)][1:]
+    return [
+        (head.group(), _frames(text[head.end() : end]))
+        for head, end in zip(heads, ends, strict=True)
+    ]
+
+
+def _frames(text: str) -> list[Frame]:
+    found = []
+    for line in text.splitlines():
+        match = _FAULT_FRAME.match(line) or _SPY_FRAME.match(line)
+        if match is not None:
+            name = match["name"]
+            found.append(Frame(file=match["file"], line=int(match["line"]), name=name))
+    return found
+
+
+def main_first(text: str) -> str:
+    """Return the text with the main thread first: faulthandler writes it last."""
+    heads = list(_SECTION.finditer(text))
+    if not heads:
+        return text
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    parts = [text[head.start() : end] for head, end in zip(heads, ends, strict=True)]
+    chosen = _main_index(parts)
+    rest = [part for index, part in enumerate(parts) if index != chosen]
+    return "\n".join(part.strip("\n") for part in [parts[chosen], *rest]) + "\n"
+
+
+def _main_index(parts: Sequence[str]) -> int:
+    """Return the index of the main thread's section: the one that our own frames have started."""
+    for index, part in enumerate(parts):
+        if _OURS in part or "MainThread" in part.partition("\n")[0]:
+            return index
+    for index, part in enumerate(parts):
+        if part.startswith("Current thread"):
+            return index
+    return len(parts) - 1
+
+
+def main_frames(text: str) -> list[Frame]:
+    """Return the frames of the main thread, the innermost first, without ours at the bottom."""
+    found = sections(main_first(text))
+    frames = found[0][1] if found else []
+    return [frame for frame in frames if _OURS not in frame.file]
+
+
+def user_frame(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame that is the script's own."""
+    return next((frame for frame in frames if not is_library(frame.file)), None)
+
+
+_LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/python\d|^<frozen|^<string>|/torchmuster/(train|core|launcher|workflow/data|errors)"
+)
+_SYNTHETIC = re.compile(r"^<|/torchinductor_|^/tmp/tmp[^/]*/[a-z0-9]{52}")
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file is not the user's: of an installed package, of Python, or generated."""
+    return bool(_LIBRARY.search(file) or _SYNTHETIC.search(file))
+
+
+# What the frames mean. Each line names a mechanism, not a message: the files in which torch and its friends wait,
+# compile and save. Source: torch 2.6 to 2.13, and Lightning, Accelerate, DeepSpeed for the names of their folders.
+
+_DEBUGGERS = re.compile(
+    r"/(pdb|bdb|ipdb/.*|pudb/.*|code)\.py$|/(debugpy|pydevd\w*|_pydevd_\w+|IPython/terminal)/"
+)
+_COMPILERS = re.compile(
+    r"/torch/_dynamo/(convert_frame|symbolic_convert|output_graph|variables/\w+)\.py$"
+    r"|/torch/_inductor/(async_compile|codecache|scheduler|graph|select_algorithm|cpp_builder|compile_worker/\w+)\.py$"
+    r"|/torch/_inductor/codegen/|/torch/_functorch/(aot_autograd|_aot_autograd/(dispatch|graph|jit)\w*)\.py$"
+    r"|/triton/(compiler|backends|runtime/(build|autotuner))|/torch/utils/cpp_extension\.py$|/torch/export/"
+    r"|/jax/_src/compiler|/ninja/"
+)
+_COMPILER_NAMES = re.compile(r"compile_fx|fx_codegen_and_compile|_compile\b|autotune|benchmark_all")
+_SAVERS = re.compile(
+    r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/torchmuster/train/(snapshot/|saves\.py)"
+    r"|/safetensors/|checkpoint_io|/torchsnapshot/"
+)
+_SAVING = re.compile(
+    r"(^|_|\.)(save|saves|saving|saved|checkpoint|checkpoints|snapshot|resume)(_|$|d$)"
+)
+_EVALUATORS = re.compile(
+    r"/(evaluation_loop|prediction_loop)\.py$|/torchmuster/train/evaluation\.py$"
+)
+_EVALUATING = re.compile(
+    r"(^|_|\.)(eval|evaluate|evaluation|evaluating|valid|validate|validation|val|test|testing|predict)(_|$)"
+)
+_WAITING = re.compile(
+    r"/torch/distributed/(?!checkpoint/|elastic/|run\.py|launch)"
+    r"|/torchmuster/train/(lockstep|barrier|exchange|group|once|preempt|snapshot/writer)\.py$"
+    r"|/torch/nn/parallel/distributed\.py$|/torch/nn/modules/_functions\.py$"
+)
+_OPERATION = re.compile(
+    r"^(all_reduce|all_gather|reduce_scatter|broadcast|barrier|monitored_barrier|reduce|gather|scatter"
+    r"|all_to_all|send|recv|isend|irecv|batch_isend_irecv|init_process_group|new_group|wait|rendezvous"
+    r"|_sync_buffers|_sync_module_states|_verify_param_shape_across_processes)"
+)
+_WORDS = {
+    "_sync_buffers": "the broadcast of DDP's buffers",
+    "_sync_module_states": "the broadcast of DDP's weights",
+    "_verify_param_shape_across_processes": "DDP's comparison of parameters",
+    "_engine_run_backward": "backward",
+}
+_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
+# C code in which a line of the script waits: for the GPU, where there is one, and for a handle of torch's.
+_GPU_WAIT = re.compile(r"\.(item|cpu|numpy|tolist|synchronize)\(|\.to\([\"']cpu")
+_HANDLE_WAIT = re.compile(r"\b\w+\.wait\(")
+_STORE_WAIT = re.compile(r"\bTCPStore\(")
+_STORE_MAKER = re.compile(r"/torch/distributed/rendezvous\.py$")
+
+
+def judge(
+    text: str,
+    *,
+    state: str = "",
+    source: str = "",
+    children: Sequence[str] = (),
+    uses_gpu: bool = False,
+) -> StackReading:
+    """Return the activity of a rank.
+
+    Args:
+        text: Of all its threads.
+        state: The kernel's letter for the process.
+        source: The line of the script at the innermost frame that is its own.
+        children: Stacks of the loader's processes.
+        uses_gpu: Its process has opened one.
+    """
+    frames = main_frames(text)
+    frame = user_frame(frames) or (frames[0] if frames else None)
+    name = _called(frames, frame)
+    if state == "T":
+        return StackReading(doing=Doing.STOPPED, what=name, frame=frame)
+    if state == "t" or any(_DEBUGGERS.search(f.file) for f in frames):
+        return StackReading(doing=Doing.DEBUGGED, what=name, frame=frame)
+    if state == "D":
+        return StackReading(doing=Doing.IN_KERNEL, what=name, frame=frame)
+    if not frames:
+        return StackReading(doing=Doing.UNKNOWN)
+    found = _aside(frames, frame) or _waiting(frames, frame, source, children)
+    if found is None and frame is frames[0]:
+        found = _waiting_in_c(frame, source, uses_gpu=uses_gpu)
+    return found or StackReading(doing=Doing.WORKS, what=name, frame=frame)
+
+
+def _aside(frames: Sequence[Frame], frame: Frame | None) -> StackReading | None:
+    """Return the activity of a rank that compiles, saves or evaluates, which may take long."""
+    what = _called(frames, frame)
+    for one in frames:
+        if one.name == "<module>":  # it is imported
+            continue
+        if _COMPILERS.search(one.file) or (
+            "/torch/_inductor/compile_fx" in one.file and _COMPILER_NAMES.search(one.name)
+        ):
+            return StackReading(doing=Doing.COMPILES, what=what, frame=frame)
+    if _operation(frames) is not None:
+        return None  # who waits for others in a save or an evaluation waits for others
+    if any(_SAVERS.search(f.file) or _is_named(f, _SAVING) for f in frames):
+        return StackReading(doing=Doing.SAVES, what=what, frame=frame)
+    if any(_EVALUATORS.search(f.file) or _is_named(f, _EVALUATING) for f in frames):
+        return StackReading(doing=Doing.EVALUATES, what=what, frame=frame)
+    return None
+
+
+def _is_named(frame: Frame, names: re.Pattern[str]) -> bool:
+    return not is_library(frame.file) and bool(names.search(frame.name))
+
+
+def _waiting(
+    frames: Sequence[Frame], frame: Frame | None, source: str, children: Sequence[str]
+) -> StackReading | None:
+    operation = _operation(frames)
+    if operation is not None:
+        return StackReading(doing=Doing.WAITS, what=operation, frame=frame)
+    if frames[0].name == "_engine_run_backward":
+        return StackReading(doing=Doing.WAITS, what="backward", frame=frame, is_sure=False)
+    if _is_at_loader(frames):
+        return _loading(frame, children)
+    return None
+
+
+def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> StackReading | None:
+    """Return the wait that a line of the script calls in C: Python has no frame for it."""
+    what = source if len(source) <= 40 else f"{source[:37]}..."
+    if _STORE_WAIT.search(source):
+        return StackReading(doing=Doing.WAITS, what="TCPStore", frame=frame, is_sure=False)
+    if _HANDLE_WAIT.search(source):
+        return StackReading(doing=Doing.WAITS, what=f"`{what}`", frame=frame, is_sure=False)
+    if uses_gpu and _GPU_WAIT.search(source):  # it spins: a busy processor says nothing
+        return StackReading(doing=Doing.WAITS, what=f"`{what}`", frame=frame)
+    return None
+
+
+def _operation(frames: Sequence[Frame]) -> str | None:
+    """Return the collective of the innermost frames, ignoring those of Python itself."""
+    inner = [f for f in frames if not _is_standard(f.file)]
+    if not inner or not _WAITING.search(inner[0].file):
+        return None
+    for frame in inner:
+        if not _WAITING.search(frame.file):
+            break
+        found = _OPERATION.match(frame.name)
+        if found is not None and frame.name != "wait":
+            return _WORDS.get(frame.name, found.group(1) if frame.name[0] == "_" else frame.name)
+    if inner[0].file.endswith("/torch/nn/parallel/distributed.py"):
+        return None  # its own Python code, such as the hooks around a forward
+    if "/torchmuster/" in inner[0].file:
+        return f"torchmuster's {os.path.basename(inner[0].file).removesuffix('.py')}"
+    return inner[0].name
+
+
+def _is_standard(file: str) -> bool:
+    standard = re.search(r"/lib(64)?/python\d[\d.]*/(?!site-packages|dist-packages)", file)
+    return bool(standard) or file.startswith("<frozen")
+
+
+def makes_store(text: str, source: str = "") -> bool:
+    """Return whether the main thread is creating a torch.distributed store.
+
+    Args:
+        text: Of all its threads.
+        source: The line of the script at the innermost frame that is its own.
+    """
+    inner = [frame for frame in main_frames(text) if not _is_standard(frame.file)]
+    if not inner:
+        return False
+    if _STORE_MAKER.search(inner[0].file):
+        return True
+    return not is_library(inner[0].file) and bool(_STORE_WAIT.search(source))
+
+
+def imports(text: str) -> bool:
+    """Return whether the main thread imports a library: the import machinery is above the script's last frame."""
+    for frame in main_frames(text):
+        if frame.file.startswith("<frozen importlib"):
+            return True
+        if not is_library(frame.file):
+            return False
+    return False
+
+
+def waits_for_loader(text: str) -> bool:
+    """Return whether the main thread waits for the processes of a DataLoader."""
+    return _is_at_loader(main_frames(text))
+
+
+def _is_at_loader(frames: Sequence[Frame]) -> bool:
+    inner = [frame for frame in frames if not _is_standard(frame.file)]
+    return bool(inner) and bool(_LOADER.search(inner[0].file))
+
+
+def _loading(frame: Frame | None, children: Sequence[str]) -> StackReading:
+    """Return the activity of a rank that waits for its loader's processes, from their stacks."""
+    for text in children:
+        if text.startswith("stopped"):
+            return StackReading(doing=Doing.STOPPED, frame=frame, by="a process of its loader")
+        frames = main_frames(text)
+        inner = user_frame(frames)
+        if inner is not None and not _is_idle_loader(frames):
+            what = _called(frames, inner)
+            return StackReading(
+                doing=Doing.WORKS, what=what, frame=inner, by="in a process of its loader"
+            )
+    return StackReading(doing=Doing.WORKS, what="its loader", frame=frame)
+
+
+def _is_idle_loader(frames: Sequence[Frame]) -> bool:
+    return not any("/torch/utils/data/_utils/fetch.py" in frame.file for frame in frames)
+
+
+def _called(frames: Sequence[Frame], frame: Frame | None) -> str:
+    """Return the innermost call, as `read()`; if C code was called, the script's own function."""
+    if not frames:
+        return ""
+    name = (frame or frames[0]).name
+    return name if name.startswith("<") else f"{name}()"

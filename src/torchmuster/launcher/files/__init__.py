@@ -1,0 +1,1 @@
+"""What travels to nodes: the package, code, environments. Standard library only."""

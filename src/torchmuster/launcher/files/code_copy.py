@@ -1,0 +1,327 @@
+"""Copies the code folder to hosts that don't share it, and its outputs back.
+
+Files that git ignores are not copied. Archives are untrusted: nothing is written outside their folder.
+"""
+
+import gzip
+import hashlib
+import os
+import stat
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import IO, Any
+
+from torchmuster.core import proc
+from torchmuster.core.files.layout import muster_home
+from torchmuster.core.model.plan import Program, ScriptKind
+from torchmuster.core.model.text import show_size
+from torchmuster.core.plainfile import open_plain
+from torchmuster.errors import UsageError
+
+MAX_CODE_BYTES = 512 << 20
+MAX_OUTPUT_BYTES = 256 << 20
+_GIT_LIMIT_S = 20.0
+_SHOWN = 5
+_NO_TIME = 315532800  # 1980-01-01, the first that zip files know: no tool takes it for a mistake
+_LEFT_OUT = frozenset({".git", "__pycache__", ".hg", ".svn", ".mypy_cache", ".ruff_cache"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeFolder:
+    """The files to copy.
+
+    Attributes:
+        names: Files and links, relative to the root.
+        by_git: The names are those that git tracks or would add.
+    """
+
+    root: str
+    names: tuple[str, ...]
+    size_bytes: int
+    by_git: bool
+
+    def describe(self) -> str:
+        """Return the text of the line that says what is copied."""
+        how = "what git doesn't ignore" if self.by_git else "without .git and virtual environments"
+        return f"{self.root} ({len(self.names)} files, {show_size(self.size_bytes)}, {how})"
+
+
+def root_of(cwd: str) -> str:
+    """Return the git work tree that a folder is in, else the folder itself."""
+    top = ask_git(cwd, "rev-parse", "--show-toplevel")
+    return os.path.realpath(cwd) if top is None else os.fsdecode(top.rstrip(b"\n"))
+
+
+def find_code(cwd: str) -> CodeFolder:
+    """Return the code folder of a working directory: its git work tree, else itself.
+
+    Raises:
+        UsageError: It is larger than 512 MiB; the largest entries are named.
+    """
+    root = root_of(cwd)
+    listed = ask_git(root, "ls-files", "-co", "--exclude-standard", "-z")
+    if listed is not None:
+        words = dict.fromkeys(os.fsdecode(word) for word in listed.split(b"\0") if word)
+        names = list(_with_submodules(root, words))
+    else:
+        names = list(walk_code(root))
+    names = list(_without_own(root, names))
+    sizes = {name: size for name in names if (size := _size(root, name)) is not None}
+    total = sum(sizes.values())
+    if total > MAX_CODE_BYTES:
+        raise _too_large(root, sizes, total)
+    return CodeFolder(
+        root=root, names=tuple(sorted(sizes)), size_bytes=total, by_git=listed is not None
+    )
+
+
+def _without_own(root: str, names: Iterable[str]) -> Iterator[str]:
+    """Leave out $MUSTER_HOME if it is in the code folder: runs, secrets, and copies of earlier runs."""
+    home = os.path.relpath(os.path.realpath(muster_home()), os.path.realpath(root))
+    own = [home] if home != "." else ["runs", "cache", "credentials.toml"]
+    for name in names:
+        if not any(name == one or name.startswith(f"{one}/") for one in own):
+            yield name
+
+
+def ask_git(cwd: str, *words: str) -> bytes | None:
+    """Return what git says; None where it fails or is missing."""
+    from torchmuster.errors import MusterError
+
+    try:
+        answer = proc.ask(["git", "-C", cwd, *words], b"", _GIT_LIMIT_S)
+    except MusterError:  # there is no git here
+        return None
+    return answer.stdout if answer.status == 0 else None
+
+
+def _with_submodules(root: str, words: Iterable[str]) -> Iterator[str]:
+    for name in words:
+        path = os.path.join(root, name)
+        if os.path.isdir(path) and not os.path.islink(path):  # a submodule
+            yield from (os.path.join(name, inner) for inner in walk_code(path))
+        else:
+            yield name
+
+
+def walk_code(root: str) -> Iterator[str]:
+    """Yield the files below a folder, relative to it, without caches, virtual environments and what git keeps."""
+    for folder, names, files in os.walk(root):
+        links = [name for name in names if os.path.islink(os.path.join(folder, name))]
+        names[:] = sorted(
+            name
+            for name in names
+            if name not in _LEFT_OUT
+            and name not in links
+            and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+        )
+        for name in [*files, *links]:
+            yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def _size(root: str, name: str) -> int | None:
+    """Return the size of a file that can be copied; None for sockets, pipes and missing files."""
+    path = os.path.join(root, name)
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode) and not _stays_inside(root, path):
+            status = os.stat(path)  # its content goes instead of the link
+    except OSError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _stays_inside(root: str, link: str) -> bool:
+    target = os.readlink(link)
+    resolved = os.path.normpath(os.path.join(os.path.dirname(link), target))
+    return not os.path.isabs(target) and resolved.startswith(root.rstrip("/") + "/")
+
+
+def _too_large(root: str, sizes: dict[str, int], total: int) -> UsageError:
+    below: dict[str, int] = {}
+    for name, size in sizes.items():
+        entry = name.partition("/")[0]
+        below[entry] = below.get(entry, 0) + size
+    largest = sorted(below.items(), key=lambda item: -item[1])[:_SHOWN]
+    return UsageError(
+        f"the code folder has {show_size(total)}; at most {show_size(MAX_CODE_BYTES)} are copied",
+        where=root,
+        why=", ".join(f"{name}: {show_size(size)}" for name, size in largest),
+        fix="name the data in .gitignore, start in a smaller folder, or use a shared file system",
+    )
+
+
+def write_archive(
+    root: str, names: Iterable[str], target: IO[bytes], *, has_times: bool = True
+) -> None:
+    """Write a tar.gz of files below a root, without owners and without files that have vanished.
+
+    Without times the same names and contents are the same bytes; of the mode only what `read_archive` keeps goes along.
+    """
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=target, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w|") as archive,
+    ):
+        for name in names:
+            path = os.path.join(root, name)
+            follow = os.path.islink(path) and not _stays_inside(root, path)
+            try:
+                info = archive.gettarinfo(os.path.realpath(path) if follow else path, name)
+                info.uid = info.gid = 0
+                info.uname = info.gname = ""
+                if not has_times:
+                    info.mtime = _NO_TIME
+                    info.mode = 0o700 if info.mode & 0o100 else 0o600
+                if info.islnk():  # a second name of one file: it goes as a file of its own
+                    info.type = tarfile.REGTYPE
+                    info.size = os.stat(path).st_size
+                if not info.isreg():
+                    archive.addfile(info)
+                    continue
+                with open(path, "rb") as file:
+                    archive.addfile(info, file)
+            except FileNotFoundError:
+                continue
+
+
+def read_archive(source: Any, root: str, limit_bytes: int) -> int:
+    """Unpack a tar.gz from a stream; return the number of files.
+
+    Raises:
+        ValueError: It is damaged, holds a name or a link that leaves `root`, or more than `limit_bytes`.
+    """
+    count = total = 0
+    try:
+        with tarfile.open(fileobj=source, mode="r|gz") as archive:
+            for member in archive:
+                check_member(member)
+                total += member.size
+                if total > limit_bytes:
+                    raise ValueError(f"more than {limit_bytes} bytes")
+                _unpack(archive, member, root)
+                count += 1
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(f"the archive is damaged: {error}") from error
+    return count
+
+
+def check_member(member: tarfile.TarInfo) -> None:
+    """Refuse (ValueError) entries that are neither files nor links, and those outside the folder."""
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        raise ValueError(f"{member.name!r} leaves its folder")
+    if member.issym():
+        inside = os.path.normpath(os.path.join(os.path.dirname(member.name), member.linkname))
+        if member.linkname.startswith("/") or inside.split("/")[0] == "..":
+            raise ValueError(f"the link {member.name!r} leaves its folder")
+    elif not member.isreg():
+        raise ValueError(f"{member.name!r} is not a file")
+
+
+def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> None:
+    path = os.path.join(root, member.name)
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    inside = os.path.realpath(root)
+    if os.path.commonpath([os.path.realpath(folder), inside]) != inside:
+        raise ValueError(f"{member.name!r} leaves its folder through a link")
+    if os.path.lexists(path):
+        os.unlink(path)
+    if member.issym():
+        os.symlink(member.linkname, path)
+        return
+    content = archive.extractfile(member)
+    if content is None:
+        raise ValueError(f"{member.name!r} has no content")
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        while piece := content.read(1 << 20):
+            file.write(piece)
+    os.chmod(path, 0o700 if member.mode & 0o100 else 0o600)
+    os.utime(path, (member.mtime, member.mtime))
+
+
+def script_of(program: Program) -> str | None:
+    """Return the file of the program, of a function that of its module; None for what is no file of the user."""
+    if program.call is not None:
+        return program.call.module_file
+    if program.kind is ScriptKind.FILE:
+        return os.path.normpath(os.path.join(program.cwd, program.target))
+    if program.kind is ScriptKind.MODULE:
+        stem = os.path.join(program.cwd, *program.target.split("."))
+        for path in (f"{stem}.py", os.path.join(stem, "__main__.py")):
+            if os.path.isfile(path):
+                return path
+    return None
+
+
+def identity(path: str) -> dict[str, Any] | None:
+    """Return an identifier that is equal on two hosts for the same file; None when it can't be read."""
+    try:
+        with open_plain(path) as file:
+            status = os.fstat(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+    return {
+        "path": path,
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "sha256": digest,
+    }
+
+
+def check_inside(program: Program, root: str) -> None:
+    """Refuse a script that is not in the folder that is copied.
+
+    Raises:
+        UsageError: It is in another folder.
+    """
+    script = script_of(program)
+    inside = f"{os.path.realpath(root)}/"
+    if script is not None and not os.path.realpath(script).startswith(inside):
+        raise UsageError(
+            "the script is not in the folder that is copied to the hosts",
+            where=script,
+            why=f"the hosts don't share this file system; {root} is copied",
+            fix="start muster in the folder of the script",
+        )
+
+
+def moved(program: Program, old_root: str, new_root: str) -> Program:
+    """Return the program for a host with another path of the code folder."""
+    old = os.path.realpath(old_root)
+    cwd = os.path.relpath(os.path.realpath(program.cwd), old)
+    target = program.target
+    if program.kind is ScriptKind.FILE and os.path.isabs(target):
+        target = os.path.join(new_root, os.path.relpath(os.path.realpath(target), old))
+    return replace(program, cwd=os.path.normpath(os.path.join(new_root, cwd)), target=target)
+
+
+def stamps(root: str) -> dict[str, tuple[int, int]]:
+    """Return size and time of every file below a root."""
+    found: dict[str, tuple[int, int]] = {}
+    for name in walk_code(root):
+        try:
+            status = os.lstat(os.path.join(root, name))
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found[name] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def outputs(
+    root: str, before: dict[str, tuple[int, int]], limit_bytes: int
+) -> tuple[list[str], list[str]]:
+    """Return the new and changed files to copy back, the smallest first, and those above the size limit."""
+    changed = {name: at for name, at in stamps(root).items() if before.get(name) != at}
+    come: list[str] = []
+    stay: list[str] = []
+    total = 0
+    for name, (size, _) in sorted(changed.items(), key=lambda item: (item[1][0], item[0])):
+        fits = total + size <= limit_bytes
+        (come if fits else stay).append(name)
+        total += size if fits else 0
+    return come, stay

@@ -1,0 +1,167 @@
+"""torchmuster as one archive, for hosts without it: named by its content, the same for every processor.
+
+The package is pure Python, so it does not depend on this machine's processor; a test checks that.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Iterable
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import muster_home
+
+# Of the package what a node, host or pod needs, and why; the rest stays here. A name is a folder or a file.
+TRAVELS = {
+    "core/cli/spelling.py": "near misses, for the calls",
+    "core/engines": "owners in jobs and pods ask their scheduler",
+    "core/files": "everything keeps its files by it",
+    "core/head": "runs on the first node",
+    "core/model": "values that all share",
+    "core/net": "how nodes talk",
+    "core/node": "runs on every node",
+    "core/owner": "owns runs in jobs and pods",
+    "core/plainfile.py": "everything reads files by it",
+    "core/proc.py": "everything starts commands by it",
+    "core/programs": "the programs that muster starts on nodes",
+    "core/spec": "a task of a workflow that is a training plans it on its node",
+    "diagnose/doctor": "the head compares what its nodes report before a start",
+    "diagnose/explain": "owners in jobs and pods read the logs of a run that failed, before the logs are gone",
+    "diagnose/finding.py": "what those find",
+    "kubernetes/engine": "owners in pods ask their cluster",
+    "kubernetes/firstpod": "owns runs and groups in the first pod",
+    "kubernetes/node": "runs in every pod",
+    "kubernetes/pods": "owners in pods ask their cluster",
+    "launcher/api": "scripts import the calls of `torchmuster` at their top, also those whose functions are workers",
+    "launcher/engines": "owners in jobs start agents on the job's nodes",
+    "launcher/facts": "each node looks at its GPUs, network and memory",
+    "launcher/files": "what a node sends on to others",
+    "launcher/head": "parts of the head",
+    "launcher/jobs": "owns runs in jobs",
+    "launcher/model": "values that all share",
+    "launcher/net": "copies of growing files, and commands elsewhere",
+    "launcher/node": "runs on every node",
+    "launcher/owner": "owns runs in jobs and pods",
+    "launcher/programs": "programs that muster starts on nodes",
+    "launcher/spec/explain.py": "as core/spec; as the next ones",
+    "launcher/spec/scalars.py": "the same",
+    "launcher/spec/site.py": "the same; where credentials of data sets stand",
+    "launcher/spec/hostfile.py": "the same",
+    "launcher/spec/source.py": "the same",
+    "launcher/spec/values.py": "the same",
+    "launcher/ui/ranks.py": "the calls follow runs",
+    "launcher/ui/run_lines.py": "the calls follow runs",
+    "launcher/ui/status_line.py": "the calls follow runs",
+    "launcher/ui/words.py": "the calls follow runs",
+    "launcher/views": "the calls follow runs",
+    "multirun/api": "as launcher/api",
+    "multirun/door": "runs on each node that a session holds",
+    "multirun/engine.py": "starts agents of a session's runs",
+    "multirun/held.py": "the owner of a run in a session",
+    "multirun/sweep": "a sweep's owner in a job or in pods",
+    "multirun/views": "the calls follow sessions and sweeps",
+    "train": "the library in the script",
+    "workflow/data": "programs of tasks copy data sets and models",
+    "workflow/head": "the head of a group runs on a node of it",
+    "workflow/jobs.py": "scripts of a workflow's jobs",
+    "workflow/owner": "owns groups in jobs and pods",
+    "workflow/plan.py": "values that all share",
+    "workflow/sandbox": "what a task sees on its node",
+    "workflow/spec/staging.py": "as core/spec",
+    "workflow/task": "runs on the nodes of tasks",
+    "workflow/task_call.py": "a task's program calls its agent",
+}
+_THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the least that a zip can hold: the content alone names it
+
+
+def package_folder() -> str:
+    """Return the folder of the running torchmuster."""
+    return proc.PACKAGE_FOLDER
+
+
+def travels(name: str) -> bool:
+    """Return whether nodes need a file of the package; what all of its folders need is in their `__init__.py`."""
+    is_shared = "/" not in name or name.endswith("/__init__.py")
+    return is_shared or any(name == one or name.startswith(f"{one}/") for one in TRAVELS)
+
+
+def package_files(package: str) -> list[tuple[str, bytes]]:
+    """Return (relative name, content) of the files of a package that nodes need, sorted."""
+    found: list[tuple[str, bytes]] = []
+    for folder, names, files in os.walk(package):
+        names[:] = [name for name in names if name != "__pycache__"]
+        for name in files:
+            path = os.path.join(folder, name)
+            relative = os.path.relpath(path, package)
+            if travels(relative) and not name.endswith((".pyc", ".pyo")):
+                with open(path, "rb") as file:
+                    found.append((relative, file.read()))
+    return sorted(found)
+
+
+def content_hash(files: Iterable[tuple[str, bytes]]) -> str:
+    """Return the hash of files: names, lengths and contents. `launcher/node/remote/loader.py` counts the same."""
+    whole = hashlib.sha256()
+    for name, data in sorted(files):
+        whole.update(f"{name}\0{len(data)}\0".encode())
+        whole.update(data)
+    return whole.hexdigest()
+
+
+def make_archive(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return a zip of the files; the same files give the same bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name, data in files:
+            info = zipfile.ZipInfo(name, _THE_SAME_DATE)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    return buffer.getvalue()
+
+
+def place_package(path: str) -> None:
+    """Write the archive of this package to `path`: a hard link to the one in the cache, or a copy.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    if os.path.exists(path):
+        return
+    cache = os.path.join(muster_home(), "cache")
+    files = package_files(package_folder())
+    sha = content_hash(files)
+    data = travelling_package(cache, files, sha)
+    try:
+        os.link(os.path.join(cache, f"torchmuster-{sha}.zip"), path)
+    except OSError:
+        with open(path, "wb") as file:
+            file.write(data)
+
+
+def travelling_package(cache: str, files: list[tuple[str, bytes]], sha: str) -> bytes:
+    """Return the archive of the package, made once for each content and kept in `cache`."""
+    path = os.path.join(cache, f"torchmuster-{sha}.zip")
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        if _holds(data, sha):
+            return data
+    except OSError:
+        pass
+    data = make_archive(files)
+    with contextlib.suppress(OSError):  # without a cache it is made again next time
+        os.makedirs(cache, mode=0o700, exist_ok=True)
+        atomic.replace_file(path, data)
+    return data
+
+
+def _holds(data: bytes, sha: str) -> bool:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return content_hash((n, archive.read(n)) for n in archive.namelist()) == sha
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False

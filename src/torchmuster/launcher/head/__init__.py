@@ -1,0 +1,1 @@
+"""Parts of a head: preflight, network survey, exec relay, metrics. Standard library only."""

@@ -1,0 +1,94 @@
+"""The head's part in `muster exec`: which client's connection belongs to which command of which agent.
+
+It holds names only: what travels is bounded by the windows of both ends (`net.messages`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from torchmuster.core.net import messages
+
+LOST = 128 + 9
+Agent = TypeVar("Agent")
+
+
+class Client(Protocol):
+    """The connection of a client."""
+
+    def send_nowait(self, message: messages.Message) -> None:
+        """Queue a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Route(Generic[Agent]):
+    client: Client
+    agent: Agent
+
+
+class ExecRelay(Generic[Agent]):
+    """Passes messages on between clients and agents: those of tasks, or of the nodes of a run.
+
+    Args:
+        find: Returns the agent of what a client has named, where there is one now.
+        send: Sends to an agent, if it is connected.
+        why_not: Returns why what was named can't be entered now, for a message.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Agent | None],
+        send: Callable[[Agent, messages.Message], None],
+        why_not: Callable[[str], tuple[str, str | None]],
+    ) -> None:
+        self._find = find
+        self._send = send
+        self._why_not = why_not
+        self._routes: dict[str, _Route[Agent]] = {}
+
+    @property
+    def num_routes(self) -> int:
+        """Return how many commands are known."""
+        return len(self._routes)
+
+    def from_client(self, client: Client, message: messages.FromExecClient) -> None:
+        """Pass a client's message on, if the command is the client's own."""
+        exec_id = message.exec_id
+        route = self._routes.get(exec_id)
+        if not isinstance(message, messages.ExecStart):
+            if route is not None and route.client is client:
+                self._send(route.agent, message)
+            return
+        if route is not None:
+            what = "this command has been started already"
+            client.send_nowait(messages.ExecRefused(exec_id=exec_id, what=what))
+        elif (agent := self._find(message.task)) is not None:
+            self._routes[exec_id] = _Route(client, agent)
+            self._send(agent, message)
+        else:
+            what, why = self._why_not(message.task)
+            client.send_nowait(messages.ExecRefused(exec_id=exec_id, what=what, why=why))
+
+    def client_gone(self, client: Client) -> None:
+        """End what a client has started."""
+        for exec_id, route in list(self._routes.items()):
+            if route.client is client:
+                del self._routes[exec_id]
+                self._send(route.agent, messages.ExecLeave(exec_id=exec_id))
+
+    def from_agent(self, agent: Agent, message: messages.FromExecTask) -> None:
+        """Pass what an agent says on to the client that it is for."""
+        route = self._routes.get(message.exec_id)
+        if route is None or route.agent != agent:
+            return
+        if isinstance(message, messages.ExecEnded | messages.ExecRefused):
+            del self._routes[message.exec_id]
+        route.client.send_nowait(message)
+
+    def agent_gone(self, agent: Agent, why: str) -> None:
+        """Tell its clients that an agent is no more."""
+        for exec_id, route in list(self._routes.items()):
+            if route.agent == agent:
+                del self._routes[exec_id]
+                end = messages.ExecEnded(exec_id=exec_id, code=LOST, why=why)
+                route.client.send_nowait(end)

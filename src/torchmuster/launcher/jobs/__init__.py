@@ -1,0 +1,1 @@
+"""Runs that are jobs of a scheduler: submitted, followed, conducted inside."""

@@ -1,0 +1,263 @@
+"""What schedulers said of jobs last, so that many who look ask little.
+
+A scheduler is everybody's: an answer serves for 2 s, and for longer, up to 30 s, while it stays the same. One command
+asks for all jobs of an engine.
+"""
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+
+from torchmuster.core import proc
+from torchmuster.core.model.states import JobState
+from torchmuster.errors import MusterError
+from torchmuster.launcher.engines.base import Dialect, EngineError, NodeQuestion, object_dialect
+from torchmuster.launcher.engines.wait_reasons import reasons_of
+from torchmuster.launcher.model.job import JobView
+
+FIRST_POLL_S, LAST_POLL_S = 2.0, 30.0
+_GROWTH = 1.5
+_MOST_REASON = 400  # a refusal names the user, and then the right
+_COMMAND_TIMEOUT_S = 30.0
+_MOST_AT_ONCE = 8  # clusters
+_MOST_IDS = 500  # of one command line
+# What schedulers say of an id that they have forgotten; any other failure means that they can't tell.
+_FORGOTTEN = re.compile(
+    r"invalid job id|unknown job|illegal job id|no such job|job has finished|job \S+ not found",
+    re.IGNORECASE,
+)
+Ask = Callable[[Sequence[str]], proc.Answered]
+
+
+@dataclass(slots=True)
+class _Known:
+    view: JobView | None
+    asked_at: float
+    poll_s: float
+
+
+def words_of_loss(question: NodeQuestion, job_id: str, node: str, ask: Ask) -> str | None:
+    """Return in what words the scheduler says that a node of a job is lost; None when it does not, or does not answer."""
+    for argv in question.argv_for(job_id, node):
+        with contextlib.suppress(MusterError):
+            answer = ask(argv)
+            told = answer.stdout.decode(errors="replace") if answer.status == 0 else ""
+            if (words := question.is_lost(told, node)) is not None:
+                return words
+    return None
+
+
+def ask_scheduler(argv: Sequence[str]) -> proc.Answered:
+    """Run a scheduler's command for at most 30 s; who only looks waits less, and no second time.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    return ask_patiently(argv, b"", _COMMAND_TIMEOUT_S)
+
+
+_LOOKS: list[float] = []  # in a process that only looks: how long it waits
+_SILENT: dict[tuple[str, ...], float] = {}  # clusters that did not answer it, until when
+_SILENT_S = 20.0
+
+
+def only_look() -> None:
+    """Let this process wait 5 s for each cluster and for the scheduler, all its questions together: it only shows what there is."""
+    _LOOKS[:] = [5.0]
+
+
+def only_looks() -> bool:
+    """Say whether this process only shows what there is."""
+    return bool(_LOOKS)
+
+
+def ask_patiently(argv: Sequence[str], data: bytes, limit_s: float) -> proc.Answered:
+    """Run a command for at most so long; where this process only looks, a server that was silent is not asked again.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    if not _LOOKS:
+        return proc.ask(argv, data, limit_s)
+    # Commands without one are those of this machine's scheduler.
+    server = tuple(word for word in argv if word.startswith("--context="))
+    if _SILENT.get(server, 0.0) > time.monotonic():
+        return proc.Answered(status=None, stdout=b"", stderr=b"")
+    said = proc.ask(argv, data, min(limit_s, *_LOOKS))
+    if said.status is None:
+        _SILENT[server] = time.monotonic() + _SILENT_S
+    return said
+
+
+class JobStatusCache:
+    """Answers where jobs stand, from its memory while that is fresh."""
+
+    def __init__(self, ask: Ask = ask_scheduler, clock: Callable[[], float] = time.monotonic):
+        self._ask = ask
+        self._clock = clock
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._asking = threading.Lock()  # who comes meanwhile takes what is being asked for all
+        self._forgets = False
+        self._news: dict[tuple[str, str], float] = {}
+
+    def views(self, dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
+        """Return what is known of these jobs; those that the scheduler has forgotten are left out."""
+        with self._asking:
+            return self._views(dialect, job_ids)
+
+    def _views(self, dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
+        self._take_news()
+        now = self._clock()
+        keys = {job_id: (dialect.name, job_id) for job_id in job_ids}
+        if any(self._is_stale(key, now) for key in keys.values()):
+            ids = [*keys, *self._open_others(dialect, keys)]
+            for first in range(0, len(ids), _MOST_IDS):
+                part = ids[first : first + _MOST_IDS]
+                found = ask_views(dialect, part, self._ask)
+                for job_id in part:
+                    self._learn((dialect.name, job_id), found.get(job_id), now)
+        known = {job_id: self._known[key].view for job_id, key in keys.items()}
+        return {job_id: view for job_id, view in known.items() if view is not None}
+
+    def forget(self) -> None:
+        """Ask again at the next look: something was done to a job. Never waits for a question that is open."""
+        self._forgets = True
+
+    def doubt(self, dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
+        """Ask again at the next look for jobs of which there was news at this time, unless that has been done for all.
+
+        They are looked at closely from then on: what pods do comes before what becomes of their Job. Never waits, as `forget`.
+        """
+        for job_id in job_ids:
+            self._news[dialect.name, job_id] = since
+
+    def _take_news(self) -> None:
+        """Let what was noted meanwhile count."""
+        if self._forgets:
+            self._forgets = False
+            self._known.clear()
+        for key in list(self._news):
+            since, known = self._news.pop(key), self._known.get(key)
+            if known is not None and known.asked_at < since:
+                known.asked_at, known.poll_s = float("-inf"), FIRST_POLL_S
+
+    def _open_others(self, dialect: Dialect, ids: Container[str]) -> list[str]:
+        """Return the other jobs that go on: one question is for all, or each would be asked of by itself."""
+        return [
+            job_id
+            for (name, job_id), known in self._known.items()
+            if name == dialect.name and job_id not in ids
+            if known.view is not None and not known.view.state.is_final
+        ]
+
+    def _is_stale(self, key: tuple[str, str], now: float) -> bool:
+        known = self._known.get(key)
+        return known is None or now - known.asked_at >= known.poll_s
+
+    def _learn(self, key: tuple[str, str], view: JobView | None, now: float) -> None:
+        known = self._known.get(key)
+        is_same = known is not None and known.view == view
+        poll_s = min(known.poll_s * _GROWTH, LAST_POLL_S) if known and is_same else FIRST_POLL_S
+        self._known[key] = _Known(view=view, asked_at=now, poll_s=poll_s)
+
+
+def ask_views(
+    dialect: Dialect, job_ids: Sequence[str], ask: Ask = ask_scheduler
+) -> dict[str, JobView]:
+    """Return what a scheduler says of jobs; those that it can't tell of together are asked for apart."""
+    objects = object_dialect(dialect)
+    if objects is None:
+        return _ask_views(dialect, job_ids, ask)
+    together: dict[str, list[str]] = {}
+    for job_id in job_ids:
+        together.setdefault(objects.apart(job_id), []).append(job_id)
+    found: dict[str, JobView] = {}
+    if len(together) == 1:
+        return _ask_views(dialect, job_ids, ask)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_MOST_AT_ONCE, "clusters") as pool:
+        for views in pool.map(lambda ids: _ask_views(dialect, ids, ask), together.values()):
+            found |= views
+    return found
+
+
+def _ask_views(dialect: Dialect, job_ids: Sequence[str], ask: Ask) -> dict[str, JobView]:
+    """Return what a scheduler says: one command for all, more only for jobs of which it knows too little.
+
+    A job of which no command could tell anything is UNKNOWN with the scheduler's words; one that the scheduler
+    has forgotten is left out.
+    """
+    found: dict[str, JobView] = {}
+    problems: list[str] = []
+    has_answered = False
+    commands = dialect.status_argv(job_ids)
+    for position in range(len(commands)):
+        missing = [i for i in job_ids if i not in found or found[i].state is JobState.UNKNOWN]
+        if not missing:
+            break
+        if len(missing) < len(job_ids):
+            commands = dialect.status_argv(missing)
+        argv = commands[position]
+        views, problem = _answer(dialect, argv, ask)
+        has_answered = has_answered or problem is None
+        if problem is not None:
+            problems.append(problem)
+        for job_id, view in views.items():
+            known = found.get(job_id)
+            if known is None or known.state is JobState.UNKNOWN:
+                found[job_id] = view
+    if problems and not has_answered:
+        for job_id in job_ids:
+            silent = JobView(job_id=job_id, state=JobState.UNKNOWN, reason=problems[0])
+            found.setdefault(job_id, silent)
+    return found
+
+
+def _answer(
+    dialect: Dialect, argv: Sequence[str], ask: Ask
+) -> tuple[dict[str, JobView], str | None]:
+    """Return what one command told, and why it could not; a forgotten job is an answer too."""
+    try:
+        said = ask(argv)
+    except MusterError as error:  # a site without sacct
+        return {}, f"`{argv[0]}` can't be started: {error.why or error.what}"
+    stderr = said.stderr.decode(errors="replace").strip()
+    try:
+        # Some give the jobs that they know and an error for the others.
+        views = dialect.views(_whole_answer(dialect, argv, said, ask))
+        reasons = reasons_of(dialect)
+        if reasons is not None:
+            views = {job_id: reasons.explained(view) for job_id, view in views.items()}
+    except EngineError as error:
+        return {}, f"the answer of `{argv[0]}` can't be read: {error.why or error.what}"
+    if said.status == 0 or _FORGOTTEN.search(stderr):
+        return views, None
+    if said.status is None:
+        return (
+            views,
+            f"`{argv[0]}` did not answer within {min([_COMMAND_TIMEOUT_S, *_LOOKS]):g} s",
+        )
+    last = (stderr or f"exit code {said.status}").splitlines()[-1][:_MOST_REASON]
+    objects = object_dialect(dialect)
+    is_told = objects is None or "Forbidden" in stderr  # which right is missing, the words say
+    hint = None if is_told or objects is None else objects.explain_refusal(stderr).hint
+    return views, None if views else f"`{argv[0]}`: {last}" + (f"; {hint}" if hint else "")
+
+
+def _whole_answer(dialect: Dialect, argv: Sequence[str], said: proc.Answered, ask: Ask) -> str:
+    """Return an answer with those to the questions that it raises, where the dialect has some."""
+    text = said.stdout.decode(errors="replace")
+    objects = object_dialect(dialect)
+    if objects is None or said.status != 0:
+        return text
+    for more in objects.more_argv(argv, text):
+        with contextlib.suppress(
+            MusterError
+        ):  # e.g. events may be forbidden: the state is known all the same
+            answer = ask(more)
+            text += answer.stdout.decode(errors="replace") if answer.status == 0 else ""
+    return text

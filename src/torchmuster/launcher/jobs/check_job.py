@@ -1,0 +1,126 @@
+"""The one-node test job of `muster engines check`: follow it, and read what it found.
+
+It is a run like any other, submitted by `muster run`; here is only what comes after.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, last_lines
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.record import read_result
+from torchmuster.launcher.jobs.never import NeverWatch
+from torchmuster.launcher.model.job import JobView, describe_job
+
+FINDINGS = "check.json"
+_LOOK_S = 0.2
+_SETTLE_S = 10.0  # from the job's end to its result: a shared file system may show it late
+_LOG_LINES = 8
+_pause = threading.Event().wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCheck:
+    """What became of a test job.
+
+    Attributes:
+        waited_s: From the submission to the first sign of the job, seen from here.
+        found: What the probe wrote; None when it never did.
+        view: What the scheduler said last.
+        log: The last lines of the job's log.
+        in_time: Whether it ended within the limit.
+    """
+
+    waited_s: float | None
+    found: dict[str, Any] | None
+    result: Result | None
+    view: JobView | None
+    log: str
+    in_time: bool
+
+
+def probe_path() -> str:
+    """Return the script that the test job runs."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "check_probe.py")
+
+
+def findings_path(run_dir: RunDir) -> str:
+    """Return where the test job leaves what it found."""
+    return os.path.join(run_dir.path, FINDINGS)
+
+
+@dataclass(slots=True)
+class JobWatch:
+    """Looks at a test job until it has a result, is gone, or its time is up.
+
+    Attributes:
+        look: What the scheduler says of a run's job.
+        say: Told whenever the job stands elsewhere.
+        submitted_at: On the monotonic clock.
+        timeout_s: From there to the end of the patience.
+    """
+
+    run_dir: RunDir
+    look: Callable[[RunDir], JobView | None]
+    say: Callable[[str], None]
+    submitted_at: float
+    timeout_s: float
+    _view: JobView | None = None
+    _waited_s: float | None = None
+    _gone_at: float | None = None
+    _never: NeverWatch = field(default_factory=NeverWatch)
+
+    def follow(self) -> JobCheck:
+        """Return what became of the job."""
+        in_time = True
+        while (result := read_result(self.run_dir)) is None:
+            now = time.monotonic()
+            self._see(now)
+            self._never.end_if_never(self.run_dir)
+            if self._gone_at is not None and now - self._gone_at > _SETTLE_S:
+                break
+            if now - self.submitted_at > self.timeout_s:
+                in_time = False
+                break
+            _pause(_LOOK_S)
+        self._see_start(time.monotonic())
+        found = atomic.read_json(findings_path(self.run_dir))
+        return JobCheck(
+            waited_s=self._waited_s,
+            found=found if isinstance(found, dict) else None,
+            result=result,
+            view=self._view,
+            log=_last_words(self.run_dir.job_log),
+            in_time=in_time,
+        )
+
+    def _see(self, now: float) -> None:
+        self._see_start(now)
+        seen = self.look(self.run_dir)
+        if seen is not None and seen != self._view:
+            self.say(describe_job(seen))
+            self._view = seen
+        if seen is None or seen.state.is_final:
+            self._gone_at = self._gone_at or now
+
+    def _see_start(self, now: float) -> None:
+        if self._waited_s is None and _has_begun(self.run_dir):
+            self._waited_s = now - self.submitted_at
+
+
+def _has_begun(run_dir: RunDir) -> bool:
+    """Say whether the job's head has written its first event."""
+    try:
+        return os.path.getsize(run_dir.events) > 0
+    except OSError:
+        return False
+
+
+def _last_words(path: str) -> str:
+    lines = last_lines(path, 8192, 8192)
+    return "\n".join([line for line in lines if line.strip()][-_LOG_LINES:])

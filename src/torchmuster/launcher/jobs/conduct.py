@@ -1,0 +1,225 @@
+"""The head of a run inside a job: what the job script starts on the first node.
+
+Started by its path, so that no PYTHONPATH of ours reaches the workers.
+
+It is to the run what `muster run` is on one machine: it owns the agents, restarts them, and leaves the result.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, size_of
+from torchmuster.core.files.terminal import TerminalVoice
+from torchmuster.core.model import codec, contract
+from torchmuster.core.model.repeats import shortened
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import render_report
+from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.owner.create import write_owner
+from torchmuster.core.owner.record import next_attempt, read_plan, read_result
+from torchmuster.core.owner.stops import Deadline
+from torchmuster.core.proc import NODE_DOOR
+from torchmuster.errors import HeadLostError, RunDirectoryError
+from torchmuster.launcher.engines.allocation import AllocationEngine
+from torchmuster.launcher.engines.base import Dialect
+from torchmuster.launcher.engines.own_job import own_job
+from torchmuster.launcher.engines.wait_reasons import LastWord, reasons_of
+from torchmuster.launcher.jobs import succession
+from torchmuster.launcher.jobs.answers import ask_views
+from torchmuster.launcher.jobs.inside import is_preempted_for_good, make_deadline, own_run_inside
+from torchmuster.launcher.jobs.jobs import cancelled_before_start
+from torchmuster.launcher.jobs.links import is_cancelled
+from torchmuster.launcher.jobs.processor import describe_difference, fit_interpreter
+from torchmuster.launcher.jobs.succession import ConductWords
+from torchmuster.launcher.owner.resubmit import Chain, ask_quickly, parse_method
+
+# What a scheduler has written into a job's output when it ended the job: the cause, of which a signal alone tells nothing.
+
+
+_MOST_BYTES = 1 << 20
+_STOPPED = (RunState.CANCELLED, RunState.PREEMPTED)
+
+
+def with_last_word(
+    result: Result,
+    run_dir: RunDir,
+    dialect: Dialect,
+    output: str,
+    since: int,
+    asked: Callable[[], str] = str,
+) -> Result:
+    """Return the result of a run that was stopped with the scheduler's own reason, where the job's output has one, or its answer.
+
+    Args:
+        result: Of the run.
+        run_dir: Of the run.
+        dialect: Of the scheduler.
+        output: The log that the scheduler writes.
+        since: Where the output of this job begins in it: a run may have had other jobs.
+        asked: Asks the scheduler what it says of the job.
+    """
+    reasons = reasons_of(dialect)
+    if result.state not in _STOPPED or reasons is None or is_cancelled(run_dir):
+        return result
+    sources: tuple[Callable[[], str], ...] = (partial(_read, output, since), asked)
+    for tells in sources:
+        text = tells()
+        for word in reasons.last_words:
+            if found := re.search(f"^{word.pattern}$", text, re.MULTILINE):
+                return _joined(result, word, found[0])
+    return result
+
+
+def _read(output: str, since: int) -> str:
+    try:
+        with open(output, "rb") as log:
+            log.seek(since)
+            return log.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def answer_on(dialect: Dialect, job_id: str) -> str:
+    """Return what the scheduler says of a job now, in its own words; empty where it says nothing."""
+    view = ask_views(dialect, (job_id,), lambda argv: ask_quickly([*argv])).get(job_id)
+    return view.reason or "" if view is not None else ""
+
+
+def _joined(result: Result, word: LastWord, line: str) -> Result:
+    known = result.report.hint if result.report is not None else None
+    if word.kind == "node" and result.node_was_lost and result.report is not None:
+        because = (*result.report.because, line)  # the head has the node, too
+        return replace(result, report=replace(result.report, because=because))
+    hint = word.hint or known or f"muster restart {result.run_id}"
+    report = Report(error=word.sentence, because=(line,), hint=hint)
+    if word.kind == "limit":
+        return replace(result, state=RunState.FAILED, exit_code=word.exit_code, report=report)
+    if word.kind == "cancelled":
+        code = 128 + signal.SIGTERM
+        return replace(result, state=RunState.CANCELLED, exit_code=code, report=report)
+    return replace(
+        result,
+        state=RunState.PREEMPTED,
+        exit_code=contract.EX_TEMPFAIL,
+        report=report,
+        node_was_lost=word.kind == "node",
+    )
+
+
+_TRY_S = 600.0  # for a way to continue, where the end of the job is not known
+
+
+def main(arguments: list[str]) -> int:
+    """Conduct the run of a directory to its end."""
+    return conduct(codec.from_words(ConductWords, arguments))
+
+
+def conduct(words: ConductWords) -> int:
+    """Conduct the run of a directory to its end."""
+    run_dir = RunDir(words.run_dir)
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    job = own_job(words.engine, run_dir.path)
+    job = job.from_here() or job  # the agent with the head is a process of this node
+    if plan.job_id is not None:  # a session that was started in the job may hold some of its nodes
+        job = job.with_nodes(job.nodes[: plan.num_places])
+    job_id = job.allocation.job_id
+    chain = Chain(run_dir, job.dialect, job_id, words.resubmit)
+    chain.way = parse_method(words.resubmit_with)
+    nothing_to_do = chain.begin(next_attempt(run_dir))
+    if nothing_to_do is not None:
+        sys.stderr.write(f"muster: job {job_id}: {nothing_to_do}\n")
+        if read_result(run_dir) is None:  # it was cancelled before it began
+            atomic.write_json(run_dir.result, codec.to_plain(cancelled_before_start(run_dir)))
+        return 0
+    write_owner(run_dir)
+    has_ended = _set_aside_result(run_dir)
+    # Only now the nodes have names; the agents read them from the plan.
+    plan = replace(plan, node_names=job.node_names)
+    plan = fit_interpreter(plan, os.uname().machine)
+    atomic.write_json(run_dir.plan, codec.to_plain(plan))
+    voice = TerminalVoice()
+    voice.start()
+    holder = succession.begin(run_dir, plan, job, words, has_ended=has_ended, say=voice.say)
+    engine = AllocationEngine(plan, run_dir, job.with_launcher(words.way), holder)
+    link = f", {chain.links.label}" if chain.links.most > 1 else ""
+    voice.say(f"job {job_id}{link}: {', '.join(job.node_names)}")
+    node, machine = job.node_names[0], os.uname().machine
+    difference = describe_difference(words.submitted_from, node, machine)
+    if difference is not None:
+        voice.say(difference)
+    deadline = make_deadline(job, warn_s=words.warn, goes_on=chain.may_go_on)
+    output = words.output or run_dir.job_log
+    since = size_of(output)
+    try:
+        result = own_run_inside(engine, voice, deadline)
+    except HeadLostError:
+        return _outlive(run_dir, voice)
+    told = with_last_word(
+        result, run_dir, job.dialect, output, since, lambda: answer_on(job.dialect, job_id)
+    )
+    if told is not result:
+        atomic.write_json(run_dir.result, codec.to_plain(told))
+        if told.state is RunState.PREEMPTED and deadline.limit.goes_on:
+            deadline.limit.was_up = deadline.limit.was_up or is_preempted_for_good(job)
+    result = told
+    return finish(result, chain, deadline, voice)
+
+
+def _outlive(run_dir: RunDir, voice: TerminalVoice) -> int:
+    """Stay until the node that has taken over has ended the run: the job ends with this process."""
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    result = succession.outlive(run_dir, voice, told)
+    voice.flush(5.0)
+    return result.exit_code if result is not None else 128 + signal.SIGTERM
+
+
+def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoice) -> int:
+    """Continue the run in another job, or say how it ended."""
+    # A requeue ends this job in the middle of it. Not ignored: commands would inherit that.
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    until = deadline.limit.ends_at or time.time() + _TRY_S
+
+    def pause(seconds: float) -> bool:
+        """Wait, also for the signal that ends the job: at the end of its time one more try is worth it."""
+        if told.is_set() or (left_s := until - time.time()) <= 0:
+            return False
+        told.wait(min(seconds, left_s))
+        return not told.is_set() or deadline.is_over()
+
+    goes_on = chain.go_on(result, time_was_up=deadline.is_up(), say=voice.say, pause=pause)
+    if goes_on:
+        voice.flush(5.0)
+        return result.exit_code
+    if result.report is not None and result.state is not RunState.SUCCEEDED:
+        from torchmuster.diagnose.explain.end_of_run import explained
+
+        report = explained(result, chain.run_dir) or result.report
+        voice.print(render_report(shortened(report, result, voice.shown)))
+    voice.flush(5.0)
+    return result.exit_code
+
+
+def _set_aside_result(run_dir: RunDir) -> bool:
+    """Set aside the result of an earlier life of this job, which must not look like the end; say whether there was one."""
+    if read_result(run_dir) is None:
+        return False
+    with contextlib.suppress(OSError):
+        os.replace(run_dir.result, f"{run_dir.result}.{next_attempt(run_dir)}")
+    return True
+
+
+if __name__ == "__main__":  # the script of a job that an earlier version has submitted
+    os.execv(sys.executable, [sys.executable, NODE_DOOR, "conduct", *sys.argv[1:]])

@@ -1,0 +1,142 @@
+"""A run inside a job of a scheduler: its agents, its attempts so far, the end of its time."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from torchmuster.core.files import atomic
+from torchmuster.core.model import codec, contract
+from torchmuster.core.model.owner_policy import JobTime
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.owner.parts import RunDisplay
+from torchmuster.core.owner.record import next_attempt
+from torchmuster.core.owner.session import EarlyStop
+from torchmuster.core.owner.stops import Deadline
+from torchmuster.core.owner.supervise import own_run
+from torchmuster.errors import MusterError
+from torchmuster.launcher.engines.allocation import AllocationEngine
+from torchmuster.launcher.engines.base import PreemptionQuestion
+from torchmuster.launcher.engines.own_job import OwnJob
+from torchmuster.launcher.jobs.links import is_cancelled
+from torchmuster.launcher.owner.resubmit import (
+    Ask,
+    ask_beside,
+    ask_quickly,
+    find_end,
+    restarts_spent,
+)
+
+_ENDS_S = 30.0  # for a scheduler that is late
+_LONGEST_GRACE_S = 3600.0
+_TRIES = 3
+
+
+def own_run_inside(engine: AllocationEngine, display: RunDisplay, deadline: Deadline) -> Result:
+    """Start the agents on the nodes of a job and follow the run to its end."""
+    if engine.job.launcher.sentence is not None:
+        display.say(engine.job.launcher.sentence)
+    spent = restarts_spent(engine.run_dir, engine.plan.limits.max_restarts)
+    early = EarlyStop()
+    engine.start_all(first_attempt=next_attempt(engine.run_dir), restarts_spent=spent)
+    deadline.find_out()  # while the agents start
+    is_deposed = engine.is_deposed
+    result = own_run(engine, display, deadline=deadline, early=early, is_deposed=is_deposed)
+    return _outlast_preemption(engine, result, deadline, display.say)
+
+
+def _outlast_preemption(
+    engine: AllocationEngine,
+    result: Result,
+    deadline: Deadline,
+    say: Callable[[str], None],
+) -> Result:
+    """Stay where the scheduler takes the nodes of this job and has only asked yet: who ends by itself is not started again.
+
+    Its warning looks like a cancel; so the scheduler is asked what it was. A job that it never starts again leaves the
+    rest to `--resubmit`: its time is up.
+    """
+    # Its signal reaches all processes: a worker that dies of it may have ended the run first.
+    if result.state is RunState.SUCCEEDED or is_cancelled(engine.run_dir):
+        return result
+    grace_s = _grace_s(engine.job, ask_quickly)
+    if grace_s is None:
+        return result
+    name = engine.job.dialect.name
+    report = Report(
+        error=f"{name} preempts the job for another one",
+        because=result.report.because if result.report is not None else (),
+        hint=f"muster restart {result.run_id}, unless {name} starts the job again",
+    )
+    code = contract.EX_TEMPFAIL
+    result = replace(result, state=RunState.PREEMPTED, exit_code=code, report=report)
+    atomic.write_json(engine.run_dir.result, codec.to_plain(result))
+    if deadline.limit.goes_on and is_preempted_for_good(engine.job):
+        say(f"{name} preempts this job, and does not start it again")
+        deadline.limit.was_up = True
+        return result
+    within = f", in at most {grace_s:.0f} s" if grace_s < _LONGEST_GRACE_S else ""
+    say(
+        f"{name} preempts this job: it stays until {name} ends it{within}, so that it can be started again"
+    )
+    threading.Event().wait(min(grace_s, _LONGEST_GRACE_S) + _ENDS_S)
+    return result
+
+
+def _question(job: OwnJob) -> PreemptionQuestion | None:
+    question: PreemptionQuestion | None = getattr(job.dialect, "preemption", None)
+    return question
+
+
+def _grace_s(job: OwnJob, ask: Ask) -> float | None:
+    """Return how long the scheduler leaves this job that it preempts; None: it does not, or does not answer."""
+    question = _question(job)
+    if question is None:
+        return None
+    return question.grace_s(_answer(question.argv_for(job.allocation.job_id), ask))
+
+
+def is_preempted_for_good(job: OwnJob) -> bool:
+    """Say whether the scheduler does not start this job again, which it preempts."""
+    question = _question(job)
+    if question is None:
+        return False
+    asked = question.argv_for(job.allocation.job_id), question.argv_of_rules
+    return question.is_the_end(*(_answer(argv, ask_quickly) for argv in asked))
+
+
+def _answer(argv: Sequence[str], ask: Ask) -> str:
+    """Return what the scheduler says; empty when it does not."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(MusterError):
+            answer = ask(list(argv))
+            if answer.status == 0:
+                return answer.stdout.decode(errors="replace")
+    return ""
+
+
+def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadline:
+    """Return what watches the time of the job: its environment says when it ends, or the scheduler."""
+    ask = partial(find_end, job.dialect, job.allocation.job_id, time.time)
+
+    def again() -> float | None:
+        end = ask(ask=ask_beside)  # the end of a grace is no time limit
+        return None if end is not None and _grace_s(job, ask_beside) is not None else end
+
+    ends_at = job.allocation.ends_at
+    return Deadline(JobTime(warn_s, ends_at, goes_on=goes_on), ask=ask, ask_again=again)
+
+
+def note_the_end(job: OwnJob, ask: Ask = ask_quickly) -> None:
+    """Find out when the job has to end and leave it to the agents: PBS and old versions of Slurm set no variable."""
+    from torchmuster.launcher.facts.collect import ALLOCATION_ENDS_AT
+
+    if job.allocation.ends_at is not None:
+        return
+    end = find_end(job.dialect, job.allocation.job_id, time.time, ask)
+    if end is not None:
+        os.environ[ALLOCATION_ENDS_AT] = str(int(end))

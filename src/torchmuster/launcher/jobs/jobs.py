@@ -1,0 +1,364 @@
+"""Submit jobs, ask for them, end them: the one module that runs a scheduler's commands."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import report_of_error
+from torchmuster.core.model.verdict import Report, Result
+from torchmuster.errors import MusterError
+from torchmuster.launcher.engines.base import (
+    PYTHON,
+    Dialect,
+    EngineError,
+    ObjectDialect,
+    Refusal,
+    object_dialect,
+)
+from torchmuster.launcher.engines.registry import dialect_of_record, load_dialect
+from torchmuster.launcher.engines.sites import job_of_site
+from torchmuster.launcher.files import travel
+from torchmuster.launcher.jobs.answers import JobStatusCache
+from torchmuster.launcher.jobs.succession import ConductWords
+from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest, JobView
+
+if TYPE_CHECKING:
+    from torchmuster.core.spec.launch import JobLimits, RunRequest
+    from torchmuster.launcher.spec.site import Site
+
+COMMAND_TIMEOUT_S = 30.0
+_SLOW_BYTES_PER_S = 50_000  # of the line by which a manifest goes, and comes back
+_NOT_OWNED = "{name} does not own its Secret: muster removes both, but `kubectl delete` of the one would leave the other"
+_STAYS = "what was made of {name} before it was refused may stay on the cluster"
+Say = Callable[[str], None]
+
+
+def _say_nothing(_: str) -> None:
+    """Say what nobody is there to hear."""
+
+
+_CONDUCT = "conduct"  # the program in a job's script
+_DESK = JobStatusCache()  # waits look at files ten times a second; a scheduler is everybody's
+
+
+class JobRefusedError(MusterError):
+    """The scheduler did not take the job."""
+
+    exit_code = 14
+
+
+def make_job(
+    plan: RunPlan, run_dir: RunDir, site: "Site", request: "RunRequest", limits: "JobLimits"
+) -> JobRequest:
+    """Return the job that conducts a run: what its site asks for, with what the request says otherwise."""
+    job = job_of_site(site)
+    node = job.chunks[0]
+    warn_s = (job.warn_s or 0.0) if limits.warn_s is None else limits.warn_s
+    num_more = num_resubmits(site, request)
+    words = ConductWords(
+        run_dir=run_dir.path,
+        engine=site.kind,
+        way=",".join(site.start_with) or None,
+        warn=warn_s,
+        submitted_from=os.uname().machine,
+        resubmit=num_more,
+        resubmit_with=site.resubmit_with if num_more else None,
+    )
+    node = replace(
+        node,
+        num_nodes=plan.num_places,
+        cpus=request.cpus_per_node or node.cpus,
+        workers=max(plan.num_workers(place) for place in range(plan.max_nodes)),
+        gpus=request.gpus_per_node or node.gpus,
+        memory_bytes=limits.memory_bytes,
+    )
+    return replace(
+        job,
+        name=short_id(plan.run_id),  # `squeue` and `qstat` show its first letters
+        chunks=(node,),
+        head=(PYTHON, proc.NODE_DOOR, _CONDUCT, *codec.to_words(words)),
+        about="The head of the run: it starts an agent on every node, restarts processes that die, writes the result.",
+        log_path=run_dir.job_log,
+        python=sys.executable,
+        min_nodes=plan.min_nodes if plan.is_elastic else None,
+        outlives_nodes=plan.is_elastic or plan.spares > 0,
+        max_nodes=plan.max_nodes if plan.is_elastic else None,
+        time_limit_s=limits.time_limit_s or job.time_limit_s,
+        queue=request.queue or job.queue,
+        account=request.account or job.account,
+        package_copy=run_dir.package_copy,
+        warn_s=None,  # the head knows the end of its time by itself
+    )
+
+
+def num_resubmits(site: "Site", request: "RunRequest") -> int:
+    """Return in how many more jobs the run may go on."""
+    return (site.resubmit or 0) if request.resubmit is None else request.resubmit
+
+
+def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = _say_nothing) -> str:
+    """Write the script of a run, submit it, record and return the job's id; `say` gets what is to be known of it.
+
+    Raises:
+        JobRefusedError: The scheduler refused it.
+        EngineError: Its answer can't be understood.
+    """
+    noted = {"engine": dialect.name, "request": codec.to_plain(job)}  # for `muster restart`
+    try:
+        job_id = submit_script(job, run_dir.job_script, dialect, say)
+    except MusterError:
+        atomic.write_json(run_dir.job, noted)  # it was no run of this machine: restart asks again
+        raise
+    atomic.write_json(run_dir.job, {**noted, "job_id": job_id})
+    return job_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAgain:
+    """What an earlier run asked of its scheduler.
+
+    Attributes:
+        num_more: Further jobs of its chain.
+    """
+
+    dialect: Dialect
+    request: JobRequest
+    num_more: int
+
+    def renamed(self, run_dir: RunDir) -> JobRequest:
+        """Return the same request for a new run, without the files that the old one brought along."""
+        head = self.request.head
+        if _CONDUCT in head:  # pods are told by other means
+            at = head.index(_CONDUCT) + 1
+            words = replace(codec.from_words(ConductWords, head[at:]), run_dir=run_dir.path)
+            head = (*head[:at], *codec.to_words(words))
+        return replace(
+            self.request,
+            name=short_id(os.path.basename(run_dir.path)),
+            head=head,
+            log_path=run_dir.job_log,
+            package_copy=run_dir.package_copy,
+            brings=(),
+        )
+
+
+def read_request(old: RunDir) -> JobAgain:
+    """Return what the run in `old` asked of its scheduler.
+
+    Raises:
+        MusterError: It is not in the record: an older muster submitted it.
+    """
+    plain = atomic.read_json(old.job)
+    noted = plain if isinstance(plain, dict) else {}
+    try:
+        request = codec.from_plain(JobRequest, noted.get("request"))
+    except codec.CodecError as error:
+        raise MusterError(
+            "the run's record does not contain its scheduler options",
+            where=old.job,
+            why=str(error),
+            fix=f"type its command again; its snapshots are in {old.snapshots}",
+        ) from error
+    chain = noted.get("chain")
+    num_more = len(chain) if isinstance(chain, list) else 0
+    dialect = load_dialect(str(noted.get("engine")))
+    return JobAgain(dialect=dialect, request=request, num_more=num_more)
+
+
+def failed_before_start(run_dir: RunDir, exit_code: int, report: Report) -> Result:
+    """Return the result of a run that made no attempt."""
+    return Result(
+        run_id=os.path.basename(run_dir.path),
+        state=RunState.FAILED,
+        exit_code=exit_code,
+        attempts=0,
+        restarts_spent=0,
+        elapsed_s=0.0,
+        report=report,
+    )
+
+
+def cancelled_before_start(run_dir: RunDir) -> Result:
+    """Return the result of a run that a user has ended, and of which nothing else is known."""
+    report = Report(error="the run was stopped", because=("you cancelled it",))
+    result = failed_before_start(run_dir, 128 + signal.SIGINT, report)
+    return replace(result, state=RunState.CANCELLED)
+
+
+@contextlib.contextmanager
+def note_refusal(run_dir: RunDir) -> Iterator[None]:
+    """Leave the error of a submission as the run's result: it has ended, and nobody has lost it."""
+    try:
+        yield
+    except MusterError as error:
+        result = failed_before_start(run_dir, error.exit_code, report_of_error(error))
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+        raise
+
+
+def submit_chain(
+    job: JobRequest, run_dir: RunDir, dialect: Dialect, num_more: int
+) -> tuple[list[str], MusterError | None]:
+    """Submit further jobs of a run, each to wait for the one before; record and return those that were taken.
+
+    Also returns why one was refused.
+    """
+    plain = atomic.read_json(run_dir.job)
+    ids = [plain["job_id"]]
+    refusal: MusterError | None = None
+    for _ in range(num_more):
+        after = (JobDependency(job_id=ids[-1], kind=AfterKind.ANY),)
+        try:
+            ids.append(submit_script(replace(job, after=after), run_dir.job_script, dialect))
+        except MusterError as error:
+            refusal = error
+            break
+        atomic.write_json(run_dir.job, {**plain, "chain": ids[1:]})
+    return ids[1:], refusal
+
+
+def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_nothing) -> str:
+    """Write a job's script to `path` and submit it; return the job's id. `say` gets what is to be known of it.
+
+    Raises:
+        JobRefusedError: The scheduler refused it.
+        EngineError: Its answer can't be understood.
+    """
+    if job.package_copy is not None:
+        travel.place_package(f"{job.package_copy}.zip")
+    objects = object_dialect(dialect)
+    text = dialect.script(job) if objects is None else objects.with_files(job, read_files(job))
+    atomic.replace_file(path, text.encode(), mode=0o700)
+    argv = dialect.submit_argv(job, path)
+    answer = _ask(dialect, argv, COMMAND_TIMEOUT_S + len(text) / _SLOW_BYTES_PER_S)
+    if objects is not None:
+        _settle(objects, job, path, answer, say)
+    if answer.status != 0:
+        report = dialect.explain_refusal(answer.stderr.decode(errors="replace"))
+        why = "\n".join(report.because)
+        raise JobRefusedError(report.error, where=" ".join(argv), why=why, fix=report.hint)
+    return dialect.job_id(answer.stdout.decode(errors="replace"))
+
+
+def read_files(job: JobRequest) -> dict[str, bytes]:
+    """Return what the pods of a job bring along.
+
+    Raises:
+        OSError: A file of it can't be read.
+    """
+    files: dict[str, bytes] = {}
+    for name, path in job.brings:
+        with open(path, "rb") as file:
+            files[name] = file.read()
+    return files
+
+
+def _settle(
+    dialect: ObjectDialect, job: JobRequest, path: str, answer: proc.Answered, say: Say
+) -> None:
+    """Do what follows a submission; the key that travels in the script is not left in a second file."""
+    stdout = answer.stdout.decode(errors="replace") if answer.status == 0 else None
+    without_key = dialect.script(job)
+    num_objects = len(json.loads(without_key)["items"])
+    # What exists is somebody else's: nothing of it may be removed. Of what was forbidden nothing is there.
+    is_clean = (
+        b"AlreadyExists" in answer.stderr or answer.stderr.count(b"(Forbidden)") == num_objects
+    )
+    for argv in dialect.settle_argv(job, stdout) if stdout is not None or not is_clean else []:
+        try:
+            said = _ask(dialect, argv)
+        except MusterError:
+            continue
+        if said.status != 0:
+            report = dialect.explain_refusal(said.stderr.decode(errors="replace"))
+            stays = _STAYS if stdout is None else _NOT_OWNED
+            say(f"{stays.format(name=job.name)}: {report.error} ({report.hint})")
+    atomic.replace_file(path, without_key.encode(), mode=0o700)
+
+
+def _ask(
+    dialect: Dialect, argv: Sequence[str], limit_s: float = COMMAND_TIMEOUT_S
+) -> proc.Answered:
+    """Run a command of the scheduler.
+
+    Raises:
+        EngineError: This machine does not have it.
+    """
+    if shutil.which(argv[0]) is None:
+        raise EngineError(
+            f"this machine has no `{argv[0]}`",
+            where=" ".join(argv),
+            why=f"jobs of {dialect.name} are handled by its own commands, and this one is not on PATH",
+            fix=f"type it on a login node of the cluster; `muster engines check {dialect.name}` looks for all of them",
+        )
+    return proc.ask(argv, b"", limit_s)
+
+
+def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
+    """Return the dialect and the job of each group of a workflow; None when it has no jobs."""
+    plain = atomic.read_json(run_dir.jobs)
+    if not isinstance(plain, dict) or not isinstance(plain.get("jobs"), dict):
+        return None
+    jobs = {str(group): str(job_id) for group, job_id in plain["jobs"].items()}
+    return dialect_of_record(str(plain.get("engine"))), jobs
+
+
+def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
+    """Return the dialect and the id of the job that conducts a run now; None when it is no job.
+
+    The client wrote the first, the head of each later link the next.
+    """
+    plain = atomic.read_json(run_dir.job)
+    if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
+        return None
+    dialect = dialect_of_record(str(plain.get("engine")))
+    noted = atomic.read_json(run_dir.links)
+    links = noted.get("links") if isinstance(noted, dict) else None
+    if isinstance(links, list) and links and isinstance(links[-1], dict):
+        return dialect, str(links[-1].get("job_id", plain["job_id"]))
+    return dialect, plain["job_id"]
+
+
+def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
+    """Return what the scheduler says of jobs, asked at most every 2 s, then ever less, up to every 30 s."""
+    return _DESK.views(dialect, job_ids)
+
+
+def forget_views() -> None:
+    """Ask schedulers again at the next look: something has changed."""
+    _DESK.forget()
+
+
+def doubt_views(dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
+    """Ask a scheduler again at the next look for jobs of which there was news at this time, by the monotonic clock."""
+    _DESK.doubt(dialect, job_ids, since)
+
+
+def cancel_job(dialect: Dialect, job_id: str) -> None:
+    """Ask the scheduler to end a job.
+
+    Raises:
+        EngineError: It refused.
+    """
+    argv = dialect.cancel_argv(job_id)
+    _DESK.forget()
+    answer = _ask(dialect, argv)
+    if answer.status != 0:
+        why = answer.stderr.decode(errors="replace").strip() or None
+        known: Sequence[Refusal] = getattr(dialect, "refusals", ())
+        hints = (one.hint for one in known if re.search(one.pattern, why or "", re.IGNORECASE))
+        what = f"job {job_id} can't be cancelled"
+        raise EngineError(what, where=" ".join(argv), why=why, fix=next(hints, None))

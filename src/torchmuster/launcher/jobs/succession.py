@@ -1,0 +1,192 @@
+"""What the first owner of a run in a job leaves for the node that may have to take its place (`docs/succession.md`)."""
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.claims import Claims
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.succession import Term
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.parts import RunDisplay
+from torchmuster.core.owner.record import read_result
+from torchmuster.errors import HeadLostError, RunDirectoryError
+from torchmuster.launcher.engines.base import NodeQuestion
+from torchmuster.launcher.engines.own_job import OwnJob
+from torchmuster.launcher.engines.registry import load_dialect
+from torchmuster.launcher.model.job import Allocation
+
+_POLL_S = 1.0
+_CALL_EVERY_S = 5.0
+_CALL_LIMIT_S = 3.0
+_GONE_S = 180.0  # a lease, the votes, another lease, and then some
+_ENDS_US_S = 60.0  # the other owner ends the job
+_ENDS_ITS_S = 8.0  # two looks of a head at the claims, and its workers' end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductWords:
+    """The command line of `conduct`, in the script of a job.
+
+    Attributes:
+        engine: The scheduler.
+        way: The launchers that may be used; None for all.
+        warn: How long before the end of the job workers are told, in seconds.
+        submitted_from: The kind of processor there.
+        resubmit: How often the run may be continued in another job.
+        resubmit_with: In which way; None for the best.
+        output: Of the job; None for the run's log.
+    """
+
+    run_dir: str
+    engine: str
+    way: str | None = None
+    warn: float = 0.0
+    submitted_from: str | None = None
+    resubmit: int = 0
+    resubmit_with: str | None = None
+    output: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estate:
+    """What the owner of a run in a job knows, for the one after it: its own command line, and the job."""
+
+    words: ConductWords
+    allocation: Allocation
+
+    @property
+    def job(self) -> OwnJob:
+        """Return the job."""
+        return OwnJob(dialect=load_dialect(self.words.engine), allocation=self.allocation)
+
+
+def question_of(job: OwnJob) -> NodeQuestion | None:
+    """Return how this scheduler is asked for a lost node; None where a job ends with its first node."""
+    question: NodeQuestion | None = getattr(job.dialect, "lost_node", None)
+    return question if question is not None and question.outlives else None
+
+
+def begin(
+    run_dir: RunDir,
+    plan: RunPlan,
+    job: OwnJob,
+    words: ConductWords,
+    *,
+    has_ended: bool,
+    say: Callable[[str], None],
+) -> str:
+    """Claim the run for this job, and let another node take the head's place where one can; return who holds it: empty for a session.
+
+    A scheduler that takes a machine for dead starts the job elsewhere, and the head that lives on there, behind a
+    cut link, finds this claim.
+
+    Args:
+        run_dir: Of the run.
+        plan: Of the run.
+        job: This one.
+        words: The conductor's.
+        has_ended: The head before this one has left its result; else its workers get the time to end.
+        say: Tells the user.
+
+    Raises:
+        RunDirectoryError: Somebody else begins with the same run at this moment.
+    """
+    if plan.is_session:
+        return ""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(run_dir.succession, 0o700)
+    claims, holder = Claims(run_dir.succession), secrets.token_hex(8)
+    if len(job.nodes) > 1 and question_of(job) is not None:
+        estate = Estate(words=words, allocation=job.allocation)
+        atomic.write_json(claims.estate, codec.to_plain(estate), mode=0o600)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(claims.estate)
+    claims.forget_heads()
+    before = claims.newest()
+    claim = Term(
+        number=before.number + 1 if before is not None else 0,
+        holder=holder,
+        place=0,
+        node=job.node_names[0],
+        members=(0,),
+        next_attempt=before.next_attempt if before is not None else 0,
+        restarts_spent=before.restarts_spent if before is not None else 0,
+    )
+    if not claims.take(claim):
+        raise RunDirectoryError("another job begins with this run", where=run_dir.path)
+    if before is not None and not has_ended:
+        say(f"the head on {before.node} left no result: its workers get {_ENDS_ITS_S:.0f} s to end")
+        threading.Event().wait(_ENDS_ITS_S)
+    return holder
+
+
+def read_estate(run_dir: RunDir) -> Estate:
+    """Return what the first owner has left.
+
+    Raises:
+        RunDirectoryError: It can't be read.
+    """
+    path = Claims(run_dir.succession).estate
+    try:
+        plain: Any = atomic.read_json(path)
+        return codec.from_plain(Estate, plain)
+    except ValueError as error:
+        why = "what the first owner has left can't be read"
+        raise RunDirectoryError(why, where=path, why=str(error)) from error
+
+
+def outlive(run_dir: RunDir, display: RunDisplay, told: threading.Event) -> Result | None:
+    """Wait for the end of a run that another node has taken over: the job ends when its script does.
+
+    Args:
+        run_dir: Of the run.
+        display: Shows why.
+        told: Set by a signal that asks this process to end.
+
+    Returns:
+        The result; None when the process was told to stop before there was one.
+
+    Raises:
+        HeadLostError: Nobody answers there any more.
+    """
+    where = Claims(run_dir.succession).head_node()
+    display.say(f"{where} has become the head of this run: this process only waits for its end")
+    heard_at = call_at = time.monotonic()
+    while not told.wait(_POLL_S):
+        result = read_result(run_dir)
+        if result is not None:
+            told.wait(_ENDS_US_S)
+            return result
+        now = time.monotonic()
+        if now >= call_at:
+            call_at = now + _CALL_EVERY_S
+            heard_at = now if _answers(run_dir) else heard_at
+        if now - heard_at > _GONE_S:
+            raise HeadLostError(
+                f"{where} had become the head of this run, and does not answer any more",
+                where=run_dir.path,
+                why=f"nothing listens there since {now - heard_at:.0f} s",
+            )
+    return None
+
+
+def _answers(run_dir: RunDir) -> bool:
+    found = Claims(run_dir.succession).announced(fresh=True)
+    told = found[1] if found is not None else None
+    for word in told if isinstance(told, list) else ():
+        host, _, port = str(word).rpartition(":")
+        with contextlib.suppress(OSError, ValueError):
+            socket.create_connection((host.strip("[]"), int(port)), _CALL_LIMIT_S).close()
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""Values of jobs and of live views, without I/O."""

@@ -1,0 +1,1 @@
+"""What agents do beyond workers: facts, probes, stacks, commands elsewhere. Standard library only."""

@@ -1,0 +1,124 @@
+"""How a remote end has its agents forked by the door of its node: a session holds the host, or a pod has begun to import.
+
+A pod's door opens when torch is imported there (`kubernetes/node/warm.py`). It is a help only: where it is not, agents are started.
+"""
+
+import contextlib
+import json
+import os
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torchmuster.core import proc
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.node.options import AgentOrder
+from torchmuster.errors import ChannelError
+from torchmuster.launcher.net import remote_messages as messages
+from torchmuster.multirun.door.call import DoorAgent, ask, call_door, send_order
+from torchmuster.multirun.door.messages import AskDoor, DoorNode, DoorState, EndSession, fork_order
+
+WARM_VARIABLE = (
+    "MUSTER_WARM"  # of the calls to a pod: the process that imports there, and its folder
+)
+WARM_PLACE = 0
+_WARM_S = 120.0  # torch from a slow disk
+_LOOK_S = 0.02
+
+
+class RemoteDoor:
+    """The door of this node.
+
+    Attributes:
+        node: What the node gave to it.
+        say: Tells the user why a start takes longer.
+        renewal: What is said then, before the reason.
+    """
+
+    renewal = "the session imports its modules again"
+
+    def __init__(self, session: RunDir, place: int, node: DoorNode) -> None:
+        self.node = node
+        self.say: Callable[[str], None] = lambda _: None
+        self._session, self._place = session, place
+
+    def wait_open(self) -> bool:
+        """Wait until agents can be asked for; say whether they can."""
+        return True
+
+    def state(self) -> messages.SessionTold:
+        """Return how it is.
+
+        Raises:
+            ChannelError: It does not answer.
+        """
+        state = ask(self._session, self._place, AskDoor())
+        if not isinstance(state, DoorState):
+            raise ChannelError("the door does not say how it is")
+        return messages.SessionTold(**codec.to_plain(state))
+
+    def fork(
+        self, order: AgentOrder, environment: Mapping[str, str], fds: Sequence[int]
+    ) -> DoorAgent:
+        """Ask for an agent with these descriptors: its lifeline, and the head's socket.
+
+        Raises:
+            ChannelError: The door does not answer.
+        """
+        run_dir = RunDir(order.run_dir)
+        with open(run_dir.plan) as file:
+            plan = codec.from_plain(RunPlan, json.load(file))
+        node = self.node
+        if node.python and (plan.node_setup.python_follows or plan.program.python == node.asked):
+            plan = replace(plan, program=replace(plan.program, python=node.python))
+        variables = {**environment, **node.variables(_of_the_client(run_dir))}
+        line = call_door(self._session, self._place)
+        send_order(line, fork_order(plan, order, variables), [1, 2, *fds])
+        agent = DoorAgent(line, plan.session or "")
+        agent.on_renewal = lambda why: self.say(f"{self.renewal}: {why}")
+        return agent
+
+
+def _of_the_client(run_dir: RunDir) -> dict[str, str]:
+    """Return the variables that the client has left for the nodes of its job; none where it left none."""
+    if not os.path.exists(run_dir.environment):
+        return {}
+    with open(run_dir.environment) as file:
+        return dict(json.load(file))
+
+
+class WarmDoor(RemoteDoor):
+    """The door of a pod of a run, which may be importing still, and may have gone."""
+
+    renewal = "torch is imported again in this pod"
+
+    def __init__(self, told: str) -> None:
+        pid, _, folder = told.partition(" ")
+        # Setup lines and interpreters of a site are those of sessions: a pod that needs them has no such door.
+        pod = DoorNode(asked=(), python=(), environment=dict(os.environ), site_names=())
+        super().__init__(RunDir(folder), WARM_PLACE, pod)
+        self._pid = int(pid)
+
+    def wait_open(self) -> bool:
+        """Wait until torch is imported; say whether agents may be forked from that process."""
+        deadline = time.monotonic() + _WARM_S
+        while proc.is_running(self._pid) and time.monotonic() < deadline:
+            with contextlib.suppress(ChannelError):
+                if not self.state().problem:
+                    return True
+                self._end()  # it would take memory for nothing
+                return False
+            select.select([], [], [], _LOOK_S)
+        return False
+
+    def _end(self) -> None:
+        with contextlib.suppress(ChannelError):
+            ask(self._session, self._place, EndSession(why="it is of no use"))
+
+
+def importable(path: str | None, root: str) -> str:
+    """Return a PYTHONPATH by which scripts can import torchmuster from a folder that has nothing else."""
+    return os.pathsep.join([*([path] if path else []), root])

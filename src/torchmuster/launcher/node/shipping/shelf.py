@@ -1,0 +1,355 @@
+"""The shelf of a node: environments that were sent here, named by their content, in a folder of the user's in the node's scratch.
+
+One is unpacked beside its place and renamed at the end, so nobody meets half of one; of two that come at once, the first stays. Who uses one
+holds a lock on it, and who unpacks one holds a lock on that: what nobody holds can be removed.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchmuster.core import proc
+from torchmuster.core.model.plan import EnvironmentNeeds
+from torchmuster.core.model.text import show_size
+from torchmuster.core.node.leftovers import make_scratch, parent_folder, remove_scratch
+from torchmuster.errors import MusterError
+from torchmuster.launcher.files.parcel import ParcelError, Unpacker
+from torchmuster.launcher.files.relocation import relocate
+
+VARIABLE = "MUSTER_ENVIRONMENT"
+_BEGUN = ".unpacking-"
+_KEPT = 3
+_ASK_LIMIT_S = 10.0
+_TRY_LIMIT_S = 300.0
+_ROOM_BYTES = 256 << 20
+_BLOCK_BYTES = 4096
+_NOTES_BYTES = 1 << 20
+
+
+class Shelf:
+    """The place of one environment on this node.
+
+    Attributes:
+        folder: Where all of the user's lie.
+        path: Where this one lies, once it is there.
+
+    Raises:
+        MusterError: The folder can't be made.
+    """
+
+    def __init__(self, needs: EnvironmentNeeds, parent: str | None = None) -> None:
+        self.needs = needs
+        self.folder = shelf_folder(parent)
+        self.path = os.path.join(self.folder, needs.sha[:16])
+        self._hold: int | None = None
+
+    def take(self) -> bool:
+        """Use what is there, and let nobody remove it as long as this process lives; False where it is not."""
+        if self._hold is None:
+            self._hold = _held(self.path, fcntl.LOCK_SH)
+            if self._hold is not None:
+                os.utime(self.path)
+        return self._hold is not None
+
+    def let_go(self) -> None:
+        """Use it no longer."""
+        if self._hold is not None:
+            os.close(self._hold)
+            self._hold = None
+
+    def check_room(self) -> None:
+        """Make room for one more.
+
+        Raises:
+            MusterError: There is none.
+        """
+        forget_old(self.folder, keep=_KEPT - 1)
+        needs, stat = self.needs, os.statvfs(self.folder)
+        free = stat.f_bavail * stat.f_frsize
+        wanted = needs.size_bytes + needs.unpacked_bytes + needs.num_files * _BLOCK_BYTES // 2
+        wanted += _ROOM_BYTES
+        fix = "TMPDIR, or `scratch` of the site, names a folder with more room"
+        if free < wanted:
+            why = f"{show_size(free)} are free, it needs {show_size(wanted)}"
+            raise _no_room(self.folder, why, fix)
+        if stat.f_files and stat.f_favail < needs.num_files:
+            why = f"{stat.f_favail} files can be made, it has {needs.num_files}"
+            raise _no_room(self.folder, why, fix)
+
+    def no_room(self) -> MusterError:
+        """Return the error of a disk that was full before all was there."""
+        free = show_size(shutil.disk_usage(self.folder).free)
+        why = f"it was full before all {show_size(self.needs.unpacked_bytes)} were there: {free} are free now"
+        return _no_room(self.folder, why, "make room there, or name another folder: TMPDIR")
+
+
+def _no_room(folder: str, why: str, fix: str) -> MusterError:
+    return MusterError("there is no room for the environment", where=folder, why=why, fix=fix)
+
+
+def shelf_folder(parent: str | None = None) -> str:
+    """Return the folder of all environments of this user on this node; it is made.
+
+    Raises:
+        MusterError: It can't be made, or is another user's.
+    """
+    known = find_folder(parent)
+    path = make_scratch(os.path.dirname(known), folder_name())
+    if path != known:  # the next run would not find it
+        os.rmdir(path)
+        fix = "`scratch` of the site names another folder of the node"
+        raise MusterError("the folder of environments is another user's", where=known, fix=fix)
+    return path
+
+
+def find_folder(parent: str | None = None) -> str:
+    """Return the folder of all environments of this user on this node, which need not exist."""
+    parent = parent or parent_folder(dict(os.environ))
+    return os.path.join(os.path.realpath(parent), folder_name())
+
+
+def folder_name() -> str:
+    """Return how the folder is called in the node's scratch."""
+    return f"muster-environments-{os.getuid()}"
+
+
+class Unpacking:
+    """An environment on its way to its place.
+
+    Raises:
+        OSError: It can't be begun.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf, needs = shelf, shelf.needs
+        while True:
+            self._folder = tempfile.mkdtemp(prefix=_BEGUN, dir=shelf.folder)
+            self._hold = _held(self._folder, fcntl.LOCK_EX)
+            if self._hold is not None:
+                break  # else somebody has just taken it for what a killed one has left
+        limit = needs.unpacked_bytes + _NOTES_BYTES
+        self._unpacker = Unpacker(self._folder, limit, needs.num_files)
+
+    def feed(self, content: bytes) -> None:
+        """Take the next part.
+
+        Raises:
+            ParcelError: It is damaged.
+            MusterError: The disk is full.
+            OSError: It can't be written.
+        """
+        with self._telling_room():
+            self._unpacker.feed(content)
+
+    def finish(self) -> None:
+        """Put it into its place, and use it.
+
+        Raises:
+            ParcelError: It is damaged, or can't live at this place.
+            MusterError: The disk is full.
+            OSError: It can't be written.
+        """
+        shelf = self._shelf
+        with self._telling_room():
+            noted = self._unpacker.finish()
+            try:
+                relocate(self._folder, shelf.path, noted)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ParcelError(f"it can't live at {shelf.path}: {error}") from error
+        with contextlib.suppress(OSError):  # another run was first
+            os.rename(self._folder, shelf.path)
+        self.close()
+        if not shelf.take():
+            raise ParcelError("it was removed while it was unpacked")
+
+    @contextlib.contextmanager
+    def _telling_room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._shelf.no_room() from error
+            raise
+
+    def close(self) -> None:
+        """Remove what is not in its place."""
+        self._unpacker.close()
+        if self._hold is not None:
+            remove_scratch(self._folder)
+            os.close(self._hold)
+            self._hold = None
+
+
+def _held(path: str, kind: int) -> int | None:
+    """Return a descriptor that holds a folder, or None where it is gone."""
+    try:
+        hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # without locks nobody can take one to remove it
+        fcntl.flock(hold, kind)
+    try:
+        if os.path.samestat(os.fstat(hold), os.lstat(path)):
+            return hold
+    except OSError:
+        pass
+    os.close(hold)
+    return None
+
+
+# What is removed.
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An environment on the shelf; `age_s` since it was used last."""
+
+    path: str
+    age_s: float
+
+
+def kept_in(folder: str) -> list[Kept]:
+    """Return what lies on a shelf, the one used last first."""
+    now, found = time.time(), []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                age_s = now - entry.stat(follow_symlinks=False).st_mtime
+                found.append(Kept(entry.path, age_s))
+    return sorted(found, key=lambda kept: kept.age_s)
+
+
+def old_ones(folder: str, older_s: float, most_bytes: int | None) -> list[tuple[Kept, int]]:
+    """Return the environments that were not used for so long, and the oldest beyond so many bytes, each with its size.
+
+    Those that somebody uses are left out, but counted.
+    """
+    found, total = [], 0
+    for kept in kept_in(folder):
+        size = _size_of(kept.path)
+        total += size
+        too_much = most_bytes is not None and total > most_bytes
+        if (too_much or kept.age_s > older_s) and not is_used(kept.path):
+            found.append((kept, size))
+            total -= size
+    return found
+
+
+def _size_of(path: str) -> int:
+    size, waiting = 0, [path]
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+    return size
+
+
+def is_used(path: str) -> bool:
+    """Say whether somebody holds an environment."""
+    try:
+        hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(hold)
+    return False
+
+
+def forget_old(folder: str, keep: int) -> None:
+    """Remove the environments that were not used for longest, unless somebody uses them, and what killed processes have begun."""
+    for kept in kept_in(folder)[keep:]:
+        forget(kept.path)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(_BEGUN):
+                forget(os.path.join(folder, name))
+
+
+def forget(path: str) -> bool:
+    """Remove one that nobody holds; say whether it is gone. First its name: nobody meets half of it when we are killed."""
+    with contextlib.suppress(OSError):
+        hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            gone = os.path.join(os.path.dirname(path), f"{_BEGUN}{os.urandom(6).hex()}")
+            os.rename(path, gone)
+            remove_scratch(gone)
+        finally:
+            os.close(hold)
+    return not os.path.lexists(path)
+
+
+# Whether it can live here.
+
+
+def check_fit(needs: EnvironmentNeeds) -> None:
+    """Refuse a node on which the environment can't run, before anything is sent.
+
+    Raises:
+        MusterError: Why it can't.
+    """
+    machine, own = os.uname().machine, _own_glibc()
+    if machine != needs.machine:
+        raise MusterError(
+            "the environment is for another processor",
+            why=f"its files are for {needs.machine}, this host has {machine}",
+            fix="make one on a machine of this kind, and name it there: --python",
+        )
+    if needs.glibc and (own is None or own < needs.glibc):
+        has = f"glibc 2.{own}" if own is not None else "no glibc"
+        raise MusterError(
+            "the environment needs a newer C library",
+            why=f"its files need glibc 2.{needs.glibc}, this host has {has}",
+            fix="make the environment on a machine as old as this one",
+        )
+    if not needs.base:
+        return
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        said = proc.ask_beside([needs.base, "-I", "-S", "-c", ask], _ASK_LIMIT_S)
+        found = said.stdout.decode(errors="replace").strip()
+    except MusterError:
+        found = ""
+    if found != needs.python:
+        has = f"is Python {found[:20]}" if found else "does not exist"
+        raise MusterError(
+            "the base interpreter of the environment is missing",
+            why=f"it needs Python {needs.python}; {needs.base} {has} on this host",
+            fix="make the environment with `uv venv --managed-python`: its interpreter travels too",
+        )
+
+
+def _own_glibc() -> int | None:
+    """Return the minor number of this host's glibc 2."""
+    try:
+        words = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+        return int(words[1].split(".")[1])
+    except (ValueError, OSError, IndexError):
+        return None
+
+
+def try_torch(path: str, needs: EnvironmentNeeds) -> None:
+    """Import torch as the job will.
+
+    Raises:
+        MusterError: It does not work here.
+    """
+    word = "torch" if needs.has_torch else "sys"
+    argv = [os.path.join(path, "env", "bin", "python"), "-I", "-c", f"import {word}"]
+    said = proc.ask_beside(argv, _TRY_LIMIT_S)
+    if said.status != 0:
+        last = said.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        what = f"`import {word}` fails in the environment on this host"
+        raise MusterError(what, why=last[0][:500] if last else f"status {said.status}")

@@ -1,0 +1,289 @@
+"""Where the ranks of this node stand: their Python stacks, within a second, and what the kernel says of them.
+
+A worker has faulthandler write its stacks into a file when it gets `STACK_SIGNAL` (`spawner/last_words.py`). That works
+while C code holds the interpreter's lock. The signal is sent only to a process that has that very file open and
+catches the signal: for all others it would be the end. A stopped process and one that sleeps uninterruptibly can't
+answer; there py-spy is asked, where it is installed, and the kernel.
+"""
+
+import os
+import re
+import select
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torchmuster.core import proc
+from torchmuster.core.model import contract
+from torchmuster.core.model.progress import RankStack
+from torchmuster.errors import MusterError
+from torchmuster.launcher.facts import stacks as reading
+
+LIMIT_S = 1.0
+MAX_TEXT_BYTES = 12 << 10
+_MAX_CHILDREN = 8
+_AT_ONCE = 12
+_MAX_READ_BYTES = 256 << 10
+_QUIET_S = 0.03  # faulthandler has ended when it writes nothing more
+_POLL_S = 0.005
+_SPY_LIMIT_S = 3.0
+_SPIES_AT_ONCE = 16
+_MAX_SOURCE_BYTES = 1 << 20
+_STOPPED = ("T", "t")
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A process that was sent the signal, and what its file said so far."""
+
+    pid: int
+    path: str
+    size: int
+    changed_at: float
+    began: bool = False
+
+
+def take_stacks(
+    folder: str,
+    attempt: int,
+    workers: Sequence[tuple[int, int]],
+    limit_s: float = LIMIT_S,
+    logs: Mapping[int, str] | None = None,
+) -> tuple[RankStack, ...]:
+    """Return where these (rank, pid) stand; takes about `limit_s`, with py-spy up to 3 s more.
+
+    Args:
+        folder: Where the workers' stack files lie.
+        attempt: The attempt that they belong to.
+        workers: Rank and process.
+        limit_s: How long a worker may take to write.
+        logs: Rank -> its log, where torch says which store it calls.
+    """
+    deadline = time.monotonic() + limit_s
+    paths = {rank: contract.stacks_path(folder, attempt, rank) for rank, _ in workers}
+    texts = _ask([(pid, paths[rank]) for rank, pid in workers], deadline)
+    spied = _spy_all([pid for _, pid in workers if not texts.get(pid)])
+    found = [_stack(rank, pid, texts.get(pid, ""), spied) for rank, pid in workers]
+    found = [_with_children(stack, paths[stack.rank]) for stack in found]
+    return tuple(_with_stores(found, logs or {}))
+
+
+def pieces(stacks: Sequence[RankStack]) -> list[tuple[tuple[RankStack, ...], bool]]:
+    """Return the stacks in parts that a message can hold, each with whether it is the last."""
+    parts = [tuple(stacks[at : at + _AT_ONCE]) for at in range(0, len(stacks), _AT_ONCE)] or [()]
+    return [(part, number == len(parts)) for number, part in enumerate(parts, 1)]
+
+
+def _stack(rank: int, pid: int, text: str, spied: Mapping[int, tuple[str, str]]) -> RankStack:
+    facts = proc.read_process(pid)
+    state = facts.state if facts is not None else ""
+    why_not = ""
+    if not text:
+        text, why_not = spied[pid]
+    text = reading.main_first(text)
+    return RankStack(
+        rank=rank,
+        pid=pid,
+        state=state,
+        text=text[:MAX_TEXT_BYTES],
+        source=_source(text),
+        kernel=where_in_kernel(pid),
+        why_not=why_not,
+        uses_gpu=_uses_gpu(pid),
+    )
+
+
+def _with_children(stack: RankStack, path: str) -> RankStack:
+    """Add the stacks of loader processes to those of a rank that waits for them."""
+    if not reading.waits_for_loader(stack.text):
+        return stack
+    pids = [p for p in proc.children_of(stack.pid) if _answers(p, path)][:_MAX_CHILDREN]
+    texts = []
+    for pid in pids:  # one after the other: they share the file
+        said = _ask([(pid, path)], time.monotonic() + LIMIT_S / 2)
+        text = reading.main_first(said.get(pid, ""))
+        facts = proc.read_process(pid)
+        stopped = facts is not None and facts.state in _STOPPED
+        texts.append(text[: MAX_TEXT_BYTES // 8] or ("stopped (SIGSTOP)" if stopped else ""))
+    return replace(stack, children=tuple(text for text in texts if text))
+
+
+def _with_stores(stacks: Sequence[RankStack], logs: Mapping[int, str]) -> list[RankStack]:
+    """Add what those who make a store are connected to."""
+    if not any(reading.makes_store(one.text, one.source) for one in stacks):
+        return list(stacks)
+    from torchmuster.launcher.node.store_calls import look
+
+    deadline = time.monotonic() + LIMIT_S
+    return [
+        replace(one, store=look(one.pid, one.text, logs.get(one.rank, ""), deadline))
+        if reading.makes_store(one.text, one.source)
+        else one
+        for one in stacks
+    ]
+
+
+# faulthandler.
+
+
+def _ask(processes: Sequence[tuple[int, str]], deadline: float) -> dict[int, str]:
+    """Send the signal to all that answer it and return what they wrote, by pid."""
+    asked: list[_Asked] = []
+    for pid, path in processes:
+        facts = proc.read_process(pid)
+        if facts is None or facts.state in (*_STOPPED, "Z", "X") or not _answers(pid, path):
+            continue
+        if waits_for_signal(pid):
+            continue
+        try:
+            os.truncate(path, 0)
+        except OSError:
+            continue
+        proc.kill_quietly(pid, contract.STACK_SIGNAL)
+        asked.append(_Asked(pid, path, 0, time.monotonic()))
+    _wait_until_written(asked, deadline)
+    return {one.pid: _read(one.path) for one in asked if one.began}
+
+
+def _wait_until_written(asked: Sequence[_Asked], deadline: float) -> None:
+    while time.monotonic() < deadline:
+        now = time.monotonic()
+        for one in asked:
+            size = _size(one.path)
+            if size != one.size:
+                one.size, one.changed_at, one.began = size, now, True
+        if all(one.began and now - one.changed_at > _QUIET_S for one in asked):
+            return
+        select.select([], [], [], _POLL_S)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_READ_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _answers(pid: int, path: str) -> bool:
+    """Say whether the process has the stack file open and catches the signal."""
+    try:
+        same = os.path.samestat(os.stat(f"/proc/{pid}/fd/{contract.STACK_FD}"), os.stat(path))
+    except OSError:
+        return False
+    return same and proc.catches_signal(pid, contract.STACK_SIGNAL)
+
+
+# Others.
+
+
+def _spy_all(pids: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """Return what `_spy` says of several processes; it takes no longer than for one."""
+    if len(pids) < 2:
+        return {pid: _spy(pid) for pid in pids}
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_SPIES_AT_ONCE) as pool:
+        return dict(zip(pids, pool.map(_spy, pids), strict=True))
+
+
+def _spy(pid: int, find: Callable[[int], str | None] | None = None) -> tuple[str, str]:
+    """Return what py-spy says of a process that does not answer, and why there is nothing."""
+    facts = proc.read_process(pid)
+    state = facts.state if facts is not None else ""
+    if not state or state in ("Z", "X"):
+        return "", "the process has ended"
+    reason = {"T": "it is stopped", "t": "a debugger holds it", "D": "it sleeps in the kernel"}
+    why = reason.get(
+        state, "it writes no stacks: it is not a Python script, or has closed the file"
+    )
+    if state == "t":
+        return "", why
+    if waits_for_signal(pid):
+        why = "it waits for a signal, and the signal for stacks would wake it"
+    program = (find or find_spy)(pid)
+    if program is None:
+        return "", f"{why}; py-spy would show more and is not installed here (pip install py-spy)"
+    try:
+        said = proc.ask([program, "dump", "--nonblocking", "--pid", str(pid)], b"", _SPY_LIMIT_S)
+    except MusterError as error:
+        return "", f"{why}; {error.why}"
+    if said.status != 0:
+        last = said.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return "", f"{why}; py-spy: {last[0][:200] if last else 'no answer'}"
+    return said.stdout.decode(errors="replace"), ""
+
+
+def find_spy(pid: int, which: Callable[..., str | None] = shutil.which) -> str | None:
+    """Return the py-spy on our PATH, on that of the process, or beside its interpreter."""
+    path = _word_of(f"/proc/{pid}/environ", b"PATH=")
+    program = _word_of(f"/proc/{pid}/cmdline", b"")
+    beside = os.path.dirname(program) if os.path.isabs(program) else ""
+    return which("py-spy") or next(
+        (found for where in (beside, path) if where and (found := which("py-spy", path=where))),
+        None,
+    )
+
+
+def _word_of(path: str, prefix: bytes) -> str:
+    """Return the first word of a file of /proc that begins so, without the prefix."""
+    try:
+        with open(path, "rb") as file:
+            words = file.read(_MAX_SOURCE_BYTES).split(b"\0")
+    except OSError:
+        return ""
+    chosen = next((word for word in words if word.startswith(prefix)), b"")
+    return os.fsdecode(chosen.removeprefix(prefix))
+
+
+def where_in_kernel(pid: int) -> str:
+    """Return the function of the kernel in which a process sleeps; empty when that is not told."""
+    try:
+        with open(f"/proc/{pid}/wchan") as file:
+            word = file.read(128).strip()
+    except OSError:
+        return ""
+    return word if re.fullmatch(r"[A-Za-z_][\w.]*", word) else ""
+
+
+def waits_for_signal(pid: int) -> bool:
+    """Say whether a process waits for any signal, as `signal.pause()` does: ours would be the end of its wait."""
+    return re.search(r"pause|sigsuspend", where_in_kernel(pid)) is not None
+
+
+def _uses_gpu(pid: int) -> bool:
+    """Say whether the process has opened a GPU's device."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for name in names:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
+            return True
+    return False
+
+
+def _source(text: str) -> str:
+    """Return the line of the script at which the main thread stands."""
+    frame = reading.user_frame(reading.main_frames(text))
+    if frame is None:
+        return ""
+    try:
+        with open(frame.file, "rb") as file:
+            lines = file.read(_MAX_SOURCE_BYTES).split(b"\n")
+    except OSError:
+        return ""
+    inside = 0 < frame.line <= len(lines)
+    return lines[frame.line - 1].decode(errors="replace").strip()[:200] if inside else ""

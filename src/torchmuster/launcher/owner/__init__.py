@@ -1,0 +1,1 @@
+"""What an owner does beyond a run on this machine."""

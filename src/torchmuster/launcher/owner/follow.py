@@ -1,0 +1,58 @@
+"""Own a prepared workflow to its end, with a terminal or a log as its voice."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.files.terminal import TerminalVoice
+from torchmuster.core.model.verdict import WorkflowResult
+from torchmuster.core.owner.session import EarlyStop, note_on_session
+from torchmuster.errors import RunDirectoryError
+from torchmuster.launcher.facts.gpu import visible_gpus
+from torchmuster.workflow.owner.capacity import this_machine
+from torchmuster.workflow.owner.view import read_workflow
+from torchmuster.workflow.owner.workflow import WorkflowOwner
+
+if TYPE_CHECKING:
+    from torchmuster.workflow.owner.host_capacity import HostCapacity
+    from torchmuster.workflow.owner.workflow import Elsewhere
+
+
+@dataclass(slots=True)
+class _TaskDisplay:
+    """Gives each task a number for the voice, which knows ranks."""
+
+    voice: TerminalVoice
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def say(self, sentence: str) -> None:
+        self.voice.say(sentence)
+
+    def show_task(self, task: str, stream: int, text: str, left_out: int) -> None:
+        number = self._numbers.setdefault(task, len(self._numbers))
+        self.voice.name_rank(number, task)
+        self.voice.show(number, stream, text, left_out)
+
+
+def follow_workflow(
+    run_dir: RunDir,
+    voice: TerminalVoice,
+    hosts: "HostCapacity | None" = None,
+    elsewhere: "Elsewhere | None" = None,
+) -> WorkflowResult:
+    """Run a workflow whose directory is ready: here, on hosts of ssh, or elsewhere.
+
+    Raises:
+        RunDirectoryError: Its plan can't be read.
+    """
+    early = EarlyStop()
+    plan = read_workflow(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the workflow can't be read", where=run_dir.workflow)
+    note = note_on_session(may_detach=hosts is None)
+    if note is not None:
+        voice.say(note)
+    machine = this_machine(run_dir.path, visible_gpus())
+    owner = WorkflowOwner(plan, run_dir, machine, _TaskDisplay(voice), hosts, elsewhere)
+    return asyncio.run(owner.run(early))

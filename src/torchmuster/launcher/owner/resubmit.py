@@ -1,0 +1,305 @@
+"""How the head of a job continues its run in another: by requeue, by a new job, or by the next one of a chain."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torchmuster.core import proc
+from torchmuster.core.engines.schedulers import facts_of
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.links import Link, Links, ResubmitMethod
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.record import read_result, record_of
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.launcher.engines.base import Dialect, EngineError, Refusal
+from torchmuster.launcher.jobs.jobs import cancel_job
+from torchmuster.launcher.jobs.links import is_cancelled, read_chain, read_links, write_links
+from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest
+
+QUICK_TIMEOUT_S = 3.0
+COMMAND_TIMEOUT_S = 8.0  # the job itself has only seconds left
+# What a job has from its scheduler would be read by the submit command as wishes for the new one.
+_OF_LAUNCHERS = ("PMI_", "PMIX_")
+Ask = Callable[[list[str]], proc.Answered]
+
+
+def ask_command(argv: list[str]) -> proc.Answered:
+    """Run a scheduler's command for at most 8 s.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    return proc.ask(argv, b"", COMMAND_TIMEOUT_S)
+
+
+def ask_quickly(argv: list[str]) -> proc.Answered:
+    """Run a scheduler's command for at most 3 s: a run waits for it.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    return proc.ask(argv, b"", QUICK_TIMEOUT_S)
+
+
+def ask_beside(argv: list[str]) -> proc.Answered:
+    """Do the same from any thread of an owner, which ends what else it has started.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    return proc.ask_beside(argv, QUICK_TIMEOUT_S)
+
+
+def find_end(
+    dialect: Dialect, job_id: str, clock: Callable[[], float], ask: Ask = ask_quickly
+) -> float | None:
+    """Ask the scheduler when a job has to end, seconds since 1970; None when it doesn't say."""
+    for argv in dialect.end_argv(job_id):
+        try:
+            answer = ask(argv)
+        except MusterError:
+            continue
+        if answer.status == 0:
+            end = dialect.job_end(answer.stdout.decode(errors="replace"), clock())
+            if end is not None:
+                return end
+    return None
+
+
+_TRY_EVERY_S, _TRY_LATER_S = 5.0, 60.0
+
+
+@dataclass(slots=True)
+class Chain:
+    """The links of one run, as the head of the newest one sees them.
+
+    Attributes:
+        num_resubmits: How many continuations there may be.
+        way: The one to try first; None for the scheduler's best.
+    """
+
+    run_dir: RunDir
+    dialect: Dialect
+    job_id: str
+    num_resubmits: int = 0
+    way: ResubmitMethod | None = None
+    ask: Ask = ask_command
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    links: Links = field(default_factory=Links)
+    _is_in_doubt: bool = False
+
+    def begin(self, first_attempt: int) -> str | None:
+        """Note that this job is the run's now; a sentence when there is nothing to do for it."""
+        links = read_links(self.run_dir) or Links()
+        newest = links.newest
+        if is_cancelled(self.run_dir):
+            return "the run was cancelled: nothing is left to do"
+        is_new = newest is None or newest.job_id != self.job_id
+        result = read_result(self.run_dir)
+        if newest is not None and result is not None and _is_complete(result, links, is_new=is_new):
+            return f"the run is complete ({result.state.value}): nothing is left to do"
+        known = links.links
+        if is_new:
+            way = ResubmitMethod.CHAIN if known else None
+            known += (Link(job_id=self.job_id, way=way, first_attempt=first_attempt),)
+        self._note(Links(most=self.num_resubmits + 1, links=known))
+        return None
+
+    @property
+    def may_go_on(self) -> bool:
+        """Say whether another link may follow."""
+        return len(self.links.links) < self.links.most
+
+    def go_on(
+        self,
+        result: Result,
+        *,
+        time_was_up: bool,
+        say: Callable[[str], None],
+        pause: Callable[[float], bool] = lambda _: False,
+    ) -> bool:
+        """Continue a run whose time was up or which lost a node, or note why it ends here; say whether it goes on.
+
+        Args:
+            result: How this link has ended.
+            time_was_up: The job's time is why.
+            say: Gets sentences for the user.
+            pause: Waits so many seconds where every way was refused; False where there is no time to try again.
+        """
+        wanted = time_was_up or result.node_was_lost
+        if result.state is not RunState.PREEMPTED or not wanted:
+            self._note(replace(self.links, ended=result.state.value))
+            return False
+        if is_cancelled(self.run_dir):
+            self._note(replace(self.links, ended="cancelled"))
+            return False
+        if not self.num_resubmits and result.node_was_lost and self._requeues(say):
+            return True
+        if not self.may_go_on:
+            if self.num_resubmits:
+                say(f"{self.links.label} has ended, and --resubmit {self.num_resubmits} is spent")
+            self._note(replace(self.links, ended="no link is left"))
+            return False
+        pause_s, told = _TRY_EVERY_S, set[str]()
+        while True:
+            is_away = False
+            for way in self._ways():
+                why = self._try(way, result.attempts)
+                if why is None:
+                    newest = self.links.newest
+                    job_id = newest.job_id if newest is not None else self.job_id
+                    say(f"the run continues: {self.links.label} is job {job_id}, by {way.value}")
+                    return self._unless_cancelled(say)
+                sentence = f"the run can't continue by {way.value}: {why}"
+                if sentence not in told:
+                    told.add(sentence)
+                    say(sentence)
+                is_away = is_away or self._is_away(why)
+            # A server may be away for a minute; one that took a job without a word must not get another.
+            if self._is_in_doubt or not is_away or not pause(pause_s):
+                self._note(replace(self.links, ended="no way to continue"))
+                return False
+            if is_cancelled(self.run_dir):
+                self._note(replace(self.links, ended="cancelled"))
+                return False
+            pause_s = min(2 * pause_s, _TRY_LATER_S)
+
+    def _is_away(self, why: str) -> bool:
+        """Say whether these words are those of a scheduler that could not be reached; any other has decided."""
+        known: Sequence[Refusal] = getattr(self.dialect, "refusals", ())
+        return any(one.is_away and re.search(one.pattern, why, re.IGNORECASE) for one in known)
+
+    def _requeues(self, say: Callable[[str], None]) -> bool:
+        """Start the job again that has lost a node, where its scheduler does so with every other job: the same link."""
+        if self.dialect.resubmit_methods[:1] != (ResubmitMethod.REQUEUE,):
+            return False
+        try:
+            self._requeue()
+        except MusterError as error:
+            say(f"job {self.job_id} can't be requeued: {error.why or error.what}")
+            return False
+        name = self.dialect.name
+        say(
+            f"job {self.job_id} has lost a node for good: it is requeued, as {name} does with a job that has no muster in it"
+        )
+        return True
+
+    def _ways(self) -> Iterator[ResubmitMethod]:
+        if self.way is not None:
+            yield self.way
+        yield from (way for way in self.dialect.resubmit_methods if way is not self.way)
+
+    def _try(self, way: ResubmitMethod, first_attempt: int) -> str | None:
+        """Make the next link; return why it was refused, or None."""
+        before = self.links
+        if way is not ResubmitMethod.CHAIN and way not in self.dialect.resubmit_methods:
+            return f"{self.dialect.name} does not support it"
+        try:
+            if way is ResubmitMethod.REQUEUE:
+                # Noted first: the job may be ended while the command still runs.
+                self._append(self.job_id, way, first_attempt)
+                self._requeue()
+            elif way is ResubmitMethod.SUBMIT:
+                self._append(self._submit(), way, first_attempt)
+            else:
+                self._append(self._next_of_chain(), way, first_attempt)
+        except MusterError as error:
+            if self.links is not before:
+                self._note(before)
+            return error.why or error.what
+        return None
+
+    def _next_of_chain(self) -> str:
+        chain = read_chain(self.run_dir)
+        position = chain.index(self.job_id) + 1 if self.job_id in chain else len(chain)
+        if position >= len(chain):
+            raise EngineError("no job of the chain is left")
+        return chain[position]
+
+    def _submit(self) -> str:
+        """Submit the script again; the new job waits for the end of this one, whose folder it takes over."""
+        after = JobDependency(job_id=self.job_id, kind=AfterKind.ANY)
+        name = os.path.basename(self.run_dir.path)
+        job = JobRequest(
+            name=name, chunks=(), head=(), log_path=self.run_dir.job_log, after=(after,)
+        )
+        argv = self.dialect.submit_argv(job, self.run_dir.job_script)
+        return self.dialect.job_id(self._command([*self._outside(), *argv]))
+
+    def _requeue(self) -> None:
+        """Start this job again; a command that a signal ends without a word has done it, and ended with the job."""
+        answer = self.ask(self.dialect.requeue_argv(self.job_id))
+        was_ended = answer.status is not None and answer.status < 0 and not answer.stderr.strip()
+        if not was_ended:
+            self._judge(answer)
+
+    def _outside(self) -> list[str]:
+        facts = facts_of(self.dialect)
+        begins = (*facts.variables, *_OF_LAUNCHERS)
+        names = (name for name in self.environment if name.startswith(begins))
+        return [
+            "env",
+            *(f"--unset={name}" for name in sorted(names) if name not in facts.variables_of_users),
+        ]
+
+    def _command(self, argv: list[str]) -> str:
+        return self._judge(self.ask(argv))
+
+    def _judge(self, answer: proc.Answered) -> str:
+        if answer.status != 0:
+            self._is_in_doubt = answer.status is None
+            lines = answer.stderr.decode(errors="replace").strip().splitlines()
+            silent = "no answer in time" if answer.status is None else "it printed nothing"
+            raise EngineError("refused", why=lines[-1][:200] if lines else silent)
+        return answer.stdout.decode(errors="replace")
+
+    def _unless_cancelled(self, say: Callable[[str], None]) -> bool:
+        """The user may have cancelled the run while its next link was made."""
+        newest = self.links.newest
+        if newest is None or not is_cancelled(self.run_dir):
+            return True
+        try:
+            cancel_job(self.dialect, newest.job_id)
+        except MusterError as error:
+            say(f"job {newest.job_id} can't be cancelled: {error.why or error.what}")
+        self._note(replace(self.links, ended="cancelled"))
+        return False
+
+    def _append(self, job_id: str, way: ResubmitMethod, first_attempt: int) -> None:
+        link = Link(job_id=job_id, way=way, first_attempt=first_attempt)
+        self._note(replace(self.links, links=(*self.links.links, link)))
+
+    def _note(self, links: Links) -> None:
+        self.links = links
+        write_links(self.run_dir, links)
+
+
+def restarts_spent(run_dir: RunDir, max_restarts: int) -> int:
+    """Return what earlier lives of a run have spent of its restarts: a chain has one budget."""
+    failures = (one.failure for one in record_of(run_dir).attempts if one.failure is not None)
+    left = [one.restarts_left for one in failures if one.restarts_left is not None]
+    return min(max(max_restarts - min(left, default=max_restarts), 0), max_restarts)
+
+
+def parse_method(text: str | None) -> ResubmitMethod | None:
+    """Return the way that a word names.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    words = [way.value for way in ResubmitMethod]
+    if text is not None and text not in words:
+        raise UsageError(f"`{text}` is not a way to continue", fix=f"one of {', '.join(words)}")
+    return ResubmitMethod(text) if text is not None else None
+
+
+def _is_complete(result: Result, links: Links, *, is_new: bool) -> bool:
+    """Say whether nothing may follow this result: of a job that is started again, only a success.
+
+    So PBS starts a job again whose host it takes for dead, also when its script has just ended.
+    """
+    if result.state is RunState.SUCCEEDED:
+        return True
+    return is_new and (result.state is RunState.FAILED or links.ended is not None)

@@ -1,0 +1,1 @@
+"""Programs on nodes beyond the agent: successors, debuggers. Standard library only."""

@@ -1,0 +1,348 @@
+"""What makes an agent the head of its run when that is lost: a socket, a head in this process, an owner beside it."""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from torchmuster.core import proc
+from torchmuster.core.files.claims import Claims
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.files.layout import RunDir, last_lines, size_of
+from torchmuster.core.head.attempt import EndRun
+from torchmuster.core.head.membership import deposed
+from torchmuster.core.head.options import Office, TrainingHeadOptions
+from torchmuster.core.head.training_head import TrainingHead
+from torchmuster.core.head.training_policy import HEAD_IS_SILENT
+from torchmuster.core.model.codec import to_words
+from torchmuster.core.model.events import AttemptFailedEvent, HeadReplacedEvent
+from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.succession import Heir, Move, NodeLostWords, Sight, SucceedWords, Term
+from torchmuster.core.model.verdict import Report
+from torchmuster.core.net.address import bind, own_endpoints, split_endpoint
+from torchmuster.core.node.agent import Agent
+from torchmuster.core.node.head_link import HeadLink
+from torchmuster.core.node.options import AgentOptions
+from torchmuster.core.programs.head_host import HeadHost
+from torchmuster.core.programs.launch import began_at, machines_left_out
+from torchmuster.errors import MusterError
+
+# One agent's part when its head is lost: it votes, asks the engine, and becomes the head (`docs/succession.md`).
+
+
+_LOOK_EVERY_S = 0.5
+_SELDOM_S = 10.0  # while the head is there: to know its term when it is lost
+_ASK_LIMIT_S = 8.0
+_SAY_EVERY_S = 30.0
+_GONE_S = 2.0  # its machine runs, and nothing listens there
+
+
+class Succession:
+    """What one agent does about a head that it may replace.
+
+    Args:
+        claims: Of the run.
+        place: The agent's own.
+        node: Its machine, as the engine calls it.
+        link: To the head.
+        is_idle: Says whether no worker of this node lives.
+        take_over: Makes this agent's process the head; it has claimed a term.
+        ask: Returns the command that ends with 0 where the engine says that a machine is lost.
+        say: Tells the user of this node.
+    """
+
+    def __init__(
+        self,
+        claims: Claims,
+        *,
+        place: int,
+        node: str,
+        link: HeadLink,
+        is_idle: Callable[[], bool],
+        take_over: Callable[[Term], Awaitable[None]],
+        ask: Callable[[str], list[str]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._claims, self._node, self._link = claims, node, link
+        self._heir = Heir(place)
+        self._is_idle, self._take_over, self._ask, self._say = is_idle, take_over, ask, say
+        self._proved = -1
+        self._say_at = self._seldom_at = 0.0
+        self._failure = ""
+        self._damaged: str | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def has_proof_of(self, term: int) -> bool:
+        """Say whether the engine has said that the machine of this term's head is lost."""
+        return self._proved == term
+
+    async def watch(self) -> None:
+        """Look until this agent has become the head, or ends."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            try:
+                if await self._look():
+                    return
+            except OSError as error:
+                why = error.strerror or str(error)  # the path is another one each time
+                if why != self._failure:
+                    self._failure = why
+                    where = self._claims.folder
+                    self._say(
+                        f"whether another node becomes the head can't be seen: {where}: {why}"
+                    )
+
+    async def _look(self) -> bool:
+        """Look, and do what follows; say whether this agent has become the head."""
+        now, silent = self._link.clock(), self._link.silent_s() is not None
+        if not silent and not self._heir.has_voted and now < self._seldom_at:
+            return False
+        self._seldom_at = now + _SELDOM_S
+        newest, votes = await asyncio.to_thread(self._read, silent or self._heir.has_voted)
+        sight = Sight(
+            newest=newest,
+            votes=votes,
+            is_silent=silent and self._link.silent_s() is not None,
+            is_idle=self._is_idle(),
+            is_proved=newest is not None
+            and (self._proved == newest.number or self._link.gone_s > _GONE_S),
+        )
+        if self._claims.damaged is not None and self._claims.damaged != self._damaged:
+            self._damaged = self._claims.damaged
+            self._say(f"{self._damaged} is no claim: it counts as nobody's")
+        move = self._heir.look(self._link.clock(), sight)
+        return newest is not None and await self._do(move, newest, votes)
+
+    def _read(self, fresh: bool) -> tuple[Term | None, frozenset[int]]:
+        newest = self._claims.newest(fresh=fresh)
+        votes = self._claims.votes(newest.number) if newest is not None and fresh else frozenset()
+        return newest, votes
+
+    async def _do(self, move: Move, newest: Term, votes: frozenset[int]) -> bool:
+        place = self._heir.place
+        match move:
+            case Move.VOTE:
+                self._say(f"this node has lost the head on {newest.node}: has another one, too?")
+                await asyncio.to_thread(self._claims.vote, newest.number, place)
+            case Move.WITHDRAW:
+                self._say("the head is there again")
+                await asyncio.to_thread(self._claims.withdraw, newest.number, place)
+            case Move.ASK:
+                if self._asking is None or self._asking.done():
+                    self._asking = asyncio.create_task(self._ask_engine(newest, votes))
+            case Move.CLAIM:
+                claim = self._heir.next_claim(votes, secrets.token_hex(8), self._node)
+                if await asyncio.to_thread(self._claims.take, claim):
+                    await self._take_over(claim)
+                    return True
+            case _:
+                pass
+        return False
+
+    async def _ask_engine(self, newest: Term, votes: frozenset[int]) -> None:
+        argv = self._ask(newest.node)
+        try:
+            answer = await asyncio.to_thread(proc.ask_beside, argv, _ASK_LIMIT_S)
+        except MusterError:
+            return  # it can't be asked now
+        if answer.status == 0:
+            self._proved = newest.number
+            self._say(answer.stdout.decode(errors="replace").strip())
+        elif self._link.clock() >= self._say_at:
+            self._say_at = self._link.clock() + _SAY_EVERY_S
+            lost = len(votes & set(newest.members))
+            self._say(
+                f"{lost} of {len(newest.members)} nodes have lost the head on {newest.node}: more than half must have, or the"
+                " scheduler say that its machine is lost, before another node becomes the head"
+            )
+
+
+_SUCCESSOR_LOOK_EVERY_S = 2.0
+_OWNER_ENDS_S = 90.0  # it may submit a job
+_END_LOOK_S = 0.05
+_LINES = 200
+_MOST_OWNERS = 5
+
+
+class Successor:
+    """Watches a lost head's place for one agent, and takes it.
+
+    Args:
+        options: The agent's.
+        agent: Of this process.
+        host: Where the head will be.
+        disk: Writes the record.
+    """
+
+    def __init__(
+        self, options: AgentOptions, agent: Agent, host: HeadHost, disk: DiskWriter
+    ) -> None:
+        place = options.place
+        if options.run_dir is None or place is None:
+            raise ValueError("only agents of a run with a directory may become the head")
+        self._options, self._agent, self._host, self._disk = options, agent, host, disk
+        self._run_dir = RunDir(options.run_dir)
+        self._claims = Claims(self._run_dir.succession)
+        self._office: Office | None = None
+        self._owner: proc.Child | None = None
+        self._owner_words: tuple[int, int] | None = None
+        self._owners_left = _MOST_OWNERS
+        self._succession = Succession(
+            self._claims,
+            place=place,
+            node=options.plan.node_name(place),
+            link=agent.link,
+            is_idle=lambda: agent.is_idle,
+            take_over=self._take_over,
+            ask=self._ask_words,
+            say=agent.voice.say,
+        )
+
+    def _ask_words(self, node: str) -> list[str]:
+        words = NodeLostWords(run_dir=self._run_dir.path, node=node)
+        return proc.node_program("node-lost", *to_words(words))
+
+    async def watch(self) -> None:
+        """Wait for the head's loss; as the head, wait for whoever takes its place."""
+        await self._succession.watch()
+        while self._office is not None:
+            await asyncio.sleep(_SUCCESSOR_LOOK_EVERY_S)
+            if self._owner is not None and self._owner.poll() is not None:
+                self._replace_owner(self._owner)
+            try:
+                newest = await asyncio.to_thread(self._claims.newest)
+            except OSError:
+                continue  # it shows at the next attempt
+            if newest is not None and newest.holder != self._office.holder:
+                self._agent.fail(deposed(self._office))
+                return
+
+    async def _take_over(self, claim: Term) -> None:
+        """Become the head: the claim is ours."""
+        run_dir, before = self._run_dir, await asyncio.to_thread(self._before, claim)
+        lost = before.node if before is not None else "another node"
+        expected = frozenset(before.members) - {before.place} if before is not None else frozenset()
+        listening = bind("0.0.0.0", 0)
+        listening.setblocking(False)
+        port = int(listening.getsockname()[1])
+        self._office = office = Office(
+            claims=self._claims,
+            term=claim.number,
+            holder=claim.holder,
+            place=claim.place,
+            node=claim.node,
+        )
+        options = TrainingHeadOptions(
+            plan=self._options.plan,
+            run_dir=run_dir,
+            first_attempt=claim.next_attempt,
+            restarts_spent=claim.restarts_spent,
+            why=f"the head on {lost} was lost",
+            samples_bytes=size_of(run_dir.samples),
+            has_owner=True,
+            office=office,
+            left_out=machines_left_out(run_dir),
+            expected=expected,
+            began_at=began_at(run_dir),
+        )
+        told = own_endpoints(port)
+        await asyncio.to_thread(self._claims.announce, claim.number, told)
+        newest = await asyncio.to_thread(self._claims.newest)
+        if newest != claim:  # this node stood still meanwhile
+            listening.close()
+            raise deposed(office)
+        head = self._host.begin(options, listening, self._options.head, self._agent)
+        if before is not None:
+            is_gone = self._succession.has_proof_of(before.number)
+            head.policy.head_was_lost(before.place, before.node, is_gone=is_gone)
+        most = self._options.plan.limits.max_restarts
+        self._tell(head, claim, before, most)
+        if claim.restarts_spent > most:
+            head.policy.finish(EndRun(RunState.FAILED, 7, _spent(lost, most, run_dir)))
+        address, others = ("127.0.0.1", port), tuple(split_endpoint(word) for word in told)
+        self._agent.become_head(address, others, claim.number)
+        self._start_owner(claim.place, port)
+
+    def _tell(self, head: TrainingHead, claim: Term, before: Term | None, most: int) -> None:
+        """Write what the lost head could not: how its attempt ended, and who goes on."""
+        if before is None:
+            return
+        attempt, path = before.next_attempt - 1, self._run_dir.events
+        known = f'"event":"attempt_failed","attempt":{attempt},'
+        noted = any(known in line for line in last_lines(path, _LINES, _LINES << 10))
+        if attempt >= 0 and not noted:
+            end = WorkerEnd(
+                attempt=attempt,
+                rank=0,
+                local_rank=0,
+                node=before.node,
+                kind=EndKind.NODE_LOST,
+                asked=False,
+                elapsed_s=0.0,
+                detail=HEAD_IS_SILENT,
+            )
+            head.event(
+                AttemptFailedEvent(
+                    attempt=attempt,
+                    what=f"{before.node}: {end.detail}",
+                    cause=end,
+                    restarts_left=max(0, most - claim.restarts_spent),
+                )
+            )
+        head.event(
+            HeadReplacedEvent(node=claim.node, before=before.node, attempt=claim.next_attempt)
+        )
+
+    def _before(self, claim: Term) -> Term | None:
+        try:
+            return self._claims.read(claim.number - 1)
+        except OSError:
+            return None
+
+    def _start_owner(self, place: int, port: int) -> None:
+        """Start what starts agents, watches the time and ends the job: the old one was on the lost machine."""
+        self._owner_words = (place, port)
+        words = SucceedWords(
+            run_dir=self._run_dir.path, place=place, head_pid=os.getpid(), head_port=port
+        )
+        argv = proc.node_program("succeed", *to_words(words))
+        try:
+            log = os.open(self._run_dir.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError:
+            log = os.open(os.devnull, os.O_WRONLY)
+        try:
+            self._owner = proc.start_beside(argv, stdout=log, stderr=log)
+        except MusterError as error:
+            self._agent.tell(f"nobody starts lost agents again, or ends the job: {error.what}")
+        finally:
+            os.close(log)
+
+    async def end(self) -> None:
+        """Wait for the owner, which goes on or ends the job; it ends with this process, too."""
+        until = time.monotonic() + _OWNER_ENDS_S
+        while self._owner is not None and time.monotonic() < until:
+            if self._owner.poll() is None:
+                await asyncio.sleep(_END_LOOK_S)
+            elif not self._replace_owner(self._owner):
+                return
+
+    def _replace_owner(self, owner: proc.Child) -> bool:
+        """Start the owner again if something has killed it: without one the job would outlive its run."""
+        proc.let_go(owner)
+        self._owner = None
+        status, self._owners_left = owner.poll(), self._owners_left - 1
+        if status is None or status >= 0 or self._owners_left < 0 or self._owner_words is None:
+            return False
+        self._start_owner(*self._owner_words)
+        return self._owner is not None
+
+
+def _spent(lost: str, most: int, run_dir: RunDir) -> Report:
+    return Report(
+        error=f"the head on {lost} was lost, and no restart is left",
+        at=lost,
+        because=(f"all {most} restarts of `--max-restarts` are spent",),
+        hint=f"go on from the last snapshot: muster restart {os.path.basename(run_dir.path)}",
+    )

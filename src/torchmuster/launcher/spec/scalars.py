@@ -1,0 +1,376 @@
+"""The single values of a workflow file: names, sizes, times, paths, URLs, each with its rule and its message."""
+
+import datetime as dt
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic_core import PydanticCustomError
+
+from torchmuster.core.model.text import did_you_mean
+from torchmuster.core.spec.launch import parse_nodes, parse_workers
+from torchmuster.core.spec.problems import Problems
+from torchmuster.core.spec.units import near_duration, parse_size, parse_timeout
+
+NAME = re.compile(r"[a-zA-Z]([a-zA-Z0-9_-]*[a-zA-Z0-9])?")
+MAX_NAME = 64
+_MAX_NUMBER = 1_000_000_000
+_MAX_SIZE_BYTES = 1 << 62
+_MAX_SECONDS = 10 * 366 * 86400.0
+_MAX_RANGES = 256
+_MAX_WORD = 64  # characters of a number, a size or a time
+_EXIT_CODES = re.compile(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_SCHEMES = ("s3", "gs", "swift", "tos", "azure", "abfs", "abfss", "file", "memory")
+_SHOWN_SCHEMES = "s3://, gs://, swift://, tos://, azure://, abfs://, file:///"
+_DATASET = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(?::[A-Za-z0-9_-]+)?")
+_TOKEN = re.compile(r"\{\{[^{}]*\}\}")
+_TIMES = "e.g. 30s, 90m, 8h, 1:30:00, PT1H30M"
+_SIZES = "e.g. 64Gi, 500Mi"
+
+
+def wrong(what: str, fix: str | None = None) -> PydanticCustomError:
+    """Return an error with our message; `fix` becomes the hint."""
+    # pydantic formats the template with its context: braces of a token must survive it.
+    return PydanticCustomError("muster", "{what}", {"what": what, "fix": fix})
+
+
+def shown(text: str) -> str:
+    """Return a text in backticks, shortened to fit a line."""
+    if not text.strip():
+        return "an empty text"
+    line = " ".join(text.split("\n"))
+    return f"`{line}`" if len(line) <= 60 else f"`{line[:57]}...`"
+
+
+def kind_of(value: Any) -> str:
+    """Return the usual name of a YAML value's type."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return f"the truth value {str(value).lower()}"
+    if isinstance(value, dict):
+        return "a map"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dt.date):
+        return f"the date {value}"
+    if isinstance(value, int | float):
+        return f"the number {_number(value)}"
+    return shown(str(value))
+
+
+def in_quotes(value: Any) -> str | None:
+    """Return how to write a value as text that YAML reads as something else."""
+    if value is None:
+        return 'an empty text is written ""'
+    if isinstance(value, bool):
+        return f'put it in quotes: "{str(value).lower()}"'
+    if isinstance(value, dt.date):
+        return f'put it in quotes: "{value}"'
+    return None
+
+
+def _number(value: float) -> str:
+    huge = isinstance(value, int) and abs(value) > 10**30  # Python refuses to print some of them
+    return "of more than 30 digits" if huge else str(value)
+
+
+def _text(value: Any) -> Any:
+    """Accept text, and numbers as text, as in the reference; no booleans or other types."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int) and abs(value) > 10**30:
+            raise wrong(f"expected a text, found {kind_of(value)}", "put it in quotes")
+        return str(value)
+    if not isinstance(value, str):
+        raise wrong(f"expected a text, found {kind_of(value)}", in_quotes(value))
+    if "\0" in value:
+        raise wrong("the text contains a null byte")
+    return value
+
+
+def _name(value: Any) -> Any:
+    word = "" if value is None else _text(value)
+    if not word:
+        raise wrong("the name is empty")
+    if token := _TOKEN.search(word):
+        raise wrong(f"a name can't contain the token `{token[0]}`: tokens get a value inside tasks")
+    if not NAME.fullmatch(word):
+        near = re.sub(r"[^a-zA-Z0-9_-]+", "-", word).strip("-_0123456789")
+        raise wrong(
+            f"{shown(word)} can't be a name: letters, digits, `-` and `_`, a letter first,"
+            " a letter or digit last",
+            f"`{near}`" if NAME.fullmatch(near) else None,
+        )
+    if len(word) > MAX_NAME:
+        raise wrong(f"the name has {len(word)} characters; at most {MAX_NAME} are allowed")
+    return word
+
+
+def _variable(value: Any) -> Any:
+    word = _text(value)
+    if not _VARIABLE.fullmatch(word):
+        what = f"{shown(word)} is not a valid name of an environment variable"
+        near = re.sub(r"[^A-Za-z0-9_]+", "_", word).strip("_").lstrip("0123456789")
+        raise wrong(what, f"`{near}`" if near else None)
+    return word
+
+
+def _environment_value(value: Any) -> Any:
+    """Accept scalars as text in Python's notation, as in the reference: `true` is "True"."""
+    return str(value) if isinstance(value, bool) else _text(value)
+
+
+def _whole_number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise wrong(f"expected a whole number, found {kind_of(value)}")
+    if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]{1,30}", value.strip()):
+        raise wrong(f"expected a whole number, found {shown(value)}")
+    number = int(value)
+    if number < 0:
+        raise wrong(f"{_number(number)} is negative")
+    if number > _MAX_NUMBER:
+        raise wrong(f"{_number(number)} is too large; at most {_MAX_NUMBER} is allowed")
+    return number
+
+
+def _size(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise wrong(f"expected a size, found {kind_of(value)}", _SIZES)
+    word = (_number(value) if isinstance(value, int) else value).strip()
+    if re.match(r"-[\d.]", word):
+        raise wrong(f"the size {shown(word)} is negative")
+    size = parse_size(word) if len(word) <= _MAX_WORD else None
+    if size is not None and size <= _MAX_SIZE_BYTES:
+        return size
+    if size is not None:
+        raise wrong(f"the size {shown(word)} is too large")
+    raise wrong(f"{shown(word)} is not a valid size", _near_size(word))
+
+
+def _near_size(word: str) -> str:
+    match = re.fullmatch(r"([0-9]{1,12})(\.[0-9]{1,3})?\s*([kmgtKMGT])(?:i?[bB]?)", word)
+    if match is None:
+        return _SIZES
+    number, fraction, unit = match[1], match[2], match[3].upper()
+    if not fraction:
+        return f"{number}{unit}i"
+    if unit == "K":
+        return _SIZES
+    smaller = {"T": "G", "G": "M", "M": "K"}[unit]
+    return f"{round(float(number + fraction) * 1024)}{smaller}i"
+
+
+def _seconds(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise wrong(f"expected a time, found {kind_of(value)}", _TIMES)
+    word = value.strip() if isinstance(value, str) else _number(value)
+    if re.match(r"-[\dP]", word):
+        raise wrong(f"the time {shown(word)} is negative", word[1:])
+    seconds = parse_timeout(word) if len(word) <= _MAX_WORD else None
+    if seconds is None or not math.isfinite(seconds):
+        near = near_duration(word[:_MAX_WORD])
+        raise wrong(
+            f"{shown(word)} is not a valid time", f"did you mean {near}?" if near else _TIMES
+        )
+    if seconds <= 0:
+        raise wrong("a time must be more than 0", _TIMES)
+    if seconds > _MAX_SECONDS:
+        raise wrong(f"the time {shown(word)} is longer than ten years", _TIMES)
+    return seconds
+
+
+def _regex(value: Any) -> Any:
+    word = _text(value)
+    try:
+        re.compile(word)
+    except (re.error, OverflowError, RecursionError) as error:
+        fix = f"`.*{re.escape(word[1:])}`" if word.startswith("*") else None
+        raise wrong(f"{shown(word)} is not a valid regular expression: {error}", fix) from None
+    return word
+
+
+def _list_of_words(value: Any) -> Any:
+    if isinstance(value, str):
+        raise wrong(f"expected a list, found the text {shown(value)}", _as_list(value))
+    if not isinstance(value, list):
+        fix = "begin each entry with `- `" if isinstance(value, dict) else None
+        raise wrong(f"expected a list, found {kind_of(value)}", fix)
+    return value
+
+
+def _as_list(line: str) -> str:
+    """Return the words of a command line as a YAML list."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = [line]
+    plain = re.compile(r"[A-Za-z./_-][\w./=-]*", re.ASCII)
+    return f"[{', '.join(word if plain.fullmatch(word) else json.dumps(word) for word in words)}]"
+
+
+def truth_of(value: Any) -> bool | None:
+    """Return the boolean that a value means; None if it means none."""
+    if isinstance(value, bool):
+        return value
+    words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+    return words.get(value.lower()) if isinstance(value, str) else None
+
+
+def _flag(value: Any) -> Any:
+    truth = truth_of(value)
+    if truth is None:
+        raise wrong(f"expected true or false, found {kind_of(value)}")
+    return truth
+
+
+def _file_path(value: Any) -> Any:
+    """Check the path of a file in its task: no `..`, no folder of the kernel."""
+    word = _text(value)
+    if not word:
+        raise wrong("the path is empty")
+    if len(word) > 4096:
+        raise wrong(f"the path has {len(word)} characters; at most 4096 are allowed")
+    if ".." in word.split("/"):
+        raise wrong(f"{shown(word)} contains `..`", "write the path without `..`")
+    if word.endswith("/"):
+        raise wrong(f"{shown(word)} is a folder, not a file")
+    folded = re.sub(r"/(\.?/)+", "/", word)
+    if re.match(r"/(proc|sys|dev)(/|$)", folded):
+        raise wrong(f"{shown(word)} belongs to the kernel")
+    if re.match(r"/osmo(/|$)", folded):
+        raise wrong(f"{shown(word)} is reserved in this format", "another folder, e.g. /tmp")
+    return word
+
+
+def _folder_path(value: Any) -> Any:
+    """Check the path of a checkpoint: in the task's folder, or absolute."""
+    word = _text(value)
+    if not word.strip():
+        raise wrong("the path is empty")
+    if ".." in word.split("/"):
+        raise wrong(f"{shown(word)} contains `..`", "write the path without `..`")
+    return word
+
+
+def _path_in_output(value: Any) -> Any:
+    """Check a path below `{{output}}`."""
+    word = _text(value)
+    if word.startswith("/") or ".." in word.split("/"):
+        kind = "is absolute" if word.startswith("/") else "contains `..`"
+        raise wrong(f"{shown(word)} {kind}; the path starts at `{{{{output}}}}`")
+    return word
+
+
+def _url(value: Any) -> Any:
+    word = _text(value)
+    if not word.strip():
+        raise wrong("the URL is empty", _SHOWN_SCHEMES)
+    if word.startswith("{{"):
+        return word
+    match = _SCHEME.fullmatch(word)
+    if match is None:
+        if re.match(r"[A-Za-z][A-Za-z0-9]+:", word):  # `s3:/bucket` is meant as a URL
+            scheme, _, rest = word.partition(":")
+            raise wrong(f"{shown(word)} is not a URL", f"{scheme}://{rest.strip('/')}")
+        return _folder_path(word)
+    if match[1].lower() not in _SCHEMES:
+        near = did_you_mean(match[1], _SCHEMES)
+        fix = near.replace("`?", "://`?") if near else _SHOWN_SCHEMES
+        raise wrong(f"`{match[1]}://` is not supported for data", fix)
+    if not match[2].strip("/") and match[1] != "memory":
+        raise wrong(f"{shown(word)} has no bucket or path", f"{match[1]}://BUCKET/FOLDER")
+    if ".." in word.split("/"):
+        raise wrong(f"{shown(word)} contains `..`", "write the URL without `..`")
+    return word
+
+
+def _dataset_name(value: Any) -> Any:
+    word = _text(value)
+    if not _DATASET.fullmatch(_TOKEN.sub("x", word)):
+        what = f"{shown(word)} is not a valid dataset: [BUCKET/]NAME[:VERSION or :TAG]"
+        raise wrong(what, "each part takes letters, digits, `-` and `_`")
+    return word
+
+
+def _exit_ranges(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise wrong(f"expected exit codes, found {kind_of(value)}", "e.g. 3, 1-2, 3,10-20")
+    word = value if isinstance(value, str) else _number(value)
+    if not _EXIT_CODES.fullmatch(word):
+        fix = re.sub(r"\s+", "", word)
+        hint = fix if _EXIT_CODES.fullmatch(fix) else "e.g. 3, 1-2, 3,10-20"
+        raise wrong(f"{shown(word)} is not a valid list of exit codes", hint)
+    if word.count(",") >= _MAX_RANGES:
+        raise wrong(f"there are more than {_MAX_RANGES} ranges")
+    for part, low, high in split_ranges(word):
+        if low > high:
+            raise wrong(f"the range {part} is empty: it never matches", f"{high}-{low}")
+    return tuple((low, high) for _, low, high in split_ranges(word))
+
+
+def split_ranges(word: str) -> list[tuple[str, int, int]]:
+    """Return (text, first, last) of each range; none when the text is not a valid list of exit codes."""
+    if word.count(",") >= _MAX_RANGES or not _EXIT_CODES.fullmatch(word):
+        return []
+    parts = [(part, *part.partition("-")[::2]) for part in word.split(",")]
+    return [(part, int(low), int(high or low)) for part, low, high in parts]
+
+
+def _as_option(value: Any, parse: Callable[[str, Problems], Any], option: str) -> Any:
+    """Check a value in the same way as the corresponding option of `muster run`."""
+    word, problems = _text(value).strip(), Problems()
+    parse(word, problems)
+    for problem in problems.found:
+        raise wrong(problem.what, (problem.fix or "").replace(f"{option} ", "") or None)
+    return word
+
+
+def _nodes(value: Any) -> Any:
+    option = "--nodes"
+    return _as_option(value, lambda word, found: parse_nodes(word, option, found), option)
+
+
+def _workers(value: Any) -> Any:
+    anything = ("gpu",)  # the machine that checks the file need not have one
+    option = "--nproc-per-node"
+    return _as_option(value, lambda word, found: parse_workers(word, anything, found), option)
+
+
+def _folder_of_credential(value: Any) -> Any:
+    if isinstance(value, str):
+        return _folder_path(value)
+    fix = "a folder, or a map such as {WANDB_API_KEY: wandb_api_key}"
+    raise wrong(f"expected a text or a map, found {kind_of(value)}", fix)
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Name = Annotated[str, BeforeValidator(_name)]
+Variable = Annotated[str, BeforeValidator(_variable)]
+EnvironmentValue = Annotated[str, BeforeValidator(_environment_value)]
+WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
+Size = Annotated[int, BeforeValidator(_size)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Regex = Annotated[str, BeforeValidator(_regex)]
+Words = Annotated[list[Text], BeforeValidator(_list_of_words)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+FilePath = Annotated[str, BeforeValidator(_file_path)]
+FolderPath = Annotated[str, BeforeValidator(_folder_path)]
+PathInOutput = Annotated[str, BeforeValidator(_path_in_output)]
+PathsInOutput = Annotated[list[PathInOutput], BeforeValidator(_list_of_words)]
+Url = Annotated[str, BeforeValidator(_url)]
+DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
+ExitRanges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_exit_ranges)]
+Nodes = Annotated[str, BeforeValidator(_nodes)]
+Workers = Annotated[str, BeforeValidator(_workers)]
+# The tags come into the path of an error; `spec.explain` takes them out.
+Credential = Annotated[
+    Annotated[str, BeforeValidator(_folder_of_credential), Tag("(text)")]
+    | Annotated[dict[Variable, Text], Tag("(map)")],
+    Discriminator(lambda value: "(map)" if isinstance(value, dict) else "(text)"),
+]

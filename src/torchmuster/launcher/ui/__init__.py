@@ -1,0 +1,1 @@
+"""What is printed: tables, the status line, words for ranks."""

@@ -1,0 +1,298 @@
+"""One run as lines: what a person asks first stands first. Pure: the same value gives the same lines."""
+
+import textwrap
+import time
+from collections.abc import Sequence
+from statistics import median
+
+from torchmuster.core.files.layout import short_id
+from torchmuster.core.model.progress import quiet_s
+from torchmuster.core.model.run import since_words
+from torchmuster.core.model.text import in_one_line
+from torchmuster.launcher.model.live import STALE_S, LiveAttempt, LiveRun, LiveTraining, left_s
+from torchmuster.launcher.ui.ranks import HEADER, RankRow, cells, slowest
+from torchmuster.launcher.ui.words import (
+    DASH,
+    Line,
+    Span,
+    curve,
+    curve_range,
+    line,
+    show_bytes,
+    show_number,
+    show_share,
+    show_time,
+)
+
+_LABEL = 12
+_CURVE = 24
+_SHOWN_ATTEMPTS = 3
+_NODE_COLUMNS = 12
+_RIGHT = frozenset({"RANK", "STEP", "STEPS/S", "AGE", "CPU", "MEM", "GPU", "GPUMEM", "WAIT"})
+
+
+def head_lines(run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: bool) -> list[Line]:
+    """Return all but the table of ranks: where it stands, how long still, what is slow, why attempts ended."""
+
+    def told(label: str, text: str, style: str = "") -> None:
+        lines.extend(_wrapped(label, text, columns, style))
+
+    lines = [_title(run, columns)]
+    for problem in run.problems:
+        told("problem", problem, "bad")
+    for wait in (run.job, run.waits):
+        told("waits", wait, "warn")
+    if run.sample is not None and not run.is_final and (still_s := quiet_s(run.sample)):
+        told("quiet", f"for {show_time(still_s)}: no output, no rank uses a processor", "warn")
+    lines += _progress(run, rows)
+    lines += _metrics(run, columns, unicode=unicode)
+    lines += _saves(run)
+    lines += _slow(run, rows)
+    lines += _attempts(run)
+    told("ended by", run.ended_by, "bad")
+    told("network", run.network)
+    for said in run.said[-2:]:
+        told("said", said)
+    if not run.is_final and run.num_attempts:
+        told("head", run.unheard, "warn")
+    return lines
+
+
+def table_lines(rows: Sequence[RankRow], columns: int, chosen: int | None = None) -> list[Line]:
+    """Return the header and a line for each row; columns that nobody fills are left out.
+
+    Args:
+        rows: The ranks to show.
+        columns: Of the terminal.
+        chosen: The rank that is marked.
+    """
+    table = [HEADER, *(cells(row) for row in rows)]
+    used = [
+        at
+        for at, name in enumerate(HEADER)
+        if name in ("RANK", "NODE", "DOES") or any(row[at] != DASH for row in table[1:])
+    ]
+    widths = {at: max(len(row[at]) for row in table) for at in used}
+    widths[1] = min(widths[1], max(_NODE_COLUMNS, columns - 80 + _NODE_COLUMNS))
+    lines = []
+    for number, row in enumerate(table):
+        texts = [_cell(HEADER[at], in_one_line(row[at]), widths[at]) for at in used]
+        text, style = "  ".join(texts), "title"
+        if number:
+            one = rows[number - 1]
+            style = "chosen" if one.rank == chosen else "warn" if one.needs_a_look else ""
+            text = ("> " if one.rank == chosen else "! " if one.needs_a_look else "  ") + text
+        else:
+            text = f"  {text}"
+        lines.append(line(Span(text.rstrip(), style)))
+    return lines
+
+
+def task_lines(run: LiveRun, chosen: int | None = None) -> list[Line]:
+    """Return the header and a line for each task of a workflow or member of a sweep; `chosen` is marked."""
+    table = [("GROUP", "TASK", "STATE", "ATTEMPT", "WHY")]
+    table += [(t.group, t.name, t.state, str(t.attempt), t.why) for t in run.tasks]
+    shown = [[in_one_line(cell) for cell in row] for row in table]
+    widths = [max(len(row[at]) for row in shown) for at in range(len(table[0]))]
+    return [
+        line(
+            Span(
+                ("> " if number - 1 == chosen else "  ")
+                + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip(),
+                "title" if number == 0 else _style_of_task(row[2], is_chosen=number - 1 == chosen),
+            )
+        )
+        for number, row in enumerate(shown)
+    ]
+
+
+def _style_of_task(state: str, *, is_chosen: bool) -> str:
+    if is_chosen:
+        return "chosen"
+    return "bad" if "failed" in state.lower() else ""
+
+
+def time_left_s(run: LiveRun) -> float | None:
+    """Return the seconds until the last step, at the speed of now; None where nobody knows."""
+    return left_s(
+        run.training, run.sample, sample_at=run.sample_at, now=run.now, is_final=run.is_final
+    )
+
+
+def step_of(run: LiveRun, rows: Sequence[RankRow]) -> int | None:
+    """Return the last step that is known: the ranks report more often than the record has a line."""
+    if run.training is None:
+        return max((row.step for row in rows if row.step is not None), default=None)
+    told = [row.step for row in rows if row.step is not None] if not run.is_final else []
+    return max([run.training.step, *told])
+
+
+def _title(run: LiveRun, columns: int) -> Line:
+    style = {"succeeded": "good", "running": "bold"}.get(
+        run.state, "bad" if run.is_final else "warn"
+    )
+    clock = time.strftime("%H:%M:%S", time.localtime(run.now))
+    about = f"  {in_one_line(run.place)}  {show_time(run.elapsed_s)}  "
+    name = in_one_line(short_id(run.run_id))
+    room = columns - len(name) - len(run.state) - len(about) - len(clock) - 4
+    command = in_one_line(run.command)
+    short = command if len(command) <= room else "..." + command[-max(room - 3, 0) :]
+    return line(
+        Span(name, "bold"),
+        "  ",
+        Span(run.state, style),
+        about,
+        short.ljust(max(room, 0)),
+        "  ",
+        clock,
+    )
+
+
+def _labelled(label: str, text: str, style: str = "") -> Line:
+    return line(Span(label.ljust(_LABEL), "dim"), Span(in_one_line(text), style))
+
+
+def _wrapped(label: str, text: str, columns: int, style: str) -> list[Line]:
+    """Return a text on as many lines as it needs, but two at most; none for an empty one."""
+    width = max(columns - _LABEL, 20)
+    pieces = textwrap.wrap(in_one_line(text), width, max_lines=2, placeholder=" ...")
+    labels = [label.ljust(_LABEL), " " * _LABEL]
+    return [
+        line(Span(name, "dim"), Span(piece, style))
+        for name, piece in zip(labels, pieces, strict=False)
+    ]
+
+
+def _progress(run: LiveRun, rows: Sequence[RankRow]) -> list[Line]:
+    found = []
+    step, training = step_of(run, rows), run.training
+    rates = [row.steps_per_s for row in rows if row.steps_per_s]
+    if step is not None:
+        total = training.total_steps if training is not None else None
+        parts = [f"{step} of {total}" if total else str(step)]
+        if rates and not run.is_final:
+            parts.append(f"{show_number(median(rates))} steps/s")
+        left = time_left_s(run)
+        if left is not None:
+            parts.append(f"{show_time(left)} left")
+        found.append(line(Span("step".ljust(_LABEL), "dim"), Span("  ".join(parts), "bold")))
+    if run.bar is not None:
+        bar = run.bar
+        told = [f"{bar.done} of {bar.total}", bar.speed, f"{bar.left} left" if bar.left else ""]
+        text = "  ".join(part for part in told if part)
+        found.append(_labelled("bar", f"{text}  (rank 0's own words)", "bold"))
+    if run.ends_at is not None and not run.is_final:
+        found.append(_labelled("job ends", f"in {show_time(run.ends_at - run.now)}"))
+    return found
+
+
+def _metrics(run: LiveRun, columns: int, *, unicode: bool) -> list[Line]:
+    training = run.training
+    if training is None or not training.values:
+        return []
+    width = min(_CURVE, max(columns // 3, 1))
+    drawn = curve(training.curve, width, unicode=unicode)
+    spans = curve_range(training.curve, width)
+    since = {name: since_words(step) for name, step in training.not_finite}
+    shown = {
+        name: f"{show_number(value, 4)}{since.get(name, '')}" for name, value in training.values
+    }
+    first = training.curve_of
+    value = shown.pop(first, DASH)
+    return [
+        line(
+            Span(in_one_line(first)[: _LABEL - 1].ljust(_LABEL), "dim"),
+            Span(f"{value}  ", "bad" if first in since else ""),
+            drawn,
+            Span(f"  {spans}" if spans else "", "dim"),
+            "".join(f"  {in_one_line(name)} {words}" for name, words in shown.items()),
+        )
+    ]
+
+
+def _saves(run: LiveRun) -> list[Line]:
+    training = run.training
+    if training is None:
+        return []
+    if training.saved_step is None:
+        text = "nothing yet"
+    else:
+        age = f" {show_time(run.now - training.saved_at)} ago" if training.saved_at else ""
+        size = f", {show_bytes(training.saved_bytes)}" if training.saved_bytes is not None else ""
+        text = f"step {training.saved_step}{age if not run.is_final else ''}{size}"
+    if training.saving_since is not None:
+        text += f"; {_writing(run.now - training.saving_since, training)}"
+    return [_labelled("saved", text)]
+
+
+def _writing(for_s: float, training: LiveTraining) -> str:
+    """Return how far the snapshot is that is being written; the last one tells how large it will be."""
+    step = training.saving_step if training.saving_step is not None else "the next"
+    done, whole = training.saving_bytes, training.saved_bytes
+    if not done or for_s <= 0:
+        return f"writing {step} since {show_time(for_s)}"
+    speed = done / for_s
+    if whole is None or whole < done:
+        return f"writing {step}: {show_bytes(done)} at {show_bytes(speed)}/s"
+    left = show_time((whole - done) / speed)
+    return f"writing {step}: {show_share(done / whole)} at {show_bytes(speed)}/s, {left} left"
+
+
+def _slow(run: LiveRun, rows: Sequence[RankRow]) -> list[Line]:
+    steps = [row for row in rows if row.step is not None and row.does != "ended"]
+    if run.is_final or len(steps) < 2 or any(row.wait is None for row in steps):
+        return []  # of too few to compare them
+    worst = slowest(rows)
+    if worst is None:
+        return [_labelled("slowest", "no rank is slower than the others by a tenth")]
+    others = sum(row.cost_s > 0 for row in rows) - 1
+    more = f"; {others} more: f slow" if others else ""
+    wait = median(row.wait for row in rows if row.wait is not None)
+    text = (
+        f"rank {worst.rank} on {worst.node}: {worst.cost_s * 1000:.0f} ms a step more, in"
+        f" {worst.part}; ranks wait {wait * 100:.0f} % of a step{more}"
+    )
+    return [_labelled("slowest", text, "warn")]
+
+
+def _attempts(run: LiveRun) -> list[Line]:
+    if not run.attempts:
+        return []
+    last = run.attempts[-1]
+    lines = []
+    if run.num_attempts > 1 or last.ended_at is not None:
+        ended = [one for one in run.attempts if one.ended_by]
+        shown = ended[-_SHOWN_ATTEMPTS:]
+        if len(shown) < run.num_attempts - 1:
+            lines.append(_labelled("attempts", f"{run.num_attempts}: all with the key a", "dim"))
+        lines += [attempt_line(one, run.now) for one in shown]
+    if last.ended_at is None:
+        lines.append(attempt_line(last, run.now))
+    return lines
+
+
+def attempt_line(one: LiveAttempt, now: float) -> Line:
+    """Return an attempt in a line: what it followed, how long it took, why it ended."""
+    workers = f"{one.num_workers} worker{'s' if one.num_workers != 1 else ''}"
+    nodes = f"{one.num_nodes} node{'s' if one.num_nodes != 1 else ''}"
+    end = one.ended_at if one.ended_at is not None else now
+    took = show_time(end - one.began_at) if one.began_at is not None else DASH
+    label = f"attempt {one.number}"[: _LABEL - 1].ljust(_LABEL)
+    if one.ended_at is None:
+        why = f", {in_one_line(one.why)}" if one.why != "start" else ""
+        return line(Span(label, "dim"), f"{workers} on {nodes} for {took}{why}")
+    style = "good" if one.ended_by == "succeeded" else "bad"
+    return line(Span(label, "dim"), f"ended after {took}: ", Span(in_one_line(one.ended_by), style))
+
+
+def stale_note(run: LiveRun) -> str:
+    """Return what to say of numbers that are not of now; empty where they are."""
+    if run.sample_at is None or run.is_final or run.now - run.sample_at < STALE_S:
+        return ""
+    return f"as of {show_time(run.now - run.sample_at)} ago, from the record"
+
+
+def _cell(name: str, text: str, width: int) -> str:
+    if len(text) > width:  # the end of a node's name tells it from the others
+        text = "~" + text[len(text) - width + 1 :]
+    return text.rjust(width) if name in _RIGHT else text.ljust(width)

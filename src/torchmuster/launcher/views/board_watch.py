@@ -1,0 +1,98 @@
+"""Asks a head again and again how its ranks stand, in a thread of its own, so that no view waits for a network.
+
+Agents report every two seconds, so once a second is enough, and less often where an answer of many ranks costs the head
+more; a head that can't be reached is called again after five.
+"""
+
+import asyncio
+import secrets
+import threading
+import time
+
+from torchmuster.core.model.progress import RankSample, join
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel, ChannelClosedError
+from torchmuster.errors import MusterError
+from torchmuster.launcher.views.head_call import call_head
+from torchmuster.launcher.views.run_view import RunView
+
+ASK_EVERY_S = 1.0
+_RANKS_PER_S = 200  # one rank costs the head about 20 us
+_SHARE = 0.2  # of this process's time that the answers of many ranks may take
+_CALL_AGAIN_S = 5.0
+_ANSWER_LIMIT_S = 10.0
+
+
+class BoardWatch:
+    """Keeps the newest sample of one run.
+
+    Args:
+        view: The run, which has or will have a head.
+        ask_every_s: How often it is asked, at most.
+    """
+
+    def __init__(self, view: RunView, ask_every_s: float = ASK_EVERY_S) -> None:
+        self._view, self._every_s = view, ask_every_s
+        self._newest: tuple[RankSample | None, str] = (None, "")
+        self._has_answer = threading.Event()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="board", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more; the thread ends by itself."""
+        self._ends.set()
+
+    def newest(self) -> tuple[RankSample | None, str]:
+        """Return how the ranks stood last, or None and why nobody says so; never waits."""
+        return self._newest
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the first answer, or the first reason why there is none."""
+        self._has_answer.wait(timeout_s)
+
+    def _work(self) -> None:
+        while not self._ends.is_set():
+            try:
+                asyncio.run(self._ask())
+            except MusterError as error:
+                self._note(None, error.what)
+            except (ChannelClosedError, TimeoutError, OSError, ValueError) as error:
+                self._note(None, f"the head does not answer: {error or type(error).__name__}")
+            self._ends.wait(_CALL_AGAIN_S)
+
+    def _note(self, sample: RankSample | None, why: str) -> None:
+        self._newest = (sample, why)
+        self._has_answer.set()
+
+    async def _ask(self) -> None:
+        channel = await call_head(self._view)
+        try:
+            while not self._ends.is_set():
+                began_at = time.monotonic()
+                sample = await asyncio.wait_for(_ask_once(channel), _ANSWER_LIMIT_S)
+                self._note(sample, "" if sample is not None else "its ranks have not reported yet")
+                took_s = time.monotonic() - began_at
+                num_ranks = len(sample.nodes) if sample is not None else 0
+                every_s = max(self._every_s, took_s / _SHARE, num_ranks / _RANKS_PER_S)
+                await asyncio.sleep(every_s)
+        finally:
+            await channel.close()
+
+
+async def _ask_once(channel: Channel) -> RankSample | None:
+    ask_id = secrets.token_hex(8)
+    channel.send_nowait(messages.AskBoard(ask_id=ask_id))
+    parts: list[RankSample] = []
+    while True:
+        told = await channel.receive()
+        if not isinstance(told, messages.BoardTold) or told.ask_id != ask_id:
+            continue
+        if told.sample is None:
+            return None
+        parts.append(told.sample)
+        if told.is_last:
+            return join(parts)

@@ -1,0 +1,267 @@
+"""Speak to a running run: wait for its end, stop it, follow its logs."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, offset_of_last_lines
+from torchmuster.core.model import codec
+from torchmuster.core.model.ranks import name_ranks
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import did_you_mean
+from torchmuster.core.model.verdict import AT_ONCE, Report, Result
+from torchmuster.core.net import messages
+from torchmuster.core.owner.record import Follow, told_seconds
+from torchmuster.errors import ChannelError, MusterError, NotFoundError
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.jobs.jobs import cancel_job, read_jobs
+from torchmuster.launcher.jobs.links import cancel_jobs
+from torchmuster.launcher.jobs.never import NeverWatch
+from torchmuster.launcher.views.find import (
+    any_result,
+    owner_is_here,
+    owner_lives,
+    view_job,
+    view_run,
+)
+from torchmuster.launcher.views.head_call import call_head
+from torchmuster.launcher.views.run_view import RunView
+from torchmuster.multirun.sweep.array_stops import cancel_sweep
+from torchmuster.workflow.owner.view import WorkflowRun, task_logs
+
+if TYPE_CHECKING:
+    from torchmuster.kubernetes.pods.copy import RunCopy
+
+_POLL_S = 0.1
+_SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show it late
+_BEGINS_S = 5.0  # from an owner's start to its head
+
+
+async def wait_for_result(run_dir: RunDir, copy: "RunCopy | None" = None) -> Result | None:
+    """Wait until the run has a result; None when its owner has gone without one. Of one in pods, `copy` brings it."""
+    never = NeverWatch()
+    while True:
+        result = any_result(run_dir)
+        if result is not None:
+            return result
+        if not owner_lives(run_dir) and (copy is None or copy.take_last_words()):
+            return any_result(run_dir)
+        never.end_if_never(run_dir)
+        await asyncio.sleep(_POLL_S)
+
+
+async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
+    """Ask the head to stop the run.
+
+    Raises:
+        ChannelError: It can't be reached.
+    """
+    jobs = read_jobs(view.run_dir)
+    if jobs is not None:
+        from torchmuster.kubernetes.pods.elsewhere import cancel_groups
+
+        if await asyncio.to_thread(cancel_groups, view.run_dir):
+            return
+        for job_id in jobs[1].values():
+            with contextlib.suppress(MusterError):  # it may have ended
+                cancel_job(jobs[0], job_id)
+        return
+    if cancel_sweep(view.run_dir):
+        return
+    if view.is_conducted_by_owner:
+        _signal_owner(view, signum, at_once=at_once)
+        return
+    try:
+        if cancel_jobs(view.run_dir):
+            return
+    except EngineError as refused:
+        try:
+            await _tell_head(view, signum, at_once=at_once)
+        except ChannelError:
+            raise refused from None
+        return
+    try:
+        await _tell_head(view, signum, at_once=at_once)
+    except ChannelError:
+        if not _owner_ends_heads(view.run_dir):
+            raise
+        atomic.write_json(view.run_dir.cancelled, {"by": "muster cancel"})
+        _signal_owner(view, signum, at_once=at_once)
+
+
+async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> None:
+    await _wait_for_head(view.run_dir)
+    channel = await call_head(view)
+    channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
+    await channel.close()
+
+
+async def _wait_for_head(run_dir: RunDir) -> None:
+    """Wait a little for the head of a run that has only just been started here: its starter may stop it at once."""
+    deadline = time.monotonic() + _BEGINS_S
+    while time.monotonic() < deadline and _has_no_head_yet(run_dir):
+        await asyncio.sleep(_POLL_S)
+
+
+def _has_no_head_yet(run_dir: RunDir) -> bool:
+    if os.path.exists(run_dir.head) or os.path.isdir(os.path.join(run_dir.path, "pods")):
+        return False
+    return owner_is_here(run_dir) and owner_lives(run_dir)
+
+
+def _owner_ends_heads(run_dir: RunDir) -> bool:
+    """Say whether an owner follows the head from this machine: it ends one that is silent."""
+    return os.path.isfile(run_dir.head) and owner_is_here(run_dir) and owner_lives(run_dir)
+
+
+def _signal_owner(view: RunView, signum: int, *, at_once: bool) -> None:
+    """Stop by the owner on this machine, who takes signals."""
+    owner = atomic.read_json(view.run_dir.owner)
+    if not isinstance(owner, dict) or not owner_is_here(view.run_dir):
+        host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
+        raise ChannelError(
+            f"the owner of the run {view.run_id} is on {host}",
+            fix=f"ssh {host} muster cancel {view.run_id}",
+        )
+    proc.kill_quietly(int(owner["pid"]), AT_ONCE if at_once else signum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChoice:
+    """Which logs are asked for; None for all tasks, the last attempt, all ranks."""
+
+    task: str | None = None
+    attempt: int | None = None
+    rank: int | None = None
+
+
+def log_files(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
+    """Return (rank, path) of the logs that were asked for; of a workflow (number of the task, path).
+
+    Raises:
+        NotFoundError: There is no such task, attempt or rank, or nobody has written yet.
+    """
+    if isinstance(view, WorkflowRun):
+        return _task_logs(view, choice)
+    return _rank_logs(view, choice)
+
+
+def _task_logs(view: WorkflowRun, choice: LogChoice) -> list[tuple[int, str]]:
+    names, task, attempt = view.task_names, choice.task, choice.attempt
+    if task is not None and task not in names:
+        fix = did_you_mean(task, names, f"its tasks: {', '.join(names[:12])}")
+        raise NotFoundError(f"the run {view.run_id} has no task `{task}`", fix=fix)
+    found: list[tuple[int, str]] = []
+    for name, logs in task_logs(view.tasks_view(), view.run_dir):
+        chosen = logs[-1:] if attempt is None else [log for log in logs if log[0] == attempt]
+        if task is None or name == task:
+            found += [(names.index(name), path) for _, path in chosen]
+    if not found:
+        which = f" of attempt {attempt}" if attempt is not None else ""
+        whose = f"the task {task}" if task else f"the run {view.run_id}"
+        yet = "" if view.state.is_final else " yet"
+        raise NotFoundError(f"{whose} has no logs{which}{yet}", where=view.run_dir.path)
+    return found
+
+
+def _rank_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
+    numbers = _numbers(view.run_dir.logs, "attempt-", "")
+    if not numbers and os.path.isfile(os.path.join(view.run_dir.path, "pods", "no-reach.json")):
+        return [(0, view.run_dir.job_log)]
+    if not numbers:
+        yet = "" if view.state.is_final else " yet"
+        why = "nobody wrote anything" if view.attempts else "it has made no attempt"
+        error = f"the run {view.run_id} has no logs{yet}"
+        raise NotFoundError(error, where=view.run_dir.logs, why=why)
+    chosen = numbers[-1] if choice.attempt is None else choice.attempt
+    if chosen not in numbers:
+        known = f"it has {name_ranks(numbers).replace('rank', 'attempt')}"
+        what = f"the run {view.run_id} has no attempt {chosen}"
+        if any(one.number == chosen for one in view.record.attempts):
+            what = f"the logs of attempt {chosen} of {view.run_id} were removed"
+            known = f"of very many attempts the first and the last are kept: {known}"
+        raise NotFoundError(what, where=view.run_dir.logs, why=known)
+    folder, rank = view.run_dir.attempt_logs(chosen), choice.rank
+    ranks = _numbers(folder, "rank-", ".log")
+    if rank is not None and rank not in ranks:
+        known = f"it has logs of {name_ranks(ranks)}" if ranks else "nobody wrote anything"
+        raise NotFoundError(f"attempt {chosen} has no log of rank {rank}", where=folder, why=known)
+    wanted = ranks if rank is None else [rank]
+    return [(number, view.run_dir.rank_log(chosen, number)) for number in wanted]
+
+
+def _numbers(folder: str, before: str, after: str) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    words = [n.removeprefix(before).removesuffix(after) for n in names if n.startswith(before)]
+    return sorted(int(word) for word in words if word.isdigit())
+
+
+async def follow_logs(
+    view: RunView, choice: LogChoice, write: Callable[[int, str], None], tail: int | None = None
+) -> None:
+    """Write what ranks or tasks write, as they write it, until the run has ended; at first the last `tail` lines."""
+    follow = Follow()
+    if tail is not None:
+        with contextlib.suppress(NotFoundError):
+            logs = log_files(view, choice)
+            follow.begin_behind({path: offset_of_last_lines(path, tail) for _, path in logs})
+    while True:
+        over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
+        with contextlib.suppress(NotFoundError):
+            for number, text in follow.texts(log_files(view_run(view.run_dir), choice)):
+                write(number, text)
+        if over:
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result | None:
+    """Stop a run and wait for its end; None when it takes longer."""
+
+    async def stop() -> Result | None:
+        await send_stop(view, int(signal.SIGTERM), at_once=at_once)
+        deadline = time.monotonic() + timeout_s
+        ended_at: float | None = None
+        while time.monotonic() < deadline:
+            result = any_result(view.run_dir)
+            if result is not None:
+                return result
+            if ended_at is None and _job_is_over(view.run_dir):
+                ended_at = time.monotonic()
+            if ended_at is not None and time.monotonic() - ended_at > _SETTLE_S:
+                return _cancelled(view)
+            await asyncio.sleep(_POLL_S)
+        return None
+
+    return asyncio.run(stop())
+
+
+def _job_is_over(run_dir: RunDir) -> bool:
+    job = view_job(run_dir)
+    return job is not None and job.state.is_final
+
+
+def _cancelled(view: RunView) -> Result:
+    """Leave the result of a run whose job was cancelled before its head could: it waited, or was killed."""
+    report = Report(error="the run was stopped", because=("its job was cancelled",))
+    result = Result(
+        run_id=view.run_id,
+        state=RunState.CANCELLED,
+        exit_code=128 + signal.SIGTERM,
+        attempts=len(view.attempts),
+        restarts_spent=0,
+        elapsed_s=told_seconds(view.run_dir.events, until=time.time()),
+        report=report,
+    )
+    atomic.write_json(view.run_dir.result, codec.to_plain(result))
+    return result

@@ -1,0 +1,345 @@
+"""The client's side of `muster exec`: finds the task, connects to the head of its group, carries the streams.
+
+Two threads do what may block, reading standard input and writing the output; the loop between them never does. Both
+directions keep to the window of `net.messages`: what is not read here is not sent there.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.core.files import atomic
+from torchmuster.core.model.states import State
+from torchmuster.core.model.text import did_you_mean
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel, ChannelClosedError
+from torchmuster.errors import ChannelError, HeadLostError, MusterError, NotFoundError, UsageError
+from torchmuster.launcher.views.exec_threads import InputThread, OutputThread, Write
+from torchmuster.launcher.views.find import any_result, owner_is_here, owner_lives
+from torchmuster.launcher.views.head_call import call_head
+from torchmuster.launcher.views.raw_terminal import RawTerminal
+from torchmuster.launcher.views.run_view import RunView
+from torchmuster.workflow.owner.view import TaskView, WorkflowRun, WorkflowView
+
+TIMED_OUT = 124
+BROKEN_PIPE = 128 + signal.SIGPIPE
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecOrder:
+    """What shall run.
+
+    Attributes:
+        argv: The command; none: the task's shell.
+        tty: It gets a terminal.
+        input_fd: Where it reads from; None: it reads nothing.
+        timeout_s: After this time it is ended; None: never.
+        debugger: Not a command: the stream to a rank that waits for its debugger.
+    """
+
+    argv: tuple[str, ...]
+    tty: bool = False
+    input_fd: int | None = 0
+    timeout_s: float | None = None
+    debugger: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """How the commands ended.
+
+    Attributes:
+        codes: Task -> exit code as a shell shows it.
+        notes: What the user must hear: who was ended, and why.
+    """
+
+    codes: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """Return the highest code."""
+        return max(self.codes.values(), default=0)
+
+
+def choose_task(view: RunView, name: str) -> TaskView:
+    """Return the running task of this name.
+
+    Raises:
+        NotFoundError: There is none.
+        UsageError: It does not run.
+    """
+    tasks = {task.name: task for group in _workflow(view).groups for task in group.tasks}
+    if name not in tasks:
+        raise _no_such("task", name, list(tasks), view)
+    _check_running(view, tasks[name])
+    return tasks[name]
+
+
+def choose_group(view: RunView, name: str) -> list[TaskView]:
+    """Return the tasks of a group, all running.
+
+    Raises:
+        NotFoundError: There is no such group.
+        UsageError: One of its tasks does not run.
+    """
+    groups = {group.name: group for group in _workflow(view).groups}
+    if name not in groups:
+        raise _no_such("group", name, list(groups), view)
+    for task in groups[name].tasks:
+        _check_running(view, task)
+    return list(groups[name].tasks)
+
+
+def _workflow(view: RunView) -> WorkflowView:
+    if not isinstance(view, WorkflowRun) or view.workflow is None:
+        raise NotFoundError(
+            f"the run {view.run_id} has no tasks",
+            where=view.run_dir.path,
+            why="`muster exec` enters tasks of workflow files",
+        )
+    if view.workflow.plan.container != "none":
+        raise UsageError(
+            f"the tasks of the run {view.run_id} are in containers",
+            why=f"only {view.workflow.plan.container} itself can enter them",
+            fix=f"{view.workflow.plan.container} exec -it CONTAINER COMMAND",
+        )
+    return view.workflow
+
+
+def _no_such(kind: str, name: str, names: Sequence[str], view: RunView) -> NotFoundError:
+    fix = did_you_mean(name, names, f"its {kind}s: {', '.join(names[:12])}")
+    return NotFoundError(f"the run {view.run_id} has no {kind} `{name}`", fix=fix)
+
+
+def _check_running(view: RunView, task: TaskView) -> None:
+    if any_result(view.run_dir) is not None or not owner_lives(view.run_dir):
+        raise UsageError(
+            f"the run {view.run_id} has ended: it is {view.state.value}",
+            where=f"task {task.name}: {task.state.value}",
+            fix=f"muster logs {view.run_id} {task.name}",
+        )
+    in_pods = os.path.isdir(os.path.join(view.run_dir.group(task.group).path, "pods"))
+    if not in_pods and not owner_is_here(view.run_dir):
+        owner = atomic.read_json(view.run_dir.owner)
+        host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
+        raise ChannelError(
+            f"the owner of the run {view.run_id} is on {host}",
+            fix=f"ssh -t {host} muster exec {view.run_id} {task.name}",
+        )
+    if task.state is not State.RUNNING:
+        word = "does not run any more" if task.state.is_final else "does not run yet"
+        fix = "logs" if task.state.is_final else "status"
+        raise UsageError(
+            f"the task {task.name} {word}: it is {task.state.value}",
+            why=task.why,
+            fix=f"muster {fix} {view.run_id}",
+        )
+
+
+async def execute(
+    view: RunView, tasks: Sequence[TaskView], order: ExecOrder, write: Write
+) -> ExecResult:
+    """Run a command in tasks of one group, all at once, to its end.
+
+    Raises:
+        ChannelError: The head of the group can't be reached.
+        HeadLostError: It went away meanwhile.
+        UsageError: The command was not started in the task.
+    """
+    channel = await call_head(view, tasks[0].group)
+    session = ExecSession(channel, [task.name for task in tasks], order, write)
+    try:
+        return await session.run()
+    finally:
+        await channel.close()
+
+
+class _LeaveError(Exception):
+    """We stop listening; `code` is what to exit with."""
+
+    def __init__(self, code: int, why: str | None = None) -> None:
+        super().__init__(why)
+        self.code = code
+        self.why = why
+
+
+class ExecSession:
+    """One command in some tasks, from its start to its end."""
+
+    def __init__(
+        self, channel: Channel, tasks: Sequence[str], order: ExecOrder, write: Write
+    ) -> None:
+        self._channel = channel
+        self._order = order
+        self._tasks = {secrets.token_hex(8): name for name in tasks}
+        self._open = set(self._tasks)
+        self._codes: dict[str, int] = {}
+        self._notes: list[str] = []
+        self._refusals: list[messages.ExecRefused] = []
+        self._loop = asyncio.get_running_loop()
+        self._left: asyncio.Future[_LeaveError] = self._loop.create_future()
+        self._output = OutputThread(write, self._taken, self._broken)
+        self._input = InputThread(order.input_fd, self._typed)
+        self._num_signals = 0
+
+    async def run(self) -> ExecResult:
+        """Run to the end of all of them."""
+        tty_fd = self._order.input_fd if self._order.tty else None
+        self._output.start()
+        with RawTerminal(tty_fd) as terminal, self._signals(terminal):
+            self._start(terminal)
+            try:
+                async with asyncio.timeout(self._order.timeout_s):
+                    await self._carry()
+            except TimeoutError:
+                limit = f"it ran longer than --timeout of {self._order.timeout_s:g} s"
+                self._give_up(TIMED_OUT, limit)
+            except _LeaveError as left:
+                self._give_up(left.code, left.why)
+            finally:
+                self._input.stop()
+            await self._output.finish(self._left.done)
+        if self._refusals and not self._codes:
+            first = self._refusals[0]
+            raise UsageError(first.what, why=first.why, fix=first.fix)
+        return ExecResult(codes=self._codes, notes=tuple(self._notes))
+
+    def _start(self, terminal: RawTerminal) -> None:
+        rows, columns = terminal.size()
+        for exec_id, task in self._tasks.items():
+            start = messages.ExecStart(
+                exec_id=exec_id,
+                task=task,
+                argv=self._order.argv,
+                tty=self._order.tty,
+                rows=rows,
+                columns=columns,
+                term=os.environ.get("TERM", "") if self._order.tty else "",
+                debugger=self._order.debugger,
+            )
+            self._channel.send_nowait(start)
+            if self._order.input_fd is None:
+                self._channel.send_nowait(messages.ExecInput(exec_id=exec_id, end=True))
+        if self._order.input_fd is not None:
+            self._input.start()
+
+    async def _carry(self) -> None:
+        """Take messages until every command has ended.
+
+        Raises:
+            HeadLostError: The connection ended before.
+        """
+        listening = asyncio.create_task(self._listen())
+        try:
+            waits: set[asyncio.Future[Any]] = {listening, self._left}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if self._left.done() and not listening.done():
+                raise self._left.result()
+        finally:
+            listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await listening
+
+    async def _listen(self) -> None:
+        try:
+            while self._open:
+                self._take(await self._channel.receive())
+        except ChannelClosedError as error:
+            raise HeadLostError(
+                "the connection to the run has ended, and the command with it", why=str(error)
+            ) from error
+
+    def _take(self, message: messages.Message) -> None:
+        match message:
+            case messages.ExecOutput(exec_id=exec_id) if exec_id in self._tasks:
+                self._output.put(exec_id, self._tasks[exec_id], message.stream, message.data)
+            case messages.ExecTaken(size_bytes=size_bytes):
+                self._input.taken(size_bytes)
+            case messages.ExecEnded(exec_id=exec_id, code=code, why=why):
+                self._end(exec_id, code, why)
+            case messages.ExecRefused(exec_id=exec_id, what=what):
+                self._refusals.append(message)
+                if len(self._tasks) > 1:
+                    self._end(exec_id, MusterError.exit_code, what)
+                self._open.discard(exec_id)
+
+    def _end(self, exec_id: str, code: int, why: str | None) -> None:
+        if exec_id not in self._open:
+            return
+        self._open.discard(exec_id)
+        task = self._tasks[exec_id]
+        self._codes[task] = code
+        if why is not None:
+            self._notes.append(f"task {task}: {why}")
+
+    def _give_up(self, code: int, why: str | None) -> None:
+        """Leave: the commands that still run get SIGHUP when the connection ends."""
+        for exec_id in list(self._open):
+            self._end(exec_id, code, why)
+
+    # The threads.
+
+    def _typed(self, data: bytes, *, end: bool) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+            self._loop.call_soon_threadsafe(self._send_input, data, end)
+
+    def _send_input(self, data: bytes, end: bool) -> None:
+        for exec_id in self._open:
+            self._channel.send_nowait(messages.ExecInput(exec_id=exec_id, data=data, end=end))
+
+    def _taken(self, exec_id: str, num_bytes: int) -> None:
+        taken = messages.ExecTaken(exec_id=exec_id, size_bytes=num_bytes)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._channel.send_nowait, taken)
+
+    def _broken(self, why: str | None) -> None:
+        code = BROKEN_PIPE if why is None else MusterError.exit_code
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._leave, code, why)
+
+    def _leave(self, code: int, why: str | None = None) -> None:
+        if not self._left.done():
+            self._left.set_result(_LeaveError(code, why))
+
+    # Signals.
+
+    @contextlib.contextmanager
+    def _signals(self, terminal: RawTerminal) -> Iterator[None]:
+        if self._order.debugger:  # beside a run that is followed: signals are meant for the run
+            yield
+            return
+        own = {signum: (self._signalled, signum) for signum in _FORWARDED}
+        own[signal.SIGHUP] = (self._leave, 128 + signal.SIGHUP)  # type: ignore[assignment]
+        for signum, (action, argument) in own.items():
+            self._loop.add_signal_handler(signum, action, argument)
+        if terminal.is_raw:
+            self._loop.add_signal_handler(signal.SIGWINCH, self._resized, terminal)
+            self._loop.add_signal_handler(signal.SIGCONT, terminal.again)
+        try:
+            yield
+        finally:
+            for number in (*own, signal.SIGWINCH, signal.SIGCONT):
+                self._loop.remove_signal_handler(number)
+
+    def _signalled(self, signum: int) -> None:
+        """Pass the first signal on; the second, or any beside a terminal, means us."""
+        self._num_signals += 1
+        if self._order.tty or self._num_signals > 1:
+            self._leave(128 + signum)
+            return
+        for exec_id in self._open:
+            self._channel.send_nowait(messages.ExecSignal(exec_id=exec_id, signum=int(signum)))
+
+    def _resized(self, terminal: RawTerminal) -> None:
+        rows, columns = terminal.size()
+        for exec_id in self._open:
+            self._channel.send_nowait(
+                messages.ExecResize(exec_id=exec_id, rows=rows, columns=columns)
+            )

@@ -1,0 +1,518 @@
+"""Find runs, and whether they still live."""
+
+import glob
+import heapq
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import Kind, RunDir, runs_dir, short_id
+from torchmuster.core.model.run import RunRecord
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import did_you_mean, few_of
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.create import owner_process_lives
+from torchmuster.core.owner.record import (
+    DAMAGED,
+    changed_at,
+    read_events,
+    read_losses,
+    read_outcome,
+    read_plan,
+    read_result,
+    record_of,
+    unreadable,
+)
+from torchmuster.errors import NotFoundError
+from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.views.run_view import RunView, SessionRun, submitted_at
+from torchmuster.multirun.sweep.plan import member_of_id
+from torchmuster.multirun.views.sweep_view import SweepRun, SweepView, view_sweep
+from torchmuster.workflow.owner.view import (
+    WorkflowRun,
+    WorkflowView,
+    as_result,
+    read_workflow_result,
+    view_job_workflow,
+    view_workflow,
+    view_workflow_elsewhere,
+)
+
+if TYPE_CHECKING:
+    from torchmuster.launcher.engines.base import Dialect
+
+_MOST_CANDIDATES = 5  # of an ambiguous word
+_SLOT = re.compile(r"-session-sweep-[0-9a-f]{6}-\d+-[0-9a-f]{4}$")  # held by a sweep on hosts
+_NEXT_GROUP_S = 30.0  # from the end of a group on a cluster to the next one of its workflow
+
+
+def all_runs() -> list[RunView]:
+    """Return all runs, the one submitted last at the end.
+
+    Raises:
+        NotFoundError: The folder of all runs can't be read.
+    """
+    folders = all_dirs()
+    ask_for_all(folders)
+    views = [view_run(folder) for folder in folders]
+    return sorted(views, key=lambda view: view.submitted)
+
+
+def all_dirs() -> list[RunDir]:
+    """Return the folders of all runs; none where nobody has made a run yet.
+
+    Raises:
+        NotFoundError: The folder of all runs can't be read.
+    """
+    return [RunDir(os.path.join(runs_dir(), name)) for name in _names()]
+
+
+def newest_and_open(most: int) -> list[RunView]:
+    """Return the last so many runs that the user has started, and before them all older ones that have not ended.
+
+    Of thousands that have ended only the last are looked into.
+
+    Raises:
+        NotFoundError: The folder of all runs can't be read.
+    """
+    ended: list[RunDir] = []
+    folders: list[RunDir] = []
+    for folder in filter(_is_of_user, all_dirs()):
+        (ended if _has_ended(folder) else folders).append(folder)
+    ask_for_all(folders)
+    views = sorted(map(view_run, folders + _last(ended, most)), key=lambda view: view.submitted)
+    first = max(0, len(views) - most)
+    return [view for place, view in enumerate(views) if place >= first or not view.state.is_final]
+
+
+def _last(folders: Iterable[RunDir], most: int) -> list[RunDir]:
+    """Return the last so many by when somebody asked for them, which is not after their folder's last change."""
+    newest: list[tuple[float, str]] = []
+    changed = ((changed_at(folder.path) or 0.0, folder.path) for folder in folders)
+    for last_change, path in sorted(changed, reverse=True):
+        if len(newest) == most and last_change <= newest[0][0]:
+            break
+        heapq.heappush(newest, (_submitted(RunDir(path)), path))
+        if len(newest) > most:
+            heapq.heappop(newest)
+    return [RunDir(path) for _, path in sorted(newest)]
+
+
+def _has_ended(run_dir: RunDir) -> bool:
+    """Say whether a run has a result that nothing changes: a link of a chain may follow that of a job."""
+    of_jobs = (run_dir.job, run_dir.jobs, run_dir.arrays)
+    return os.path.isfile(run_dir.result) and not any(map(os.path.exists, of_jobs))
+
+
+def _names() -> list[str]:
+    try:
+        with os.scandir(runs_dir()) as entries:
+            return sorted(e.name for e in entries if e.name[0] != "." and e.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise NotFoundError(
+            "the folder of all runs can't be read",
+            where=runs_dir(),
+            why=error.strerror,
+            fix="is MUSTER_HOME your own? other users' runs are private",
+        ) from error
+
+
+def _last_run() -> RunDir | None:
+    """Return the run submitted last, with no question to a scheduler."""
+    return next(iter(_last(filter(_is_of_user, all_dirs()), 1)), None)
+
+
+def _submitted(run_dir: RunDir) -> float:
+    first = next(read_events(run_dir.events), None)
+    return submitted_at(run_dir, first.at if first is not None else None)
+
+
+def _is_of_user(run_dir: RunDir) -> bool:
+    """Say whether it is something that the user has started: no slot of a sweep, and no start that was refused."""
+    if _SLOT.search(run_dir.path):
+        return False
+    began = (run_dir.events, run_dir.job, run_dir.jobs, run_dir.arrays, run_dir.workflow)
+    if any(map(os.path.exists, began)):
+        return True
+    result = atomic.read_json(run_dir.result)
+    return not isinstance(result, dict) or result.get("attempts") != 0
+
+
+def ask_for_all(folders: Sequence[RunDir]) -> None:
+    """Ask each scheduler once for all runs that have not ended; the views find the answers at the desk."""
+    batch = [f for f in folders if os.path.isfile(f.job) or os.path.isfile(f.jobs)]
+    if not batch:
+        return  # the usual case costs no import
+    from torchmuster.launcher.jobs.answers import only_look
+    from torchmuster.launcher.jobs.jobs import read_jobs, view_jobs
+    from torchmuster.launcher.jobs.links import open_jobs
+
+    asked: dict[str, tuple[Dialect, list[str]]] = {}
+    for folder in batch:
+        job, jobs = open_jobs(folder), read_jobs(folder)
+        if job is not None and read_result(folder) is None:
+            asked.setdefault(job[0].name, (job[0], []))[1].extend(job[1])
+        if jobs is not None:
+            dialect, ids = jobs
+            open_ids = [i for name, i in ids.items() if read_outcome(folder, name) is None]
+            asked.setdefault(dialect.name, (dialect, []))[1].extend(open_ids)
+    only_look()
+    for dialect, job_ids in asked.values():
+        view_jobs(dialect, job_ids)
+
+
+def look_at(word: str) -> RunView:
+    """Return the run that a word names, as `find_run`, with what is known here where its cluster does not answer at once.
+
+    Raises:
+        NotFoundError: There is none, or more than one.
+    """
+    from torchmuster.launcher.jobs.answers import only_look
+
+    only_look()
+    return find_run(word)
+
+
+class AmbiguousWordError(NotFoundError):
+    """A word names several runs."""
+
+
+def find_run(word: str) -> RunView:
+    """Return the run that a word names: a run id, a path, an unambiguous part of an id, or `last`.
+
+    `last` is the run that was submitted last, also when it still waits in a queue. `NAME.7` is a member of a sweep,
+    `NAME/TASK` the last training of a workflow's task.
+
+    Raises:
+        NotFoundError: There is none, or more than one.
+    """
+    if os.sep in word and is_run(RunDir(word)):
+        return _view_found(RunDir(os.path.abspath(word)))
+    exact = os.path.join(runs_dir(), word)
+    if os.sep not in word and word not in ("", ".", "..") and os.path.isdir(exact):
+        return _view_found(RunDir(exact))
+    names = _names()
+    if word == "last" and (newest := _last_run()) is not None:
+        return _view_found(newest)
+    matching = [name for name in names if short_id(name) == word]
+    # What was given with --name wins over a part of another name.
+    matching = matching or _last_of_restarts(
+        [name for name in names if short_id(name).rpartition("-")[0] == word != ""]
+    )
+    parts = (name for name in names if not _SLOT.search(name))
+    matching = matching or [name for name in parts if word and word in name]
+    if len(matching) == 1:
+        return _view_found(RunDir(os.path.join(runs_dir(), matching[0])))
+    if matching:
+        fix = f"one of: {few_of(reversed(_as_typed(matching)), _MOST_CANDIDATES)}"
+        raise AmbiguousWordError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
+    if (part := _member_dir(word) or _training_dir(word)) is not None:
+        return _view_found(part)
+    if (found := _on_clusters(word)) is not None:
+        return _view_found(found)
+    near = did_you_mean(word, names, "`muster ps` lists the runs")
+    raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=near)
+
+
+def _whole_named(word: str) -> RunView | None:
+    """Return the run of which a part is named; None where there is none.
+
+    Raises:
+        AmbiguousWordError: There are several.
+    """
+    try:
+        return find_run(word)
+    except AmbiguousWordError:
+        raise
+    except NotFoundError:
+        return None
+
+
+def _member_dir(word: str) -> RunDir | None:
+    """Return the folder of a sweep's member: `NAME.7`, by any word for the sweep; None where it is no such word.
+
+    Raises:
+        NotFoundError: The sweep has no such member, or it has not begun.
+    """
+    named = member_of_id(word)
+    view = _whole_named(named[0]) if named is not None else None
+    return view.member(named[1]) if view is not None and named is not None else None
+
+
+def _training_dir(word: str) -> RunDir | None:
+    """Return the folder of a task's training: `NAME/TASK`, or its own id; None where it is no such word.
+
+    Raises:
+        NotFoundError: The workflow has no such training.
+    """
+    name, _, task = word.rpartition("/")
+    if not name:
+        folders = RunDir(os.path.join(glob.escape(runs_dir()), "*")).training_folder("*", 0)
+        ending = ("*" if short_id(word) == word else "") + glob.escape(word)
+        found = glob.glob(os.path.join(os.path.dirname(folders), "attempt-*", ending))
+        return RunDir(found[0]) if len(found) == 1 and is_run(RunDir(found[0])) else None
+    view = _whole_named(name)
+    return view.training(task) if view is not None else None
+
+
+def _last_of_restarts(names: list[str]) -> list[str]:
+    """Return the last alone where it goes on with the others: `muster restart` links the snapshots of all to one place."""
+    homes = {os.path.realpath(RunDir(os.path.join(runs_dir(), name)).snapshots) for name in names}
+    return names[-1:] if len(homes) == 1 else names
+
+
+def _on_clusters(word: str) -> RunDir | None:
+    """Return the folder of a run that another machine has submitted, made here; None where no cluster knows it."""
+    from torchmuster.core.spec.site_files import project_file, user_file
+
+    if not (user_file(os.environ) or project_file(os.getcwd())):
+        return None  # without a section there is no cluster to ask
+    from torchmuster.kubernetes.pods.elsewhere import find_on_clusters
+
+    return find_on_clusters(word)
+
+
+def _view_found(run_dir: RunDir) -> RunView:
+    """Return what is known of one run; of one in pods after its copy here has caught up, which a list of runs would not pay."""
+    if os.path.isdir(os.path.join(run_dir.path, "pods")):
+        from torchmuster.kubernetes.pods.elsewhere import catch_up_groups, is_elsewhere
+        from torchmuster.kubernetes.pods.end import catch_up
+        from torchmuster.kubernetes.pods.members import catch_up_members
+
+        if os.path.isfile(run_dir.arrays):
+            catch_up_members(run_dir)
+        elif is_elsewhere(run_dir):
+            catch_up_groups(run_dir)
+        else:
+            catch_up(run_dir)
+    return view_run(run_dir)
+
+
+def _as_typed(names: list[str]) -> list[str]:
+    """Return the short id of each of these runs, where no other of them has the same."""
+    num_of = Counter(map(short_id, names))
+    return [name if num_of[short_id(name)] > 1 else short_id(name) for name in names]
+
+
+def is_run(run_dir: RunDir) -> bool:
+    """Say whether a folder is the record of something that muster has started."""
+    return run_dir.kind is not None
+
+
+def view_run(run_dir: RunDir, record: RunRecord | None = None) -> RunView:
+    """Return what a run directory says now; `record` is what its record says, where that has been read already."""
+    record = record_of(run_dir) if record is None else record
+    try:
+        return replace(_view(run_dir, record), record=record, losses=read_losses(run_dir))
+    except DAMAGED as error:  # one bad record must not take the list of all runs with it
+        return RunView(
+            run_id=os.path.basename(run_dir.path),
+            run_dir=run_dir,
+            state=RunState.UNKNOWN,
+            plan=None,
+            result=None,
+            problem=unreadable(error),
+        )
+
+
+def _view(run_dir: RunDir, record: RunRecord) -> RunView:
+    return _VIEWS[run_dir.kind or Kind.RUN](run_dir, record)
+
+
+def _view_of_run(run_dir: RunDir, record: RunRecord) -> RunView:
+    result, plan = _settled_result(run_dir), read_plan(run_dir)
+    cls = SessionRun if plan is not None and plan.is_session else RunView
+    return cls(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=result.state if result is not None else _state(run_dir, record),
+        plan=plan,
+        result=result,
+    )
+
+
+def view_of_sweep(run_dir: RunDir) -> SweepView:
+    """Return where the members of a sweep stand.
+
+    Raises:
+        NotFoundError: Its plan can't be read, or it is no sweep.
+    """
+    view = view_run(run_dir)
+    if not isinstance(view, SweepRun):
+        raise NotFoundError("it is no sweep that can be read", where=run_dir.path, why=view.problem)
+    return view.sweep_view()
+
+
+def _settled_result(run_dir: RunDir) -> Result | None:
+    result = read_result(run_dir)
+    if result is None or not os.path.isfile(run_dir.job):
+        return result  # the usual case costs no import
+    from torchmuster.launcher.jobs.links import settled_result
+
+    return settled_result(run_dir)
+
+
+def _view_of_workflow(run_dir: RunDir, record: RunRecord) -> RunView:
+    del record  # its groups have records of their own
+    if os.path.isfile(run_dir.jobs):
+        workflow = _view_of_jobs(run_dir)
+        result = workflow.result if workflow is not None else None
+    else:
+        workflow = view_workflow(run_dir, is_alive=owner_lives(run_dir))
+        result = read_workflow_result(run_dir)
+    return WorkflowRun(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=workflow.state if workflow is not None else RunState.LOST,
+        plan=None,
+        result=as_result(result) if result is not None else None,
+        workflow=workflow,
+    )
+
+
+def _view_of_sweep(run_dir: RunDir, record: RunRecord) -> RunView:
+    del record  # `view_sweep` reads its members from it
+    if os.path.isfile(run_dir.arrays):
+        from torchmuster.multirun.views.array_view import view_arrays
+
+        sweep = view_arrays(run_dir)
+    else:
+        # What was a Job is not asked for when it has ended.
+        has_ended = os.path.isfile(run_dir.job) and read_result(run_dir) is not None
+        sweep = view_sweep(run_dir, is_alive=not has_ended and owner_lives(run_dir))
+    return SweepRun(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=sweep.state if sweep is not None else RunState.LOST,
+        plan=None,
+        result=sweep.result if sweep is not None else None,
+        sweep=sweep,
+    )
+
+
+_VIEWS: dict[Kind, Callable[[RunDir, RunRecord], RunView]] = {
+    Kind.WORKFLOW: _view_of_workflow,
+    Kind.SWEEP: _view_of_sweep,
+    Kind.RUN: _view_of_run,
+}
+
+
+def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
+    from torchmuster.launcher.jobs.jobs import read_jobs, view_jobs
+
+    found = read_jobs(run_dir)
+    if found is None:
+        return None
+    dialect, job_ids = found
+    open_ids = [i for name, i in job_ids.items() if read_outcome(run_dir, name) is None]
+    views = view_jobs(dialect, open_ids) if open_ids else {}
+    by_group = {name: views[job_id] for name, job_id in job_ids.items() if job_id in views}
+    noted = atomic.read_json(run_dir.jobs)
+    if "elsewhere" in noted:
+        begun = frozenset(job_ids)
+        is_recent = time.time() - float(noted.get("seen_at", 0.0)) < _NEXT_GROUP_S
+        return view_workflow_elsewhere(run_dir, by_group, begun, is_recent=is_recent)
+    return view_job_workflow(run_dir, by_group)
+
+
+def _state(run_dir: RunDir, record: RunRecord) -> RunState:
+    if os.path.isfile(run_dir.job):
+        job = view_job(run_dir)
+        state = job.state.of_run if job is not None else RunState.UNKNOWN
+        if state is not RunState.RUNNING:
+            return state
+    elif (told := _state_of_element(run_dir)) is not None:
+        if told is not RunState.RUNNING:
+            return told
+    elif not owner_lives(run_dir):
+        return RunState.LOST
+    if record.attempts:
+        return RunState.RUNNING
+    return RunState.WAITING if record.has_waited else RunState.STARTING
+
+
+def _state_of_element(run_dir: RunDir) -> RunState | None:
+    """Return how a member of a sweep stands whose job is an element of an array, or which is in pods; None of any other run."""
+    sweep_dir = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
+    named = member_of_id(os.path.basename(run_dir.path))
+    if named is None:
+        return None
+    is_in_pods = sweep_dir.kind is Kind.SWEEP and os.path.isfile(sweep_dir.job)
+    if not is_in_pods and not os.path.isfile(sweep_dir.arrays):
+        return None
+    view = view_run(sweep_dir)
+    sweep = view.sweep if isinstance(view, SweepRun) else None
+    return sweep.members[named[1]].state if sweep is not None else None
+
+
+def owner_is_here(run_dir: RunDir) -> bool:
+    """Say whether the owner of the run is a living process of this machine."""
+    owner = atomic.read_json(run_dir.owner)
+    if not isinstance(owner, dict) or owner.get("boot_id") != proc.boot_id():
+        return False
+    return owner_lives(run_dir)
+
+
+def owner_lives(run_dir: RunDir) -> bool:
+    """Say whether the process or job that owns the run still exists; on another machine, assume so."""
+    if os.path.isfile(run_dir.job):
+        return _job_lives(run_dir)
+    if os.path.isfile(run_dir.jobs):
+        workflow = _view_of_jobs(run_dir)
+        return workflow is not None and not workflow.state.is_final
+    if os.path.isfile(run_dir.arrays):
+        return not view_run(run_dir).state.is_final
+    return owner_process_lives(run_dir)
+
+
+def _job_lives(run_dir: RunDir) -> bool:
+    """Ask the scheduler; a job that it does not know any more has ended."""
+    view = view_job(run_dir)
+    return view is not None and not view.state.is_final
+
+
+def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
+    """Return the engine and the jobs that muster submitted for a run, a workflow or a sweep, also after their end.
+
+    A run whose submission was refused has an engine and no job.
+    """
+    arrays = atomic.read_json(run_dir.arrays)
+    if isinstance(arrays, dict):
+        return str(arrays["engine"]), tuple(str(one["job_id"]) for one in arrays["arrays"])
+    if not os.path.isfile(run_dir.job) and not os.path.isfile(run_dir.jobs):
+        return None  # the usual case costs no import
+    from torchmuster.launcher.jobs.jobs import read_jobs
+    from torchmuster.launcher.jobs.links import all_jobs
+
+    if (one := all_jobs(run_dir)) is not None:
+        return one[0].name, one[1]
+    refused = atomic.read_json(run_dir.job)
+    if isinstance(refused, dict) and "engine" in refused:
+        return str(refused["engine"]), ()
+    many = read_jobs(run_dir)
+    return (many[0].name, tuple(many[1].values())) if many is not None else None
+
+
+def view_job(run_dir: RunDir) -> JobView | None:
+    """Return what the scheduler says of the job that conducts a run; None when there is none, or it says nothing."""
+    from torchmuster.launcher.jobs.links import view_newest
+
+    return view_newest(run_dir)
+
+
+def any_result(run_dir: RunDir) -> Result | None:
+    """Return the result of a run or of a workflow; None while it has none."""
+    if os.path.isfile(run_dir.job):
+        return _settled_result(run_dir)  # a link of a chain may follow
+    if os.path.isfile(run_dir.jobs) or os.path.isfile(run_dir.arrays):
+        return view_run(run_dir).result  # no process owns it, so nobody writes one
+    workflow = read_workflow_result(run_dir)
+    return as_result(workflow) if workflow is not None else read_result(run_dir)

@@ -1,0 +1,91 @@
+"""Call the head of a run, or of a group of a workflow, as a client."""
+
+import asyncio
+import atexit
+import os
+
+from torchmuster.core.files import atomic
+from torchmuster.core.model.states import JobState
+from torchmuster.core.net.address import read_secret
+from torchmuster.core.net.channel import Channel, RaceError, connect, race, worst_failure
+from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.errors import ChannelError
+from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.launcher.views.find import view_job
+from torchmuster.launcher.views.run_view import RunView
+
+
+async def call_head(view: RunView, group: str | None = None) -> Channel:
+    """Return a connection to the head, by any of its addresses.
+
+    Raises:
+        ChannelError: It can't be reached.
+    """
+    folder = view.run_dir.path if group is None else view.run_dir.group(group).path
+    if os.path.exists(os.path.join(folder, "pods")):  # noqa: ASYNC240 - one look at a file, as those below
+        # Half of what a view imports before its first picture would be for pods.
+        from torchmuster.kubernetes.pods.reach import job_of, pod_order
+
+        order, job_id = pod_order(view.run_dir, group), job_of(view.run_dir, group)
+        if order is not None and job_id is not None:
+            return await _call_in_pod(view, order, job_id)
+    path = view.run_dir.head if group is None else view.run_dir.group(group).head
+    whose = f"the run {view.run_id}" if group is None else f"the group {group}"
+    where = atomic.read_json(path)
+    if not isinstance(where, dict) and view.is_headless_member:
+        what = (
+            f"{view.run_id} is a single process of a sweep, which has no head that could be asked"
+        )
+        raise ChannelError(what, fix=f"muster stacks {view.run_id}; muster logs {view.run_id}")
+    if not isinstance(where, dict):
+        raise ChannelError(f"{whose} has no head yet", where=path, fix="try again in a second")
+    port = int(where["port"])
+    hosts = [*map(str, where.get("addresses", ())), str(where["host"])]
+    secret = read_secret(view.run_dir.secret)
+    try:
+        channel, _ = await race(
+            [(host, port) for host in hosts],
+            lambda host, port: connect(host, port, Role.CLIENT, secret),
+        )
+    except RaceError as lost:
+        (host, _), error = worst_failure(lost, None)
+        why, node = str(error) or "it does not answer", where.get("node")
+        if isinstance(error, HandshakeError):
+            why = f"something else answers there: {error}"
+        job = await asyncio.to_thread(view_job, view.run_dir)
+        if job is not None and job.state is JobState.SUSPENDED:
+            what = f"job {job.job_id} is suspended: no process of it answers"
+            fix = "once it goes on: the same command"
+            raise ChannelError(what, where=node and f"on {node}", fix=fix) from error
+        raise ChannelError(
+            f"the head of {whose} can't be reached from here",
+            where=f"{host}:{port}",
+            why=why,
+            fix=f"on {node}: the same command" if node else f"muster status {view.run_id}",
+        ) from error
+    return channel
+
+
+async def _call_in_pod(view: RunView, order: "PodOrder", job_id: str) -> Channel:
+    """Return a connection through the first pod; its way ends with this process."""
+    from torchmuster.kubernetes.pods.reach import find_pod, forward
+
+    port = order.head_port
+    pod = await asyncio.to_thread(find_pod, job_id, order.index)
+    if pod is None or not pod.is_up:
+        raise ChannelError(
+            f"the first pod of {view.run_id} does not run",
+            where=f"job {job_id}",
+            fix=f"muster status {view.run_id} tells what it waits for",
+        )
+    way = await asyncio.to_thread(forward, job_id, pod.name, port)
+    atexit.register(way.close)
+    try:
+        return await connect("127.0.0.1", way.port, Role.CLIENT, read_secret(view.run_dir.secret))
+    except (OSError, HandshakeError) as error:
+        raise ChannelError(
+            f"the head of the run {view.run_id} does not answer",
+            where=f"pod {pod.name}, port {port}",
+            why=str(error) or "the connection was closed",
+            fix="try again in a second",
+        ) from error

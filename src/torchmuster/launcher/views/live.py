@@ -1,0 +1,237 @@
+"""Read a run again and again while it lives: its record, the training's, and how its ranks stand, as one value.
+
+Records are read from where the last look ended. What another version has written, or a crash has torn, is left out
+and said; a value never depends on a file being whole.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from torchmuster.core.files.layout import RunDir, last_bytes
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import NoticeEvent
+from torchmuster.core.model.message import moment_of
+from torchmuster.core.model.narration import narrate
+from torchmuster.core.model.progress import RankSample
+from torchmuster.core.model.run import AttemptRecord, RunRecord
+from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.owner.account import account_of
+from torchmuster.core.owner.record import DAMAGED, RunReader, unreadable
+from torchmuster.errors import RunDirectoryError
+from torchmuster.launcher.model.job import describe_job
+from torchmuster.launcher.model.live import BarWords, LiveAttempt, LiveRun, read_bar
+from torchmuster.launcher.views.find import view_job, view_run
+from torchmuster.launcher.views.live_training import TrainingTail
+from torchmuster.launcher.views.run_view import RunView, problems_of
+
+MOST_ATTEMPTS = 200  # that are kept; 10,000 are counted
+_MOST_SAID = 4
+_LOG_BYTES = 8192
+_FRESH_S = 15.0
+_SAID = (
+    "hang",
+    "head_replaced",
+    "start_wait",
+    "node_left_out",
+    "node_lost",
+    "spare_lost",
+    "spare_taken",
+    "newcomer",
+    "stopping",
+    "shrunk",
+    "notice",
+)
+
+AskBoard = Callable[[], tuple[RankSample | None, str]]
+
+
+class LiveReader:
+    """Reads one run.
+
+    Args:
+        run_dir: Of the run.
+        ask_board: Returns how the ranks stand by the head, or why it does not say; never waits.
+    """
+
+    def __init__(self, run_dir: RunDir, ask_board: AskBoard | None = None) -> None:
+        self._run_dir = run_dir
+        self._ask_board = ask_board
+        self._reader = RunReader(run_dir)
+        self._training = TrainingTail(run_dir)
+
+    def read(self) -> LiveRun:
+        """Return the run as it is now.
+
+        Raises:
+            RunDirectoryError: What is in its record can't be understood.
+        """
+        try:
+            return self._read()
+        except DAMAGED as error:
+            raise RunDirectoryError(
+                unreadable(error),
+                where=self._run_dir.path,
+                why="it was written by another version of muster, or is damaged",
+                fix="`muster explain` reads its logs",
+            ) from error
+
+    def _read(self) -> LiveRun:
+        view = view_run(self._run_dir, self._reader.read())
+        now, record = time.time(), view.record
+        account = account_of(view, now)
+        attempts = _closed(list(map(_shown, view.attempts)), view, account.elapsed_s)
+        sample, sample_at, unheard = self._sample(view)
+        training = self._training.read(is_over=view.state.is_final)
+        running = bool(attempts) and attempts[-1].ended_at is None and not view.state.is_final
+        return LiveRun(
+            run_id=view.run_id,
+            state=view.state.value,
+            is_final=view.state.is_final,
+            now=now,
+            command=view.command,
+            place=account.place,
+            elapsed_s=account.elapsed_s,
+            num_attempts=len(attempts),
+            attempts=tuple(attempts[-MOST_ATTEMPTS:]),
+            sample=sample,
+            sample_at=sample_at,
+            unheard=unheard,
+            waits=_waits(record, now, is_running=running) if not view.state.is_final else "",
+            job=job_words(view),
+            ends_at=record.ends_at if not view.state.is_final else None,
+            network=_network(record),
+            said=_said(record),
+            training=training,
+            bar=self._bar(attempts) if running and training is None else None,
+            tasks=view.parts(),
+            ended_by=account.ended_by or "",
+            problems=problems_of(view),
+        )
+
+    # How the ranks stand.
+
+    def _sample(self, view: RunView) -> tuple[RankSample | None, float | None, str]:
+        why = ""
+        if self._ask_board is not None and not view.state.is_final:
+            sample, why = self._ask_board()
+            if sample is not None:
+                return sample, moment_of(sample.time), ""
+        recorded = last_sample(self._run_dir)
+        return recorded, moment_of(recorded.time) if recorded is not None else None, why
+
+    def _bar(self, attempts: list[LiveAttempt]) -> BarWords | None:
+        path = self._run_dir.rank_log(attempts[-1].number, 0)
+        return read_bar(last_bytes(path, _LOG_BYTES).decode(errors="replace"))
+
+
+def last_sample(run_dir: RunDir) -> RankSample | None:
+    """Return the last whole line of the record of samples; None when there is none that can be read."""
+    path = run_dir.samples
+    num_bytes = 1 << 16
+    while True:
+        data = last_bytes(path, num_bytes)
+        lines = data[: data.rfind(b"\n") + 1].splitlines()
+        whole = lines if len(data) < num_bytes else lines[1:]
+        if whole:
+            with suppress(*DAMAGED):
+                return codec.from_plain(RankSample, _loads(whole[-1]))
+            return None
+        if len(data) < num_bytes or num_bytes > 64 << 20:
+            return None
+        num_bytes *= 8
+
+
+def _loads(line: bytes) -> Any:
+    import json
+
+    return json.loads(line)
+
+
+def _shown(attempt: AttemptRecord) -> LiveAttempt:
+    """Return an attempt as it is shown: one that has ended without a failure was ended by the run's end, or lost its head."""
+    ended_by = attempt.failure.what if attempt.failure is not None else attempt.state
+    cause = attempt.cause
+    return LiveAttempt(
+        number=attempt.number,
+        num_workers=attempt.num_workers or 0,
+        num_nodes=attempt.start.num_nodes,
+        began_at=attempt.began,
+        why=attempt.start.why,
+        ended_at=attempt.ended,
+        ended_by=(ended_by or "its head was lost") if attempt.ended is not None else "",
+        cause_rank=cause.rank if cause is not None else None,
+    )
+
+
+def _waits(record: RunRecord, now: float, *, is_running: bool) -> str:
+    """Return what a run waits for, or what a node that gets ready has just said, e.g. of its staging."""
+    said = record.notice
+    if (waits := record.wait_words(now)) or is_running or said is None:
+        return waits
+    event = said.event
+    is_fresh = now - said.at < _FRESH_S
+    return f"{event.node}: {event.text}" if is_fresh and isinstance(event, NoticeEvent) else ""
+
+
+def _network(record: RunRecord) -> str:
+    told = narrate(record.network) if record.network is not None else None
+    return (told or "").removeprefix("network: ")
+
+
+def _said(record: RunRecord) -> tuple[str, ...]:
+    shown = [one for one in record.moments if one.kind in _SAID][-_MOST_SAID:]
+    return tuple(f"{_clock(one.at)}  {one.text}" for one in shown)
+
+
+def _ended(attempt: LiveAttempt, at: float | None, by: str) -> LiveAttempt:
+    ended_at = at if at is not None else attempt.began_at
+    return replace(attempt, ended_at=ended_at, ended_by=by or "its head was lost")
+
+
+def _closed(
+    attempts: list[LiveAttempt], view: RunView, elapsed_s: float | None
+) -> list[LiveAttempt]:
+    """Return the attempts of a run; the last one has ended with the run, also where the record lacks its end."""
+    if not attempts or not view.state.is_final or attempts[-1].ended_at is not None:
+        return attempts
+    began_at, last = view.record.began, attempts[-1]
+    ended_at = began_at + (elapsed_s or 0.0) if began_at is not None else None
+    by = "" if view.state is RunState.LOST else view.state.value
+    return [*attempts[:-1], _ended(last, ended_at, by)]
+
+
+def command_of(view: RunView) -> str:
+    """Return its command with the name of its script only; of a run whose plan can't be read, that."""
+    if view.plan is None:
+        return view.command if view.is_readable else "; ".join(problems_of(view))
+    program = view.plan.program
+    return " ".join((os.path.basename(program.target), *program.args))
+
+
+def job_words(view: RunView) -> str:
+    """Return where its job stands; empty where none waits."""
+    if view.state.is_final or not os.path.isfile(view.run_dir.job):
+        return ""
+    job = view_job(view.run_dir)
+    if job is None or (job.state is JobState.RUNNING and job.reason is None):
+        return ""
+    return describe_job(job)
+
+
+def num_workers_of(view: RunView) -> int | None:
+    """Return how many ranks the last attempt has, or the first will have."""
+    with suppress(*DAMAGED):
+        if view.record.attempts:
+            return view.record.num_workers
+        if view.plan is not None:
+            return sum(view.plan.num_workers(place) for place in range(view.plan.max_nodes))
+    return None
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")

@@ -1,0 +1,135 @@
+"""The client's side of `muster stacks` and of `muster exec` in a training run: it speaks to the run's head.
+
+The agents carry it out; no ssh to the nodes is needed. The head's addresses and key are in the run directory.
+"""
+
+import asyncio
+import os
+import secrets
+from dataclasses import dataclass
+
+from torchmuster.core import proc
+from torchmuster.core.files.layout import Kind
+from torchmuster.core.model.events import WorkerProcessEvent
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel, ChannelClosedError
+from torchmuster.errors import ChannelError, HeadLostError, UsageError
+from torchmuster.launcher.head.hangs.monitor import shown, standing_of
+from torchmuster.launcher.head.hangs.watch import Seen, tell
+from torchmuster.launcher.node.stacks import take_stacks
+from torchmuster.launcher.views.exec_threads import Write
+from torchmuster.launcher.views.execute import ExecOrder, ExecResult, ExecSession
+from torchmuster.launcher.views.find import any_result, owner_lives
+from torchmuster.launcher.views.head_call import call_head
+from torchmuster.launcher.views.run_view import RunView
+
+ANSWER_LIMIT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksFound:
+    """Where the ranks stand: one sentence, and all stacks."""
+
+    sentence: str
+    lines: tuple[str, ...]
+
+
+async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFound:
+    """Return the stacks of all ranks of a running run.
+
+    Raises:
+        UsageError: It does not run.
+        ChannelError: Its head can't be reached, or does not answer within `limit_s`.
+    """
+    check_running(view)
+    if (member := _own_process(view)) is not None:
+        return await asyncio.to_thread(_stacks_of, member)
+    if view.is_headless_member:
+        what = f"the process of {view.run_id} is not in its record yet, or has ended"
+        raise ChannelError(what, where=view.run_dir.events, fix="try again in a second")
+    channel = await call_head(view)
+    ask_id = secrets.token_hex(8)
+    lines: list[str] = []
+    try:
+        channel.send_nowait(messages.AskStacks(ask_id=ask_id))
+        async with asyncio.timeout(limit_s):
+            while True:
+                told = await channel.receive()
+                if not isinstance(told, messages.StacksTold) or told.ask_id != ask_id:
+                    continue
+                lines += told.lines
+                if told.is_last:
+                    return StacksFound(sentence=told.sentence, lines=tuple(lines))
+    except TimeoutError as error:
+        raise ChannelError(
+            f"the head of the run {view.run_id} did not answer within {limit_s:g} s",
+            fix="try again",
+        ) from error
+    except ChannelClosedError as error:
+        raise HeadLostError("the connection to the run has ended", why=str(error)) from error
+    finally:
+        await channel.close()
+
+
+def _own_process(view: RunView) -> WorkerProcessEvent | None:
+    """Return what the record says of the process of a sweep's member that has no head, on this machine; None for all others."""
+    if os.path.exists(view.run_dir.head):
+        return None
+    told = view.record.process
+    return told if told is not None and proc.read_process(told.pid) is not None else None
+
+
+def _stacks_of(member: WorkerProcessEvent) -> StacksFound:
+    (stack,) = take_stacks(member.folder, member.attempt, [(0, member.pid)])
+    seen = Seen(rank=0, node=os.uname().nodename, standing=standing_of(stack), kernel=stack.kernel)
+    return StacksFound(sentence=tell([seen]), lines=tuple(shown(stack).splitlines()))
+
+
+async def execute_beside(view: RunView, word: str, order: ExecOrder, write: Write) -> ExecResult:
+    """Run a command beside a rank, or on a node.
+
+    Args:
+        view: A training run.
+        word: `rank 3` or `node n2`.
+        order: What shall run.
+        write: Gets what it writes.
+
+    Raises:
+        UsageError: The run does not run, or has no such rank or node.
+        ChannelError: Its head can't be reached.
+        HeadLostError: It went away meanwhile.
+    """
+    channel = await connect_to_run(view)
+    try:
+        return await ExecSession(channel, [word], order, write).run()
+    finally:
+        await channel.close()
+
+
+async def connect_to_run(view: RunView) -> Channel:
+    """Return a connection to the head of a running run.
+
+    Raises:
+        UsageError: It does not run.
+        ChannelError: The head can't be reached.
+    """
+    check_running(view)
+    return await call_head(view)
+
+
+def check_running(view: RunView) -> None:
+    """Refuse a run that is no training run, or has ended.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if view.kind is Kind.WORKFLOW:
+        raise UsageError(
+            f"the run {view.run_id} is a workflow: its tasks have no ranks of their own",
+            fix=f"muster exec {view.run_id} TASK -- COMMAND; a training task's own run by its folder",
+        )
+    if any_result(view.run_dir) is not None or not owner_lives(view.run_dir):
+        raise UsageError(
+            f"the run {view.run_id} has ended: it is {view.state.value}",
+            fix=f"muster explain {view.run_id}",
+        )

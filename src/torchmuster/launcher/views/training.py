@@ -1,0 +1,142 @@
+"""What the training library has recorded of a run: where it stands, and the ledger of each epoch."""
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torchmuster
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, last_bytes
+from torchmuster.core.model import codec
+from torchmuster.core.model.run import bad_loss
+from torchmuster.core.owner.record import RecordTail
+from torchmuster.core.plainfile import open_plain
+from torchmuster.launcher.model.training import EpochView, TrainingState
+
+_END_BYTES = 1 << 16
+_KNOWN_BY_BYTES = 1 << 12
+_WORTH_KEEPING_BYTES = 4 << 20  # it is read in a fifth of a second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingView:
+    """Where the training stands.
+
+    Attributes:
+        values: The newest value of each metric, the loss first.
+        not_finite: Those of them that are not finite, and the step since which they are not.
+        epochs: The last ones, of very many.
+    """
+
+    step: int
+    saved_step: int | None
+    values: dict[str, float]
+    not_finite: dict[str, int]
+    epochs: tuple[EpochView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A fold that is kept beside its record.
+
+    Attributes:
+        version: Of muster.
+        before: The checksum of what stands before `position`, by which the record is known again.
+        position: How far it was read.
+    """
+
+    version: str
+    before: str
+    position: int
+    state: TrainingState
+
+
+class TrainingReader:
+    """Folds `training.jsonl`, each line once, also those that an earlier command has folded.
+
+    Attributes:
+        state: What the lines say that were read.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._path = run_dir.training
+        self._fold = run_dir.training_fold
+        kept = self._read_kept()
+        self.state = kept.state if kept is not None else TrainingState()
+        self._kept_at = kept.position if kept is not None else 0
+        self._tail = RecordTail(self._path, position=self._kept_at)
+
+    def read(self) -> TrainingState:
+        """Take the lines that are new."""
+        events, anew = self._tail.read()
+        if anew:
+            self.state, self._kept_at = TrainingState(), 0
+        before = self._tail.num_bad
+        for event in events:
+            self.state.take(event)
+        self.state.num_bad += self._tail.num_bad - before
+        if self._tail.position - self._kept_at > _WORTH_KEEPING_BYTES:
+            self._keep()
+        return self.state
+
+    @property
+    def why_not(self) -> str:
+        """Why the record can't be read; empty where it can, or is not there."""
+        return self._tail.why_not
+
+    @property
+    def num_torn(self) -> int:
+        """Lines that are no objects, and one that has no end."""
+        return self.state.num_bad + self._tail.has_rest
+
+    def _read_kept(self) -> _Kept | None:
+        with suppress(OSError, codec.CodecError):
+            kept = codec.from_plain(_Kept, atomic.read_json(self._fold))
+            if kept.version == torchmuster.__version__ and kept.before == self._before(
+                kept.position
+            ):
+                return kept
+        return None
+
+    def _before(self, position: int) -> str:
+        with open_plain(self._path) as file:
+            file.seek(max(0, position - _KNOWN_BY_BYTES))
+            return hashlib.sha256(file.read(min(position, _KNOWN_BY_BYTES))).hexdigest()
+
+    def _keep(self) -> None:
+        with suppress(OSError):  # what is kept saves time, and nothing else
+            self._kept_at = self._tail.position
+            kept = _Kept(
+                version=torchmuster.__version__,
+                before=self._before(self._kept_at),
+                position=self._kept_at,
+                state=self.state,
+            )
+            atomic.write_json(self._fold, codec.to_plain(kept), mode=0o600)
+
+
+def seen_in(state: TrainingState) -> TrainingView | None:
+    """Return where a training stands by its record; None when there is nothing in it."""
+    if not state.num_events:
+        return None
+    return TrainingView(
+        step=state.step,
+        saved_step=state.saved[0] if state.saved is not None else None,
+        values=state.metrics.values(),
+        not_finite=state.metrics.not_finite(),
+        epochs=tuple(sorted(state.epochs, key=lambda one: one.epoch)),
+    )
+
+
+def training_of(run_dir: RunDir) -> TrainingView | None:
+    """Return where the training of a run stands; None when it has recorded nothing."""
+    return seen_in(TrainingReader(run_dir).read())
+
+
+def bad_loss_of(run_dir: RunDir) -> str:
+    """Return `loss nan (since step 100)`, if the newest loss is that; a record is read whole only if its end may say so."""
+    end = last_bytes(run_dir.training, _END_BYTES)
+    if b"NaN" not in end and b"Infinity" not in end:
+        return ""
+    training = training_of(run_dir)
+    return bad_loss(training.values, training.not_finite) if training is not None else ""

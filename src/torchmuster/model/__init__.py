@@ -1,1 +1,0 @@
-"""Frozen values without I/O: the words that all other packages share."""

@@ -1,1 +1,0 @@
-"""Text for people: what a terminal shows, and how."""

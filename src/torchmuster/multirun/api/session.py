@@ -1,0 +1,246 @@
+"""`torchmuster.session`: nodes with torch imported, on which calls start by a fork; the command `muster session` from Python."""
+
+import array
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from torchmuster.core import proc
+from torchmuster.core.files.layout import RunDir
+from torchmuster.errors import MusterError
+from torchmuster.launcher.api import keywords
+from torchmuster.launcher.api.failures import NotLaunchedError
+from torchmuster.launcher.api.launch import as_error, launch_by
+from torchmuster.launcher.api.program import command
+from torchmuster.launcher.api.run import RunHandle
+
+_END_S = 60.0
+_numbers = itertools.count(1)
+
+
+class SessionHandle:
+    """A session: of `session`, of another process, or of the command line.
+
+    In `with` it ends behind the block, and so do runs that are still in it.
+
+    Attributes:
+        name: What `muster run --session` calls it.
+        path: The directory of the run that it is.
+    """
+
+    def __init__(self, name: str, run_dir: RunDir, clients: "_Clients | None" = None) -> None:
+        self.name, self.path = name, run_dir.path
+        self._dir = run_dir
+        self._clients = clients
+        self._runs: list[RunHandle] = []
+
+    def __repr__(self) -> str:
+        """Return the name."""
+        return f"<torchmuster.Session {self.name}>"
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the session."""
+        self.end()
+
+    def launch(
+        self, function: Callable[..., Any] | str | os.PathLike[str], *args: Any, **options: Any
+    ) -> RunHandle:
+        """Start a function, or a script, on the nodes of the session; return at once with the run.
+
+        Keywords are those of `torchmuster.launch`, without those that the session has decided: `on`, `hosts`, `time` and so on.
+
+        Args:
+            function: What every worker calls, or the path of a script.
+            args: For it.
+            options: Of `muster run`, and the function's own keywords.
+
+        Raises:
+            NotLaunchedError: As of `launch`; or another run is in the session, or it has ended.
+        """
+        if "session" in options:
+            raise NotLaunchedError(
+                f"`session` is {self.name} already", fix="torchmuster.launch(..., session=NAME)"
+            )
+        from torchmuster.multirun.views.sessions import find_session
+
+        if self._clients is None or not self._clients.lives():
+            try:
+                find_session(self.name)
+            except MusterError as error:
+                raise NotLaunchedError(
+                    error.what, where=error.where, why=error.why, fix=error.fix
+                ) from None
+            self._clients = _Clients()
+        run = launch_by(self._clients.begin, function, args, {**options, "session": self.name})
+        self._runs = [*(one for one in self._runs if not one.status().is_final), run]
+        return run
+
+    def run(self, script: str | os.PathLike[str], *args: Any, **options: Any) -> RunHandle:
+        """Start a script on the nodes of the session, as `launch` does; return at once with the run.
+
+        Args:
+            script: Its path (`module=True`: the name of a module).
+            args: Its words.
+            options: Of `muster run`.
+
+        Raises:
+            NotLaunchedError: As of `launch`.
+        """
+        return self.launch(os.fspath(script), *args, **options)
+
+    def end(self) -> None:
+        """Cancel what this process has started in the session, end it, and wait until it has ended; once is enough.
+
+        Raises:
+            torchmuster.errors.MusterError: It has not ended within 40 s, or a run of another process is in it.
+        """
+        from torchmuster.multirun.views.sessions import lives
+
+        for run in self._runs:
+            run.cancel(at_once=True)
+        self._runs = []
+        if self._clients is not None:
+            self._clients.close()
+            self._clients = None
+        if lives(self._dir):
+            _muster("session", "end", self.name)
+
+
+def session(**options: Any) -> SessionHandle:
+    """Hold nodes, and import torch on them; return when calls can start.
+
+    Every long option of `muster session start` is a keyword: `nodes`, `nproc_per_node`, `on`, `hosts`, `preload`, `idle`, `time`, `python`
+    and so on (docs/sessions.md). Durations are texts (`"30m"`) or `timedelta`.
+
+    Args:
+        options: Of `muster session start`; `name` is one that no other session of this user has, unless it is given.
+
+    Raises:
+        NotLaunchedError: A keyword or a value can't be used, or the nodes can't be held.
+    """
+    from torchmuster.multirun.views.sessions import find_session
+
+    keywords.check_session(options)
+    name = options.setdefault("name", f"python-{os.getpid()}-{next(_numbers)}")
+    words = keywords.words(options, "session")
+    clients = _Clients()  # it imports what it needs while the nodes import torch
+    try:
+        _muster("session", "start", *words)
+        return SessionHandle(name, find_session(name).run_dir, clients)
+    except NotLaunchedError as error:
+        clients.close()
+        raise keywords.named_as_here(error, options) from None
+    except BaseException:  # interrupted: who has asked does not want it any more
+        clients.close()
+        with contextlib.suppress(MusterError):
+            SessionHandle(name, find_session(name).run_dir).end()
+        raise
+
+
+def sessions() -> list[SessionHandle]:
+    """Return the sessions of this user that live, those of other processes and of the command line too, the newest first."""
+    from torchmuster.multirun.views.sessions import living_sessions, name_of_session
+
+    return [SessionHandle(name_of_session(one), one) for one in living_sessions()]
+
+
+def _muster(*words: str) -> None:
+    """Run a command to its end.
+
+    Raises:
+        NotLaunchedError: It has ended with errors.
+    """
+    with tempfile.TemporaryFile() as errors:
+        child = proc.start(command(*words), stdout=errors.fileno(), stderr=errors.fileno())
+        try:
+            while (status := child.wait(0.5)) is None:
+                pass
+        except BaseException:
+            child.send_signal(signal.SIGTERM)
+            child.wait(_END_S)
+            raise
+        errors.seek(0)
+        text = errors.read().decode(errors="replace")
+    if status != 0:
+        raise as_error(text, status, f"muster {' '.join(words[:2])}")
+
+
+class _Clients:
+    """A process that forks the client of each run, so that none starts an interpreter; ours, and it ends with us."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        with theirs:
+            fd = theirs.fileno()
+            argv = command("session", "clients", str(fd))
+            self._child = proc.start(argv, pass_fds=(fd,))
+        # Also of a handle that nobody has ended.
+        self.close = weakref.finalize(self, _end_clients, self._line, self._child)
+
+    def lives(self) -> bool:
+        """Say whether it can be asked."""
+        return self._child.poll() is None
+
+    def begin(self, words: list[str], stdout: int, stderr: int) -> "_Client":
+        """Start the client of a run.
+
+        Raises:
+            NotLaunchedError: The process has ended.
+        """
+        from torchmuster.multirun.cli.forks import PID, pack_order
+
+        order = pack_order(words)
+        try:
+            with self._lock:
+                socket.send_fds(self._line, [b"client"], array.array("i", [order, stdout, stderr]))
+                (pid,) = PID.unpack(self._line.recv(PID.size))
+        except (OSError, ValueError, TypeError) as error:
+            raise NotLaunchedError(
+                "the process that starts runs of this session has ended", why=str(error)
+            ) from None
+        finally:
+            os.close(order)
+        return _Client(pid)
+
+
+def _end_clients(line: socket.socket, child: proc.Child) -> None:
+    """End the process; clients that it has forked go on."""
+    line.close()
+    child.wait(_END_S)
+
+
+class _Client:
+    """The client of a run, whose parent is another process."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def poll(self) -> int | None:
+        """Return 0 when it has gone; its status is in the run directory."""
+        return None if proc.is_running(self._pid) else 0
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Return at once: the end of its standard output has been read."""
+        return self.poll()
+
+    def send_signal(self, signum: int) -> None:
+        """Send it a signal."""
+        proc.kill_quietly(self._pid, signum)

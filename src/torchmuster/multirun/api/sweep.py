@@ -1,0 +1,436 @@
+"""`torchmuster.sweep`: the command `muster sweep` for a function or a script, with values of Python."""
+
+import ast
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import Kind, RunDir, runs_dir, short_id
+from torchmuster.core.model import codec
+from torchmuster.core.model.carried import LaunchOrder
+from torchmuster.core.model.plan import FunctionCall
+from torchmuster.core.model.states import RunState
+from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.launcher.api import call, keywords
+from torchmuster.launcher.api.failures import NotLaunchedError, RunFailed
+from torchmuster.launcher.api.program import start_command
+from torchmuster.launcher.api.run import RunHandle, copied_run, interrupt_cancels, look_until_ended
+from torchmuster.launcher.views.find import view_of_sweep, view_run
+from torchmuster.multirun.sweep.members import member_dir
+from torchmuster.multirun.sweep.plan import MAX_MEMBERS
+from torchmuster.multirun.views.sweep_view import MemberView, SweepView
+
+# A sweep from Python: what its directory shows, by the same code as `muster status`, `wait` and `cancel`.
+
+
+_POLL_S = 0.05
+_POLL_JOBS_S = 1.0  # of an array, each look reads the folders of all members
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepMember:
+    """Where one member of a sweep stands.
+
+    Attributes:
+        number: From 0.
+        state: `waiting`, `running`, `succeeded`, `failed`, `stopped` (early, by the rule), ...
+        values: What it was given, by name: numbers, True, False and None as such, all else as text.
+        value: The last of the metric; None without one.
+        step: Of that value; for one that was printed, the how manieth line with one.
+        attempt: The newest, from 0; None before the first.
+        elapsed_s: In seconds, of one that has ended.
+        why: What ended it, in one sentence; None for a success and while it lasts.
+    """
+
+    number: int
+    state: str
+    values: dict[str, Any]
+    value: float | None
+    step: int | None
+    attempt: int | None
+    elapsed_s: float | None
+    why: str | None
+
+
+class SweepHandle:
+    """One sweep: of `sweep`, of another process, or of the command line.
+
+    It has no state of its own: two objects of one sweep show the same, in any process of this user.
+
+    Attributes:
+        run_id: Its name, which every command takes.
+        path: Its directory.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_id = os.path.basename(run_dir.path)
+        self.path = run_dir.path
+        self._dir = run_dir
+
+    def __repr__(self) -> str:
+        """Return the name, and how many members are in which state."""
+        from torchmuster.multirun.cli.sweep_record import counted
+
+        return f"<torchmuster.SweepHandle {short_id(self.run_id)}: {counted(self._view())}>"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same sweep."""
+        return isinstance(other, SweepHandle) and other.path == self.path
+
+    def __hash__(self) -> int:
+        """Return the hash of its path."""
+        return hash(self.path)
+
+    # How it stands.
+
+    def state(self) -> str:
+        """Return the state of the whole: `starting`, `running`, `succeeded`, `failed`, `cancelled`, ..."""
+        return view_run(self._dir).state.value
+
+    def members(self) -> list[SweepMember]:
+        """Return where every member stands now, by number; of job arrays the scheduler is asked, of pods the cluster."""
+        view = self._view()
+        return [_member(view, member) for member in view.members]
+
+    def table(self) -> str:
+        """Return the table of the members as text: values, states, the metric, what failed and why."""
+        from torchmuster.multirun.cli.sweep_record import members_table
+
+        return members_table(self._view())
+
+    def best(self) -> SweepMember | None:
+        """Return the member with the best last value of the metric so far; None while there is none.
+
+        Raises:
+            torchmuster.errors.NotFoundError: A member has completed, and none has told the metric.
+        """
+        from torchmuster.multirun.cli.sweep_record import describe_missing
+
+        view = self._view()
+        if (missing := describe_missing(view, self._dir)) is not None:
+            raise NotFoundError(missing, where=self.path)
+        return _member(view, view.best) if view.best is not None else None
+
+    def run(self, number: int) -> RunHandle:
+        """Return the run that a member is: its logs, its status, its values.
+
+        Raises:
+            torchmuster.errors.NotFoundError: It has not begun, or the sweep has no such member.
+        """
+        plan = self._view().plan
+        if not 0 <= number < len(plan.members):
+            what = f"the sweep {short_id(self.run_id)} has no member {number}"
+            raise NotFoundError(what, why=f"its members are 0 to {len(plan.members) - 1}")
+        folder = member_dir(self._dir, plan, number)
+        if not os.path.isdir(folder.path):
+            raise NotFoundError(f"member {number} has not begun", where=self.path)
+        return RunHandle(folder)
+
+    # The end.
+
+    def wait(self, timeout_s: float | None = None) -> "SweepHandle":
+        """Wait until all members have succeeded, or were stopped early by the rule; return the sweep.
+
+        Args:
+            timeout_s: For so many seconds; None for as long as it takes. The sweep goes on when the time is up.
+
+        Raises:
+            RunFailed: A member failed, was preempted or was lost, or the sweep was cancelled.
+            TimeoutError: The time is up.
+        """
+        with copied_run(self._dir):
+            for pause_s in self._look_until_ended(timeout_s):
+                threading.Event().wait(pause_s)
+        return self
+
+    async def wait_async(self, timeout_s: float | None = None) -> "SweepHandle":
+        """Wait as `wait` does, without blocking the event loop: `await sweep.wait_async()`."""
+        with copied_run(self._dir):
+            for pause_s in self._look_until_ended(timeout_s):
+                await asyncio.sleep(pause_s)
+        return self
+
+    def results(self, timeout_s: float | None = None, *, partial: bool = False) -> list[Any]:
+        """Wait until the sweep has ended; return what the function has returned in every member, by number.
+
+        Of a member with several workers it is a list, by rank. A member that the rule has stopped early has None.
+
+        Args:
+            timeout_s: As of `wait`.
+            partial: Return None for members that failed, too, in place of raising.
+
+        Raises:
+            RunFailed: Not all members have succeeded, unless `partial`.
+            TimeoutError: The time is up.
+            ResultError: A value is missing, damaged or of another Python.
+            torchmuster.errors.NotFoundError: It was a script.
+        """
+        with contextlib.suppress(*((RunFailed,) if partial else ())):
+            self.wait(timeout_s)
+        view = self._view()
+        return [self._value(view, member) for member in view.members]
+
+    def follow(self) -> "SweepHandle":
+        """Show how many members are in which state, and the best so far, until the end, then the table; return the sweep.
+
+        In a notebook the cell shows them. An interrupt (Ctrl-C, the button of a notebook) cancels the sweep.
+
+        Raises:
+            RunFailed: As of `wait`.
+            KeyboardInterrupt: It was interrupted, and has been cancelled.
+        """
+        from torchmuster.launcher.api.follow import follow_sweep
+
+        with interrupt_cancels(self.run_id, self.cancel), copied_run(self._dir):
+            follow_sweep(self._dir)
+        return self.wait()
+
+    def restart(self) -> "SweepHandle":
+        """Run the members again that failed, were preempted, cancelled or lost, and those that have not begun; return at once.
+
+        Raises:
+            NotLaunchedError: All have succeeded.
+        """
+        from torchmuster.launcher.api.program import start_command
+
+        start_command("restart", ["--detach", self.run_id])
+        return self
+
+    def cancel(self, *, at_once: bool = False, timeout_s: float = 60.0) -> None:
+        """Stop all members and wait for their end; a sweep that has ended stays as it is.
+
+        Args:
+            at_once: Without the time that members have to save (`grace`).
+            timeout_s: For how many seconds the end is waited for.
+
+        Raises:
+            TimeoutError: It has not ended within `timeout_s`; it was told to.
+        """
+        RunHandle(self._dir).cancel(at_once=at_once, timeout_s=timeout_s)
+
+    # How it is looked at.
+
+    def _view(self) -> SweepView:
+        if os.path.isdir(os.path.join(self._dir.path, "pods")):
+            from torchmuster.kubernetes.pods.members import catch_up_members
+
+            catch_up_members(self._dir)
+        return view_of_sweep(self._dir)
+
+    def _look_until_ended(self, timeout_s: float | None) -> Iterator[float]:
+        """Yield how long to wait until the next look, until the sweep has succeeded."""
+        pause_s = _POLL_JOBS_S if os.path.exists(self._dir.arrays) else _POLL_S
+        result = yield from look_until_ended(self._dir, timeout_s, lambda _: pause_s)
+        state = result.state if result is not None else RunState.LOST
+        if state is not RunState.SUCCEEDED:
+            raise RunFailed(short_id(self.run_id), result, state.value)
+
+    def _value(self, view: SweepView, member: MemberView) -> Any:
+        if member.state is not RunState.SUCCEEDED:
+            return None
+        found = RunHandle(member_dir(self._dir, view.plan, member.number)).results()
+        return found[0] if view.plan.is_of_single_workers else found
+
+
+def _member(view: SweepView, member: MemberView) -> SweepMember:
+    given = view.plan.values_of(member.number)
+    return SweepMember(
+        number=member.number,
+        state=member.state.value,
+        values={name: _plain(text) for name, text in given.items()},
+        value=member.value,
+        step=member.step,
+        attempt=member.attempt,
+        elapsed_s=member.elapsed_s,
+        why=member.why,
+    )
+
+
+def _plain(text: str) -> Any:
+    """Return a number, True, False or None from its text, else the text."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return found if isinstance(found, int | float | bool | None) else text
+
+
+_MOST_CHARS = 60
+Values = Mapping[str, Iterable[Any]]
+
+
+def sweep(
+    function: Callable[..., Any] | str | os.PathLike[str],
+    values: Values,
+    /,
+    *args: Any,
+    **options: Any,
+) -> SweepHandle:
+    """Call a function, or run a script, with every combination of values, some at a time; return at once.
+
+    Every long option of `muster sweep` is a keyword, as those of `muster run` are keywords of `launch`: `slots`, `per_gpu`, `metric`,
+    `goal`, `stop`, `on`, `nproc_per_node`, `name`, `env`, `time` and so on (docs/cli.md). All other keywords go to the function.
+
+    A function gets the values of its member as keyword arguments, as they are; a script gets them as options, as under
+    `muster sweep`. With `metric`, the number that a function returns counts, or the one of this name in a mapping that it returns, as
+    the last that it prints.
+
+    Args:
+        function: What every worker of every member calls, or the path of a script (`module=True`: the name of a module).
+        values: What varies, by name: `{"lr": [1e-3, 1e-4], "seed": range(3)}` makes 6 members; the last varies fastest.
+        args: For the function; a script gets them as text.
+        options: Of `muster sweep`, and the function's own keywords. `zip` is a mapping of what varies together: one row a member, combined
+            with each combination of `values`.
+
+    Returns:
+        The sweep. It goes on when this process ends.
+
+    Raises:
+        NotLaunchedError: A keyword, a value or the function can't be used. Nothing was started.
+    """
+    folder = tempfile.mkdtemp(prefix="muster-sweep-")
+    try:
+        members = _members(values, options.pop("zip", None) or {})
+        if callable(function):
+            words, order = _of_function(function, members, args, options, folder)
+        else:
+            words, order = _of_script(os.fspath(function), args, options)
+        order = replace(order, names=tuple(members[0]), members=_as_texts(members))
+        path = os.path.join(folder, "order")
+        atomic.replace_file(path, json.dumps(codec.to_plain(order)).encode(), mode=0o600)
+        run_id = start_command("sweep", ["--detach", "--launched", path, *words])
+        return SweepHandle(RunDir(os.path.join(runs_dir(), run_id)))
+    except NotLaunchedError:
+        raise
+    except MusterError as error:
+        raise NotLaunchedError(
+            error.what, where=error.where, why=error.why, fix=error.fix
+        ) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_sweep(word: str) -> SweepHandle:
+    """Return the sweep that a word names, as every command takes it: an id, an unambiguous part of one, or `last`.
+
+    Raises:
+        torchmuster.errors.NotFoundError: There is none, more than one, or it is no sweep.
+    """
+    from torchmuster.errors import NotFoundError
+    from torchmuster.launcher.views import find
+
+    view = find.find_run(word)
+    if view.kind is not Kind.SWEEP:
+        raise NotFoundError(f"{view.run_id} is no sweep", fix="torchmuster.find_run finds runs")
+    return SweepHandle(view.run_dir)
+
+
+# What varies.
+
+
+def _members(values: Values, rows: Values) -> list[dict[str, Any]]:
+    """Return the values of each member by name.
+
+    Raises:
+        NotLaunchedError: There are none, too many, or they don't go together.
+    """
+    axes, zipped = _lists(values, "values"), _lists(rows, "zip")
+    if twice := [name for name in axes if name in zipped]:
+        raise NotLaunchedError(f"`{twice[0]}` varies in `values` and in `zip`", where="zip=")
+    if not axes and not zipped:
+        fix = 'sweep(train, {"lr": [1e-3, 1e-4], "seed": range(3)})'
+        raise NotLaunchedError("a sweep needs values to try", fix=fix)
+    lengths = {name: len(column) for name, column in zipped.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise NotLaunchedError(
+            "the values of `zip` are of different number", where="zip=", why=told
+        )
+    total = math.prod(map(len, axes.values())) * next(iter(lengths.values()), 1)
+    if total > MAX_MEMBERS:
+        told = ", ".join(f"{name} {len(column):,}" for name, column in {**axes, **zipped}.items())
+        what = f"a sweep has at most {MAX_MEMBERS:,} members, these values make {total:,}"
+        raise NotLaunchedError(what, why=f"values: {told}", fix="fewer values, or several sweeps")
+    num_rows = next(iter(lengths.values()), 1)
+    together = [{name: column[row] for name, column in zipped.items()} for row in range(num_rows)]
+    return [
+        {**dict(zip(axes, combined, strict=True)), **row}
+        for *combined, row in itertools.product(*axes.values(), together)
+    ]
+
+
+def _lists(values: Values, where: str) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    if not isinstance(values, Mapping):
+        fix = '{"lr": [1e-3, 1e-4], "seed": range(3)}'
+        what = f"what varies is a mapping of names to values, not a {type(values).__name__}"
+        raise NotLaunchedError(what, where=where, fix=fix)
+    for name, several in values.items():
+        if isinstance(several, str | bytes) or not isinstance(several, Iterable):
+            fix = f'{{"{name}": [{several!r}]}}'
+            what = f"`{name}` is one value, not several"
+            raise NotLaunchedError(what, where=f"{where}[{name!r}]", fix=fix)
+        found[str(name)] = list(itertools.islice(several, MAX_MEMBERS + 1))
+        if not found[str(name)]:
+            raise NotLaunchedError(f"`{name}` has no values", where=f"{where}[{name!r}]")
+    return found
+
+
+def _as_texts(members: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """Return the values as texts, for tables, variables and scripts."""
+    return tuple(tuple(_text(value) for value in member.values()) for member in members)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str | int | float | bool | None):
+        return str(value)
+    name = getattr(value, "__name__", None)  # of a function or a class
+    text = name if isinstance(name, str) else " ".join(repr(value).split())
+    plain = "".join(c if c.isprintable() else "?" for c in text)
+    return plain if len(plain) <= _MOST_CHARS else f"{plain[: _MOST_CHARS - 3]}..."
+
+
+# What runs.
+
+
+def _of_function(
+    function: Callable[..., Any],
+    members: Sequence[Mapping[str, Any]],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    folder: str,
+) -> tuple[list[str], LaunchOrder]:
+    name = call.name_of(function)
+    ours, theirs = keywords.split(options, function, args, name, of="sweep", member=members[0])
+    words, environment = keywords.words(ours, "sweep"), keywords.environment(ours, "sweep")
+    packed = call.pack(function, args, theirs, os.getcwd(), members)
+    path = os.path.join(folder, "call")
+    atomic.replace_file(path, packed.data, mode=0o600)
+    sent = FunctionCall(
+        source=path,
+        sha256=hashlib.sha256(packed.data).hexdigest(),
+        module_file=packed.module_file,
+    )
+    if not {"name", "run_id"} & ours.keys():
+        words += ["--name", call.run_name(packed.target)]
+    return [*words, "--", packed.target], LaunchOrder(call=sent, environment=environment)
+
+
+def _of_script(
+    script: str, args: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[list[str], LaunchOrder]:
+    keywords.check(options, "a script", "sweep")
+    words = [*keywords.words(options, "sweep"), "--", script]
+    environment = keywords.environment(options, "sweep")
+    return words, LaunchOrder(args=tuple(str(arg) for arg in args), environment=environment)

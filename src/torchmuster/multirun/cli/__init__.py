@@ -1,0 +1,1 @@
+"""muster session, dev and sweep."""

@@ -1,0 +1,442 @@
+"""`muster dev`: the script runs again when a file of its project is saved, on a session made for it.
+
+One thread and no event loop: each run is a fork of this process, which has imported all that a run's client needs. The fork
+ends with this process, and a run with its client.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from torchmuster.core import proc
+from torchmuster.core.cli import ending
+from torchmuster.core.cli.run import RunCommand, request_of
+from torchmuster.core.cli.run import run as run_command
+from torchmuster.core.model.verdict import AT_ONCE
+from torchmuster.errors import MusterError
+from torchmuster.multirun.cli.dev_loop import Act, DevLoop, LastRun, name_for, status_of
+from torchmuster.multirun.cli.forks import be_a_client, import_for_runs
+
+if TYPE_CHECKING:
+    from torchmuster.core.spec.launch import RunRequest
+    from torchmuster.multirun.door.messages import ClientProcess, SessionSetup
+    from torchmuster.multirun.watched import SavedFiles
+
+_IDLE = "2h"  # a session on other machines, whose command was killed
+_END_S = 20.0
+# Options of `muster run` that make no sense again and again, or belong to a job.
+_NOT_HERE = frozenset(
+    {
+        *("detach", "dry_run", "launched", "stdin_rank", "spares", "resubmit", "ship_env"),
+        *("run_id", "warn", "grow", "join_timeout", "last_call", "no_preflight"),
+    }
+)
+# What the session has decided when a run starts.
+_OF_SESSION = (
+    *("engine", "hosts", "hostfile", "queue", "account", "cpus_per_node", "gpus_per_node", "mem"),
+    *("time_limit", "here"),
+)
+
+
+@click.command(
+    cls=RunCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+    params=[param for param in run_command.params if param.name not in _NOT_HERE],
+)
+@click.option("--until-error", is_flag=True, help="Run again and again until a run fails.")
+def dev(*, until_error: bool, **given: Any) -> int:
+    """Run SCRIPT again when a file of its project is saved.
+
+    It runs on a session that is named after the folder, is started when it is missing, and ends with this command.
+    Options are those of `muster run`.
+    """
+    if given["max_restarts"] is None:
+        given["max_restarts"] = 0
+    asked = request_of({**dict.fromkeys(_NOT_HERE), **_off(), **given})
+    _check(asked, given)
+    from torchmuster.multirun.watched import SavedFiles
+
+    with _Session(asked, given) as held:
+        watch = SavedFiles(_folders(asked))
+        held.open()
+        import_for_runs()
+        return _Runner(asked, held, watch, DevLoop(until_error)).run()
+
+
+def _off() -> dict[str, object]:
+    flags = [param.name for param in run_command.params if getattr(param, "is_flag", False)]
+    return {str(name): False for name in flags if name in _NOT_HERE}
+
+
+def _check(request: "RunRequest", given: dict[str, Any]) -> None:
+    """Refuse what can't run before a session is started for it.
+
+    Raises:
+        ManyErrors: All that is wrong with the command line.
+    """
+    from torchmuster.core.cli.run import check_debugger, choose_id
+    from torchmuster.core.spec.launch import plan_run
+    from torchmuster.core.spec.problems import Problems
+    from torchmuster.multirun.cli.session import find_session_place
+
+    problems = Problems()
+    check_debugger(request, problems)
+    if request.session is None:
+        find_session_place(given, problems)
+    nodes = request.nodes or "1"
+    if not nodes.isdecimal():
+        most = nodes.rpartition(":")[2]
+        fix = f"--nodes {most}" if most.isdecimal() else None
+        problems.add(f"a session has a number of nodes, not `{nodes}`", f"--nodes {nodes}", fix=fix)
+    workers = request.nproc_per_node
+    there = request.session or request.engine or request.hosts or request.hostfile
+    local = replace(request, nodes="1", nproc_per_node="1" if there else workers)
+    plan = plan_run(local, choose_id(request, problems), [], problems, simulated=not there)
+    problems.checked(plan)
+
+
+def _folders(request: "RunRequest") -> tuple[str, ...]:
+    """Return the folders whose files are watched: of the script, ours, and those of modules beside the installed ones."""
+    cwd = os.path.realpath(os.getcwd())
+    script = os.path.dirname(os.path.realpath(request.script)) if not request.module else cwd
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    more = [path for path in map(os.path.realpath, filter(None, paths)) if os.path.isdir(path)]
+    return tuple(dict.fromkeys([script, cwd, *(p for p in more if "site-packages" not in p)]))
+
+
+class _Session:
+    """The session of this command: found, or started and then ended."""
+
+    def __init__(self, request: "RunRequest", given: dict[str, Any]) -> None:
+        self._request, self._given = request, given
+        self._is_own = False
+        self._client: ClientProcess | None = None
+        self.name = request.session or ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def without_place(self, request: "RunRequest") -> "RunRequest":
+        """Return the request of a run in it: what the session was asked for is not asked again."""
+        none: dict[str, Any] = {name: None for name in _OF_SESSION if name != "here"}
+        return replace(request, session=self.name, here=False, stdin_rank=None, **none)
+
+    def open(self) -> None:
+        """Start it unless it lives.
+
+        Raises:
+            NotFoundError: The user has named one that does not live.
+            click.exceptions.Exit: It can't be started, which has been said.
+        """
+        from torchmuster.multirun.door.call import read_setup, this_process
+        from torchmuster.multirun.views.sessions import find_session, living_sessions
+
+        if self._request.session is not None:
+            find_session(self._request.session)
+            return
+        with _name_lock() as lock:
+            setups = {setup.name: setup for setup in map(read_setup, living_sessions())}
+            if self._is_own and self.name in setups:
+                return
+            taken = {name: self._folder_of(setup) for name, setup in setups.items()}
+            self.name = name_for(os.getcwd(), taken)
+            if self.name in taken:
+                return
+            self._say_who_else(setups.values())
+            say("importing torch on the session's nodes")
+            self._is_own = True
+            self._client = this_process()  # not the fork, which ends
+            pid = os.fork()  # who starts an owner would have to reap it
+            if pid == 0:
+                be_a_client(partial(self._start, lock))
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise click.exceptions.Exit(abs(os.waitstatus_to_exitcode(status)))
+
+    def _folder_of(self, setup: "SessionSetup") -> str:
+        """Return the folder whose runs may use a session; none where it is another command's, or ends."""
+        from torchmuster.multirun.door.call import client_lives
+        from torchmuster.multirun.views.sessions import find_session, plan_of
+
+        lives = client_lives(setup)
+        if lives is False:  # on other nodes it stays for a while
+            with contextlib.suppress(MusterError):
+                lives = plan_of(find_session(setup.name).run_dir).engine == "local"
+        return "" if lives else setup.folder
+
+    def _say_who_else(self, setups: "Iterable[SessionSetup]") -> None:
+        from torchmuster.multirun.door.call import client_lives
+
+        for one in setups:
+            if one.client is not None and one.folder == os.getcwd() and client_lives(one):
+                other = f"another `muster dev` runs in this folder (process {one.client.pid})"
+                say(f"{other}; this one has a session of its own, {self.name}")
+                return
+
+    def _start(self, lock: int) -> int:
+        """Start the session; the lock is let go when others can see it."""
+        from torchmuster.core.spec.problems import Problems
+        from torchmuster.multirun.cli import session
+
+        names = (*_OF_SESSION, "nproc_per_node", "preload", "python")
+        given = {name: self._given[name] for name in names}
+        nodes = int(self._request.nodes) if self._request.nodes else None
+        own = {"nodes": nodes, "name": self.name, "idle": _IDLE, "client": self._client}
+        held = session.start_session({**given, **own}, Problems())
+        os.close(lock)
+        session.wait_until_open(held, self.name)
+        return 0
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        from torchmuster.multirun.cli.session import end_session
+        from torchmuster.multirun.views.sessions import find_session
+
+        if self._is_own:
+            with contextlib.suppress(MusterError):  # it has ended meanwhile
+                end_session(find_session(self.name).run_dir, self.name)
+
+
+@contextlib.contextmanager
+def _name_lock() -> Iterator[int]:
+    """Hold the lock of whoever looks for a name and takes it, so that two of one instant don't take the same.
+
+    A process that is forked meanwhile holds it too, until it closes it. A file system without locks, which says so, goes without.
+    """
+    from torchmuster.core.files.layout import muster_home
+
+    home = muster_home()
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    lock = os.open(os.path.join(home, "dev.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+class _Runner:
+    """Starts a run, hears of its end, of saved files, of keys and of signals."""
+
+    def __init__(
+        self, asked: "RunRequest", held: _Session, watch: "SavedFiles", loop: DevLoop
+    ) -> None:
+        self._asked, self._held, self._watch, self._loop = asked, held, watch, loop
+        self._keys = _Keys(sys.stdin.fileno() if not asked.pdb else 0)
+        self._pid = 0
+        self._pidfd = -1
+        self._code = 0
+        self._saved: tuple[str, ...] = ()
+        self._saved_at = ""
+        self._told = 0
+        self._status = ""
+        self._began_at = 0.0
+        self._kill_at: float | None = None
+
+    def run(self) -> int:
+        """Go on until the user ends it; return the exit code of the last run, or 130."""
+        woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, self._hear)
+        signal.signal(signal.SIGCONT, self._keys.hear_continued)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        with self._keys.taken():
+            act: Act | None = self._loop.start()
+            while act is not Act.QUIT:
+                if act is Act.START:
+                    self._start()
+                elif act is Act.CANCEL:
+                    self._cancel()
+                act = self._wait(woken)
+        return 128 + self._told if self._told else self._code
+
+    def _hear(self, signum: int, frame: object) -> None:
+        self._told = signum
+
+    def _wait(self, woken: int) -> Act | None:
+        """Return what follows from what happens next; None after a moment."""
+        if self._keys.came_back() and self._status:
+            say(self._status)  # what the shell has written in between stands above it
+        poll = select.poll()
+        fds = [woken, *([self._pidfd] if self._pid else []), *self._keys.fds(idle=not self._pid)]
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        heard = dict(poll.poll(self._watch.pause_s() * 1000))
+        if woken in heard:
+            os.read(woken, 4096)
+            if self._told:
+                return self._loop.told_to_end()
+        if self._pidfd in heard:
+            return self._end()
+        if self._kill_at is not None and time.monotonic() > self._kill_at:
+            proc.kill_quietly(self._pid)
+        saved = self._watch.look()
+        if saved:
+            self._saved = tuple(os.path.relpath(path) for path in saved)
+            self._saved_at = time.strftime("%H:%M:%S")
+            return self._noted(self._loop.saved())
+        if self._keys.fd in heard:
+            return self._noted(self._loop.pressed(self._keys.read()))
+        return None
+
+    def _noted(self, act: Act | None) -> Act | None:
+        return self._loop.start() if act is Act.START else act
+
+    def _start(self) -> None:
+        self._status = ""
+        self._held.open()
+        if _is_terminal():
+            sys.stdout.write("\x1b[H\x1b[2J")  # what is above can still be scrolled to
+        sys.stdout.flush()
+        sys.stderr.flush()
+        request = self._held.without_place(self._asked)
+        self._began_at = time.monotonic()
+        with self._keys.lent(to_child=self._asked.pdb):
+            parent = os.getpid()
+            self._pid = os.fork()
+            if self._pid == 0:
+                proc.die_with_parent(parent)
+                be_a_client(partial(_run, request), 0 if self._asked.pdb else None)
+        self._pidfd = os.pidfd_open(self._pid)
+
+    def _cancel(self) -> None:
+        """End the run at once."""
+        proc.kill_quietly(self._pid, AT_ONCE)
+        self._kill_at = time.monotonic() + _END_S
+
+    def _end(self) -> Act | None:
+        _, status = os.waitpid(self._pid, 0)
+        os.close(self._pidfd)
+        self._pid, self._pidfd, self._kill_at = 0, -1, None
+        self._keys.take_again()
+        code = os.waitstatus_to_exitcode(status)
+        self._code = code if code >= 0 else 128 - code
+        act = self._loop.ended(self._code)
+        if act is Act.START:
+            return self._loop.start()
+        if act is None:
+            last = LastRun(
+                code=self._code,
+                took_s=time.monotonic() - self._began_at,
+                saved=self._saved,
+                saved_at=self._saved_at,
+            )
+            self._status = status_of(last, has_keys=self._keys.is_terminal)
+            say(self._status)
+        return act
+
+
+def _run(request: "RunRequest") -> int:
+    from torchmuster.core.cli.run import start_run
+
+    ending.is_brief = True
+    return start_run(request)
+
+
+class _Keys:
+    """Single keys of a terminal, or letters that come by a pipe; a run with pdb has the terminal for itself.
+
+    Args:
+        fd: Standard input.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.is_terminal = os.isatty(fd) and _is_in_front(fd)
+        self._is_open = self.is_terminal or not os.isatty(fd)
+        self._before: list[Any] | None = None
+        self._is_lent = False
+        self._was_away = False  # stopped, or in the background
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Let single keys come, without an echo, and put the terminal back."""
+        if self.is_terminal:
+            self._before = termios.tcgetattr(self.fd)
+            self.take_again()
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def take_again(self) -> None:
+        """Take the terminal for single keys; a run has given it back."""
+        self._is_lent = False
+        if self._before is None:
+            return
+        if _is_in_front(self.fd):
+            tty.setcbreak(self.fd, termios.TCSADRAIN)
+        else:  # it would stop us
+            self._was_away = True
+
+    def hear_continued(self, signum: int, frame: object) -> None:
+        """Note that the shell has gone on with us: it has set the terminal as it wants it."""
+        self._was_away = True
+
+    def came_back(self) -> bool:
+        """Say whether the terminal is ours again after the shell had it; single keys come again then."""
+        if self._before is None or self._is_lent:
+            return False
+        if not _is_in_front(self.fd):
+            self._was_away = True
+            return False
+        if not self._was_away:
+            return False
+        self._was_away = False
+        self.take_again()
+        return True
+
+    def _give_back(self) -> None:
+        if self._before is not None and _is_in_front(self.fd):
+            with contextlib.suppress(termios.error):  # the terminal has gone
+                termios.tcsetattr(self.fd, termios.TCSADRAIN, self._before)
+
+    @contextlib.contextmanager
+    def lent(self, *, to_child: bool) -> Iterator[None]:
+        """Give the terminal to a child that is started now, if it is to have it."""
+        if to_child:
+            self._is_lent = True
+            self._give_back()
+        yield
+
+    def fds(self, *, idle: bool) -> Sequence[int]:
+        """Return what to wait for."""
+        is_away = self.is_terminal and self._was_away
+        return [self.fd] if self._is_open and not is_away and (idle or not self._is_lent) else []
+
+    def read(self) -> str:
+        """Return what was typed."""
+        data = os.read(self.fd, 1024)
+        if not data and not self.is_terminal:
+            self._is_open = False  # nobody types any more, and files are watched on
+        return data.decode(errors="replace") or ("q" if self.is_terminal else "")
+
+
+def _is_in_front(fd: int) -> bool:
+    """Say whether the terminal is ours; False when it has gone."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def say(sentence: str) -> None:
+    """Print a sentence on standard error."""
+    click.echo(f"muster: {sentence}", err=True)

@@ -1,0 +1,141 @@
+"""Clients of runs in a session as forks of a process that has imported all that such a client needs, so that none starts an interpreter.
+
+`muster dev` forks one for each save, and the process behind `torchmuster.session` one for each call. Both have one thread.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from torchmuster.core import proc
+from torchmuster.errors import ManyErrors, MusterError
+
+MAX_ORDER_BYTES = 8 << 20
+PID = struct.Struct("!i")
+# What the client of a run in a session imports when it runs.
+_OF_A_RUN = (
+    "asyncio",
+    "torchmuster.core.cli.find",
+    "torchmuster.multirun.cli.held",
+    "torchmuster.core.cli.run",
+    "torchmuster.multirun.cli.session",
+    "torchmuster.core.cli.run",
+    "torchmuster.core.cli.ending",
+    "torchmuster.launcher.facts.gpu",
+    "torchmuster.multirun.engine",
+    "torchmuster.core.files.terminal",
+    "torchmuster.core.model.carried",
+    "torchmuster.core.owner.create",
+    "torchmuster.core.owner.origin",
+    "torchmuster.core.owner.stops",
+    "torchmuster.core.owner.supervise",
+    "torchmuster.core.owner.account",
+    "torchmuster.launcher.views.control",
+    "torchmuster.launcher.views.debugger",
+    "torchmuster.multirun.views.sessions",
+    "torchmuster.report.at_end",
+    "torchmuster.core.spec.launch",
+    "torchmuster.core.cli.messages",
+)
+
+
+def import_for_runs() -> None:
+    """Import what a client of a run imports otherwise."""
+    for name in _OF_A_RUN:
+        importlib.import_module(name)
+
+
+def be_a_client(run: Callable[[], int], stdin: int | None = None) -> NoReturn:
+    """Be the client of one run, in a fork, to its end.
+
+    Args:
+        run: Returns its exit code.
+        stdin: Its standard input; None for /dev/null.
+    """
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(signum, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin, 0)
+        code = run()
+    except (MusterError, ManyErrors) as error:
+        from torchmuster.core.cli.messages import print_errors
+
+        errors = error.errors if isinstance(error, ManyErrors) else [error]
+        print_errors(errors)
+        code = errors[0].exit_code
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:  # noqa: BLE001 - nothing of a run may go on as its parent
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def serve(line: socket.socket) -> int:
+    """Fork a client for each order that comes on a socket, until its other end is closed; the clients go on.
+
+    An order is a file in memory with the words of the command line, the folder and the variables; standard output and errors
+    come with it. The answer is the client's process.
+    """
+    import_for_runs()
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # who has asked reads the end from the run directory
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for who has asked
+    while True:
+        packet, fds, _, _ = socket.recv_fds(line, 16, 3)
+        if not packet:
+            return 0
+        pid = os.fork()
+        if pid == 0:
+            _be_asked_for(line, fds)
+        for fd in fds:
+            os.close(fd)
+        line.send(PID.pack(pid))
+
+
+def _be_asked_for(line: socket.socket, fds: list[int]) -> NoReturn:
+    def run() -> int:
+        proc.stand_apart()
+        line.close()
+        order, out, err = fds
+        told = json.loads(os.pread(order, MAX_ORDER_BYTES, 0))
+        for target, fd in ((1, out), (2, err)):
+            os.dup2(fd, target)
+        for fd in fds:
+            os.close(fd)
+        os.environ.clear()
+        os.environ.update(told["environment"])
+        os.chdir(told["folder"])
+        from torchmuster.core.cli.main import main
+
+        main(told["words"])
+
+    be_a_client(run)
+
+
+def pack_order(words: list[str]) -> int:
+    """Return the descriptor of a file in memory with an order of this process."""
+    told = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
+    fd = os.memfd_create("muster-client", os.MFD_CLOEXEC)
+    data = memoryview(json.dumps(told).encode())
+    while data:
+        data = data[os.write(fd, data) :]
+    return fd

@@ -1,0 +1,179 @@
+"""Runs on the nodes of a session, whose doors fork their agents."""
+
+import shlex
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.core.cli.here import own, show_workers
+from torchmuster.core.cli.place import OF_A_JOB, Place
+from torchmuster.core.files.layout import short_id
+
+if TYPE_CHECKING:
+    from torchmuster.core.cli.place import Follow, StartSweep
+    from torchmuster.core.files.layout import RunDir
+    from torchmuster.core.files.terminal import TerminalVoice
+    from torchmuster.core.model.plan import RunPlan
+    from torchmuster.core.model.verdict import Result
+    from torchmuster.core.spec.launch import JobLimits, RunRequest
+    from torchmuster.core.spec.problems import Problems
+
+# Options of `muster run` that a session has decided, or that need agents which live longer than the client.
+_REFUSED = {
+    "engine": "--on",
+    "hosts": "--hosts",
+    "hostfile": "--hostfile",
+    "spares": "--spares",
+    **OF_A_JOB,
+    "warn": "--warn",
+    "resubmit": "--resubmit",
+    "ship_env": "--ship-env",
+}
+
+
+class Held(Place):
+    """The nodes that a session holds.
+
+    Raises:
+        NotFoundError: There is no such session.
+    """
+
+    def __init__(self, session: str) -> None:
+        from torchmuster.launcher.facts.gpu import visible_gpus
+        from torchmuster.multirun.door.call import read_setup
+        from torchmuster.multirun.views.sessions import find_session, plan_of
+
+        self.session, self._held = session, find_session(session)
+        self._setup, self._theirs = read_setup(self._held.run_dir), plan_of(self._held.run_dir)
+        self.name, self.is_here = self._theirs.engine, self._theirs.engine == "local"
+        # Other nodes have their own GPUs and interpreter.
+        sees_gpus = self.is_here or self._theirs.job_id is not None
+        self.gpus = tuple(visible_gpus()) if sees_gpus else ()
+
+    def fill(self, request: "RunRequest") -> "RunRequest":
+        return replace(
+            request,
+            nodes=request.nodes or str(self._setup.nodes),
+            nproc_per_node=request.nproc_per_node or self._setup.workers,
+            preload=tuple(dict.fromkeys([*self._setup.preload, *request.preload])),
+        )
+
+    def plan(
+        self, request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
+    ) -> "RunPlan | None":
+        from torchmuster.core.spec.launch import plan_run
+
+        del limits
+        given = request if self.is_here else replace(request, python=None)
+        plan = plan_run(given, run_id, self.gpus, problems, simulated=self.is_here)
+        there = self._setup.nodes
+        if plan is not None and plan.max_nodes > there:
+            what = f"the session {self.session} has {there} node{'s' if there != 1 else ''}"
+            problems.add(what, f"--nodes {request.nodes}", fix=f"--nodes {there}")
+        for field, word in _REFUSED.items():
+            if getattr(request, field) not in (None, 0, False):
+                why = "the session has its nodes and interpreters already"
+                problems.add(f"`{word}` can't be used in a session", word, why)
+        if plan is None:
+            return None
+        if request.python is None or not self.is_here:
+            python = self._theirs.program.python
+            if request.python is not None:
+                python = tuple(shlex.split(request.python))
+            plan = replace(plan, program=replace(plan.program, python=python))
+        # The nodes were compared when the session began.
+        plan = replace(plan, session=self.session, preflight="off")
+        return plan if self.is_here else self._on_its_nodes(plan, request)
+
+    def _on_its_nodes(self, plan: "RunPlan", request: "RunRequest") -> "RunPlan":
+        from torchmuster.multirun.cli.session_places import for_runs
+
+        given = request.python is not None
+        return replace(
+            plan,
+            engine=self.name,
+            job_id=self._theirs.job_id,
+            node_names=self._theirs.node_names[: plan.max_nodes],
+            node_setup=for_runs(plan.node_setup, self._theirs, python_given=given),
+        )
+
+    def show(self, plan: "RunPlan") -> None:
+        click.echo(f"# the session {self.session} forks the agents on its nodes")
+        show_workers(plan)
+
+    def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow | None":
+        from torchmuster.core.cli.ending import go_to_the_background
+        from torchmuster.core.owner.detach import detach_supervisor
+        from torchmuster.core.owner.session import own_terminal
+        from torchmuster.multirun.cli.session_places import say_when_it_ends
+        from torchmuster.multirun.engine import SessionEngine
+
+        if self.is_here:
+            say_when_it_ends(self._held.run_dir, self.session)
+        if detach:
+            detach_supervisor(run_dir)
+            return None
+        if not self.is_here:
+            return partial(self._own_elsewhere, plan, run_dir)
+        go_to_the_background(plan.run_id, run_dir)  # before the agents inherit where we write
+        engine = SessionEngine(
+            plan, run_dir, self.gpus, terminal=own_terminal(), session=self._held
+        )
+        return partial(_own, engine)
+
+    def _own_elsewhere(
+        self, plan: "RunPlan", run_dir: "RunDir", voice: "TerminalVoice"
+    ) -> "Result":
+        from torchmuster.core.owner.account import near
+        from torchmuster.multirun.held import own_on_nodes
+
+        def begun(plan: "RunPlan") -> None:
+            names = ", ".join(plan.node_names)
+            voice.say(f"run {short_id(plan.run_id)} on {names}; logs in {near(run_dir.logs)}")
+
+        return own_on_nodes(plan, run_dir, self._held, voice, begun=begun)
+
+    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
+        """Start a sweep whose members run one after the other, each on all nodes of the session."""
+        from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
+
+        options = {"engine": "--on", "hosts": "--hosts", "hostfile": "--hostfile", **OF_A_JOB}
+        others = [word for option, word in options.items() if given.get(option) is not None]
+        for word in [*others, *["--per-gpu"] * (given["per_gpu"] > 1)]:
+            why = "the session has its nodes already"
+            problems.add(f"`{word}` can't be used in a session", word, why)
+        if given["slots"] not in (None, 1):
+            why = "a session has one run at a time"
+            fix = "--hosts a,b makes slots of its own on hosts"
+            problems.add("a session is one slot", f"--slots {given['slots']}", why, fix)
+        setup = self._setup
+        request = replace(
+            sweep_request(given),
+            nodes=str(setup.nodes),
+            nproc_per_node=given["nproc_per_node"] or setup.workers or "1",
+            preload=tuple(dict.fromkeys([*setup.preload, *given["preload"]])),
+            python=given["python"] if self.is_here else None,
+        )
+        words = {**given, "slots": 1}
+        plan = plan_sweep(words, request, list(self.gpus), problems, is_job=not self.is_here)
+        run = replace(plan.run, session=self.session, preflight="off")
+        if request.python is None:
+            named = given["python"]
+            python = setup.python if named is None else tuple(shlex.split(named))
+            run = replace(run, program=replace(run.program, python=python))
+        if not self.is_here:
+            theirs = self._theirs
+            run = replace(run, engine=self.name, job_id=theirs.job_id, node_names=theirs.node_names)
+        return start(replace(plan, run=run))
+
+
+def _own(engine: Any, voice: "TerminalVoice") -> "Result":
+    from torchmuster.core.owner.create import note_failed_start
+    from torchmuster.core.owner.session import EarlyStop
+
+    engine.say, early = voice.explain, EarlyStop()
+    with note_failed_start(engine.run_dir):
+        engine.start_all()
+    return own(engine, early, voice)

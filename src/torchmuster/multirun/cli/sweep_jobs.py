@@ -1,0 +1,220 @@
+"""`muster sweep --on ENGINE`: all members as one job array."""
+
+import contextlib
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.core.files.layout import short_id
+from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.launcher.jobs.batch import JobsFollower
+
+if TYPE_CHECKING:
+    from torchmuster.core.files.layout import RunDir
+    from torchmuster.core.files.terminal import TerminalVoice
+    from torchmuster.core.spec.problems import Problems
+    from torchmuster.launcher.spec.site import Site
+    from torchmuster.multirun.sweep.plan import SweepPlan
+    from torchmuster.multirun.views.sweep_view import SweepView
+
+
+def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> int:
+    """Submit a sweep, and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
+    from torchmuster.core.files.layout import RunDir, runs_dir
+    from torchmuster.core.owner.create import create_sweep_dir
+    from torchmuster.core.spec.launch import read_job_limits
+    from torchmuster.launcher.engines.registry import load_dialect
+    from torchmuster.launcher.engines.sites import with_node_setup
+    from torchmuster.launcher.jobs.jobs import make_job, note_refusal
+    from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
+    from torchmuster.multirun.sweep.array_stops import stops_of
+    from torchmuster.multirun.sweep.arrays import (
+        array_request,
+        find_arrays,
+        request_of,
+        submit_members,
+    )
+
+    request = sweep_request(given)
+    limits = read_job_limits(request, problems)
+    check_follower(given, problems)
+    try:
+        dialect = find_arrays(load_dialect(site.kind), f"--on {site.name}")
+    except UsageError as error:
+        problems.found.append(error)
+        raise ManyErrors(problems.found) from error
+    gpus = [str(n) for n in range(request.gpus_per_node or site.gpus_per_node or 0)]
+    plan = plan_sweep(given, request, gpus, problems, is_job=True)
+    run = with_node_setup(plan.run, site, python_given=request.python is not None)
+    plan = replace(plan, run=run)
+    members = range(len(plan.members))
+    if given["dry_run"]:
+        run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+        one = request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
+        job = array_request(one, members, 0, plan.slots)
+        click.echo(f"$ {shlex.join(dialect.submit_argv(job, run_dir.job_script))}\n")
+        click.echo(dialect.script(job), nl=False)
+        click.echo("nothing was submitted (--dry-run)", err=True)
+        return 0
+    stops_of(plan, RunDir(""))  # before anything is made
+    run_dir = create_sweep_dir(plan)
+    with note_refusal(run_dir):
+        one = request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
+        for sentence in dialect.unmapped(one):
+            click.echo(f"muster: {sentence}", err=True)
+        job_ids = submit_members(plan, run_dir, dialect, one, members)
+    return follow_unless(plan, run_dir, job_ids, dialect.name, detach=given["detach"])
+
+
+def check_follower(given: dict[str, Any], problems: "Problems") -> None:
+    """Refuse a rule where nobody would follow the sweep."""
+    if given["stop"] is not None and given["detach"]:
+        why = "members of a job array have no owner: the command that follows them compares them"
+        fix = "leave out --detach, or in a job of your own: muster sweep --here --stop ..."
+        problems.add("`--stop` can't end members that nobody follows", "--stop", why, fix)
+
+
+def submit_again(
+    plan: "SweepPlan", run_dir: "RunDir", members: Sequence[int], *, detach: bool
+) -> int:
+    """Submit these members of a sweep once more, as one array."""
+    from torchmuster.kubernetes.pods.members import submit_pods
+    from torchmuster.launcher.engines.base import object_dialect
+    from torchmuster.multirun.sweep.arrays import load_arrays, submit_members
+    from torchmuster.multirun.sweep.members import member_dir
+
+    loaded = load_arrays(run_dir)
+    if loaded is None:
+        raise UsageError("the arrays of the sweep can't be read", where=run_dir.arrays)
+    dialect, noted = loaded
+    if noted.request is None:
+        raise UsageError(
+            f"the sweep {short_id(plan.run_id)} was submitted on another machine",
+            where=run_dir.path,
+            why="its code, and what it asked of the cluster, are there",
+            fix="restart it there",
+        )
+    for path in (
+        run_dir.result,
+        run_dir.cancelled,
+        *(member_dir(run_dir, plan, n).result for n in members),
+    ):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # while a member waits in the queue it has not ended
+    job_ids: tuple[str, ...]
+    if object_dialect(dialect) is not None:
+        job_ids = (submit_pods(plan, run_dir, noted.request, members, detach=detach),)
+    else:
+        job_ids = submit_members(plan, run_dir, dialect, noted.request, members)
+    return follow_unless(plan, run_dir, job_ids, dialect.name, detach=detach)
+
+
+def follow_unless(
+    plan: "SweepPlan", run_dir: "RunDir", job_ids: Sequence[str], engine: str, *, detach: bool
+) -> int:
+    """Follow the sweep to its end; with `detach` print its id and leave it alone."""
+    from torchmuster.core.cli.ending import print_id
+    from torchmuster.core.files.terminal import TerminalVoice
+
+    if detach:
+        return print_id(plan.run_id)
+    voice = TerminalVoice()
+    voice.start()
+    try:
+        name = short_id(plan.run_id)
+        jobs = f"job{'s' if len(job_ids) > 1 else ''} {', '.join(job_ids)}"
+        voice.say(f"sweep {name} is {jobs} of {engine}; muster status {name}")
+        return _follow(plan, run_dir, engine, voice)
+    finally:
+        voice.flush(5.0)
+
+
+def _follow(plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalVoice") -> int:
+    import asyncio
+
+    from torchmuster.core.cli.ending import GOES_ON
+    from torchmuster.kubernetes.pods.copy import copied
+    from torchmuster.multirun.cli.sweep_words import say_end
+    from torchmuster.multirun.views.array_view import view_arrays
+
+    with copied(run_dir):
+        view = asyncio.run(_SweepFollower(plan, run_dir, engine, voice).follow())
+    voice.show_status(())
+    if view is not None and os.path.isdir(os.path.join(run_dir.path, "pods")):
+        view = view_arrays(run_dir)  # with what has come last
+    if view is None or view.result is None:
+        voice.say(f"the sweep continues: muster wait {short_id(plan.run_id)}")
+        return GOES_ON
+    say_end(view, view.result, voice, run_dir)
+    return view.result.exit_code
+
+
+class _SweepFollower(JobsFollower["SweepView"]):
+    """Says where the members stand, whenever that has changed, until all have ended; a terminal has the table."""
+
+    def __init__(
+        self, plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalVoice"
+    ) -> None:
+        from torchmuster.launcher.jobs.answers import FIRST_POLL_S
+        from torchmuster.multirun.sweep.array_stops import stops_of
+
+        super().__init__(voice, engine)
+        self._run_dir = run_dir
+        self._stops = stops_of(plan, run_dir)
+        self._view: SweepView | None = None
+        self._shown: SweepView | None = None
+        self._said, self._text, self._pause_s = "", "", FIRST_POLL_S
+
+    def ended(self) -> "SweepView | None":
+        return self._view if self._view is not None and self._view.result is not None else None
+
+    def cancel(self) -> None:
+        from torchmuster.multirun.sweep.array_stops import cancel_sweep
+
+        cancel_sweep(self._run_dir)
+
+    def ask(self) -> float:
+        from torchmuster.launcher.jobs.answers import FIRST_POLL_S, LAST_POLL_S
+        from torchmuster.multirun.cli.sweep_record import counted
+        from torchmuster.multirun.views.array_view import view_arrays
+
+        view = view_arrays(self._run_dir)
+        text = counted(view) if view is not None else "its plan can't be read"
+        if view is not None and self._stops is not None:
+            self._stops.look(view)
+        most_s = FIRST_POLL_S if self._stops is not None else LAST_POLL_S
+        is_news = text != self._text
+        self._pause_s = FIRST_POLL_S if is_news else min(1.5 * self._pause_s, most_s)
+        self._view, self._text = view, text
+        return self._pause_s
+
+    async def take_answer(self) -> bool:
+        return self._view is None
+
+    def show(self) -> None:
+        if self._text != self._said:
+            self.voice.say(self._text)
+            self._said = self._text
+        if self._view is not self._shown:
+            self._shown = self._view
+            self.voice.show_status(_live_table(self._view) if self._view is not None else ())
+
+
+def _live_table(view: "SweepView") -> list[str]:
+    """Return the rows that a terminal shows while the members run; none where there is none, or nobody wants them."""
+    import shutil
+
+    from torchmuster.core.cli.ending import is_drawable, wanted
+    from torchmuster.multirun.cli.sweep_record import members_table
+
+    if wanted() == "off" or not is_drawable():
+        return []
+    columns, lines = shutil.get_terminal_size()
+    rows = [row[: columns - 1] for row in members_table(view).splitlines()]
+    most = max(1, lines // 2)
+    left = len(rows) - most
+    return rows if left <= 0 else [*rows[: most - 1], f"and {left + 1} more: muster status"]

@@ -1,0 +1,173 @@
+"""What `muster ps`, `status` and the end of a sweep show: one table of all members."""
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model.states import RunState
+from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.launcher.cli.echo import echo, echo_json
+
+if TYPE_CHECKING:
+    from torchmuster.multirun.views.sweep_view import MemberView, SweepRun, SweepView
+
+_MAX_ROWS = 40
+_CELL = 40
+_WHY = 70
+# What is worth a row when there are too many members: what runs, what failed, the best of the rest.
+_FIRST = (RunState.RUNNING, RunState.FAILED, RunState.LOST, RunState.PREEMPTED)
+
+
+def check_logs(view: "SweepRun", task: str | None) -> None:
+    """Refuse to show logs.
+
+    Raises:
+        NotFoundError: Always: its members write them.
+    """
+    del task
+    name = short_id(view.run_id)
+    what = f"the sweep {name} writes no log of its own: each member does"
+    raise NotFoundError(what, fix=f"muster logs {name}.0; muster status {name}")
+
+
+def check_replay(view: "SweepRun") -> None:
+    """Refuse to make a step again.
+
+    Raises:
+        UsageError: Always: its members have steps.
+    """
+    name = short_id(view.run_id)
+    raise UsageError(
+        f"{name} is a sweep: its members have steps",
+        fix=f"muster replay {name}.NUMBER; `muster status {name}` lists them",
+    )
+
+
+def print_status(view: "SweepRun", *, as_json: bool) -> int:
+    """Show where a sweep stands: its members with their values, states and metric."""
+    from torchmuster.core.owner.account import account_of
+    from torchmuster.launcher.cli.account import print_account
+
+    sweep = view.sweep_view()
+    if as_json:
+        echo_json(_plain(view, sweep))
+        return 0
+    name = short_id(view.run_id)
+    echo(f"sweep    {name}")
+    echo(f"state    {view.state.value}: {counted(sweep)}")
+    echo(f"command  {' '.join(sweep.plan.run.program.display())}")
+    echo(f"folder   {view.run_dir.path}")
+    print_account(account_of(view, time.time()))
+    if (best := describe_best(sweep)) is not None:
+        echo(f"best     {best}")
+    if (missing := describe_missing(sweep, view.run_dir)) is not None:
+        echo(f"problem  {missing}")
+    echo()
+    echo(members_table(sweep), nl=False)
+    if view.state.is_final and view.state is not RunState.SUCCEEDED:
+        echo(
+            f"\nhint: muster restart {name} goes on with the members that have not succeeded",
+            err=True,
+        )
+    return 0
+
+
+def counted(sweep: "SweepView") -> str:
+    """Return how many members are in which state: `998 succeeded, 2 failed`."""
+    return ", ".join(f"{number} {state.value}" for state, number in sweep.counted().items())
+
+
+def describe_best(sweep: "SweepView") -> str | None:
+    """Return the best value so far and who has it; None without any."""
+    best, metric = sweep.best, sweep.plan.metric
+    if best is None or metric is None or best.value is None:
+        return None
+    values = " ".join(
+        f"{name}={value}" for name, value in sweep.plan.values_of(best.number).items()
+    )
+    return f"{metric.name} {best.value:.6g}: member {best.number}, {values}"
+
+
+def describe_missing(sweep: "SweepView", run_dir: RunDir) -> str | None:
+    """Say that no member that completed has told its metric, and what was told instead; None where that is not so."""
+    from torchmuster.launcher.views.training import training_of
+    from torchmuster.multirun.sweep.members import member_dir
+
+    metric, done = sweep.plan.metric, [m for m in sweep.members if m.state is RunState.SUCCEEDED]
+    if metric is None or not done or any(member.value is not None for member in sweep.members):
+        return None
+    training = training_of(member_dir(run_dir, sweep.plan, done[0].number))
+    names = ", ".join(f"`{name}`" for name in training.values) if training is not None else ""
+    ways = f"a line `{metric.name}=0.5`, run.log, or what a function returns"
+    told = f"it has told {names}" if names else f"{ways} tells it"
+    return f"no member has told `{metric.name}`: {told}"
+
+
+def members_table(sweep: "SweepView") -> str:
+    """Return the table of the members; of many, those that say most."""
+    from torchmuster.launcher.cli.account import span
+    from torchmuster.launcher.ui.table import render_table
+
+    shown = _chosen(sweep)
+    metric = sweep.plan.metric
+    header = ["MEMBER", "STATE", "TRY", "TIME", *sweep.plan.names]
+    header += [metric.name, "STEP"] if metric is not None else []
+    header.append("WHY")
+    rows = []
+    for member in shown:
+        tries = "-" if member.attempt is None else str(member.attempt + 1)
+        row = [str(member.number), member.state.value, tries]
+        row.append(span(member.elapsed_s))
+        row += [value[:_CELL] for value in sweep.plan.members[member.number]]
+        if metric is not None:
+            row.append("-" if member.value is None else f"{member.value:.6g}")
+            row.append("-" if member.step is None else str(member.step))
+        row.append((member.why or "")[:_WHY])
+        rows.append(row)
+    text = render_table(header, rows)
+    left = len(sweep.members) - len(shown)
+    return text + (f"and {left} more members: muster status --json has all\n" if left else "")
+
+
+def _chosen(sweep: "SweepView") -> "list[MemberView]":
+    members = list(sweep.members)
+    if len(members) <= _MAX_ROWS:
+        return members
+    metric = sweep.plan.metric
+
+    def key(member: "MemberView") -> tuple[int, float, int]:
+        urgent = _FIRST.index(member.state) if member.state in _FIRST else len(_FIRST)
+        value = member.value
+        if metric is None or value is None or not math.isfinite(value):
+            rank = math.inf
+        else:
+            rank = value if metric.is_better(0.0, 1.0) else -value
+        return urgent, rank, member.number
+
+    half = _MAX_ROWS // 2
+    urgent = [m for m in sorted(members, key=key) if m.state in _FIRST][:half]
+    rest = [m for m in sorted(members, key=key) if m not in urgent]
+    return urgent + rest[: _MAX_ROWS - len(urgent)]
+
+
+def _plain(view: "SweepRun", sweep: "SweepView") -> dict[str, Any]:
+    from torchmuster.core.model import codec
+
+    members = []
+    for member in sweep.members:
+        plain = codec.to_plain(member)
+        plain["run_id"] = sweep.plan.member_id(member.number)
+        plain["values"] = sweep.plan.values_of(member.number)
+        members.append(plain)
+    best = sweep.best
+    return {
+        "run_id": view.run_id,
+        "kind": "sweep",
+        "state": view.state.value,
+        "counts": {state.value: number for state, number in sweep.counted().items()},
+        "metric": codec.to_plain(sweep.plan.metric) if sweep.plan.metric is not None else None,
+        "best": best.number if best is not None else None,
+        "members": members,
+        "result": codec.to_plain(sweep.result) if sweep.result else None,
+    }

@@ -1,0 +1,294 @@
+"""Call the door of a node from this machine: find its socket, see that it is ours, ask for an agent."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec, contract
+from torchmuster.core.model.message import decode
+from torchmuster.errors import ChannelError, MusterError, UsageError
+from torchmuster.multirun.door import messages
+
+SESSION_FILE = "session.json"
+_CALL_S = 5.0
+_OPEN_S = 20.0  # torch is imported before a door opens again
+_START_S = 120.0
+_LOOK_S = 0.05
+
+
+def door_file(run_dir: RunDir, place: int) -> str:
+    """Return the file that says where a door is."""
+    return os.path.join(run_dir.path, "doors", f"{place}.json")
+
+
+def read_setup(run_dir: RunDir) -> messages.SessionSetup:
+    """Return what a session was started with.
+
+    Raises:
+        ChannelError: Its file can't be read.
+    """
+    plain = atomic.read_json(os.path.join(run_dir.path, SESSION_FILE))
+    try:
+        return codec.from_plain(messages.SessionSetup, plain)
+    except codec.CodecError as error:
+        where = os.path.join(run_dir.path, SESSION_FILE)
+        raise ChannelError(
+            "the session's file can't be read", where=where, why=str(error)
+        ) from error
+
+
+def own_setup(run_dir: RunDir) -> messages.SessionSetup:
+    """Return what the session was started with, for its door of this node: not every node sees the client's files.
+
+    Raises:
+        ChannelError: It can't be read.
+    """
+    text = os.environ.get(contract.SESSION_VARIABLE)
+    if text is None:
+        return read_setup(run_dir)
+    setup = codec.from_plain(messages.SessionSetup, json.loads(text))
+    # The user's own modules have come with the session only where it is to import them.
+    own = os.getcwd() if setup.preload else run_dir.path
+    return replace(setup, folder=setup.folder or own)
+
+
+def this_process() -> messages.ClientProcess:
+    """Return this process, as one with which a session ends."""
+    facts = proc.read_process(os.getpid())
+    ticks = facts.start_ticks if facts is not None else 0
+    machine = (proc.boot_id(), proc.network_id())
+    return messages.ClientProcess(pid=os.getpid(), start_ticks=ticks, machine=machine)
+
+
+def client_lives(setup: messages.SessionSetup) -> bool | None:
+    """Say whether the process with which a session ends still runs; None: it has none, or it is another machine's."""
+    client = setup.client
+    state = proc.state_here(client.pid, client.machine) if client is not None else None
+    if client is None or state is None:
+        return None
+    facts = proc.read_process(client.pid)
+    return facts is not None and facts.start_ticks == client.start_ticks and facts.can_run
+
+
+def peer_uid(line: socket.socket) -> int:
+    """Return the user at the other end, as the kernel knows it."""
+    data = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(data[4:8], "little")
+
+
+def call_door(run_dir: RunDir, place: int) -> socket.socket:
+    """Return a connection to the door of a node.
+
+    Raises:
+        ChannelError: It is not there, on another machine, or not only ours.
+    """
+    path = door_file(run_dir, place)
+    plain = atomic.read_json(path)
+    if plain is None:
+        raise ChannelError(f"node {place} of the session has no door", where=path)
+    try:
+        door = codec.from_plain(messages.DoorPlace, plain)
+    except codec.CodecError as error:
+        raise ChannelError("what says where the door is can't be read", where=path) from error
+    if tuple(door.machine) != (proc.boot_id(), proc.network_id()):
+        raise ChannelError(
+            "the session is on another machine, or on this one before it was started again",
+            where=path,
+            fix="use it there, or start one here: muster session start",
+        )
+    _check_owner(os.path.dirname(door.socket))
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.settimeout(_CALL_S)
+    try:
+        line.connect(door.socket)
+    except OSError as error:
+        line.close()
+        why = "the process of this door has gone" if not proc.is_running(door.pid) else None
+        raise ChannelError(
+            f"the door of node {place} does not answer",
+            where=door.socket,
+            why=why or error.strerror or str(error),
+        ) from error
+    if peer_uid(line) != os.getuid():
+        line.close()
+        raise ChannelError("another user answers at the door's socket", where=door.socket)
+    return line
+
+
+def _check_owner(folder: str) -> None:
+    """Refuse a folder that others may write to or enter."""
+    try:
+        status = os.lstat(folder)
+    except OSError as error:
+        raise ChannelError(
+            "the door's socket has gone", where=folder, why=error.strerror
+        ) from error
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
+        raise ChannelError(
+            "the door's folder is not only ours",
+            where=folder,
+            why=f"it belongs to user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):o}",
+            fix="muster session end, then start a new one",
+        )
+
+
+def ask(run_dir: RunDir, place: int, order: messages.DoorOrder) -> messages.DoorAnswer:
+    """Ask a door something and return what it says.
+
+    Raises:
+        ChannelError: It can't be reached, or says nothing.
+    """
+    with call_door(run_dir, place) as line:
+        send_order(line, order)
+        try:
+            packet = line.recv(messages.MAX_PACKET_BYTES)
+        except OSError:
+            packet = b""
+        if not packet:
+            raise ChannelError(f"the door of node {place} does not answer")
+        return decode(packet, messages.DoorAnswer)
+
+
+def send_order(line: socket.socket, order: messages.DoorOrder, fds: Sequence[int] = ()) -> None:
+    """Send an order with descriptors, which stay open here.
+
+    Raises:
+        ChannelError: The door has gone since it was called.
+    """
+    memory = messages.pack_order(order)
+    try:
+        socket.send_fds(line, [b"order"], [memory, *fds])
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ChannelError("the door of the session does not answer", why=why) from error
+    finally:
+        os.close(memory)
+
+
+class DoorAgent:
+    """An agent that a door was asked for; the process is a child of the door, which tells its end."""
+
+    def __init__(self, line: socket.socket | None, session: str, why_dead: str = "") -> None:
+        self.pid = 0
+        self.session = session
+        self.said: tuple[str, ...] = (why_dead,) if why_dead else ()
+        self.is_warm = False
+        self.on_renewal: Callable[[str], None] = lambda _: None
+        self._line = line
+        self._pidfd: int | None = None
+        self._status: int | None = None if line is not None else 1
+        self._refusal: MusterError | None = None
+        if line is not None:
+            line.setblocking(False)
+
+    def wait_started(self) -> None:
+        """Wait until the agent runs.
+
+        Raises:
+            UsageError: Another run is in the session.
+            ChannelError: The door has gone, or can't start it.
+        """
+        deadline = time.monotonic() + _START_S
+        while not self.pid and self._status is None and time.monotonic() < deadline:
+            self.wait(1.0)
+        if self._refusal is not None:
+            raise self._refusal
+        if not self.pid:
+            raise ChannelError(
+                f"the session {self.session} has ended, or one of its nodes",
+                why=" ".join(self.said) or "its door has closed the connection",
+                fix=f"muster session list; muster session start --name {self.session}",
+            )
+
+    def poll(self) -> int | None:
+        """Return the exit status (negative for a signal), or None while the process runs."""
+        while self._status is None and self._line is not None:
+            try:
+                packet, fds, _, _ = socket.recv_fds(self._line, messages.MAX_PACKET_BYTES, 1)
+            except BlockingIOError:
+                return None
+            except OSError:
+                packet, fds = b"", []
+            if not packet:
+                self._end(-int(signal.SIGKILL))  # it dies with its door
+            else:
+                self._take(decode(packet, messages.DoorAnswer), fds)
+        return self._status
+
+    def _take(self, answer: messages.DoorAnswer, fds: list[int]) -> None:
+        match answer:
+            case messages.AgentForked(pid=pid, is_warm=is_warm):
+                self.pid, self.is_warm = pid, is_warm
+                self._pidfd = fds[0] if fds else None
+            case messages.ForkedEnded(status=status):
+                self._end(status)
+            case messages.TemplateRenewed(why=why):
+                self.on_renewal(why)
+            case messages.DoorBusy(run_id=run_id):
+                self._refusal = busy(self.session, run_id)
+                self._end(1)
+            case messages.DoorRefused(why=why):
+                self._refusal = ChannelError(
+                    f"the session {self.session} can't start the run", why=why
+                )
+                self._end(1)
+
+    def _end(self, status: int) -> None:
+        self._status = status
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def let_go(self) -> None:
+        """Wait no longer: its owner has gone, and the door sees to its end."""
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)  # whoever waits sees it
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for an answer or the end; return the exit status or None when the time is up."""
+        if self._line is not None and self._status is None:
+            select.select([self._line], [], [], timeout_s)
+        return self.poll()
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to the very process; one that has gone gets none."""
+        if self._pidfd is not None and self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
+
+
+def busy(session: str, run_id: str) -> UsageError:
+    """Return the error of a session in which another run is."""
+    return UsageError(
+        f"the session {session} is busy",
+        where=f"--session {session}",
+        why=f"the run {run_id} is in it, and a session has one run at a time",
+        fix=f"muster wait {run_id}, or muster cancel {run_id}",
+    )
+
+
+def wait_for_door(run_dir: RunDir, place: int, lives: Callable[[], bool]) -> socket.socket:
+    """Return a connection to a door that is opening, or opening again after a failure.
+
+    Raises:
+        ChannelError: The session has ended, or the door stays shut.
+    """
+    deadline = time.monotonic() + _OPEN_S
+    while True:
+        try:
+            return call_door(run_dir, place)
+        except ChannelError:
+            if time.monotonic() > deadline or not lives():
+                raise
+        select.select([], [], [], _LOOK_S)

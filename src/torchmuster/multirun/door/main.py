@@ -1,0 +1,43 @@
+"""The door of a node that a session holds: the job's interpreter with torch imported, one thread.
+
+    python main.py SESSION_DIR [--handed FD]
+
+It is the one worker of its node in the run that is the session. A run's owner calls its Unix socket and asks for an agent; the door forks
+one, which at once forks its own spawner: both have all they need imported. So a run is what it always is, with a parent
+that waits for it. What was imported and has changed since is not mended: the door becomes a new interpreter in the same process
+(`--handed`), keeps socket and callers, and imports again.
+
+This file must be readable by old interpreters, to refuse them in one sentence.
+"""
+
+import os
+import sys
+import time
+
+_at_start = frozenset(sys.modules)
+_begun_ns = time.time_ns()
+
+if sys.version_info < (3, 11):  # noqa: UP036 - the job's interpreter may be any
+    sys.exit("the job's interpreter is Python %d.%d; muster needs 3.11" % sys.version_info[:2])  # noqa: UP031
+
+_here = os.path.dirname(os.path.abspath(__file__))
+if sys.path and os.path.abspath(sys.path[0]) == _here:
+    del sys.path[0]  # the interpreter put this folder in front
+_package = os.path.dirname(os.path.dirname(_here))
+_root = os.path.dirname(_package)
+sys.path.insert(0, _root)
+
+from torchmuster.core.node.spawner import mainmodule, serve  # noqa: E402 - after the path
+from torchmuster.multirun.door import keeper as doorkeeper  # noqa: E402
+
+sys.path.remove(_root)
+
+if __name__ == "__main__":
+    # Returns in every forked spawner, and in the door only at its end.
+    _control = doorkeeper.keep(sys.argv[1:], os.path.abspath(__file__), _begun_ns, _root)
+    if _control is not None:
+        _entry = os.path.join(_package, "core", "node", "spawner", "entry.py")
+        _task = serve.serve(_control, _entry, _at_start)
+        if _task is None:
+            os._exit(0)  # a spawner at its end: to take torch apart would keep its agent waiting
+        mainmodule.run(_task, _at_start)

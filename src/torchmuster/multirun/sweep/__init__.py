@@ -1,0 +1,1 @@
+"""Sweeps: members, their owner, rules that stop them."""

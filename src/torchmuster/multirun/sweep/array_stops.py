@@ -1,0 +1,107 @@
+"""The early end of the worst members of job arrays: by the command that follows the sweep, as long as it does."""
+
+import contextlib
+from dataclasses import dataclass, field
+
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.message import event_line, utc_now
+from torchmuster.core.model.states import RunState
+from torchmuster.errors import MusterError
+from torchmuster.launcher.engines.base import ArrayDialect, object_dialect
+from torchmuster.launcher.jobs.jobs import cancel_job
+from torchmuster.multirun.sweep.arrays import SweepArrays, cancel_arrays, element_of, load_arrays
+from torchmuster.multirun.sweep.members import member_dir
+from torchmuster.multirun.sweep.metric import MetricReader
+from torchmuster.multirun.sweep.plan import SweepPlan
+from torchmuster.multirun.sweep.stop_rules import StopRule, load_rule
+from torchmuster.multirun.views.sweep_view import SweepView
+
+
+@dataclass(slots=True)
+class ArrayStops:
+    """Feeds a rule with the members' metric, and cancels the elements that it wants to end.
+
+    Attributes:
+        stopped: Members that were told to end, here or by an earlier follower.
+    """
+
+    plan: SweepPlan
+    run_dir: RunDir
+    rule: StopRule
+    stopped: set[int] = field(default_factory=set)
+    _readers: dict[int, MetricReader] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+
+    def look(self, view: SweepView) -> None:
+        """Read what members have reached since the last look; may wait for a disk and for the scheduler."""
+        loaded = load_arrays(self.run_dir)
+        for member in view.members:
+            if member.number in self._ended or member.attempt is None or self.plan.metric is None:
+                continue
+            reader = self._readers.get(member.number)
+            if reader is None:
+                folder = member_dir(self.run_dir, self.plan, member.number)
+                reader = MetricReader(folder, self.plan.metric.name)
+                self._readers[member.number] = reader
+            wants = [self.rule.report(member.number, p.step, p.value) for p in reader.read()]
+            if member.state.is_final:
+                self._ended.add(member.number)
+                self.rule.ended(member.number, member.state is RunState.SUCCEEDED)
+            elif any(wants) and member.number not in self.stopped and loaded is not None:
+                self._stop(member.number, reader, loaded)
+
+    def _stop(
+        self, number: int, reader: MetricReader, loaded: tuple[ArrayDialect, SweepArrays]
+    ) -> None:
+        if element_of(loaded, number) is None:
+            return
+        step = reader.newest.step if reader.newest is not None else None
+        line = event_line(
+            utc_now(), "member_stopped", {"member": number, "step": step, "rule": self.plan.stop}
+        )
+        # Before the order: the member may end at once, and why stands nowhere else.
+        with open(self.run_dir.events, "ab") as events:
+            events.write(line.encode())
+        self.stopped.add(number)
+        with contextlib.suppress(MusterError):  # it may have ended
+            cancel_member(self.run_dir, loaded, number)
+
+
+def stops_of(plan: SweepPlan, run_dir: RunDir) -> ArrayStops | None:
+    """Return what ends members of a sweep early; None for a sweep without a rule.
+
+    Raises:
+        UsageError: The rule is not there, or needs what is not installed.
+    """
+    if plan.stop is None or plan.metric is None:
+        return None
+    return ArrayStops(plan, run_dir, load_rule(plan.stop, plan.metric))
+
+
+def cancel_member(run_dir: RunDir, loaded: tuple[ArrayDialect, SweepArrays], number: int) -> None:
+    """Ask for the end of one member.
+
+    Raises:
+        MusterError: It can't be asked for: the member may have ended.
+    """
+    if object_dialect(loaded[0]) is not None:
+        from torchmuster.kubernetes.pods.members import stop_pod
+
+        stop_pod(run_dir, number)
+    elif (element := element_of(loaded, number)) is not None:
+        cancel_job(loaded[0], element)
+
+
+def cancel_sweep(run_dir: RunDir) -> bool:
+    """Cancel all arrays of a sweep, or its Job; say whether it has any.
+
+    Raises:
+        EngineError: A cluster refuses.
+    """
+    loaded = load_arrays(run_dir)
+    if loaded is not None and object_dialect(loaded[0]) is not None:
+        from torchmuster.kubernetes.pods.members import cancel_pods
+
+        cancel_pods(run_dir)
+        return True
+    return cancel_arrays(run_dir)

@@ -1,0 +1,238 @@
+"""A sweep as a job array: one submission for all members, one question for where they stand."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.codec import to_words
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.launcher.engines.base import PYTHON, ArrayDialect, Dialect, array_dialect
+from torchmuster.launcher.engines.registry import load_dialect
+from torchmuster.launcher.jobs.answers import ask_scheduler
+from torchmuster.launcher.jobs.jobs import cancel_job, submit_script
+from torchmuster.launcher.model.job import AfterKind, JobArray, JobDependency, JobRequest
+from torchmuster.multirun.sweep.plan import SweepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberArray:
+    """One submission.
+
+    Attributes:
+        job_id: The scheduler's.
+        members: Of its elements, in their order; of one member it is a plain job.
+    """
+
+    job_id: str
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepArrays:
+    """The content of `arrays.json`: the newest array that has a member is the one that counts.
+
+    Attributes:
+        request: What was asked for, without the array; None where another machine has asked.
+    """
+
+    engine: str
+    request: JobRequest | None
+    arrays: tuple[MemberArray, ...] = ()
+
+
+def find_arrays(dialect: Dialect, where: str) -> ArrayDialect:
+    """Return the dialect as one with arrays.
+
+    Raises:
+        UsageError: It has none.
+    """
+    found = array_dialect(dialect)
+    if found is None:
+        raise UsageError(
+            f"sweeps can't be submitted to {dialect.name} yet",
+            where=where,
+            why="a sweep is submitted as a job array, which muster knows of Slurm and of PBS",
+            fix="on a machine or in a job of your own: muster sweep --here",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberWords:
+    """The command line of `conduct-member`, in the script of an array: which of the sweep's arrays that is, and as of `conduct`."""
+
+    sweep_dir: str
+    engine: str
+    array: int = 0
+    submitted_from: str | None = None
+
+
+def request_of(job: JobRequest, run_dir: RunDir, engine: str) -> JobRequest:
+    """Return the job of one member of a sweep, from that of a run."""
+    words = MemberWords(sweep_dir=run_dir.path, engine=engine, submitted_from=os.uname().machine)
+    return replace(
+        job,
+        head=(PYTHON, proc.NODE_DOOR, "conduct-member", *to_words(words)),
+        about="The head of one member: its number in the array says which.",
+        log_path=run_dir.job_log,
+        python=sys.executable,
+        package_copy=run_dir.package_copy,
+    )
+
+
+def array_request(
+    request: JobRequest,
+    members: Sequence[int],
+    number: int,
+    parallel: int | None = None,
+    after: Sequence[str] = (),
+) -> JobRequest:
+    """Return the request for some members; the head finds them by the number of the submission.
+
+    Args:
+        request: Of one member.
+        members: Of this array.
+        number: Of the submission.
+        parallel: How many run at a time; None: the scheduler decides.
+        after: Arrays that have to end before.
+    """
+    array, log_path = None, request.log_path
+    if len(members) > 1:
+        limit = parallel if parallel is not None and parallel < len(members) else None
+        array = JobArray(size=len(members), parallel=limit)
+        # The scheduler's last word is on one element: in a log of all nobody could tell on which.
+        log_path = os.path.join(os.path.dirname(request.log_path), "logs", "jobs", str(number))
+    waits = tuple(JobDependency(kind=AfterKind.ANY, job_id=job_id) for job_id in after)
+    head = (*request.head, f"--array={number}")
+    return replace(request, head=head, array=array, log_path=log_path, after=waits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayPart:
+    """One of the arrays of a submission.
+
+    Attributes:
+        parallel: How many of its members run at a time; None: the scheduler decides.
+        is_chained: It begins when the array before has ended.
+    """
+
+    members: tuple[int, ...]
+    parallel: int | None = None
+    is_chained: bool = False
+
+
+def split_members(members: Sequence[int], slots: int, limit: int | None) -> list[ArrayPart]:
+    """Return the arrays for members: one, or as many as the scheduler's limit of elements makes.
+
+    Several share the slots. With fewer slots than arrays, they run one after the other.
+    """
+    most = max(1, limit) if limit is not None else len(members)
+    chunks = [tuple(members[at : at + most]) for at in range(0, len(members), most)]
+    if slots >= len(members):
+        return [ArrayPart(members=chunk) for chunk in chunks]
+    if slots < len(chunks):
+        return [
+            ArrayPart(members=chunk, parallel=slots, is_chained=place > 0)
+            for place, chunk in enumerate(chunks)
+        ]
+    share, more = divmod(slots, len(chunks))
+    return [
+        ArrayPart(members=chunk, parallel=share + (place < more))
+        for place, chunk in enumerate(chunks)
+    ]
+
+
+def submit_members(
+    plan: SweepPlan,
+    run_dir: RunDir,
+    dialect: ArrayDialect,
+    request: JobRequest,
+    members: Sequence[int],
+) -> tuple[str, ...]:
+    """Submit members of a sweep as one array, or as several where the scheduler's limit is lower; return the jobs' ids.
+
+    Raises:
+        JobRefusedError: The scheduler refused one; those before it are cancelled.
+        EngineError: Its answer can't be understood.
+    """
+    before = read_arrays(run_dir)
+    noted = before or SweepArrays(engine=dialect.name, request=request)
+    job_ids: list[str] = []
+    for part in split_members(members, plan.slots, _limit_of(dialect, len(members))):
+        number = len(noted.arrays)
+        # Before the submission: an element may start at once.
+        planned = MemberArray(job_id="", members=part.members)
+        write_arrays(run_dir, replace(noted, arrays=(*noted.arrays, planned)))
+        after = job_ids[-1:] if part.is_chained else ()
+        asked = array_request(request, part.members, number, part.parallel, after)
+        try:
+            os.makedirs(os.path.dirname(asked.log_path), exist_ok=True)
+            job_ids.append(submit_script(asked, run_dir.job_script, dialect))
+        except BaseException:
+            for job_id in job_ids:
+                with contextlib.suppress(MusterError):
+                    cancel_job(dialect, job_id)
+            write_arrays(run_dir, before or replace(noted, arrays=()))
+            raise
+        noted = replace(noted, arrays=(*noted.arrays, replace(planned, job_id=job_ids[-1])))
+        write_arrays(run_dir, noted)
+    return tuple(job_ids)
+
+
+def _limit_of(dialect: ArrayDialect, num_members: int) -> int | None:
+    """Ask the scheduler how many elements an array may have; None where it does not say."""
+    if num_members <= 1:
+        return None
+    with contextlib.suppress(MusterError):
+        said = ask_scheduler(dialect.array_limit_argv())
+        return dialect.array_limit(said.stdout.decode(errors="replace"))
+    return None
+
+
+def write_arrays(run_dir: RunDir, noted: SweepArrays) -> None:
+    """Note the arrays of a sweep."""
+    atomic.write_json(run_dir.arrays, codec.to_plain(noted))
+
+
+def read_arrays(run_dir: RunDir) -> SweepArrays | None:
+    """Return the arrays of a sweep; None when it has none."""
+    try:
+        return codec.from_plain(SweepArrays, atomic.read_json(run_dir.arrays))
+    except codec.CodecError:
+        return None
+
+
+def load_arrays(run_dir: RunDir) -> tuple[ArrayDialect, SweepArrays] | None:
+    """Return the arrays of a sweep with their dialect; None when it has none."""
+    noted = read_arrays(run_dir)
+    dialect = array_dialect(load_dialect(noted.engine)) if noted is not None else None
+    return (dialect, noted) if noted is not None and dialect is not None else None
+
+
+def element_of(loaded: tuple[ArrayDialect, SweepArrays], number: int) -> str | None:
+    """Return the scheduler's id of a member's element, or of its plain job; None while it has none."""
+    dialect, noted = loaded
+    for array in reversed(noted.arrays):
+        if number in array.members and array.job_id:
+            if len(array.members) == 1:
+                return array.job_id
+            return dialect.element_id(array.job_id, array.members.index(number))
+    return None
+
+
+def cancel_arrays(run_dir: RunDir) -> bool:
+    """Cancel all arrays of a sweep; say whether it has any."""
+    loaded = load_arrays(run_dir)
+    if loaded is None:
+        return False
+    dialect, noted = loaded
+    for array in noted.arrays:
+        with contextlib.suppress(MusterError):  # it may have ended
+            cancel_job(dialect, array.job_id)
+    return True

@@ -1,0 +1,182 @@
+"""The run directories of a sweep's members, and the record of a member that has no head to write it."""
+
+import contextlib
+import os
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.contract import EX_TEMPFAIL
+from torchmuster.core.model.events import (
+    AttemptFailedEvent,
+    AttemptNode,
+    AttemptStartedEvent,
+    RecordEvent,
+    RunEndedEvent,
+    RunStartedEvent,
+    event_of_end,
+    line_of,
+)
+from torchmuster.core.model.failure import EndKind, WorkerEnd, describe
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import (
+    Circumstances,
+    Report,
+    Result,
+    explain_failure,
+    final_exit_code,
+)
+from torchmuster.core.owner.create import create_member_dir, unusable, write_owner
+from torchmuster.core.owner.record import next_attempt
+from torchmuster.errors import MissingRecordError
+from torchmuster.multirun.sweep.plan import SweepPlan
+
+# In the folder of a sweep whose members are runs in several pods: what each of them asks for.
+
+
+def member_dir(run_dir: RunDir, plan: SweepPlan, number: int) -> RunDir:
+    """Return the run directory of a member, which may not be there yet."""
+    return RunDir(os.path.join(run_dir.members, plan.member_id(number)))
+
+
+def prepare_member(run_dir: RunDir, plan: SweepPlan, number: int) -> tuple[RunDir, int]:
+    """Make the run directory of a member, or get it ready for another attempt; return it and the attempt's number.
+
+    Raises:
+        RunDirectoryError: It can't be written.
+    """
+    member = member_dir(run_dir, plan, number)
+    if not os.path.isdir(member.path):
+        create_member_dir(plan.member_plan(number), run_dir)
+        return member, 0
+    try:
+        # One that has ended has no job any more, also where a cluster can't tell yet.
+        of_job = (member.job,) if os.path.exists(member.result) else ()
+        for path in (member.result, member.links, *of_job):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        atomic.write_json(member.plan, codec.to_plain(plan.member_plan(number)))
+        write_owner(member)
+    except OSError as error:
+        raise unusable(member.path, error.strerror or str(error)) from error
+    return member, next_attempt(member)
+
+
+def state_of_end(end: WorkerEnd) -> RunState:
+    """Return how a member stands whose only process has ended so, whoever asked for it."""
+    if end.kind is EndKind.SUCCESS:
+        return RunState.SUCCEEDED
+    return RunState.PREEMPTED if end.kind is EndKind.PREEMPTED else RunState.FAILED
+
+
+def stopped_by_rule(plan: SweepPlan) -> Report:
+    """Return the report on a member that the sweep's rule has ended."""
+    metric = plan.metric.name if plan.metric else "metric"
+    why = f"the rule `{plan.stop}` compares the members' {metric}"
+    return Report(error="the sweep stopped this member early", because=(why,))
+
+
+def result_of_end(
+    plan: SweepPlan, number: int, end: WorkerEnd, state: RunState, log: str
+) -> Result:
+    """Return the result of a member that was one process.
+
+    Args:
+        plan: The sweep.
+        number: The member.
+        end: How its process ended.
+        state: What that means, by who asked for it.
+        log: Its output.
+    """
+    report: Report | None = None
+    code = 0
+    if state is RunState.PREEMPTED:
+        code = EX_TEMPFAIL
+        report = Report(error="the run was preempted and can be resumed")
+    elif state is RunState.STOPPED:
+        code = end.shell_code
+        report = stopped_by_rule(plan)
+    elif state is RunState.CANCELLED:
+        code = end.shell_code or 128 + 15
+        report = Report(error="the run was stopped", because=("its sweep was cancelled",))
+    elif state is not RunState.SUCCEEDED:
+        code = final_exit_code(end, first_cause_code=True)
+        report = explain_failure(
+            end,
+            [end],
+            Circumstances(
+                world_size=1,
+                attempt=end.attempt,
+                restarts_spent=0,
+                max_restarts=0,
+                same_as=None,
+                is_final=False,
+                early_ranks=(),
+                restart_hint=False,
+                log_path=log,
+            ),
+        )
+    return Result(
+        run_id=plan.member_id(number),
+        state=state,
+        exit_code=code,
+        attempts=end.attempt + 1,
+        restarts_spent=0,
+        elapsed_s=end.elapsed_s,
+        report=report,
+        cause=end if state is RunState.FAILED else None,
+        trained_step=end.step,
+    )
+
+
+class MemberRecords:
+    """Writes the records of members that are single processes, in the words of a head.
+
+    Args:
+        plan: The sweep.
+        disk: Writes them.
+    """
+
+    def __init__(self, plan: SweepPlan, disk: DiskWriter) -> None:
+        self._plan, self._disk = plan, disk
+
+    def begin(self, number: int, run_dir: RunDir, attempt: int, host: str) -> None:
+        """Note that an attempt of a member starts, on a machine of this name."""
+        node = self._plan.run.node_name(0)
+        run_id = self._plan.member_id(number)
+        self._event(run_dir, RunStartedEvent(run_id=run_id, first_attempt=attempt))
+        self._event(
+            run_dir,
+            AttemptStartedEvent(
+                attempt=attempt,
+                world_size=1,
+                num_nodes=1,
+                nodes=(AttemptNode(node=node, host=host, ranks="rank 0"),),
+                why="first start" if attempt == 0 else "the sweep was started again",
+            ),
+        )
+
+    def end(self, run_dir: RunDir, end: WorkerEnd, result: Result) -> None:
+        """Note how a member has ended."""
+        self._event(run_dir, event_of_end(end))
+        if result.state is RunState.FAILED:
+            what = describe(end)
+            self._event(run_dir, AttemptFailedEvent(attempt=end.attempt, what=what, cause=end))
+        self._disk.replace(run_dir.result, atomic.as_json(codec.to_plain(result)))
+        self._event(run_dir, RunEndedEvent(result=result))
+        self._disk.close_file(run_dir.events)
+
+    def _event(self, run_dir: RunDir, event: RecordEvent) -> None:
+        self._disk.append(run_dir.events, line_of(event).encode())
+
+
+def lacks_files(result: Result) -> bool:
+    """Say whether a member has succeeded whose files went with its pod."""
+    code = MissingRecordError.exit_code
+    return result.state is RunState.SUCCEEDED and result.exit_code == code
+
+
+def why_of(result: Result) -> str | None:
+    """Return in one sentence what ended a member that did not succeed."""
+    return result.report.error if result.report is not None else None

@@ -1,0 +1,160 @@
+"""The plan of a sweep: the content of `sweep.json`, and how the values of one member reach its script."""
+
+import enum
+import re
+from dataclasses import dataclass, replace
+
+from torchmuster.core.model.contract import MEMBER_VARIABLE, METRIC_VARIABLE
+from torchmuster.core.model.plan import Program, RunPlan
+
+MAX_MEMBERS = 10_000
+REMOVED_FIELDS = frozenset({"gpu_bytes"})  # earlier releases wrote them into `sweep.json`
+
+# In the environment of every member: the sweep, the member's number, and each value by its name in capitals.
+SWEEP_VARIABLE = "MUSTER_SWEEP"
+VALUE_PREFIX = "MUSTER_SWEEP_"
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+
+
+class ValueStyle(enum.Enum):
+    """How values that no placeholder takes are appended to the script's arguments."""
+
+    OPTION = "option"  # --lr 1e-3
+    HYDRA = "hydra"  # lr=1e-3
+    ENV = "env"  # not at all: the script reads its environment
+
+
+class MetricGoal(enum.Enum):
+    """Which values of the metric are better."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricChoice:
+    """The metric that a sweep is judged by.
+
+    Attributes:
+        name: As the training library records it, or as the script prints it: `name=0.1` or `name: 0.1`.
+    """
+
+    name: str
+    goal: MetricGoal = MetricGoal.MIN
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Say whether a value is better than another; one that is no number is never better."""
+        if value != value:
+            return False
+        if than != than:
+            return True
+        return value < than if self.goal is MetricGoal.MIN else value > than
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlace:
+    """A slot on a host of ssh.
+
+    Attributes:
+        gpus: What its members see; empty: what the host shows.
+    """
+
+    site: str
+    host: str
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """A sweep.
+
+    Attributes:
+        run: The plan of a member before it gets its values; its run id is the sweep's.
+        names: What varies, in the order of the command line.
+        members: The values of each member, in the order of `names`.
+        slots: How many members run at a time.
+        per_gpu: How many of them share a GPU.
+        stop: The rule that ends the worst early; None: all run to their end.
+        places: Where each slot is; none: all are on this machine, or in the session that `run` names.
+    """
+
+    run: RunPlan
+    names: tuple[str, ...]
+    members: tuple[tuple[str, ...], ...]
+    style: ValueStyle = ValueStyle.OPTION
+    slots: int = 1
+    per_gpu: int = 1
+    metric: MetricChoice | None = None
+    stop: str | None = None
+    places: tuple[SweepPlace, ...] = ()
+
+    @property
+    def run_id(self) -> str:
+        """Return the name of the sweep."""
+        return self.run.run_id
+
+    @property
+    def is_of_single_workers(self) -> bool:
+        """Say whether each member is one process."""
+        return self.run.max_nodes == 1 and self.run.num_workers(0) == 1
+
+    @property
+    def is_forked(self) -> bool:
+        """Say whether members are forked by the owner of the sweep itself, and have no head."""
+        return self.is_of_single_workers and not self.places and self.run.session is None
+
+    def member_id(self, number: int) -> str:
+        """Return the run id of a member: `NAME.7`."""
+        return f"{self.run_id}.{number}"
+
+    def values_of(self, number: int) -> dict[str, str]:
+        """Return the values of a member by name."""
+        return dict(zip(self.names, self.members[number], strict=True))
+
+    def member_plan(self, number: int) -> RunPlan:
+        """Return the plan of the run that a member is."""
+        values = self.values_of(number)
+        program = with_values(self.run.program, values, self.style)
+        environment = (
+            *self.run.node_setup.environment,
+            *member_environment(self.run_id, number, values).items(),
+        )
+        if program.call is not None and self.metric is not None:
+            environment = (*environment, (METRIC_VARIABLE, self.metric.name))
+        setup = replace(self.run.node_setup, environment=environment)
+        return replace(self.run, run_id=self.member_id(number), program=program, node_setup=setup)
+
+
+def with_values(program: Program, values: dict[str, str], style: ValueStyle) -> Program:
+    """Return the program with the values in its arguments: in placeholders, the others behind all else."""
+    taken = {name for word in program.args for name in _PLACEHOLDER.findall(word)}
+    args = [
+        _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word)
+        for word in program.args
+    ]
+    for name, value in values.items():
+        if name in taken or style is ValueStyle.ENV:
+            continue
+        args += [f"--{name}", value] if style is ValueStyle.OPTION else [f"{name}={value}"]
+    return replace(program, args=tuple(args))
+
+
+def variable_of(name: str) -> str:
+    """Return the variable that carries a value: `MUSTER_SWEEP_OPTIMIZER_LR` for `optimizer.lr`."""
+    return VALUE_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
+
+
+def member_environment(sweep: str, number: int, values: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a member."""
+    return {
+        SWEEP_VARIABLE: sweep,
+        MEMBER_VARIABLE: str(number),
+        **{variable_of(name): value for name, value in values.items()},
+    }
+
+
+def member_of_id(run_id: str) -> tuple[str, int] | None:
+    """Return the sweep and the number of a member from what may be its run id."""
+    sweep, _, number = run_id.rpartition(".")
+    return (sweep, int(number)) if sweep and re.fullmatch(r"\d{1,6}", number) else None

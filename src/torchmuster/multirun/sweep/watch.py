@@ -1,0 +1,90 @@
+"""The watch of a member that is a single process: that of a head (`head/hangs`), with the process at hand."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.events import RecordEvent, WorkerProcessEvent, line_of
+from torchmuster.core.model.failure import WorkerEnd
+from torchmuster.core.model.narration import narrate
+from torchmuster.core.model.plan import Limits
+from torchmuster.core.net import messages
+from torchmuster.core.node.progress import NodeProgress
+from torchmuster.core.node.workers import NodeAttempt
+from torchmuster.launcher.head.hangs.monitor import HangMonitor, watch_limits
+from torchmuster.launcher.node.stacks import take_stacks
+
+_LOOK_EVERY_S = 2.0
+
+
+class MemberWatch:
+    """Looks whether one member moves.
+
+    Args:
+        attempt: Its process.
+        run_dir: Of the member.
+        folder: Where its heartbeats and stacks lie.
+        node: Its name.
+        limits: When a rank that stands is a hang.
+        disk: Writes the member's record.
+        say: Tells the user a sentence.
+    """
+
+    def __init__(
+        self,
+        attempt: NodeAttempt,
+        run_dir: RunDir,
+        folder: str,
+        node: str,
+        limits: Limits,
+        disk: DiskWriter,
+        say: Callable[[str], None],
+    ) -> None:
+        self._attempt, self._run_dir, self._folder = attempt, run_dir, folder
+        self._disk, self._say = disk, say
+        self._progress = NodeProgress(folder, attempt.attempt)
+        self._asked: int | None = None
+        logs = run_dir.attempt_logs(attempt.attempt)
+        ranks, now = {0: node}, time.monotonic()
+        self._monitor = HangMonitor(attempt.attempt, ranks, watch_limits(limits), logs, self, now)
+
+    async def until_it_hangs(self) -> WorkerEnd:
+        """Look until the member is to be ended because it stands; return that end."""
+        number = self._attempt.attempt
+        for _, pid in self._attempt.running:
+            self.event(WorkerProcessEvent(attempt=number, pid=pid, folder=self._folder))
+        while True:
+            ranks = await asyncio.to_thread(self._progress.read, self._attempt.running)
+            now = time.monotonic()
+            self._monitor.take_progress(now, messages.Progress(attempt=number, ranks=ranks))
+            end = self._monitor.advance(now, held=False)
+            if self._asked is not None:
+                order = (self._folder, number, self._attempt.running)
+                stacks = await asyncio.to_thread(take_stacks, *order)
+                said = messages.Stacks(number=self._asked, stacks=stacks)
+                self._asked = None
+                self._monitor.take_stacks(0, said)
+                end = self._monitor.advance(time.monotonic(), held=False)
+            if end is not None:
+                return end
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    # What the monitor needs.
+
+    def send_to_nodes(self, message: messages.Message) -> set[int]:
+        """Note that the stacks are wanted."""
+        if isinstance(message, messages.TakeStacks):
+            self._asked = message.number
+        return {0}
+
+    def event(self, event: RecordEvent) -> None:
+        """Write it into the member's record, and say its sentence."""
+        self._disk.append(self._run_dir.events, line_of(event).encode())
+        if (sentence := narrate(event)) is not None:
+            self._say(sentence)
+
+    def write_file(self, path: str, text: str) -> None:
+        """Write a file of the member's run directory."""
+        self._disk.replace(path, text.encode())

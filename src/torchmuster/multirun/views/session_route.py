@@ -1,0 +1,169 @@
+"""The way to the nodes of a session on other machines: the streams of remote ends, in the session's own authenticated channel.
+
+It stands for ssh where hosts are reached by it (`launcher/engines/ssh_host.py`): one connection to the head of the session carries the
+streams of all nodes, as those of `muster exec`. A thread of its own has the connection; pipes lead to it.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from torchmuster.core.model import codec
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel, ChannelClosedError
+from torchmuster.errors import ChannelError, MusterError
+from torchmuster.launcher.net import remote_messages
+from torchmuster.launcher.net.command import Command, CommandProcess
+from torchmuster.launcher.net.frames import FrameReader
+from torchmuster.launcher.views.head_call import call_head
+from torchmuster.launcher.views.run_view import RunView
+from torchmuster.multirun.door.messages import DoorState
+
+_TRY_EVERY_S = 0.1
+_START_S = 30.0
+
+
+class SessionRoute:
+    """The connection to a session's head, made when it is first needed, and again when it was lost.
+
+    Args:
+        view: The run that is the session.
+        lives: Says whether the session does.
+        patience_s: How long to wait for a door that opens again.
+    """
+
+    def __init__(self, view: RunView, lives: Callable[[], bool], patience_s: float) -> None:
+        self._view, self._lives, self._patience_s = view, lives, patience_s
+        self._channel: Channel | None = None
+        self._commands: dict[str, Command] = {}
+        self._calling = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._listening: asyncio.Task[None] | None = None
+        threading.Thread(target=self._loop.run_forever, name="session", daemon=True).start()
+
+    def open(self, host: str, errors: int) -> tuple[CommandProcess, int, int]:
+        """Return what stands for the remote end of a node, and our ends of its input and output.
+
+        Args:
+            host: The name of the node in the session.
+            errors: Where its standard error goes.
+
+        Raises:
+            MusterError: It can't be reached; or its door has not opened in time.
+        """
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return self._open(host, errors)
+            except MusterError:
+                if time.monotonic() > deadline or not self._lives():
+                    raise
+            threading.Event().wait(_TRY_EVERY_S)
+
+    def _open(self, host: str, errors: int) -> tuple[CommandProcess, int, int]:
+        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+        streams = (theirs_in, theirs_out, os.dup(errors))
+        began: concurrent.futures.Future[None] = concurrent.futures.Future()
+        process = CommandProcess(self._loop, self._run(host, streams, began), streams)
+        try:
+            began.result(_START_S)
+        except BaseException as error:
+            process.send_signal(signal.SIGTERM)
+            os.close(ours_in)
+            os.close(ours_out)
+            if isinstance(error, TimeoutError):
+                raise ChannelError(f"the door of {host} does not answer") from None
+            raise
+        return process, ours_in, ours_out
+
+    async def _run(
+        self, host: str, streams: Sequence[int], began: "concurrent.futures.Future[None]"
+    ) -> int:
+        """Carry the streams of a node's remote end, and return its status; `began` is done when it has spoken, or fails."""
+        try:
+            channel = await self._connected()
+            start = messages.ExecStart(exec_id=secrets.token_hex(8), task=f"node {host}", door=True)
+            one = self._commands[start.exec_id] = Command(start, channel.send_nowait, streams)
+        except MusterError as error:
+            began.set_exception(error)
+            raise
+        try:
+            one.begin()
+            await one.spoken.wait()
+            if (no := one.refusal) is not None:
+                began.set_exception(ChannelError(no.what, why=no.why, fix=no.fix))
+            elif one.lost is not None:
+                began.set_exception(ChannelError("the connection to the session's head has ended"))
+            else:
+                began.set_result(None)
+            return await asyncio.shield(one.ended)
+        finally:
+            self._commands.pop(start.exec_id, None)
+            one.leave()
+
+    async def _connected(self) -> Channel:
+        async with self._calling:
+            if self._channel is None:
+                self._channel = await call_head(self._view)
+                self._listening = asyncio.create_task(self._listen(self._channel))
+            return self._channel
+
+    async def _listen(self, channel: Channel) -> None:
+        with contextlib.suppress(ChannelClosedError):
+            while True:
+                message = await channel.receive()
+                exec_id = getattr(message, "exec_id", None)
+                one = self._commands.get(exec_id) if isinstance(exec_id, str) else None
+                if one is not None:
+                    one.take(message)
+        self._channel = None
+        for one in list(self._commands.values()):
+            one.lose("the connection to the session's head has ended")
+
+    def close(self) -> None:
+        """Hang up: remote ends end what is below them."""
+
+        def hang_up() -> None:
+            if self._channel is not None:
+                self._channel.abort()
+
+        self._loop.call_soon_threadsafe(hang_up)
+
+
+def ask_doors(view: RunView, names: Sequence[str]) -> list[DoorState]:
+    """Return what the doors of these nodes of a session say of themselves.
+
+    Raises:
+        MusterError: One of them can't be reached.
+    """
+    way = SessionRoute(view, lambda: False, 0.0)
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        return [_ask_door(way, name, null) for name in names]
+    finally:
+        os.close(null)
+        way.close()
+
+
+def _ask_door(way: SessionRoute, name: str, null: int) -> DoorState:
+    streams, to, out = way.open(name, null)
+    try:
+        reader = FrameReader(out)
+        for _ in range(2):  # facts come first
+            told = reader.read(_START_S)
+            if isinstance(told, remote_messages.SessionTold):
+                return DoorState(**codec.to_plain(told))
+    except (TimeoutError, remote_messages.FrameError) as error:
+        raise ChannelError(f"the door of {name} does not answer") from error
+    finally:
+        streams.send_signal(signal.SIGTERM)
+        os.close(to)
+        os.close(out)
+    raise ChannelError(f"the door of {name} does not say how it is")

@@ -1,0 +1,239 @@
+"""The sessions of this user: which there are, and which of them live."""
+
+import os
+import re
+import shlex
+import time
+from dataclasses import dataclass, replace
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, runs_dir
+from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.text import did_you_mean
+from torchmuster.core.owner.create import owner_process_lives
+from torchmuster.core.owner.record import read_plan, record_of
+from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
+from torchmuster.multirun.door import messages
+from torchmuster.multirun.door.call import SESSION_FILE, ask, door_file, read_setup
+from torchmuster.multirun.engine import HeldSession
+
+PREFIX = "session-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")  # with the prefix 40, as of a run
+_STEM = re.compile(r"\d{8}-\d{6}-session-(.+)-[0-9a-f]{4}$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionView:
+    """A session as its run directory and its doors show it.
+
+    Attributes:
+        state: What the door of its first node says; None when that does not answer.
+        is_open: All doors have opened, so runs can begin.
+        where: What its nodes are.
+    """
+
+    setup: messages.SessionSetup
+    run_dir: RunDir
+    state: messages.DoorState | None
+    is_open: bool
+    where: str = "this machine"
+
+    @property
+    def run_id(self) -> str:
+        """Return the run that is the session."""
+        return os.path.basename(self.run_dir.path)
+
+
+def lives(run_dir: RunDir) -> bool:
+    """Say whether the run that is a session has an owner and no end; of an owner on another machine that is assumed."""
+    if os.path.exists(run_dir.result):
+        return False
+    return owner_process_lives(run_dir) or (os.path.isfile(run_dir.job) and _job_lives(run_dir))
+
+
+def _job_lives(run_dir: RunDir) -> bool:
+    from torchmuster.launcher.views.find import (
+        owner_lives,  # a run in a session of this machine does without
+    )
+
+    return owner_lives(run_dir)
+
+
+def session_dirs(name: str | None = None) -> list[RunDir]:
+    """Return the run directories of all sessions, or of those of a name; the newest first."""
+    try:
+        entries = sorted(os.listdir(runs_dir()), reverse=True)
+    except OSError:
+        return []
+    found = []
+    for entry in entries:
+        match = _STEM.match(entry)
+        if match is not None and name in (None, match[1]):
+            path = os.path.join(runs_dir(), entry)
+            if os.path.isfile(os.path.join(path, SESSION_FILE)):
+                found.append(RunDir(path))
+    return found
+
+
+def living_sessions() -> list[RunDir]:
+    """Return the run directories of the sessions that live, the newest first."""
+    return [one for one in session_dirs() if lives(one) and _is_held(one)]
+
+
+def _is_held(run_dir: RunDir) -> bool:
+    plan = read_plan(run_dir)
+    return plan is not None and (plan.engine == "local" or _job_goes_on(run_dir, plan))
+
+
+def name_of_session(run_dir: RunDir) -> str:
+    """Return the name that its folder tells."""
+    match = _STEM.match(os.path.basename(run_dir.path))
+    return match[1] if match is not None else ""
+
+
+def check_name(name: str) -> None:
+    """Refuse what can't be the name of a new session.
+
+    Raises:
+        UsageError: It can be no name, or a session that lives has it.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name}` is not a valid name for a session",
+            where=f"--name {shlex.quote(name)}",
+            why="it is part of a folder's name",
+            fix="a letter or digit, then up to 31 letters, digits, `.`, `_` and `-`",
+        )
+    taken = next((one for one in living_sessions() if name_of_session(one) == name), None)
+    if taken is not None:
+        raise UsageError(
+            f"there is a session `{name}` already",
+            where=taken.path,
+            fix=f"muster run --session {name} SCRIPT, muster session end {name}, or another --name",
+        )
+
+
+def find_session(name: str) -> HeldSession:
+    """Return the session of this name.
+
+    Raises:
+        NotFoundError: There is none, or it has ended.
+    """
+    folders = session_dirs(name)
+    newest = next((one for one in folders if lives(one)), None)
+    if newest is not None:
+        return HeldSession(name=name, run_dir=newest, lives=lambda: lives(newest))
+    if folders:
+        over = os.path.exists(folders[0].result)
+        why = "its result is recorded" if over else "its owner has gone without a result"
+        raise NotFoundError(
+            f"the session {name} has ended",
+            where=folders[0].path,
+            why=why,
+            fix=f"muster session start --name {name}",
+        )
+    known = [name_of_session(one) for one in living_sessions()]
+    hint = did_you_mean(name, known, f"muster session start --name {name}")
+    raise NotFoundError(f"there is no session `{name}`", where=runs_dir(), fix=hint)
+
+
+def plan_of(run_dir: RunDir) -> RunPlan:
+    """Return the plan of the run that is a session.
+
+    Raises:
+        ChannelError: It can't be read.
+    """
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise ChannelError("the plan of the session can't be read", where=run_dir.plan)
+    return plan
+
+
+def job_ends_at(run_dir: RunDir) -> float | None:
+    """Return when the job that holds the nodes of a session has to end, seconds since 1970; None where nobody knows."""
+    return record_of(run_dir).ends_at
+
+
+def why_gone(held: HeldSession, error: ChannelError) -> ChannelError:
+    """Return the error of a session that can't be reached: its own end is the cause, where that is known."""
+    plan = plan_of(held.run_dir)
+    over = None
+    if os.path.exists(held.run_dir.result):
+        over = "its result is recorded"
+    elif plan.engine != "local" and not _job_goes_on(held.run_dir, plan):
+        over = f"the job of its nodes is over ({plan.engine})"
+    if over is None:
+        fix = f"muster session list; muster session end {held.name}, and start it again"
+        return ChannelError(
+            f"the session {held.name} can't be used",
+            where=error.where or held.run_dir.path,
+            why="\n".join(word for word in (error.what, error.why) if word),
+            fix=error.fix or fix,
+        )
+    return ChannelError(
+        f"the session {held.name} has ended",
+        where=held.run_dir.path,
+        why=over,
+        fix=f"muster session start --name {held.name}",
+    )
+
+
+def _job_goes_on(run_dir: RunDir, plan: RunPlan) -> bool:
+    """Ask the scheduler about the job of a session; what can't be asked goes on."""
+    job_id, engine = plan.job_id, plan.engine
+    if os.path.isfile(run_dir.job):
+        return _job_lives(run_dir)
+    if job_id is None:
+        return owner_process_lives(run_dir)
+    from torchmuster.launcher.engines.registry import dialect_of_record
+    from torchmuster.launcher.jobs.jobs import view_jobs
+
+    try:
+        view = view_jobs(dialect_of_record(engine), [job_id]).get(job_id)
+    except MusterError:
+        return True
+    return view is not None and not view.state.is_final
+
+
+def view_session(run_dir: RunDir) -> SessionView:
+    """Return what is known of a session."""
+    setup = read_setup(run_dir)
+    plan = plan_of(run_dir)
+    if plan.engine != "local":
+        return _view_elsewhere(run_dir, setup, plan)
+    is_open = all(os.path.isfile(door_file(run_dir, place)) for place in range(setup.nodes))
+    state = None
+    if is_open:
+        try:
+            answer = ask(run_dir, 0, messages.AskDoor())
+        except ChannelError:
+            answer = None
+        state = answer if isinstance(answer, messages.DoorState) else None
+    return SessionView(setup=setup, run_dir=run_dir, state=state, is_open=is_open)
+
+
+def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan) -> SessionView:
+    """Ask the doors of other nodes; all of them have to answer."""
+    from torchmuster.launcher.views.find import view_run
+    from torchmuster.multirun.views.session_route import ask_doors
+
+    try:
+        states = ask_doors(view_run(run_dir), plan.node_names)
+    except MusterError:
+        states = []
+    noted = atomic.read_json(run_dir.job)
+    job_id = plan.job_id or (noted.get("job_id") if isinstance(noted, dict) else None)
+    where = f"job {job_id} of {plan.engine}" if job_id is not None else plan.engine
+    ends_at = job_ends_at(run_dir)
+    state = states[0] if states else None
+    if state is not None and ends_at is not None:
+        left_s = ends_at - time.time()
+        if state.ends_in_s is None or left_s < state.ends_in_s:
+            state = replace(state, ends_in_s=left_s, why_ends="the time of its job")
+    return SessionView(
+        setup=setup,
+        run_dir=run_dir,
+        state=state,
+        is_open=bool(states),
+        where=f"{where}: {', '.join(plan.node_names)}",
+    )

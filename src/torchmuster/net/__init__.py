@@ -1,1 +1,0 @@
-"""The authenticated channel between agents, head and client."""

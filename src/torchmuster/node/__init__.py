@@ -1,1 +1,0 @@
-"""What runs on every node: the agent of a training run and what it keeps. Standard library only."""

@@ -1,1 +1,0 @@
-"""Runs as jobs of a scheduler: submitted, followed, conducted inside, continued in another."""

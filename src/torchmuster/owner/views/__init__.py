@@ -1,1 +1,0 @@
-"""What any process can see and ask of runs: find, show, control, clean up."""

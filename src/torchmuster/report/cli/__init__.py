@@ -1,0 +1,1 @@
+"""muster report and muster top."""

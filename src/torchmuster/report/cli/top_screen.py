@@ -1,0 +1,289 @@
+"""The loop of `muster top` on a terminal: reads keys, paints; whatever may wait runs in threads."""
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from torchmuster.core.files.layout import last_lines
+from torchmuster.core.owner.record import DAMAGED, unreadable
+from torchmuster.core.plainfile import write_all
+from torchmuster.errors import MusterError
+from torchmuster.launcher.head.hangs.watch import rank_first
+from torchmuster.launcher.model.live import LiveRow, LiveRun
+from torchmuster.launcher.views.find import find_run
+from torchmuster.launcher.views.live import LiveReader
+from torchmuster.launcher.views.raw_terminal import RawTerminal
+from torchmuster.launcher.views.run_view import RunView
+from torchmuster.report.live_list import ListReader
+from torchmuster.report.top.frame import Known, draw
+from torchmuster.report.top.painter import Painter, read_keys
+from torchmuster.report.top.state import (
+    CancelRun,
+    Leave,
+    OnScreen,
+    OpenRun,
+    Order,
+    Page,
+    ShowFile,
+    ShowLog,
+    ShowStacks,
+    ViewState,
+    press,
+)
+
+if TYPE_CHECKING:
+    from torchmuster.core.model.progress import RankSample
+    from torchmuster.launcher.views.board_watch import BoardWatch
+
+_TICK_S = 0.1
+_READ_EVERY_S = 1.0
+_LIST_EVERY_S = 3.0  # all runs are read for it
+_FIRST_S = 0.15  # so long the first picture waits for the first facts
+_LOG_LINES, _LOG_BYTES = 2000, 256 << 10
+T = TypeVar("T")
+
+
+class _Feed(Generic[T]):
+    """Reads something again and again in a thread; a reader that fails is heard in words."""
+
+    def __init__(self, read: Callable[[], T], every_s: float | None = _READ_EVERY_S) -> None:
+        self._read, self._every_s = read, every_s
+        self.value: T | None = None
+        self.problem = ""
+        self._first, self._ends = threading.Event(), threading.Event()
+        threading.Thread(target=self._work, name="feed", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the first value."""
+        self._first.wait(timeout_s)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._ends.set()
+
+    def _work(self) -> None:
+        while not self._ends.is_set():
+            try:
+                self.value, self.problem = self._read(), ""
+            except MusterError as error:
+                self.problem = f"{error.what}: {error.why}" if error.why else error.what
+            except OSError as error:
+                self.problem = error.strerror or str(error)
+            except DAMAGED as error:  # of another version
+                self.problem = unreadable(error)
+            self._first.set()
+            if self._every_s is None:
+                return
+            self._ends.wait(self._every_s)
+
+
+class _Viewer:
+    """The view of one terminal."""
+
+    def __init__(self, view: RunView | None) -> None:
+        self.state = ViewState()
+        self._stack = ExitStack()
+        self._runs: _Feed[Sequence[LiveRow]] | None = None
+        self._run: _Feed[LiveRun] | None = None
+        self._text: _Feed[list[str]] | None = None
+        self._acts: _Feed[str] | None = None
+        self._view: RunView | None = None
+        self._watch: BoardWatch | None = None
+        self._is_called = True
+        if view is None:
+            self._list()
+        else:
+            self.state = ViewState(page=Page.RUN, is_alone=True, run_id=view.run_id)
+            self._open(view)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the first facts."""
+        feed = self._run or self._runs
+        if feed is not None:
+            feed.wait(timeout_s)
+
+    def known(self) -> Known:
+        """Return what has been read."""
+        problem = next((f.problem for f in (self._run, self._runs) if f and f.problem), "")
+        if problem and not self.state.message:
+            self.state = replace(self.state, message=problem)
+        text = self._text
+        return Known(
+            runs=self._runs.value if self._runs is not None else None,
+            run=self._run.value if self._run is not None else None,
+            text=([text.problem] if text.problem else text.value) if text is not None else None,
+        )
+
+    def say_what_was_done(self) -> None:
+        """Show what became of an order."""
+        acts = self._acts
+        if acts is not None and (acts.value or acts.problem):
+            self.state = replace(self.state, message=acts.problem or acts.value or "")
+            self._acts = None
+
+    def take(self, key: str, shown: OnScreen) -> bool:
+        """Take a key; say whether the program goes on."""
+        self.state, order = press(self.state, key, shown)
+        if self._text is not None and self.state.page is not Page.TEXT:
+            self._text.close()
+            self._text = None
+        return order is None or self._carry_out(order)
+
+    def close(self) -> None:
+        """End all threads."""
+        for feed in (self._runs, self._run, self._text):
+            if feed is not None:
+                feed.close()
+        self._stack.close()
+
+    def _carry_out(self, order: Order) -> bool:
+        match order:
+            case Leave():
+                return False
+            case OpenRun(run_id=None):
+                self._list()
+            case OpenRun(run_id=str(run_id)):
+                self._open_word(run_id)
+            case ShowLog(rank=rank, attempt=attempt):
+                self._show(_Feed(lambda: self._log(rank, attempt)))
+            case ShowFile(path=path):
+                self._show(_Feed(lambda: _end_of(path)))
+            case ShowStacks(rank=first):
+                self._show(_Feed(lambda: self._stacks(first), every_s=None))
+            case CancelRun():
+                self._acts = _Feed(self._cancel, every_s=None)
+        return True
+
+    def _show(self, text: _Feed[list[str]]) -> None:
+        if self._text is not None:
+            self._text.close()
+        self._text = text
+
+    def _list(self) -> None:
+        self._close_run()
+        self._runs = self._runs or _Feed(ListReader().read, _LIST_EVERY_S)
+
+    def _open_word(self, run_id: str) -> None:
+        try:
+            self._open(find_run(run_id))
+        except MusterError as error:
+            self.state = replace(self.state, page=Page.OVERVIEW, message=error.what)
+
+    def _open(self, view: RunView) -> None:
+        self._close_run()
+        self._view = view
+        self._is_called = view.state.is_final or not view.has_ranks
+        self._run = _Feed(LiveReader(view.run_dir, self._board).read)
+
+    def _board(self) -> "tuple[RankSample | None, str]":
+        return self._watch.newest() if self._watch is not None else (None, "")
+
+    def call_head(self) -> None:
+        """Ask the head of the run that is looked at, from now on: behind the first picture, which needs only files."""
+        view = self._view
+        if self._is_called or view is None or self._run is None:
+            return
+        from torchmuster.launcher.views.board_watch import BoardWatch
+
+        self._is_called = True
+        if os.path.isdir(os.path.join(view.run_dir.path, "pods")):
+            from torchmuster.kubernetes.pods.copy import copied
+
+            self._stack.enter_context(copied(view.run_dir))
+        self._watch = BoardWatch(view)
+        self._watch.start()
+        self._stack.callback(self._watch.close)
+
+    def _close_run(self) -> None:
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+        self._watch = None
+        self._stack.close()
+
+    # Orders.
+
+    def _log(self, rank: int, attempt: int | None) -> list[str]:
+        run = self._run.value if self._run is not None else None
+        if self._view is None or run is None or not run.attempts:
+            return ["no attempt has started"]
+        number = attempt if attempt is not None else run.attempts[-1].number
+        return _end_of(self._view.run_dir.rank_log(number, rank))
+
+    def _stacks(self, rank: int | None) -> list[str]:
+        import asyncio
+
+        from torchmuster.launcher.views.ranks import ask_stacks
+
+        if self._view is None:
+            return []
+        found = asyncio.run(ask_stacks(self._view))
+        lines = found.lines if rank is None else rank_first(found.lines, rank)
+        return [found.sentence, "", *lines]
+
+    def _cancel(self) -> str:
+        import asyncio
+
+        from torchmuster.launcher.views.control import send_stop
+
+        if self._view is None:
+            return ""
+        asyncio.run(send_stop(self._view, int(signal.SIGTERM), at_once=False))
+        return "cancelled: its workers have got SIGTERM"
+
+
+def _end_of(path: str) -> list[str]:
+    lines = last_lines(path, _LOG_LINES, _LOG_BYTES)
+    return lines or [f"it has written nothing yet: {path}"]
+
+
+def show(view: RunView | None) -> int:
+    """Show a run, or all, until the viewer leaves."""
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + signum)  # so that the terminal is given back
+
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, end)
+    sys.stdout.flush()
+    painter = Painter(lambda text: write_all(1, text.encode(errors="replace")))
+    viewer = _Viewer(view)
+    viewer.wait(_FIRST_S)
+    with RawTerminal(0) as terminal:
+        painter.enter()
+        try:
+            _loop(viewer, painter, terminal)
+        finally:
+            viewer.close()
+            painter.leave()
+    return 0
+
+
+def _loop(viewer: _Viewer, painter: Painter, terminal: RawTerminal) -> None:
+    painted, frame = None, None
+    while True:
+        rows, columns = terminal.size()
+        viewer.say_what_was_done()
+        known = viewer.known()
+        if frame is None or (viewer.state, known, rows, columns) != painted:
+            painted = (viewer.state, known, rows, columns)
+            frame = draw(viewer.state, known, columns, rows, unicode=painter.has_unicode)
+            painter.paint(frame.lines, columns)
+        viewer.call_head()
+        if not select.select([0], [], [], _TICK_S)[0]:
+            continue
+        data = os.read(0, 1024)
+        if not data:
+            return  # the terminal has gone
+        for key in read_keys(data):
+            # Keys come faster than pictures: each refers to what those before it have made of the screen.
+            now = draw(viewer.state, known, columns, rows)
+            if not viewer.take(key, now.shown):
+                return

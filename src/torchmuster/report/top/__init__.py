@@ -1,0 +1,1 @@
+"""muster top: runs drawn live."""

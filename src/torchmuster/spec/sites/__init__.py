@@ -1,1 +1,0 @@
-"""The user's clusters and hosts: `muster.toml` and host files."""

@@ -1,1 +1,0 @@
-"""Output for the user: messages and tables, readable without colour."""

@@ -1,0 +1,94 @@
+"""What `muster data` and `muster dataset` share: near misses of commands, and progress on a terminal."""
+
+import shutil
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+import click
+
+from torchmuster.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.workflow.data.progress import Moved, TransferProgress
+
+_REDRAW_S = 0.2
+_BAR_WIDTH = 30
+
+
+class NearMissGroup(click.Group):
+    """A group that says which command was meant."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help when there is no command."""
+        return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest command for one that does not exist."""
+        name = args[0] if args else ""
+        if name and name not in self.commands and not name.startswith("-"):
+            from torchmuster.core.model.text import nearest
+
+            near = nearest(name, self.commands)
+            path = ctx.command_path
+            fix = f"did you mean `{path} {near}`?" if near else f"{path} --help"
+            raise UsageError(f"`{path}` has no command `{name}`", fix=fix)
+        return super().resolve_command(ctx, args)
+
+
+class Bar:
+    """A line that is drawn over itself, on a terminal only."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._next_s = 0.0
+        self._is_drawn = False
+        self._began_at: float | None = None
+        self._began_bytes = 0
+
+    def update(self, state: "TransferProgress") -> None:
+        """Draw how far it is."""
+        now_s = time.monotonic()
+        if not self._is_terminal or now_s < self._next_s:
+            return
+        from torchmuster.core.model.text import show_transfer
+
+        share = state.bytes_done / state.total_bytes if state.total_bytes else 1.0
+        full = int(_BAR_WIDTH * min(max(share, 0.0), 1.0))
+        if self._began_at is None:
+            self._began_at, self._began_bytes = now_s, state.bytes_done
+        elapsed_s, before = now_s - self._began_at, self._began_bytes
+        words = show_transfer(state.bytes_done, state.total_bytes, elapsed_s, before_bytes=before)
+        files = f"{state.files_done}/{state.num_files} files"
+        with self._lock:
+            self._next_s = now_s + _REDRAW_S
+            self._is_drawn = True
+            bar = "#" * full + "." * (_BAR_WIDTH - full)
+            line = f"[{bar}] {words}, {files}"[: shutil.get_terminal_size().columns - 1]
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if self._is_drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def say(sentence: str) -> None:
+    """Print a sentence that is no result."""
+    click.echo(sentence, err=True)
+
+
+def describe(moved: "Moved", verb: str) -> str:
+    """Return the result of a transfer in one line."""
+    from torchmuster.core.model.text import show_size
+
+    skipped = f", {moved.num_skipped} were there already" if moved.num_skipped else ""
+    return f"{moved.num_files} files {verb}, {show_size(moved.total_bytes)}{skipped}"

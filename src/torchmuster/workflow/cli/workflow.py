@@ -1,0 +1,106 @@
+"""A workflow that has its folder: shown as a table, owned by this process, or submitted as jobs and followed."""
+
+import json
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.core.files.layout import short_id
+
+if TYPE_CHECKING:
+    from torchmuster.core.files.layout import RunDir
+    from torchmuster.core.files.terminal import TerminalVoice
+    from torchmuster.core.model.verdict import WorkflowResult
+    from torchmuster.launcher.engines.base import Dialect
+    from torchmuster.launcher.spec.site import Site
+    from torchmuster.workflow.owner.capacity import Machine
+    from torchmuster.workflow.plan import WorkflowPlan
+
+
+def start_workflow(
+    run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool = False
+) -> int:
+    """Follow a prepared workflow to its end, or leave it in the background."""
+    from torchmuster.core.cli.ending import follow_run, leave_in_background
+
+    if detach:
+        return leave_in_background(run_dir, plan.run_id, as_json=as_json)
+    from torchmuster.core.owner.account import near
+    from torchmuster.launcher.owner.follow import follow_workflow
+
+    shown = near(os.path.dirname(os.path.dirname(run_dir.logs)))
+
+    def follow(voice: "TerminalVoice") -> "WorkflowResult":
+        voice.say(f"run {short_id(plan.run_id)}: {size_of(plan.groups)}; logs in {shown}")
+        return follow_workflow(run_dir, voice)
+
+    return follow_run(plan, run_dir, follow, as_json=as_json)
+
+
+def submit_to_scheduler(
+    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
+) -> int:
+    """Submit all groups as jobs and follow them; Ctrl-C leaves them alone, twice cancels them."""
+    from torchmuster.core.cli.ending import follow_run, print_id
+    from torchmuster.launcher.engines.registry import load_dialect
+    from torchmuster.workflow.owner.batch import submit_groups
+
+    dialect = load_dialect(site.kind)
+    job_ids = submit_groups(plan, run_dir, dialect, site)
+    if detach:
+        return print_id(plan.run_id, as_json=as_json, jobs=job_ids)
+    follow = partial(_follow_jobs, run_dir, dialect, job_ids)
+    return follow_run(plan, run_dir, follow, as_json=as_json)
+
+
+def _follow_jobs(
+    run_dir: "RunDir", dialect: "Dialect", job_ids: dict[str, str], voice: "TerminalVoice"
+) -> "WorkflowResult | None":
+    import asyncio
+
+    from torchmuster.workflow.owner.batch import WorkflowFollower
+
+    name = short_id(os.path.basename(run_dir.path))
+    jobs = ", ".join(f"{group} is job {job_id}" for group, job_id in list(job_ids.items())[:8])
+    voice.say(f"run {name}: {jobs} of {dialect.name}; files in {run_dir.path}")
+    view = asyncio.run(WorkflowFollower(run_dir, dialect, job_ids, voice).follow())
+    if view is None or view.result is None:
+        voice.say(f"the jobs continue: muster status {name}")
+        return None
+    return view.result
+
+
+def show_plan(plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+    """Print a table of the tasks that would run on this machine."""
+    from torchmuster.core.model import codec
+    from torchmuster.launcher.ui.table import render_table
+    from torchmuster.workflow.owner.capacity import cpus_of, gpus_of
+
+    if as_json:
+        click.echo(json.dumps(codec.to_plain(plan), indent=1))
+        return
+    rows = []
+    for group in plan.groups:
+        for task in group.tasks:
+            words = " ".join(task.command)
+            if task.training is not None:
+                words = f"{task.training.script} on {task.training.nodes} nodes"
+            waits = ", ".join(group.after) or "-"
+            lead = "*" if task.lead and len(group.tasks) > 1 else ""
+            cells = [group.name, task.name + lead, waits, str(cpus_of(task)), str(gpus_of(task))]
+            rows.append([*cells, words[:50]])
+    header = ["GROUP", "TASK", "AFTER", "CPUS", "GPUS", "COMMAND"]
+    click.echo(render_table(header, rows), nl=False)
+    click.echo(
+        f"\nlocal: {size_of(plan.groups)}; {machine.num_cpus} CPUs, {len(machine.gpus)} GPUs here"
+    )
+    click.echo("nothing was started (--dry-run)", err=True)
+
+
+def size_of(groups: Any) -> str:
+    """Return `2 groups, 5 tasks`."""
+    num_tasks = sum(len(group.tasks) for group in groups)
+    tasks = f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
+    return f"{len(groups)} group{'s' if len(groups) != 1 else ''}, {tasks}"

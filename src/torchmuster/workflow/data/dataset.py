@@ -1,0 +1,639 @@
+"""Versioned datasets in a folder or an object store.
+
+    objects/<2 digits>/<sha256>             each content once
+    uploads/<random>.json                   the contents that a running upload needs
+    sets/<name>/versions/<n>.json           the manifest: written last, exclusively; it makes the version
+    sets/<name>/versions/<n>.deleted        so that a number never comes back
+    sets/<name>/tags/<tag>                  a version's number
+    sets/<name>/labels.json                 of the dataset, not of a version
+
+An interrupted upload leaves objects without a manifest: `gc` removes them when they are old.
+"""
+
+import json
+import random
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from torchmuster.errors import UsageError
+from torchmuster.launcher.files.tree import LocalFile
+from torchmuster.workflow.data import copying
+from torchmuster.workflow.data import manifest as manifests
+from torchmuster.workflow.data.faults import DataError, retrying
+from torchmuster.workflow.data.fetch import fetch_all
+from torchmuster.workflow.data.manifest import DatasetManifest, object_name, stored_file
+from torchmuster.workflow.data.names import check_names, compile_regex, local_files
+from torchmuster.workflow.data.progress import (
+    Moved,
+    NoteCallback,
+    ProgressCallback,
+    TransferMeter,
+    run_all,
+)
+from torchmuster.workflow.data.reference import (
+    LATEST,
+    Reference,
+    check_tag,
+    datasets_url,
+    parse_reference,
+    unknown,
+)
+from torchmuster.workflow.data.remote import open_store
+from torchmuster.workflow.data.store import Entry, FileChangedError, Store
+
+# Writes a file under the next free number, while several writers may want the same one.
+#
+# A local disk links a finished file to the name, a store accepts `If-None-Match: *`; both give a number to one
+# writer only. If a store can do neither, claims are separate files: a writer writes its claim and then lists
+# the claims. A writer that sees no other claim owns the number; one that sees another withdraws and tries again
+# later. Of two writers the later one always sees both claims, so two never own the same number.
+
+
+_MAX_TRIES = 1000
+
+
+def claim_next(
+    store: Store,
+    newest: Callable[[], int],
+    name_of: Callable[[int], str],
+    encode: Callable[[int], bytes],
+) -> int:
+    """Write `encode(n)` to `name_of(n)` for the first free n above `newest()`; return n.
+
+    Raises:
+        DataError: The store can't be written, or other writers take every number.
+    """
+    number = newest() + 1
+    waiter = threading.Event()
+    for attempt in range(_MAX_TRIES):
+        name, data = name_of(number), encode(number)
+        done = store.create(name, data)
+        if done is None:
+            done = _create_by_claim(store, name, data, number)
+        if done:
+            return number
+        if done is None:  # another writer wants it too
+            waiter.wait(random.uniform(0.05, 0.2) * min(attempt + 1, 10))
+        else:
+            number += 1
+        number = max(number, newest() + 1)
+    what = "other writers have taken every number that was tried"
+    raise DataError(what, where=store.url, may_pass=True)
+
+
+def _create_by_claim(store: Store, name: str, data: bytes, number: int) -> bool | None:
+    """Return True when written, False when the number is taken, None when other writers claim it."""
+    folder = f"claims/{name}"
+    ours = f"{folder}/{secrets.token_hex(8)}"
+    store.write(ours, str(number).encode())
+    try:
+        others = [entry for entry in store.entries(folder) if entry.name != ours]
+        if store.stat(name) is not None:
+            return False
+        if others:
+            return None
+        store.write(name, data)
+        return True
+    finally:
+        store.delete(ours)
+
+
+# The contents of all datasets, each stored once under its SHA-256; and removal of unused ones.
+
+
+_NUM_PARALLEL = 8
+_MAX_SENDS = 3
+# An upload that began longer ago than this is taken for dead.
+_UPLOAD_LIMIT_S = 7 * 86400.0
+
+
+class ObjectStore:
+    """Content-addressed objects of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @contextmanager
+    def upload_begun(self) -> "Iterator[ObjectUpload]":
+        """Begin an upload; the sweep keeps the contents that it needs until it ends."""
+        upload = ObjectUpload(self._store)
+        try:
+            yield upload
+        finally:
+            upload.end()
+
+    def verify(
+        self, files: Mapping[str, Entry], progress: ProgressCallback | None = None
+    ) -> list[str]:
+        """Read every object again; return a sentence for each that is missing or damaged."""
+        meter = TransferMeter(len(files), sum(file.size_bytes for file in files.values()), progress)
+
+        def check(path: str) -> str | None:
+            problem = self._problem(files[path], meter)
+            meter.add(files=1)
+            return f"`{path}`: {problem}" if problem else None
+
+        found: list[str | None] = run_all(check, files, _NUM_PARALLEL, threading.Event())
+        return [sentence for sentence in found if sentence]
+
+    def _problem(self, file: Entry, meter: TransferMeter) -> str | None:
+        entry = self._store.stat(file.name)
+        if entry is None:
+            return "its object is missing"
+        if entry.size_bytes != file.size_bytes:
+            return f"its object has {entry.size_bytes} bytes, not {file.size_bytes}"
+        digest = self._store.sha256_of(file.name, file.size_bytes, meter.add)
+        return None if digest == file.sha256 else "its object is damaged"
+
+    def sweep(self, referenced: Callable[[], set[str]], older_than_s: float) -> tuple[int, int]:
+        """Remove old objects that neither a version nor a running upload needs."""
+        limit_s = time.time() - older_than_s
+        # First the objects, then who needs them: what is uploaded in between is never a candidate.
+        old = [entry for entry in self._store.entries("objects") if entry.modified_s <= limit_s]
+        needed = referenced()
+        doomed = [entry for entry in old if entry.name.rsplit("/", 1)[-1] not in needed]
+        needed = self._under_way()
+        doomed = [entry for entry in doomed if entry.name.rsplit("/", 1)[-1] not in needed]
+        names = [entry.name for entry in doomed]
+        run_all(self._store.delete, names, _NUM_PARALLEL, threading.Event())
+        return len(doomed), sum(entry.size_bytes for entry in doomed)
+
+    def _under_way(self) -> set[str]:
+        needed: set[str] = set()
+        for entry in self._store.entries("uploads"):
+            if entry.modified_s < time.time() - _UPLOAD_LIMIT_S:
+                self._store.delete(entry.name)
+                continue
+            try:
+                needed.update(json.loads(self._store.read(entry.name)))
+            except FileNotFoundError:  # it has just ended
+                continue
+            except ValueError as error:
+                where = self._store.where(entry.name)
+                raise DataError("the note of an upload is damaged", where=where) from error
+        return needed
+
+
+class ObjectUpload:
+    """The contents that one upload sends and needs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._note = f"uploads/{secrets.token_hex(8)}.json"
+        self._needed: set[str] = set()
+        self._sources: dict[str, LocalFile] = {}
+        self._stop = threading.Event()
+
+    def add(
+        self, files: Sequence[LocalFile], progress: ProgressCallback | None, prefix: str = ""
+    ) -> dict[str, Entry]:
+        """Send the contents that the store lacks; return the files as a manifest lists them, by path.
+
+        Raises:
+            DataError: A file can't be read or keeps changing, or the store can't be written.
+        """
+        meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
+        hashes = run_all(self._hash, files, _NUM_PARALLEL, self._stop)
+        self.count_on(digests.sha256 for digests in hashes)
+        first = {digests.sha256: file for file, digests in zip(files, hashes, strict=True)}
+        there = self._there(first) if len(first) > _NUM_PARALLEL else None
+
+        def send(pair: tuple[LocalFile, copying.Digests]) -> tuple[str, Entry]:
+            file, digests = pair
+            sent = digests
+            if first[digests.sha256] is file:
+                sent = self._send(file, digests, there)
+            meter.add(digests.size_bytes, files=1)
+            source = object_name(sent.sha256)
+            return prefix + file.name, stored_file(source, sent.size_bytes, sent.sha256, file.mode)
+
+        pairs = list(zip(files, hashes, strict=True))
+        return dict(run_all(send, pairs, _NUM_PARALLEL, self._stop))
+
+    def count_on(self, hashes: Iterable[str | None]) -> None:
+        """Protect these contents from a sweep."""
+        self._needed.update(sha256 for sha256 in hashes if sha256)
+        data = json.dumps(sorted(self._needed)).encode()
+        self._store.write(self._note, data)
+
+    def check(self) -> None:
+        """Send contents again that a concurrent sweep has removed after we saw them."""
+        for sha256, file in self._sources.items():
+            if self._store.stat(object_name(sha256)) is None:
+                self._send(file, copying.hash_file(file.path), None)
+
+    def end(self) -> None:
+        """End the protection: the sweep may remove contents without a version."""
+        self._store.delete(self._note)
+
+    def _hash(self, file: LocalFile) -> copying.Digests:
+        return retrying(lambda: copying.hash_file(file.path), file.path, stop=self._stop)
+
+    def _there(self, hashes: Iterable[str]) -> set[str]:
+        """Return the contents in the store, from a listing: one request for 1,000 objects."""
+        wanted = set(hashes)
+        listed = self._store.entries("objects")
+        return wanted & {entry.name.rsplit("/", 1)[-1] for entry in listed}
+
+    def _send(
+        self, file: LocalFile, digests: copying.Digests, there: set[str] | None
+    ) -> copying.Digests:
+        for _ in range(_MAX_SENDS):
+            name = object_name(digests.sha256)
+            is_there = digests.sha256 in there if there is not None else False
+            if is_there or self._store.stat(name):
+                self._sources[digests.sha256] = file
+                return digests
+            try:
+                return self._store.put(file.path, name, sha256=digests.sha256)
+            except FileChangedError:
+                digests = self._hash(file)
+                self.count_on([digests.sha256])
+        raise FileChangedError("the file keeps changing", where=file.path)
+
+
+_VERSION = re.compile(r"sets/(.+)/versions/(\d{1,12})\.json")
+_DELETED = re.compile(r"sets/(.+)/versions/(\d{1,12})\.deleted")
+_TAG = re.compile(r"sets/(.+)/tags/([A-Za-z0-9_-]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A dataset in the list: its versions, the oldest first, and when the newest was written."""
+
+    name: str
+    versions: tuple[int, ...]
+    tags: tuple[str, ...]
+    modified_s: float
+
+
+@dataclass(slots=True)
+class Found:
+    """The versions that a dataset has, with their times; the highest that it ever had; its tags."""
+
+    versions: dict[int, float] = field(default_factory=dict)
+    highest: int = 0
+    tags: list[str] = field(default_factory=list)
+
+
+def version_name(name: str, number: int) -> str:
+    """Return where a version's manifest lies."""
+    return f"sets/{name}/versions/{number}.json"
+
+
+def scan(store: Store, below: str) -> dict[str, Found]:
+    """Return the datasets below a folder of the store, by name."""
+    by_name: dict[str, Found] = {}
+    for entry in store.entries(below):
+        if match := _VERSION.fullmatch(entry.name):
+            found = by_name.setdefault(match[1], Found())
+            # A version that is being deleted has both files for a moment.
+            found.versions[int(match[2])] = entry.modified_s
+            found.highest = max(found.highest, int(match[2]))
+        elif match := _DELETED.fullmatch(entry.name):
+            found = by_name.setdefault(match[1], Found())
+            found.highest = max(found.highest, int(match[2]))
+        elif match := _TAG.fullmatch(entry.name):
+            by_name.setdefault(match[1], Found()).tags.append(match[2])
+    return by_name
+
+
+class DatasetStore:
+    """All datasets of a store; without a URL, of the store in the settings."""
+
+    def __init__(self, url: str | Store | None = None, *, note: NoteCallback | None = None) -> None:
+        where = datasets_url() if url is None else url
+        self._store = open_store(where) if isinstance(where, str) else where
+        self._objects = ObjectStore(self._store)
+        self._note = note
+        self.url = self._store.url
+
+    def upload(
+        self,
+        name: str,
+        folder: str,
+        *,
+        paths: Sequence[str] | None = None,
+        regex: str | None = None,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        labels: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        keep: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> int:
+        """Make a new version of a folder's files; return its number.
+
+        With `keep`, files of the newest version that are not in the folder stay.
+
+        Raises:
+            UsageError: The name or a tag is invalid.
+            DataError: A file can't be read, or the store can't be written.
+        """
+        files, sentences = local_files(folder, regex, paths)
+        self._say(sentences)
+        if not files:
+            raise DataError("there is nothing to upload", where=folder, why="no file was chosen")
+        with self._objects.upload_begun() as begun:
+            stored = begun.add(files, progress)
+            if keep and self._find(parse_reference(name).name).versions:
+                stored = {**self.info(name).files, **stored}
+                begun.count_on(file.sha256 for file in stored.values())
+            return self._publish(name, stored, tags, metadata, labels, run_id, begun.check)
+
+    def update(
+        self,
+        name: str,
+        *,
+        add: Sequence[tuple[str, str]] = (),
+        remove: str | None = None,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> int:
+        """Make a new version from an older one; return its number.
+
+        Args:
+            name: `NAME` starts from the newest version, `NAME:tag` from that one.
+            add: Pairs of a local path and the folder in the dataset, `` for its top.
+            remove: Files whose path matches (`re.match`) are left out.
+            tags: Given to the new version.
+            metadata: Updates that of the older version.
+            progress: Called as in `upload`.
+
+        Raises:
+            UsageError: The name or a tag is invalid.
+            DataError: There is no such dataset, the new version would be empty, or a file can't be read.
+        """
+        old = self.info(name)
+        removes = compile_regex(remove) if remove is not None else lambda path: False
+        kept = {path: file for path, file in old.files.items() if not removes(path)}
+        with self._objects.upload_begun() as begun:
+            for local, below in add:
+                files, sentences = local_files(local)
+                self._say(sentences)
+                prefix = f"{below.strip('/')}/" if below.strip("/") else ""
+                kept |= begun.add(files, progress, prefix)
+            if not kept:
+                raise DataError("the new version would be empty", where=name)
+            begun.count_on(file.sha256 for file in kept.values())
+            both = {**old.metadata, **(metadata or {})}
+            return self._publish(
+                parse_reference(name).name, kept, tags, both, None, None, begun.check
+            )
+
+    def _publish(
+        self,
+        name: str,
+        files: Mapping[str, Entry],
+        tags: Sequence[str],
+        metadata: Mapping[str, Any] | None,
+        labels: Mapping[str, Any] | None,
+        run_id: str | None,
+        check: Any,
+    ) -> int:
+        reference = parse_reference(name)
+        if reference.version is not None:
+            raise UsageError("the store assigns version numbers", where=name)
+        all_tags = [*tags, *([reference.tag] if reference.tag else [])]
+        for tag in all_tags:
+            check_tag(tag)
+        check_names(files, name)
+        writer = secrets.token_hex(8)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+
+        def encode(number: int) -> bytes:
+            return manifests.encode(
+                DatasetManifest(
+                    name=reference.name,
+                    version=number,
+                    created=created,
+                    run_id=run_id,
+                    writer=writer,
+                    files=dict(sorted(files.items())),
+                    metadata=metadata or {},
+                )
+            )
+
+        version = claim_next(
+            self._store,
+            lambda: self._find(reference.name).highest,
+            lambda number: version_name(reference.name, number),
+            encode,
+        )
+        check()
+        for tag in all_tags:
+            self.tag(f"{reference.name}:{version}", tag)
+        if labels:
+            self.set_labels(reference.name, labels)
+        return version
+
+    def download(
+        self,
+        reference: str,
+        folder: str,
+        *,
+        regex: str | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Moved:
+        """Download a version's files into a folder; other files there are kept.
+
+        Raises:
+            DataError: No such dataset, or an object is missing or damaged.
+        """
+        matches = compile_regex(regex)
+        found = self.info(reference).files
+        files = {path: file for path, file in found.items() if matches(path)}
+        if not files:
+            raise DataError(f"no file of `{reference}` matches `{regex}`", where=self.url)
+        return fetch_all(self._store, files, folder, progress=progress, note=self._note)
+
+    def info(self, reference: str) -> DatasetManifest:
+        """Return a version's manifest.
+
+        Raises:
+            DataError: No such dataset or version, or its manifest is damaged.
+        """
+        wanted = self.resolve(reference)
+        name = version_name(wanted.name, wanted.version or 0)
+        where = f"{self.url}/{name}"
+        manifest = manifests.decode(self._store.read(name), where)
+        if (manifest.name, manifest.version) != (wanted.name, wanted.version):
+            why = f"it says that it is {manifest.name}:{manifest.version}"
+            raise DataError("a manifest has the wrong name", where=where, why=why)
+        return manifest
+
+    def resolve(self, reference: str) -> Reference:
+        """Return the reference with its version's number.
+
+        Raises:
+            DataError: There is no such dataset, tag or version; the error names the nearest.
+        """
+        wanted = parse_reference(reference)
+        found = self._find(wanted.name)
+        if not found.versions:
+            known = [summary.name for summary in self.list()]
+            raise unknown("dataset", wanted.name, known, self.url)
+        version = wanted.version
+        if wanted.tag is not None:
+            if wanted.tag not in found.tags:
+                raise unknown(
+                    "tag", wanted.tag, [*found.tags, LATEST], f"{self.url}: {wanted.name}"
+                )
+            version = self._tagged(wanted.name, wanted.tag)
+        if version is None:
+            version = max(found.versions)
+        if version not in found.versions:
+            numbers = [str(number) for number in sorted(found.versions)]
+            raise unknown("version", str(version), numbers, f"{self.url}: {wanted.name}")
+        return Reference(name=wanted.name, version=version)
+
+    def list(self) -> list[Summary]:
+        """Return all datasets, from one listing of the store, without reading manifests."""
+        by_name = scan(self._store, "sets")
+        return [
+            Summary(
+                name=name,
+                versions=tuple(sorted(found.versions)),
+                tags=tuple(found.tags),
+                modified_s=found.versions[max(found.versions)],
+            )
+            for name, found in sorted(by_name.items())
+            if found.versions
+        ]
+
+    def tag(self, reference: str, tag: str, *, remove: bool = False) -> None:
+        """Set a tag to a version, or remove it.
+
+        Raises:
+            UsageError: The tag is invalid.
+            DataError: No such version.
+        """
+        check_tag(tag)
+        wanted = self.resolve(reference)
+        name = f"sets/{wanted.name}/tags/{tag}"
+        data = json.dumps({"version": wanted.version}).encode()
+        if not remove:
+            self._store.write(name, data)
+            return
+        known = self._find(wanted.name).tags
+        if tag not in known:
+            raise unknown("tag", tag, known, f"{self.url}: {wanted.name}")
+        self._store.delete(name)
+
+    def tags_of(self, reference: str) -> Sequence[str]:
+        """Return the tags of a version, `latest` included."""
+        wanted = self.resolve(reference)
+        found = self._find(wanted.name)
+        tags = [tag for tag in found.tags if self._tagged(wanted.name, tag) == wanted.version]
+        return [*tags, LATEST] if wanted.version == max(found.versions) else tags
+
+    def labels(self, name: str) -> dict[str, Any]:
+        """Return a dataset's labels."""
+        path = f"sets/{parse_reference(name).name}/labels.json"
+        if self._store.stat(path) is None:
+            return {}
+        value = _json(self._store.read(path), f"{self.url}/{path}")
+        return dict(value)
+
+    def set_labels(self, name: str, labels: Mapping[str, Any]) -> None:
+        """Update the labels of a dataset; None removes one."""
+        both = {**self.labels(name), **labels}
+        left = {key: value for key, value in both.items() if value is not None}
+        path = f"sets/{parse_reference(name).name}/labels.json"
+        self._store.write(path, json.dumps(left).encode())
+
+    def delete(self, reference: str, *, all_versions: bool = False) -> Sequence[int]:
+        """Remove a version, or all of them; return their numbers. `gc` removes the contents later.
+
+        Raises:
+            UsageError: There are several versions, and neither a version nor `all_versions` was given.
+            DataError: No such version.
+        """
+        wanted = parse_reference(reference)
+        version = self.resolve(reference).version
+        found = self._find(wanted.name)
+        doomed = sorted(found.versions) if all_versions else [version or 0]
+        is_bare = wanted.version is None and wanted.tag is None
+        if is_bare and not all_versions and len(found.versions) > 1:
+            what = f"`{wanted.name}` has {len(found.versions)} versions"
+            fix = f"name one, `{wanted.name}:{version}`, or choose all of them"
+            raise UsageError(what, where=self.url, fix=fix)
+        pointing = {tag: self._tagged(wanted.name, tag) for tag in found.tags}
+        for number in doomed:
+            name = version_name(wanted.name, number)
+            grave = name.removesuffix(".json") + ".deleted"
+            self._store.write(grave, b"{}")
+            self._store.delete(name)
+        for tag in [tag for tag, number in pointing.items() if number in doomed]:
+            self._store.delete(f"sets/{wanted.name}/tags/{tag}")
+        return doomed
+
+    def checksum(self, reference: str) -> str:
+        """Return the SHA-256 of a version: of all paths, modes and contents."""
+        return self.info(reference).checksum
+
+    def verify(self, reference: str, progress: ProgressCallback | None = None) -> Sequence[str]:
+        """Read every object of a version again; return a sentence for each that is damaged."""
+        return self._objects.verify(self.info(reference).files, progress)
+
+    def gc(self, *, older_than_s: float = 86400.0) -> tuple[int, int]:
+        """Remove contents that belong to no version; return their number and their size in bytes.
+
+        Raises:
+            DataError: A manifest is damaged: then nothing is removed.
+        """
+        return self._objects.sweep(self._referenced, older_than_s)
+
+    def _referenced(self) -> set[str]:
+        names = [
+            f"{summary.name}:{number}" for summary in self.list() for number in summary.versions
+        ]
+        found: list[DatasetManifest] = run_all(self._read, names, _NUM_PARALLEL, threading.Event())
+        return {file.sha256 or "" for one in found for file in one.files.values()}
+
+    def _read(self, reference: str) -> DatasetManifest:
+        wanted = parse_reference(reference)
+        name = version_name(wanted.name, wanted.version or 0)
+        where = f"{self.url}/{name}"
+        return manifests.decode(self._store.read(name), where)
+
+    def _find(self, name: str) -> Found:
+        return scan(self._store, f"sets/{name}").get(name, Found())
+
+    def _tagged(self, name: str, tag: str) -> int:
+        where = f"{self.url}/sets/{name}/tags/{tag}"
+        data = self._store.read(f"sets/{name}/tags/{tag}")
+        version = _json(data, where).get("version")
+        if not isinstance(version, int):
+            raise DataError("a tag is damaged", where=where, fix="set it again")
+        return version
+
+    def _say(self, sentences: Sequence[str]) -> None:
+        for sentence in sentences:
+            if self._note is not None:
+                self._note(sentence)
+
+
+def default_store(note: NoteCallback | None = None) -> DatasetStore:
+    """Return the store from the settings: MUSTER_DATASETS, a config file or `$MUSTER_HOME`."""
+    return DatasetStore(note=note)
+
+
+def _json(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise DataError("a file of the store is damaged", where=where, why=str(error)) from error
+    if not isinstance(value, dict):
+        raise DataError(
+            "a file of the store is damaged", where=where, why="it is not a JSON object"
+        )
+    return value

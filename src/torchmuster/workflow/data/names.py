@@ -1,0 +1,117 @@
+"""Selects the files of a transfer, and checks that names are safe to write."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from torchmuster.launcher.files.tree import LocalFile, is_inside, local_file, walk_tree
+from torchmuster.workflow.data.faults import DataError
+
+_SHOWN = 5
+
+
+def compile_regex(regex: str | None) -> Callable[[str], bool]:
+    """Return the test of a relative path; `re.match`, as in the workflow format.
+
+    Raises:
+        DataError: The expression is invalid.
+    """
+    if regex is None:
+        return lambda name: True
+    try:
+        pattern = re.compile(regex)
+    except re.error as error:
+        what = f"`{regex}` is not a valid regular expression"
+        raise DataError(what, where="regex", why=str(error)) from error
+    return lambda name: pattern.match(name) is not None
+
+
+def unsafe_reason(name: str) -> str | None:
+    """Return why a name from a store can't be a file here; None when it can."""
+    if name.startswith("/"):
+        return "it is absolute"
+    if "\0" in name:
+        return "it contains a zero byte"
+    parts = name.split("/")
+    if ".." in parts or "." in parts:
+        return "it is outside the folder" if ".." in parts else "it contains `.` as a folder"
+    if "" in parts:
+        return "a part of it is empty"
+    if any(len(part.encode(errors="surrogateescape")) > 255 for part in parts):
+        return "a part of it is longer than 255 bytes"
+    return None
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """Refuse names that could write elsewhere, or that can't all be files of one folder.
+
+    Raises:
+        DataError: With the first few of them.
+    """
+    known = set(names)
+    bad = [f"`{name}`: {why}" for name in sorted(known) if (why := unsafe_reason(name))]
+    for name in sorted(known):
+        parts = name.split("/")
+        above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+        bad += [f"`{name}`: `{folder}` is a file" for folder in above if folder in known]
+    if bad:
+        more = f"; {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        what = (
+            f"{len(bad)} names can't be files of one folder" if len(bad) > 1 else "a name is unsafe"
+        )
+        raise DataError(what, where=where, why="; ".join(bad[:_SHOWN]) + more)
+
+
+def target_path(folder: str, name: str) -> str:
+    """Return the path for a checked name and create its parent folders.
+
+    Raises:
+        DataError: A symlink in the folder points outside it.
+    """
+    root = os.path.realpath(folder)
+    path = os.path.join(root, name)
+    parent = os.path.realpath(os.path.dirname(path))
+    if not is_inside(parent, root):
+        what = f"`{name}` would be written outside the folder"
+        raise DataError(what, where=folder, why=f"a symlink in it points to {parent}")
+    os.makedirs(parent, exist_ok=True)
+    return path
+
+
+def local_files(
+    folder: str, regex: str | None = None, paths: Sequence[str] | None = None
+) -> tuple[list[LocalFile], list[str]]:
+    """Return the selected files below a folder, and messages about skipped ones.
+
+    Symlinks are followed inside the folder.
+
+    Args:
+        folder: A folder, or one file.
+        regex: `re.match` on the relative path.
+        paths: Only these files and folders, relative to `folder`.
+
+    Raises:
+        DataError: There is no such folder, or symlinks point outside it.
+    """
+    matches = compile_regex(regex)
+    if os.path.isfile(folder):
+        name = os.path.basename(folder)
+        return ([local_file(name, folder)] if matches(name) else []), []
+    if not os.path.isdir(folder):
+        raise DataError("there is no such file or folder", where=folder)
+    starts = [os.path.normpath(path) for path in paths] if paths is not None else [""]
+    for name in starts:
+        if name.startswith(("/", "..")):
+            raise DataError(f"`{name}` is not inside the folder", where=folder)
+        if not os.path.lexists(os.path.join(folder, name)):
+            raise DataError(f"there is no `{name}` in the folder", where=folder)
+    tree = walk_tree(folder, ["" if name == "." else name for name in starts])
+    leaving = [name for name in sorted(tree.leaving) if matches(name)]
+    if leaving:
+        shown = ", ".join(f"`{name}`" for name in leaving[:_SHOWN])
+        what = f"symlinks point outside the folder: {shown}"
+        fix = "copy their targets, or exclude them with a regex"
+        raise DataError(what, where=folder, fix=fix)
+    notes = [f"`{name}` links to a folder above it: skipped" for name in tree.circles]
+    notes += [f"`{name}` {why}: skipped" for name, why in tree.left_out.items() if matches(name)]
+    return [tree.files[name] for name in sorted(tree.files) if matches(name)], sorted(notes)

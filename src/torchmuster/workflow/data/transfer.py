@@ -1,0 +1,197 @@
+"""Downloads and uploads of folders, and other operations on the files at a URL."""
+
+import os
+import secrets
+import threading
+from dataclasses import replace
+
+from torchmuster.launcher.files.tree import LocalFile
+from torchmuster.workflow.data import copying, pointer
+from torchmuster.workflow.data.faults import DataError, explain
+from torchmuster.workflow.data.fetch import fetch_all
+from torchmuster.workflow.data.names import compile_regex, local_files
+from torchmuster.workflow.data.progress import (
+    Moved,
+    NoteCallback,
+    ProgressCallback,
+    TransferMeter,
+    run_all,
+)
+from torchmuster.workflow.data.remote import open_store
+from torchmuster.workflow.data.store import Entry, FileChangedError, LocalStore, Store
+
+_MAX_SENDS = 3
+_NUM_PARALLEL = 8
+
+
+def download(
+    url: str | Store,
+    folder: str,
+    *,
+    regex: str | None = None,
+    progress: ProgressCallback | None = None,
+    note: NoteCallback | None = None,
+    num_parallel: int = 8,
+) -> Moved:
+    """Download a URL into a folder; for a folder of checkpoints, the last complete one.
+
+    Args:
+        url: A prefix, a folder or one file.
+        folder: Created if it is missing.
+        regex: `re.match` on the relative path.
+        progress: Called after every piece, from several threads, one at a time.
+        note: Called with messages for the user.
+        num_parallel: Number of simultaneous downloads.
+
+    Raises:
+        DataError: There is nothing, access is denied, a name is unsafe, or a file is damaged.
+    """
+    store = open_store(url) if isinstance(url, str) else url
+    matches = compile_regex(regex)
+    files = {name: file for name, file in list_files(store).items() if matches(name)}
+    if not files:
+        raise DataError(
+            "there is nothing to download",
+            where=store.url,
+            why=f"no file's path matches `{regex}`" if regex else "no file is there",
+        )
+    return fetch_all(store, files, folder, progress=progress, note=note, num_parallel=num_parallel)
+
+
+def list_files(store: Store) -> dict[str, Entry]:
+    """Return the files that a download of this store consists of, by their local name.
+
+    Raises:
+        DataError: Access is denied or the store does not answer.
+    """
+    single = store.stat()
+    if single is not None:
+        return {os.path.basename(store.url): replace(single, name="")}
+    number = pointer.read_pointer(store)
+    if number is not None:
+        return pointer.read_checkpoint(store, number).files
+    return {entry.name: entry for entry in store.entries()}
+
+
+def upload(
+    folder: str,
+    url: str | Store,
+    *,
+    regex: str | None = None,
+    progress: ProgressCallback | None = None,
+    note: NoteCallback | None = None,
+    num_parallel: int = 8,
+) -> Moved:
+    """Upload a folder (or one file) to a URL; files that exist there are skipped.
+
+    Raises:
+        DataError: A symlink points outside the folder, access is denied, or a file keeps changing.
+    """
+    store = open_store(url) if isinstance(url, str) else url
+    files, sentences = local_files(folder, regex)
+    for sentence in sentences:
+        if note is not None:
+            note(sentence)
+    if not files:
+        why = f"no file's path matches `{regex}`" if regex else "the folder is empty"
+        raise DataError("there is nothing to upload", where=folder, why=why)
+    there = {entry.name: entry for entry in store.entries()}
+    meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
+    stop = threading.Event()
+    steady = store.trying(stop=stop)
+
+    def send(file: LocalFile) -> copying.Digests | None:
+        """Send one file; return its digests, None when it existed."""
+        try:
+            digests = None if _is_there(store, there.get(file.name), file) else _send(steady, file)
+        except OSError as error:
+            raise explain(error, file.path) from error
+        meter.add(file.size_bytes, files=1, skipped=int(digests is None))
+        return digests
+
+    digests = run_all(send, files, num_parallel, stop)
+    _verify(store, {f.name: d for f, d in zip(files, digests, strict=True) if d is not None})
+    return meter.result()
+
+
+def _is_there(store: Store, entry: Entry | None, file: LocalFile) -> bool:
+    if entry is None or entry.size_bytes != file.size_bytes:
+        return False
+    if isinstance(store, LocalStore):
+        return copying.hash_file(file.path) == copying.hash_file(store.local(file.name))
+    return entry.md5 is not None and entry.md5 == copying.hash_file(file.path).md5
+
+
+def _send(store: Store, file: LocalFile) -> copying.Digests:
+    for _ in range(_MAX_SENDS):
+        before = copying.stamp(file.path)
+        digests = store.put(file.path, file.name)
+        if copying.stamp(file.path) == before and digests.size_bytes == before.size_bytes:
+            return digests
+    why = f"it was changed during {_MAX_SENDS} attempts to read it"
+    raise FileChangedError("the file keeps changing", where=file.path, why=why)
+
+
+def _verify(store: Store, sent: dict[str, copying.Digests]) -> None:
+    """Compare the sent files with the store's own listing."""
+    if not sent:
+        return
+    there = {entry.name: entry for entry in store.entries()}
+    for name, digests in sent.items():
+        entry = there.get(name)
+        what = why = ""
+        if entry is None or entry.size_bytes != digests.size_bytes:
+            found = "nothing" if entry is None else f"{entry.size_bytes} bytes"
+            what = "a file did not arrive"
+            why = f"{digests.size_bytes} bytes were sent, {found} are there"
+        # Read it: the ETag of an encrypted object looks like an MD5 and is none.
+        elif (
+            entry.md5 not in (None, digests.md5)
+            and store.sha256_of(name, entry.size_bytes) != digests.sha256
+        ):
+            what = "a file arrived damaged"
+            why = "its checksum in the store differs from what was sent"
+        if what:
+            raise DataError(what, where=store.where(name), why=why, may_pass=True)
+
+
+def find_files(url: str, regex: str | None = None) -> list[str]:
+    """Return the names of all files at a URL, `` for the URL itself when it is a file.
+
+    Raises:
+        DataError: The URL can't be read.
+    """
+    store = open_store(url)
+    matches = compile_regex(regex)
+    if store.stat() is not None:
+        return [""]
+    return [entry.name for entry in store.entries() if matches(entry.name)]
+
+
+def delete_files(url: str, names: list[str]) -> None:
+    """Remove files; missing ones are no error.
+
+    Raises:
+        DataError: Access is denied or the store does not answer.
+    """
+    run_all(open_store(url).delete, names, _NUM_PARALLEL, threading.Event())
+
+
+def check_access(url: str, access: str = "READ") -> None:
+    """Try what `access` says: READ, WRITE or DELETE (the last two write a small file of their own).
+
+    Raises:
+        DataError: It failed, with the reason.
+    """
+    store = open_store(url).trying(2)  # somebody waits for the answer
+    if access == "READ":
+        store.check()
+        return
+    probe = f".muster-check-{secrets.token_hex(8)}"
+    store.write(probe, b"muster")
+    try:
+        store.delete(probe)
+    except DataError:
+        # Who may write need not be allowed to delete; the probe stays then.
+        if access == "DELETE":
+            raise

@@ -1,0 +1,1 @@
+"""The head of a group: barriers, restarts, order. Standard library only."""

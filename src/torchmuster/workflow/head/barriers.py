@@ -1,0 +1,384 @@
+"""The barriers of one group, kept by its head: who is here, who is missing, when it is over.
+
+Pure: the caller brings the time and sends the answers. A full barrier begins anew with the next call.
+Who leaves is withdrawn; a stray call is refused alone. What makes the wait of all hopeless (a task that
+ended, counts that disagree) fails all of them at once.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from torchmuster.core.model.text import MAX_NAMES, name_missing, say_missing
+from torchmuster.core.net.messages import BarrierAnswer, BarrierCall, BarrierState
+from torchmuster.errors import BarrierError
+
+# What the head decides is what travels.
+Answer = BarrierAnswer
+
+MAX_BARRIERS = 1000
+MAX_COUNT = 1 << 16
+PROGRESS_S = 5.0
+_MAX_TIMEOUT_S = 366 * 86400.0
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrival:
+    """One caller that waits."""
+
+    caller_id: str
+    member: str
+    count: int | None
+    rank: int | None
+    timeout_s: float
+    deadline_s: float
+
+    @property
+    def label(self) -> str:
+        return self.member if self.rank is None else f"rank {self.rank}"
+
+    @property
+    def key(self) -> str:
+        """Return what must not come twice in a round."""
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        return f"task {self.member}" if self.count is None else f"caller {self.caller_id}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Barrier:
+    """One name: the round that is under way, and what earlier ones have shown.
+
+    Attributes:
+        took_part: The tasks that came to this or an earlier round of the same count.
+        has_several: Whether a task has come with several processes at once.
+        notes: Label of a missing one -> why it does not wait any more.
+    """
+
+    name: str
+    needed: int = 0
+    arrivals: dict[str, _Arrival] = field(default_factory=dict)
+    report_at_s: dict[str, float] = field(default_factory=dict)
+    took_part: set[str] = field(default_factory=set)
+    has_several: bool = False
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def add(self, arrival: _Arrival, needed: int, now_s: float) -> None:
+        if needed != self.needed:
+            self.took_part.clear()
+            self.has_several = False
+        self.needed = needed
+        self.has_several |= any(a.member == arrival.member for a in self.arrivals.values())
+        self.arrivals[arrival.caller_id] = arrival
+        self.report_at_s[arrival.caller_id] = now_s + PROGRESS_S
+        self.took_part.add(arrival.member)
+
+    def remove(self, caller_id: str) -> _Arrival:
+        del self.report_at_s[caller_id]
+        return self.arrivals.pop(caller_id)
+
+    def clear(self) -> tuple[_Arrival, ...]:
+        everyone = tuple(self.arrivals.values())
+        self.arrivals.clear()
+        self.report_at_s.clear()
+        self.notes.clear()
+        return everyone
+
+
+class Barriers:
+    """All barriers of a group.
+
+    Args:
+        members: The names of the group's tasks.
+    """
+
+    def __init__(self, members: tuple[str, ...]) -> None:
+        self._members = members
+        self._gone: dict[str, str] = {}
+        self._barriers: dict[str, _Barrier] = {}
+        self._at: dict[str, _Barrier] = {}  # caller_id -> where it waits
+
+    def arrive(
+        self,
+        caller_id: str,
+        member: str,
+        name: str,
+        *,
+        count: int | None = None,
+        rank: int | None = None,
+        now_s: float,
+        timeout_s: float,
+    ) -> tuple[Answer, ...]:
+        """Take a caller in; return the answers that are due, to it and to others."""
+        arrival = _Arrival(
+            caller_id=caller_id,
+            member=member,
+            count=count,
+            rank=rank,
+            timeout_s=timeout_s,
+            deadline_s=now_s + timeout_s,
+        )
+        needed = len(self._members) if count is None else count
+        try:
+            self._check(arrival, name, needed)
+            barrier = self._open(name)
+            _check_double(barrier, arrival)
+        except BarrierError as error:
+            return (_failure(caller_id, error),)
+        if barrier.arrivals and barrier.needed != needed:
+            clash = _disagreement(barrier, arrival)
+            return (_failure(caller_id, clash), *self._fail(barrier, clash))
+        barrier.add(arrival, needed, now_s)
+        self._at[caller_id] = barrier
+        if len(barrier.arrivals) == needed:
+            return self._release(barrier)
+        return self._fail_if_hopeless(barrier)
+
+    def leave(self, caller_id: str) -> None:
+        """Withdraw a caller whose connection has ended; unknown ones are none of ours."""
+        barrier = self._at.pop(caller_id, None)
+        if barrier is not None:
+            label = barrier.remove(caller_id).label
+            barrier.notes[label] = "stopped waiting"
+
+    def member_gone(self, member: str, why: str) -> tuple[Answer, ...]:
+        """Note that a task has ended; barriers that can't be full without it fail at once.
+
+        Args:
+            member: Its name.
+            why: How it ended, for the sentence `task NAME has ended: WHY`.
+        """
+        self._gone[member] = why
+        answers: list[Answer] = []
+        for barrier in self._barriers.values():
+            for arrival in [a for a in barrier.arrivals.values() if a.member == member]:
+                barrier.remove(arrival.caller_id)
+                del self._at[arrival.caller_id]
+                error = BarrierError(f"task `{member}` has ended: {why}")
+                answers.append(_failure(arrival.caller_id, error))
+            answers += self._fail_if_hopeless(barrier)
+        return tuple(answers)
+
+    def tick(self, now_s: float) -> tuple[Answer, ...]:
+        """Return what time brings: limits that have passed, and every 5 s who is missing."""
+        answers: list[Answer] = []
+        for barrier in self._barriers.values():
+            if barrier.arrivals:
+                answers += self._expire(barrier, now_s)
+                answers += self._report(barrier, now_s)
+        return tuple(answers)
+
+    def _check(self, arrival: _Arrival, name: str, needed: int) -> None:
+        if arrival.member not in self._members:
+            raise BarrierError(f"`{arrival.member}` is not a task of this group")
+        if arrival.caller_id in self._at:
+            raise BarrierError("this call waits already", where=f"barrier {name[:64]}")
+        if not _NAME.fullmatch(name):
+            fix = "letters, digits, `.`, `_` and `-`, at most 64"
+            raise BarrierError(f"`{name[:80]}` is not a valid name of a barrier", fix=fix)
+        if not 1 <= needed <= MAX_COUNT:
+            raise BarrierError(f"a barrier can't wait for {needed}", fix=f"1 to {MAX_COUNT}")
+        if arrival.rank is not None and not 0 <= arrival.rank < needed:
+            raise BarrierError(
+                f"rank {arrival.rank} is out of range: the barrier `{name}` waits for {needed}",
+                where=f"task {arrival.member}",
+                fix=f"ranks are 0 to {needed - 1}",
+            )
+        if not (math.isfinite(arrival.timeout_s) and 0 < arrival.timeout_s <= _MAX_TIMEOUT_S):
+            raise BarrierError(f"{arrival.timeout_s} s is not a valid limit for a wait")
+
+    def _open(self, name: str) -> _Barrier:
+        """Return the barrier of this name; when there are too many, one that nobody waits at goes."""
+        if name not in self._barriers and len(self._barriers) >= MAX_BARRIERS:
+            idle = next((b.name for b in self._barriers.values() if not b.arrivals), None)
+            if idle is None:
+                raise BarrierError(f"the group waits at {MAX_BARRIERS} barriers already")
+            del self._barriers[idle]
+        return self._barriers.setdefault(name, _Barrier(name=name))
+
+    def _release(self, barrier: _Barrier) -> tuple[Answer, ...]:
+        return tuple(
+            Answer(caller_id=caller, kind=BarrierState.RELEASED) for caller in self._empty(barrier)
+        )
+
+    def _fail(self, barrier: _Barrier, error: BarrierError) -> tuple[Answer, ...]:
+        return tuple(_failure(caller, error) for caller in self._empty(barrier))
+
+    def _empty(self, barrier: _Barrier) -> tuple[str, ...]:
+        """Take everyone out; the next call begins a new round."""
+        callers = tuple(arrival.caller_id for arrival in barrier.clear())
+        for caller in callers:
+            del self._at[caller]
+        return callers
+
+    def _fail_if_hopeless(self, barrier: _Barrier) -> tuple[Answer, ...]:
+        lost = self._needed_but_gone(barrier)
+        if not barrier.arrivals or not lost:
+            return ()
+        names = name_missing([f"`{name}`" for name in lost], len(lost))
+        what = f"the barrier `{barrier.name}` can never be full: task {names} has ended"
+        why = "\n".join(f"{name}: {self._gone[name]}" for name in lost[:MAX_NAMES])
+        return self._fail(barrier, BarrierError(what, why=why))
+
+    def _needed_but_gone(self, barrier: _Barrier) -> list[str]:
+        """Return the ended tasks without which the round can't be full."""
+        here = {arrival.member for arrival in barrier.arrivals.values()}
+        gone = [name for name in self._members if name in self._gone and name not in here]
+        if any(arrival.count is None for arrival in barrier.arrivals.values()):
+            return gone
+        if barrier.needed <= len(self._members) and not barrier.has_several:
+            return gone if barrier.needed > len(self._members) - len(self._gone) else []
+        # Several processes of a task may come, nobody knows how many; who came before is missed.
+        return [name for name in gone if name in barrier.took_part]
+
+    def _expire(self, barrier: _Barrier, now_s: float) -> list[Answer]:
+        late = [a for a in barrier.arrivals.values() if a.deadline_s <= now_s]
+        names, who = self._missing(barrier) if late else ((), "")
+        answers = []
+        for arrival in late:
+            what = f"the barrier `{barrier.name}` was not full within {arrival.timeout_s:g} s"
+            sentence = say_missing(len(barrier.arrivals), barrier.needed, who)
+            answers.append(
+                Answer(
+                    caller_id=arrival.caller_id,
+                    kind=BarrierState.FAILED,
+                    what=f"{what}: missing {who}",
+                    why=sentence,
+                    missing=names,
+                    timed_out=True,
+                )
+            )
+        for arrival in late:
+            barrier.remove(arrival.caller_id)
+            del self._at[arrival.caller_id]
+            barrier.notes[arrival.label] = f"gave up after {arrival.timeout_s:g} s"
+        return answers
+
+    def _report(self, barrier: _Barrier, now_s: float) -> list[Answer]:
+        due = [caller for caller, at_s in barrier.report_at_s.items() if at_s <= now_s]
+        names, who = self._missing(barrier) if due else ((), "")
+        sentence = say_missing(len(barrier.arrivals), barrier.needed, who)
+        for caller in due:
+            barrier.report_at_s[caller] = now_s + PROGRESS_S
+        return [
+            Answer(
+                caller_id=caller,
+                kind=BarrierState.WAITING,
+                what=sentence,
+                missing=names,
+                left_s=barrier.arrivals[caller].deadline_s - now_s,
+            )
+            for caller in due
+        ]
+
+    def _missing(self, barrier: _Barrier) -> tuple[tuple[str, ...], str]:
+        """Return the first names of those that are missing, and all of it in words."""
+        num_missing = barrier.needed - len(barrier.arrivals)
+        ranks = {arrival.rank for arrival in barrier.arrivals.values()}
+        if None in ranks:
+            here = {arrival.member for arrival in barrier.arrivals.values()}
+            names = [name for name in self._members if name not in here]
+        else:
+            absent = (rank for rank in range(barrier.needed) if rank not in ranks)
+            names = [f"rank {rank}" for rank, _ in zip(absent, range(MAX_NAMES), strict=False)]
+        who = name_missing([self._with_note(barrier, name) for name in names], num_missing)
+        if None not in ranks and self._gone:
+            ended = [f"task {name} has ended: {why}" for name, why in self._gone.items()]
+            who = f"{who} ({'; '.join(ended[:MAX_NAMES])})"
+        return tuple(names[:MAX_NAMES]), who
+
+    def _with_note(self, barrier: _Barrier, label: str) -> str:
+        ended = f"has ended: {self._gone[label]}" if label in self._gone else None
+        note = ended or barrier.notes.get(label)
+        return f"{label} ({note})" if note else label
+
+
+def _failure(caller_id: str, error: BarrierError) -> Answer:
+    return Answer(
+        caller_id=caller_id,
+        kind=BarrierState.FAILED,
+        what=error.what,
+        where=error.where,
+        why=error.why,
+        fix=error.fix,
+    )
+
+
+def _check_double(barrier: _Barrier, arrival: _Arrival) -> None:
+    if any(other.key == arrival.key for other in barrier.arrivals.values()):
+        who = f"task `{arrival.member}`" if arrival.rank is None else f"rank {arrival.rank}"
+        fix = "give each process its own rank, and the count of all of them"
+        raise BarrierError(f"{who} waits at the barrier `{barrier.name}` already", fix=fix)
+
+
+def _disagreement(barrier: _Barrier, arrival: _Arrival) -> BarrierError:
+    other = _first(barrier.arrivals.values())
+    return BarrierError(
+        f"the callers of the barrier `{barrier.name}` disagree about the number of callers",
+        why=f"{_counted(other)}, {_counted(arrival)}",
+        fix="give all of them the same count",
+    )
+
+
+def _counted(arrival: _Arrival) -> str:
+    number = "one call of each task" if arrival.count is None else str(arrival.count)
+    rank = "" if arrival.rank is None else f" (rank {arrival.rank})"
+    return f"task {arrival.member}{rank} waits for {number}"
+
+
+def _first(arrivals: Iterable[_Arrival]) -> _Arrival:
+    return next(iter(arrivals))
+
+
+class TaskBarriers:
+    """The barriers of a group, called by processes of its tasks through their agents.
+
+    Args:
+        tasks: The group's.
+        send: Sends to the agent of a task.
+    """
+
+    def __init__(self, tasks: tuple[str, ...], send: Callable[[str, BarrierAnswer], None]) -> None:
+        self._barriers = Barriers(tasks)
+        self._send = send
+        self._callers: dict[str, str] = {}  # caller -> task
+
+    def call(self, task: str, call: BarrierCall, now_s: float) -> None:
+        """Take a process's call."""
+        self._callers[call.caller_id] = task
+        answers = self._barriers.arrive(
+            call.caller_id,
+            task,
+            call.name,
+            count=call.count,
+            rank=call.rank,
+            now_s=now_s,
+            timeout_s=call.timeout_s,
+        )
+        self._answer(answers)
+
+    def leave(self, caller_id: str) -> None:
+        """Withdraw a caller that has gone."""
+        self._callers.pop(caller_id, None)
+        self._barriers.leave(caller_id)
+
+    def task_lost(self, task: str) -> None:
+        """Withdraw all callers of a task that may come again."""
+        for caller_id in [c for c, owner in self._callers.items() if owner == task]:
+            self.leave(caller_id)
+
+    def task_over(self, task: str, how: str) -> None:
+        """A task comes no more; who waits for it hears why."""
+        self._answer(self._barriers.member_gone(task, f"it is {how}"))
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        self._answer(self._barriers.tick(now_s))
+
+    def _answer(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            task = self._callers.get(answer.caller_id)
+            if task is not None:
+                self._send(task, answer)

@@ -1,0 +1,560 @@
+"""The head of a workflow's group: hears its tasks' agents, lets `GroupPolicy` decide, carries out what follows."""
+
+import asyncio
+import glob
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.head.head import SAY_EVERY_S, Head, HeadClient, Timers
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import (
+    AgentLostEvent,
+    DatasetVersionEvent,
+    GroupEndedEvent,
+    GroupStartedEvent,
+    GroupStateEvent,
+    GroupWaitsEvent,
+    NoticeEvent,
+    TaskEndedEvent,
+    TaskStartedEvent,
+    TaskStateEvent,
+)
+from torchmuster.core.model.lease import SILENT_S, is_given_up
+from torchmuster.core.model.states import State
+from torchmuster.core.model.text import few_of
+from torchmuster.core.model.verdict import (
+    FailureFacts,
+    GroupOutcome,
+    Report,
+    TaskOutcome,
+    explain_task_failure,
+)
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel
+from torchmuster.core.net.handshake import HandshakeError
+from torchmuster.core.net.messages import TaskEnded, TaskNotPrepared
+from torchmuster.launcher.head.exec_relay import ExecRelay
+from torchmuster.workflow.head import group_policy as gang
+from torchmuster.workflow.head.barriers import TaskBarriers
+from torchmuster.workflow.head.group_policy import Failure, GroupPolicy, TaskPhase
+from torchmuster.workflow.head.group_ports import choose_ports
+from torchmuster.workflow.plan import GroupPlan, TaskNetwork, WorkflowPlan
+
+# How a group of a workflow has ended: its exit code, and the report that names the first failure.
+
+
+_MAX_EARLIER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """What is known of a group when its last task is over.
+
+    Attributes:
+        outcomes: The last state of each task, by name.
+        ends: What each task's agent has said of the end of its command.
+        stop_why: Who stopped the group; None: it ended by itself.
+    """
+
+    plan: WorkflowPlan
+    group: GroupPlan
+    run_dir: RunDir
+    policy: GroupPolicy
+    outcomes: Mapping[str, TaskOutcome]
+    ends: Mapping[str, TaskEnded | TaskNotPrepared]
+    stop_why: str | None
+
+    def outcome(self, elapsed_s: float) -> GroupOutcome:
+        """Return the outcome of the group after so many seconds."""
+        state = self.policy.state
+        needs_report = state.is_failed and state is not State.FAILED_CANCELED
+        return GroupOutcome(
+            group=self.group.name,
+            state=state,
+            exit_code=self._exit_code(state),
+            elapsed_s=elapsed_s,
+            tasks=tuple(self.outcomes.values()),
+            report=self._report() if needs_report else None,
+        )
+
+    def _exit_code(self, state: State) -> int:
+        if not state.is_failed:
+            return 0
+        if state is State.FAILED_CANCELED:
+            return 128 + signal.SIGTERM
+        failure, lead = self.policy.first_failure, self.outcomes.get(self.group.lead.name)
+        found = failure.code if failure is not None else lead.code if lead else 1
+        return found if found is not None and 0 < found < 256 else 1
+
+    def _report(self) -> Report:
+        failure = self.policy.first_failure
+        if failure is None:
+            why = self.stop_why or "it was stopped"
+            error = f"group {self.group.name} ended as {self.policy.state.value}: {why}"
+            return Report(error=error, because=self._earlier_failures())
+        verdict = self._training_verdict(failure)
+        if verdict is not None:
+            return replace(verdict, error=f"task {failure.task} failed: {verdict.error}")
+        report = explain_task_failure(self._facts(failure))
+        return replace(report, because=(*report.because, *self._earlier_failures()))
+
+    def _facts(self, failure: Failure) -> FailureFacts:
+        end = self.ends.get(failure.task)
+        ended = end if isinstance(end, TaskEnded) else None
+        refused = end if isinstance(end, TaskNotPrepared) else None
+        shared = self.plan.network is TaskNetwork.SHARED
+        others = [t.name for t in self.group.tasks if t.name != failure.task] if shared else []
+        return FailureFacts(
+            group=self.group.name,
+            task=failure.task,
+            attempt=failure.attempt,
+            why=failure.why,
+            code=failure.code,
+            tail=ended.tail if ended else refused.detail if refused else (),
+            memory_evidence=ended.memory_evidence if ended else None,
+            hint=refused.hint if refused else None,
+            others=others,
+            log=self.run_dir.task_log(self.group.name, failure.task, failure.attempt),
+        )
+
+    def _earlier_failures(self) -> tuple[str, ...]:
+        """What did not count may still be the cause: a peer that is gone makes the lead fail."""
+        shown = self.policy.ignored[:_MAX_EARLIER]
+        return tuple(f"{failure.task} had failed before: {failure.why}" for failure in shown)
+
+    def _training_verdict(self, failure: Failure) -> Report | None:
+        """Return the verdict of the run that a training task was: it names the rank and the line."""
+        if self.group.task(failure.task).training is None or self.stop_why is not None:
+            return None
+        folder = self.run_dir.training_folder(failure.task, failure.attempt)
+        for path in glob.glob(os.path.join(glob.escape(folder), "*", "result.json")):
+            plain = atomic.read_json(path)
+            try:
+                return codec.from_plain(Report, (plain or {}).get("report"))
+            except codec.CodecError:
+                continue
+        return None
+
+
+TICK_S = 0.25
+_START_LIMIT_S = 120.0
+_START_SLICE_S = 0.05  # starting hundreds of agents in one go would leave the first ones unheard
+
+
+class TaskStarter(Protocol):
+    """Starts the agents of tasks: on this machine, or through a scheduler."""
+
+    def start(self, task: str, attempt: int) -> None:
+        """Start an agent for a task."""
+
+    def poll(self) -> list[tuple[str, int, str]]:
+        """Return the agents that have ended: (task, the attempt that it was started for, how)."""
+
+    def kill(self, task: str) -> None:
+        """SIGKILL a task's agent."""
+
+
+@dataclass(slots=True)
+class _Agent:
+    """The agent of a task; `hello` names the attempt of its start: restarts in place come after it."""
+
+    channel: Channel
+    heard_at: float
+    hello: messages.TaskHello
+    free_ports: tuple[int, ...] = ()
+
+    @property
+    def task(self) -> str:
+        return self.hello.task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHeadOptions:
+    """What the head of a group is given.
+
+    Attributes:
+        first_attempts: Not 0 for the tasks of a group whose head was lost.
+        ran_s: How long the group ran under an earlier head: its time limit goes on.
+    """
+
+    plan: WorkflowPlan
+    group: GroupPlan
+    run_dir: RunDir
+    first_attempts: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    ran_s: float = 0.0
+
+
+class GroupHead(Head[_Agent]):
+    """Conducts one group."""
+
+    def __init__(self, options: GroupHeadOptions, starter: TaskStarter, disk: DiskWriter) -> None:
+        super().__init__(disk, options.run_dir.group(options.group.name).events)
+        self._options = options
+        self._group = options.group
+        self._starter = starter
+        self._gang = GroupPolicy(options.group, options.plan.grace_s, options.plan.backoff_s)
+        self._barriers = TaskBarriers(tuple(task.name for task in options.group.tasks), self._send)
+        self._execs = ExecRelay(self._task_of, self._send, self._why_no_exec)
+        self._agents: dict[str, _Agent] = {}
+        self._timers = Timers()
+        self._outcomes: dict[str, TaskOutcome] = {}
+        self._ends: dict[str, messages.TaskEnded | messages.TaskNotPrepared] = {}
+        self._started_at = time.monotonic()
+        self._running_since: float | None = None
+        self._say_at = self._started_at + SAY_EVERY_S
+        self._state: State | None = None
+        self._leaving: set[tuple[str, int]] = set()
+        self._to_start: deque[tuple[str, int]] = deque()
+        self._started: dict[tuple[str, int], float] = {}
+        self._chosen_ports: dict[str, int] = {}
+        self._port_users: set[str] = set()
+        self._hosts: dict[
+            str, str
+        ] = {}  # also of tasks that have ended: `{{host:NAME}}` stays valid
+        self._addresses: dict[str, str] = {}
+        self._stop_why: str | None = None
+        self._stop_asked_by: str | None = None
+
+    # What others in this process ask.
+
+    def request_stop(self, who: str) -> None:
+        """Stop the group as `muster cancel` does: for signals of a scheduler."""
+        self._stop_asked_by = who
+
+    def forward(self, signum: int) -> None:
+        """Pass a signal on to what catches it: the scheduler's word that the time ends soon."""
+        text = f"{signal.Signals(signum).name} goes to the tasks' processes"
+        self.event(NoticeEvent(text=text))
+        for agent in self._agents.values():
+            agent.channel.send_nowait(messages.Forward(signum=signum))
+
+    def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
+        """Note nothing: who has no key gets no line of ours."""
+
+    # The one loop.
+
+    async def conduct(self) -> GroupOutcome:
+        """Conduct the group to its end and return how it ended."""
+        self.event(GroupStartedEvent(group=self._group.name))
+        for note in self._options.notes:
+            self.event(NoticeEvent(text=f"group {self._group.name}: {note}"))
+        self._obey(self._gang.start(self._options.first_attempts))
+        await self.run()
+        outcome = self._conclude()
+        await self._say_goodbye()
+        return outcome
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether every task has ended for good."""
+        return self._gang.is_over
+
+    def patience_s(self) -> float:
+        """Return when the next timer ends, or an agent has to be started."""
+        return 0.0 if self._to_start else self._timers.next_s(TICK_S)
+
+    def advance(self) -> None:
+        """Do what is due."""
+        now = time.monotonic()
+        if self._stop_asked_by is not None:
+            self._stop(State.FAILED_CANCELED, f"stopped by {self._stop_asked_by}")
+            self._stop_asked_by = None
+        self._timers.run(now)
+        while self._to_start and time.monotonic() - now < _START_SLICE_S:
+            self._start_agent(*self._to_start.popleft())
+        for task, attempt, how in self._starter.poll():
+            self._agent_ended(task, attempt, how)
+        own_now = self.clock()
+        self._lose_silent(own_now)
+        for (task, _), since in list(self._started.items()):
+            if own_now - since > _START_LIMIT_S:
+                self._starter.kill(task)
+        self._barriers.tick(now)
+        limit_s = self._group.exec_timeout_s
+        ran_s = now - self._running_since if self._running_since is not None else 0.0
+        if limit_s is not None and ran_s > limit_s and not self._gang.is_stopping:
+            why = f"it ran longer than its exec_timeout of {limit_s:g} s"
+            self._stop(State.FAILED_EXEC_TIMEOUT, why)
+        if now >= self._say_at:
+            self._say_at = now + SAY_EVERY_S
+            self._say_waits()
+
+    def _lose_silent(self, now: float) -> None:
+        for agent in list(self._agents.values()):
+            silent_s = now - agent.heard_at
+            if silent_s > SILENT_S and is_given_up(silent_s, SILENT_S, self._state_of(agent)):
+                agent.channel.abort()
+                self._lose(agent.task, f"its agent has been silent for {silent_s:.0f} s")
+
+    def _state_of(self, agent: _Agent) -> str | None:
+        whose = (agent.hello.boot_id, agent.hello.network_id)
+        return proc.state_beside(agent.hello.pid, whose, self.own_ids)
+
+    def _say_waits(self) -> None:
+        waits = self._gang.waits_for()
+        if waits and self._gang.state in (State.RUNNING, State.INITIALIZING, State.SCHEDULING):
+            what = few_of(waits, 8)
+            limit_s = self._group.exec_timeout_s
+            left = ""
+            if limit_s is not None and self._running_since is not None:
+                left = f"; {limit_s - (time.monotonic() - self._running_since):.0f} s left"
+            text = f"waiting for {what}{left}"
+            self.event(GroupWaitsEvent(group=self._group.name, text=text))
+
+    # What comes in.
+
+    def take_call(self, hello: messages.Message, channel: Channel) -> _Agent | None:
+        """Take an agent in, or let it leave: one of an earlier attempt, or of a task that is over."""
+        if not isinstance(hello, messages.TaskHello):
+            return None
+        known = {task.name for task in self._group.tasks}
+        if (
+            hello.task not in known
+            or hello.task in self._agents
+            or hello.attempt != self._gang.attempt(hello.task)
+            or self._gang.phase(hello.task) is TaskPhase.OVER
+        ):
+            channel.send_nowait(messages.TaskLeave())
+            return None
+        agent = _Agent(channel, self.clock(), hello)
+        boot_id, network_id = self.own_ids
+        channel.send_nowait(
+            messages.TaskWelcome(head_pid=os.getpid(), boot_id=boot_id, network_id=network_id)
+        )
+        self._agents[agent.task] = agent
+        self._hosts[agent.task] = hello.host
+        self._addresses[agent.task] = hello.address
+        self._started.pop((agent.task, hello.attempt), None)
+        self._obey(self._gang.joined(agent.task))
+        return agent
+
+    def take_loss(self, agent: _Agent, channel: Channel, why: str) -> None:
+        """Take the end of an agent's connection."""
+        if self._agents.get(agent.task) is agent:
+            self._lose(agent.task, why)
+
+    def take_word(self, agent: _Agent, message: messages.Message) -> None:
+        """Take what an agent says; what it said before it was lost counts no more."""
+        task = agent.task
+        if self._agents.get(task) is not agent:
+            return
+        match message:
+            case messages.TaskDoing(text=text):
+                self._gang.doing(task, text)
+            case messages.TaskPrepared(attempt=attempt, free_ports=free):
+                if attempt == self._gang.attempt(task):
+                    agent.free_ports = free
+                    self._obey(self._gang.prepared(task))
+            case messages.TaskNotPrepared(state=state, why=why, code=code):
+                self._ends[task] = message
+                self._port_users.discard(task)
+                self._obey(self._gang.could_not_prepare(task, State(state), why, code))
+            case messages.TaskStarted(attempt=attempt, pid=pid):
+                host = agent.hello.host
+                self.event(TaskStartedEvent(task=task, attempt=attempt, pid=pid, host=host))
+            case messages.TaskEnded(attempt=attempt, code=code, signum=signum):
+                took_s = message.elapsed_s
+                self.event(TaskEndedEvent(task=task, attempt=attempt, code=code, elapsed_s=took_s))
+                self._ends[task] = message
+                self._port_users.discard(task)
+                self._obey(self._gang.ended(task, code=code, signum=signum))
+            case messages.TaskUploaded(error=error, notes=notes, versions=versions):
+                for note in notes:
+                    self.event(NoticeEvent(text=f"{task}: {note}"))
+                for version in versions:
+                    self.event(DatasetVersionEvent(task=task, version=version))
+                self._obey(self._gang.uploaded(task, error))
+            case messages.TaskOutput():
+                self.show(message)
+            case messages.Notice(text=text):
+                self.event(NoticeEvent(text=text))
+            case messages.BarrierCall():
+                self._barriers.call(task, message, time.monotonic())
+            case messages.BarrierLeave(caller_id=caller_id):
+                self._barriers.leave(caller_id)
+            case _ if isinstance(message, messages.FromExecTask):
+                self._execs.from_agent(task, message)
+
+    def client_gone(self, client: HeadClient) -> None:
+        """Take the end of a client's connection."""
+        super().client_gone(client)
+        self._execs.client_gone(client.channel)
+
+    def take_request(self, client: HeadClient, message: messages.Message) -> None:
+        """Take what a client asks for."""
+        match message:
+            case messages.Watch(owner=owner):
+                self.watch(client, owner=owner)
+            case messages.Stop(who=who, cause=cause, at_once=at_once):
+                grace_s = 0.0 if at_once else None
+                self._stop(State.FAILED_CANCELED, f"stopped by {who or cause.value}", grace_s)
+            case _ if isinstance(message, messages.FromExecClient):
+                self._execs.from_client(client.channel, message)
+
+    def _task_of(self, word: str) -> str | None:
+        return word if word in self._agents else None
+
+    def _why_no_exec(self, task: str) -> tuple[str, str | None]:
+        if task not in {one.name for one in self._group.tasks}:
+            return f"the group {self._group.name} has no task `{task[:64]}`", None
+        outcome = self._outcomes.get(task)
+        state = outcome.state.value if outcome is not None else State.SCHEDULING.value
+        return f"the task {task} does not run: it is {state}", outcome.why if outcome else None
+
+    def _stop(self, state: State, why: str, grace_s: float | None = None) -> None:
+        self._stop_why = self._stop_why or why
+        self._obey(self._gang.stop(state, why, grace_s))
+
+    def _agent_ended(self, task: str, attempt: int, how: str) -> None:
+        """Its process is gone: after it has called, its connection says so; before, only this does."""
+        self._leaving.discard((task, attempt))
+        had_not_called = self._started.pop((task, attempt), None) is not None
+        if had_not_called and attempt == self._gang.attempt(task):
+            self._lose(task, f"its agent ended before it called ({how})")
+
+    def _lose(self, task: str, why: str) -> None:
+        self._agents.pop(task, None)
+        self._port_users.discard(task)
+        self._execs.agent_gone(task, why)
+        if self._gang.phase(task) is TaskPhase.OVER:
+            return
+        self._barriers.task_lost(task)
+        self._starter.kill(task)
+        self.event(AgentLostEvent(task=task, why=why))
+        self._obey(self._gang.lost(task, why))
+
+    # What has to be done.
+
+    def _obey(self, orders: list[gang.Action]) -> None:
+        for order in orders:
+            self._carry_out(order)
+        self._note_state()
+
+    def _carry_out(self, order: gang.Action) -> None:
+        task = order.task
+        attempt = self._gang.attempt(task)
+        match order:
+            case gang.Tell():
+                self._tell(order)
+            case gang.StartAgent(attempt=number, after_s=after_s):
+                self._timers.later(after_s, lambda: self._to_start.append((task, number)))
+            case gang.Begin():
+                self._send(task, self._begin_message(task, attempt))
+            case gang.Again(attempt=number, after_s=after_s):
+                self._timers.later(
+                    after_s, lambda: self._send(task, messages.TaskAgain(attempt=number))
+                )
+            case gang.StopCommand(grace_s=grace_s, after_s=after_s):
+                stop = messages.TaskStop(attempt=attempt, grace_s=grace_s)
+                self._timers.later(after_s, lambda: self._send(task, stop))
+            case gang.UploadState():
+                succeeded = self._gang.is_succeeding(task)
+                upload = messages.TaskUpload(attempt=attempt, succeeded=succeeded)
+                self._send(task, upload)
+            case gang.Release():
+                self._release(task)
+
+    def _start_agent(self, task: str, attempt: int) -> None:
+        if self._gang.phase(task) is TaskPhase.OVER or self._gang.attempt(task) != attempt:
+            return
+        self._started[task, attempt] = self.clock()
+        self._starter.start(task, attempt)
+
+    def _release(self, task: str) -> None:
+        agent = self._agents.pop(task, None)
+        if agent is not None:
+            self._leaving.add((task, agent.hello.attempt))
+            agent.channel.send_nowait(messages.TaskLeave())
+            self._execs.agent_gone(task, "the task has ended")
+        if self._gang.phase(task) is TaskPhase.OVER:
+            outcome = self._outcomes.get(task)
+            how = outcome.state.value if outcome is not None else "ended"
+            self._barriers.task_over(task, how)
+
+    def _send(self, task: str, message: messages.Message) -> None:
+        agent = self._agents.get(task)
+        if agent is not None:
+            agent.channel.send_nowait(message)
+
+    def _tell(self, order: gang.Tell) -> None:
+        self._outcomes[order.task] = TaskOutcome(
+            task=order.task,
+            state=order.state,
+            attempt=order.attempt,
+            why=order.why,
+            code=order.code,
+        )
+        self.event(
+            TaskStateEvent(
+                group=self._group.name,
+                task=order.task,
+                attempt=order.attempt,
+                state=order.state.value,
+                why=order.why,
+                code=order.code,
+            )
+        )
+
+    def _note_state(self) -> None:
+        state = self._gang.state
+        if state is self._state:
+            return
+        self._state = state
+        if state is State.RUNNING and self._running_since is None:
+            self._running_since = time.monotonic() - self._options.ran_s
+        self.event(GroupStateEvent(group=self._group.name, state=state.value))
+
+    def _begin_message(self, task: str, attempt: int) -> messages.TaskBegin:
+        if not self._port_users:  # who begins beside others must get the ports that they have
+            free = [agent.free_ports for agent in self._agents.values() if agent.free_ports]
+            self._chosen_ports = choose_ports(self._options.plan, self._group, free)
+        self._port_users.add(task)
+        return messages.TaskBegin(
+            attempt=attempt,
+            hosts=dict(self._hosts),
+            addresses=dict(self._addresses),
+            ports=self._chosen_ports,
+        )
+
+    # The end.
+
+    def _conclude(self) -> GroupOutcome:
+        conclusion = Conclusion(
+            plan=self._options.plan,
+            group=self._group,
+            run_dir=self._options.run_dir,
+            policy=self._gang,
+            outcomes=self._outcomes,
+            ends=self._ends,
+            stop_why=self._stop_why,
+        )
+        outcome = conclusion.outcome(time.monotonic() - self._started_at)
+        path = self._options.run_dir.group(self._group.name).result
+        self.disk.flush(5.0)
+        try:
+            atomic.write_json(path, codec.to_plain(outcome))
+        except OSError as error:  # the owner hears it in the event below
+            text = f"the result of group {self._group.name} could not be written: {error.strerror}"
+            self.event(NoticeEvent(text=text))
+        self.event(GroupEndedEvent(outcome=outcome))
+        return outcome
+
+    async def _say_goodbye(self) -> None:
+        """Let agents leave by themselves for a moment, and clients hear the last event."""
+        deadline = time.monotonic() + 5.0
+        while self._leaving and time.monotonic() < deadline:
+            for task, attempt, _ in self._starter.poll():
+                self._leaving.discard((task, attempt))
+            await asyncio.sleep(0.01)
+        for client in self._clients:
+            await client.channel.close()

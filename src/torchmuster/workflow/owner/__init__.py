@@ -1,0 +1,1 @@
+"""The owner of a workflow, and its views."""

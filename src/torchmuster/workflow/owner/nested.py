@@ -1,0 +1,134 @@
+"""A training task of a workflow: conducts a run as `muster run` does, inside of the task.
+
+    training-task START.json
+
+Started by its path: the node may have torchmuster as a copy beside the run only.
+
+Its standard streams are the task's log. It keeps its snapshots from one attempt of the task to the next.
+"""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchmuster.core.engines.local import LocalEngine
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.files.terminal import TerminalVoice
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import WARN_S, Limits, Program, RunPlan, ScriptKind
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.create import create_run_dir, link_snapshots, new_run_id
+from torchmuster.core.owner.supervise import own_run
+from torchmuster.core.spec.launch import check_script, count_workers
+from torchmuster.core.spec.problems import Problems
+from torchmuster.kubernetes.firstpod.conduct import pods_engine
+from torchmuster.kubernetes.node.order import KEY_VARIABLE, ORDER_VARIABLE, read_order
+from torchmuster.launcher.engines.allocation import AllocationEngine
+from torchmuster.launcher.engines.own_job import OwnJob, find_own_job
+from torchmuster.launcher.facts.gpu import visible_gpus
+from torchmuster.launcher.jobs.inside import make_deadline, own_run_inside
+from torchmuster.launcher.owner.beside import BesideEngine, task_hosts
+from torchmuster.workflow.plan import PODS_ENGINE, TaskNode, TrainingStart
+
+
+def main(arguments: list[str]) -> int:
+    """Conduct the run; the exit code is that of its first failure."""
+    with open(arguments[0]) as file:
+        start = codec.from_plain(TrainingStart, json.load(file))
+    nodes = start.nodes.tasks.get(start.task, ()) if start.nodes is not None else ()
+    job, broker = None, ""
+    of_several = start.nodes.engine if start.nodes is not None and len(nodes) > 1 else None
+    in_pods = of_several == PODS_ENGINE
+    if of_several == "ssh":
+        broker, nodes = task_hosts(nodes, os.environ)
+    elif of_several is not None and not in_pods:
+        job = _own_nodes(of_several, nodes)
+    gpus = visible_gpus()
+    by_name = bool(broker) or in_pods
+    names = tuple(node.name for node in nodes) if by_name else job.node_names if job else ()
+    plan = plan_training(start, gpus, names)
+    run_dir = create_run_dir(plan, start.folder)
+    link_snapshots(run_dir, start.snapshots)
+    voice = TerminalVoice()
+    voice.start()
+    if job is not None:
+        agents = AllocationEngine(plan, run_dir, job)
+        result = own_run_inside(agents, voice, make_deadline(job, warn_s=WARN_S))
+    elif in_pods:
+        result = _own_in_pods(start, plan, run_dir, voice)
+    else:
+        engine = LocalEngine(plan, run_dir, tuple(gpus))
+        if broker:
+            engine = BesideEngine(plan, run_dir, hosts=nodes, broker=broker)
+        engine.start_all()
+        result = own_run(engine, voice)
+    if result.report is not None and result.state is not RunState.SUCCEEDED:
+        # The head of the group gives the whole verdict.
+        voice.say(f"{result.state.value}: {result.report.error}")
+    voice.flush(5.0)
+    return result.exit_code
+
+
+def _own_in_pods(
+    start: TrainingStart, plan: RunPlan, run_dir: RunDir, voice: TerminalVoice
+) -> Result:
+    """Conduct the run over the pods of its task, of which this is the first; each has an `{{output}}` of its own."""
+    order, key = read_order(os.environ[ORDER_VARIABLE]), os.environ[KEY_VARIABLE]
+    code = os.path.join(order.run_dir.path, "code")
+    make = (f"mkdir -p {shlex.join(start.folders)}",)
+    plan = replace(plan, node_setup=replace(plan.node_setup, before=make))
+    names, output = plan.node_names, start.folders[0]
+    engine = pods_engine(plan, run_dir, order, key, names, code, voice.say, output)
+    try:
+        engine.start_all()
+        result = own_run(engine, voice)
+        engine.finish()
+        return engine.localized(result)
+    finally:
+        engine.abandon()
+
+
+def _own_nodes(engine: str, nodes: Sequence[TaskNode]) -> OwnJob | None:
+    """Return the job around us with the nodes that are this task's; None on one machine."""
+    job, names = find_own_job(engine), {node.name for node in nodes}
+    if job is None:
+        return None
+    return job.with_nodes(node for node in job.nodes if node.name in names).with_launcher()
+
+
+def plan_training(start: TrainingStart, gpus: Sequence[str], names: tuple[str, ...]) -> RunPlan:
+    """Return the plan of the run: what was left to plan is what only this node can tell.
+
+    Args:
+        start: What the agent of the task hands over.
+        gpus: Those of this node, or of this machine where it simulates all nodes.
+        names: Of the nodes; none where they are simulated.
+
+    Raises:
+        ManyErrors: All that is wrong.
+    """
+    training, problems = start.training, Problems()
+    nodes = training.min_nodes, training.max_nodes
+    workers = count_workers(training.nproc_per_node, nodes, gpus, problems, simulated=not names)
+    check_script(training.script, start.cwd, problems)
+    return RunPlan(
+        run_id=new_run_id(training.script),
+        program=Program(
+            kind=ScriptKind.FILE,
+            target=training.script,
+            args=training.args,
+            python=(sys.executable,),
+            cwd=start.cwd,
+        ),
+        min_nodes=training.min_nodes,
+        max_nodes=training.max_nodes,
+        workers_per_node=problems.checked(workers),
+        limits=Limits(max_restarts=training.max_restarts, grace_s=start.grace_s),
+        node_names=names or tuple(f"n{place + 1}" for place in range(training.max_nodes)),
+        stdin_rank=None,
+        node_setup=start.node_setup,
+    )

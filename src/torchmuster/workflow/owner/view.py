@@ -1,0 +1,453 @@
+"""A workflow as its run directory shows it: made from the records of its owner and of its groups' heads."""
+
+import graphlib
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import Kind, RunDir, short_id
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import (
+    GroupStateEvent,
+    GroupWaitsEvent,
+    TaskStartedEvent,
+    TaskStateEvent,
+)
+from torchmuster.core.model.plan import GRACE_S
+from torchmuster.core.model.states import JobState, RunState, State, workflow_state
+from torchmuster.core.model.text import did_you_mean
+from torchmuster.core.model.verdict import Result, WorkflowResult
+from torchmuster.core.owner.record import (
+    changed_at,
+    newest_training,
+    read_events,
+    read_outcome,
+    told_seconds,
+)
+from torchmuster.errors import NotFoundError
+from torchmuster.launcher.model.job import JobView, describe_job
+from torchmuster.launcher.model.live import LiveTask
+from torchmuster.launcher.views.run_view import RunView
+from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
+
+_CANCELLED_CODE = 128 + signal.SIGTERM
+_LOST = "it had not ended when its owner was killed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskView:
+    """Where one task stands."""
+
+    name: str
+    group: str
+    state: State
+    attempt: int = 0
+    why: str | None = None
+    code: int | None = None
+    started: str | None = None
+    is_lead: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """Where one group stands."""
+
+    name: str
+    state: State
+    why: str | None
+    tasks: tuple[TaskView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowView:
+    """Where a workflow stands.
+
+    Attributes:
+        is_elsewhere: Its owner is on another machine, and only its jobs are seen from here.
+    """
+
+    plan: WorkflowPlan
+    state: RunState
+    groups: tuple[GroupView, ...]
+    result: WorkflowResult | None
+    is_elsewhere: bool = False
+
+    def finished_groups(self) -> list[str]:
+        """Return the groups that need not run again."""
+        return [group.name for group in self.groups if group.state is State.COMPLETED]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowRun(RunView):
+    """What `muster submit` has started; `workflow` is None where its plan can't be read."""
+
+    kind: ClassVar[Kind] = Kind.WORKFLOW
+    has_ranks: ClassVar[bool] = False
+    workflow: WorkflowView | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is, in a few words."""
+        return f"workflow {self.workflow.plan.name}" if self.workflow is not None else "workflow"
+
+    @property
+    def command(self) -> str:
+        """What is run, in words."""
+        return self.name
+
+    @property
+    def size(self) -> str:
+        """How much of it there is."""
+        groups = self.workflow.groups if self.workflow is not None else ()
+        num_tasks = sum(len(group.tasks) for group in groups)
+        return f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
+
+    @property
+    def grace_s(self) -> float:
+        """How long its tasks have from SIGTERM to SIGKILL."""
+        return self.workflow.plan.grace_s if self.workflow is not None else GRACE_S
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its folder says what it is."""
+        return True
+
+    @property
+    def plan_problem(self) -> str:
+        """Why its plan is not known."""
+        return "" if self.workflow is not None else "the plan of the workflow can't be read"
+
+    @property
+    def place(self) -> str:
+        """Where it was sent, where it has no job."""
+        noted = atomic.read_json(self.run_dir.site)
+        return str(noted.get("site", "ssh")) if isinstance(noted, dict) else "local"
+
+    @property
+    def task_names(self) -> list[str]:
+        """Its tasks, in the order of its file."""
+        groups = self.workflow.plan.groups if self.workflow is not None else ()
+        return [task.name for group in groups for task in group.tasks]
+
+    def records(self) -> list[str]:
+        """Return the records by which one knows how long it took."""
+        groups = self.workflow.plan.groups if self.workflow is not None else ()
+        records = [self.run_dir.events, *(self.run_dir.group(g.name).events for g in groups)]
+        if self.state is RunState.LOST:  # nobody wrote its end: what its trainings wrote last is
+            tasks = [task.name for g in groups for task in g.tasks if task.training is not None]
+            runs = [run for task in tasks if (run := newest_training(self.run_dir, task))]
+            records += [self.run_dir.training, *(RunDir(run).training for run in runs)]
+        return records
+
+    def links(self) -> list[str]:
+        """Return the folders of it that may be links into other runs."""
+        plan = self.workflow.plan if self.workflow is not None else None
+        reused = list(plan.reused.values()) if plan is not None else []
+        return [*reused, *(self.run_dir.task_output(name) for name in self.task_names)]
+
+    def parts(self) -> tuple[LiveTask, ...]:
+        """Return its tasks as they are shown."""
+        groups = self.workflow.groups if self.workflow is not None else ()
+        return tuple(
+            LiveTask(
+                group=group.name,
+                name=task.name,
+                state=task.state.value,
+                attempt=task.attempt,
+                why=task.why or (group.why if not task.state.is_final else None) or "",
+                folder=newest_training(self.run_dir, task.name) or "",
+                log=self.run_dir.task_log(group.name, task.name, task.attempt),
+            )
+            for group in groups
+            for task in group.tasks
+        )
+
+    def tasks_view(self) -> WorkflowView:
+        """Return where its tasks stand.
+
+        Raises:
+            NotFoundError: Its plan can't be read.
+        """
+        if self.workflow is None:
+            what = "the plan of the workflow can't be read"
+            raise NotFoundError(what, where=self.run_dir.workflow)
+        return self.workflow
+
+    def training(self, task: str) -> RunDir | None:
+        """Return the folder of the last training of a task.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        if self.workflow is None:
+            return None
+        if (training := newest_training(self.run_dir, task)) is None:
+            what = f"the workflow {short_id(self.run_id)} has no training of a task `{task}`"
+            fix = did_you_mean(task, self.task_names)
+            raise NotFoundError(what, where=self.run_dir.path, fix=fix)
+        return RunDir(training)
+
+
+def read_workflow(run_dir: RunDir) -> WorkflowPlan | None:
+    """Return the plan of a workflow, or None when there is no readable one."""
+    try:
+        return codec.from_plain(WorkflowPlan, atomic.read_json(run_dir.workflow))
+    except codec.CodecError:
+        return None
+
+
+def read_workflow_result(run_dir: RunDir) -> WorkflowResult | None:
+    """Return the result of a workflow that has one."""
+    try:
+        return codec.from_plain(WorkflowResult, atomic.read_json(run_dir.result))
+    except codec.CodecError:
+        return None
+
+
+def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowView | None:
+    """Return where a workflow stands whose groups are jobs: from its groups' records and its scheduler."""
+    plan = read_workflow(run_dir)
+    if plan is None:
+        return None
+    views: dict[str, GroupView] = {}
+    for group in _upstream_first(plan):
+        failed = [name for name in group.after if name in views and views[name].state.is_failed]
+        waits = [name for name in group.after if name in views and not views[name].state.is_final]
+        state, why = _state_of_job(jobs.get(group.name), failed, waits)
+        if group.name in plan.reused:
+            state, why = State.COMPLETED, f"taken from {os.path.basename(plan.reused[group.name])}"
+        stated = GroupStateEvent(group=group.name, state=state.value, why=why)
+        views[group.name] = _view_group(group, run_dir, stated, is_lost=False)
+    groups = tuple(views[group.name] for group in plan.groups)
+    result = _result_of_jobs(plan, run_dir, groups)
+    state_of_run = _run_state(result, groups, is_lost=False)
+    open_jobs = [jobs[one.name] for one in groups if one.name in jobs and not one.state.is_final]
+    if any(job.state is JobState.UNKNOWN for job in open_jobs) and not state_of_run.is_final:
+        state_of_run = RunState.UNKNOWN
+    return WorkflowView(plan=plan, state=state_of_run, groups=groups, result=result)
+
+
+def view_workflow_elsewhere(
+    run_dir: RunDir, jobs: Mapping[str, JobView], begun: frozenset[str], *, is_recent: bool
+) -> WorkflowView | None:
+    """Return where a workflow stands whose owner is another machine, which makes a job for each group as its turn comes.
+
+    Args:
+        run_dir: What was copied here.
+        jobs: What the cluster says of the groups that have a job now.
+        begun: The groups that were seen to have one.
+        is_recent: Some group had one a moment ago, so another may follow.
+    """
+    plan = read_workflow(run_dir)
+    if plan is None:
+        return None
+    is_cancelled = os.path.exists(run_dir.cancelled)
+    in_order = _upstream_first(plan)
+    completed: set[str] = set()
+    for group in reversed(in_order):
+        if group.name in begun or group.name in completed:
+            completed.update(group.after)
+    views: dict[str, GroupView] = {}
+    for group in in_order:
+        job = jobs.get(group.name)
+        why: str | None
+        if group.name in completed:
+            state, why = State.COMPLETED, "a group that needs it has begun"
+        elif is_cancelled:
+            state, why = State.FAILED_CANCELED, "the workflow was cancelled"
+        elif job is not None and not job.state.is_final:
+            state, why = _state_of_job(job, [], [])
+        elif group.name in begun:
+            state, why = State.PROCESSING, "its job is over: its end is on the machine of its owner"
+        else:
+            open_ones = [name for name in group.after if not views[name].state.is_final]
+            waits = f"waits for the outputs of {', '.join(open_ones)}"
+            state, why = State.WAITING, waits if open_ones else "its owner has not begun it"
+        stated = GroupStateEvent(group=group.name, state=state.value, why=why)
+        views[group.name] = _view_group(group, run_dir, stated, is_lost=False)
+    groups = tuple(views[group.name] for group in plan.groups)
+    result = _result_of_jobs(plan, run_dir, groups)
+    is_lost = not is_recent and all(job.state.is_final for job in jobs.values())
+    return WorkflowView(
+        plan=plan,
+        state=_run_state(result, groups, is_lost=is_lost),
+        groups=groups,
+        result=result,
+        is_elsewhere=True,
+    )
+
+
+def _upstream_first(plan: WorkflowPlan) -> list[GroupPlan]:
+    order = graphlib.TopologicalSorter({group.name: group.after for group in plan.groups})
+    return [plan.group(name) for name in order.static_order()]
+
+
+def _state_of_job(
+    job: JobView | None, failed: list[str], waits: list[str]
+) -> tuple[State, str | None]:
+    """Return the state of a group that has left no result, and why it waits or ended."""
+    never_began = (JobState.PENDING, JobState.UNKNOWN)
+    if failed and (job is None or job.state.is_final or job.state in never_began):
+        return State.FAILED_UPSTREAM, f"it needs the output of {', '.join(failed)}"
+    if job is None:
+        return (
+            State.FAILED_BACKEND_ERROR,
+            "the scheduler does not know its job, and it left no result",
+        )
+    state, name = job.state.of_group, f"job {job.job_id}"
+    if state is State.SCHEDULING and waits and job.state is not JobState.UNKNOWN:
+        return State.WAITING, f"waits for the outputs of {', '.join(waits)}"
+    reasons = {
+        State.RUNNING: None,
+        State.SCHEDULING: describe_job(job),
+        State.FAILED_CANCELED: f"{name} was cancelled",
+        State.FAILED_EXEC_TIMEOUT: f"{name} ran into its time limit",
+        State.FAILED_PREEMPTED: f"{name} was preempted",
+    }
+    if job.state is JobState.UNKNOWN:  # now it can't be told: neither an end nor a success
+        reasons[state] = f"{name} is unknown: {job.reason}"
+    return state, reasons.get(state, f"{name} is {job.state.value} and left no result")
+
+
+def _result_of_jobs(
+    plan: WorkflowPlan, run_dir: RunDir, groups: tuple[GroupView, ...]
+) -> WorkflowResult | None:
+    if not all(group.state.is_final for group in groups):
+        return None
+    outcomes = [o for g in groups if (o := read_outcome(run_dir, g.name)) is not None]
+    state = workflow_state(group.state for group in groups)
+    codes = [outcome.exit_code for outcome in outcomes if outcome.state.is_failed]
+    if state is State.FAILED_CANCELED:
+        codes = [_CANCELLED_CODE]
+    records = [run_dir.group(group.name).events for group in groups]
+    told_s = told_seconds(*records, until=changed_at(run_dir.cancelled))
+    return WorkflowResult(
+        run_id=plan.run_id,
+        state=state,
+        exit_code=(codes[0] if codes else 1) if state.is_failed else 0,
+        elapsed_s=told_s or sum(outcome.elapsed_s for outcome in outcomes),
+        groups={group.name: group.state.value for group in groups},
+        reports=tuple(outcome.report for outcome in outcomes if outcome.report is not None),
+    )
+
+
+def view_workflow(run_dir: RunDir, *, is_alive: bool) -> WorkflowView | None:
+    """Return what the records say now; None when the plan can't be read."""
+    plan = read_workflow(run_dir)
+    if plan is None:
+        return None
+    result = read_workflow_result(run_dir)
+    said = (one.event for one in read_events(run_dir.events))
+    stated = {event.group: event for event in said if isinstance(event, GroupStateEvent)}
+    is_lost = result is None and not is_alive
+    groups = tuple(
+        _view_group(group, run_dir, stated.get(group.name), is_lost=is_lost)
+        for group in plan.groups
+    )
+    return WorkflowView(
+        plan=plan, state=_run_state(result, groups, is_lost=is_lost), groups=groups, result=result
+    )
+
+
+def as_result(result: WorkflowResult) -> Result:
+    """Return the result in the form that all runs have."""
+    return Result(
+        run_id=result.run_id,
+        state=result.state.of_run,
+        exit_code=result.exit_code,
+        attempts=1,
+        restarts_spent=0,
+        elapsed_s=result.elapsed_s,
+        report=result.reports[0] if result.reports else None,
+    )
+
+
+def task_logs(view: WorkflowView, run_dir: RunDir) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    """Yield (task, [(attempt, path of its log)]) of every task that has written."""
+    for group in view.plan.groups:
+        for task in group.tasks:
+            folder = os.path.dirname(os.path.dirname(run_dir.task_log(group.name, task.name, 0)))
+            try:
+                names = os.listdir(folder)
+            except OSError:
+                continue
+            numbers = sorted(
+                int(name.removeprefix("attempt-"))
+                for name in names
+                if name.removeprefix("attempt-").isdigit()
+            )
+            logs = [(k, run_dir.task_log(group.name, task.name, k)) for k in numbers]
+            if logs:
+                yield task.name, logs
+
+
+def _view_group(
+    group: GroupPlan, run_dir: RunDir, stated: GroupStateEvent | None, *, is_lost: bool
+) -> GroupView:
+    state = State(stated.state if stated is not None else State.SUBMITTING.value)
+    own_why = stated.why if stated is not None else None
+    why = own_why
+    tasks: dict[str, TaskStateEvent] = {}
+    started: dict[str, str] = {}
+    for one in read_events(run_dir.group(group.name).events):
+        match one.event:
+            case TaskStateEvent(task=task) as event:
+                tasks[task] = event
+            case TaskStartedEvent(task=task):
+                started[task] = one.time
+                if started.keys() >= {task.name for task in group.tasks}:
+                    why = own_why  # nobody is waited for any more
+            case GroupWaitsEvent(text=text):
+                why = text
+            case GroupStateEvent(state=told) if told != State.RUNNING.value:
+                why = own_why
+    outcome = read_outcome(run_dir, group.name)
+    if outcome is not None:
+        state = outcome.state
+        why = outcome.report.error if outcome.report is not None else None
+    elif is_lost and not state.is_final:
+        why = _LOST
+    views = tuple(
+        _view_task(task.name, group, tasks.get(task.name), started.get(task.name), (state, why))
+        for task in group.tasks
+    )
+    return GroupView(name=group.name, state=state, why=why, tasks=views)
+
+
+def _view_task(
+    name: str,
+    group: GroupPlan,
+    said: TaskStateEvent | None,
+    started: str | None,
+    of_group: tuple[State, str | None],
+) -> TaskView:
+    (state, why), is_lead = of_group, name == group.lead.name
+    if said is None:  # its group has not begun, or never did
+        return TaskView(name=name, group=group.name, state=state, why=why, is_lead=is_lead)
+    own, reason = State(said.state), said.why
+    if not own.is_final and (state.is_final or why == _LOST):  # its last events did not come here
+        own, reason = (state if state.is_final else own), why
+    return TaskView(
+        name=name,
+        group=group.name,
+        state=own,
+        attempt=said.attempt,
+        why=reason,
+        code=said.code,
+        started=started,
+        is_lead=is_lead,
+    )
+
+
+def _run_state(
+    result: WorkflowResult | None, groups: tuple[GroupView, ...], *, is_lost: bool
+) -> RunState:
+    if result is not None:
+        return result.state.of_run
+    if is_lost:
+        return RunState.LOST
+    runs = any(group.state.of_run is RunState.RUNNING for group in groups)
+    return RunState.RUNNING if runs else RunState.WAITING

@@ -1,0 +1,565 @@
+"""The owner of a workflow on this machine: starts groups when their inputs are there and there is room.
+
+`muster submit` is this process, also of tasks on hosts of ssh (`workflow/owner/task_hosts.py`); with `--detach` one in the background takes its place. When it dies the workflow ends:
+the heads of the groups see the end of their lifeline. `muster restart` continues with what had not finished.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import (
+    GroupEndedEvent,
+    GroupStateEvent,
+    GroupWaitsEvent,
+    HeadLostEvent,
+    NoticeEvent,
+    RecordEvent,
+    TaskStateEvent,
+    WorkflowEndedEvent,
+    WorkflowStartedEvent,
+    event_of,
+)
+from torchmuster.core.model.owner_policy import Lives, OwnerPolicy, WhatFollows
+from torchmuster.core.model.states import State, workflow_state
+from torchmuster.core.model.text import report_of_error
+from torchmuster.core.model.verdict import GroupOutcome, Report, WorkflowResult
+from torchmuster.core.net import messages
+from torchmuster.core.net.address import bind
+from torchmuster.core.owner.create import link_reused
+from torchmuster.core.owner.head_follower import HeadFollower
+from torchmuster.core.owner.parts import RecordWriter
+from torchmuster.core.owner.record import next_task_attempts, read_outcome
+from torchmuster.core.owner.session import EarlyStop
+from torchmuster.core.owner.stops import Stops
+from torchmuster.errors import MusterError
+from torchmuster.workflow.owner.capacity import Capacity, Machine
+from torchmuster.workflow.plan import GroupPlan, GroupStart, WorkflowPlan
+from torchmuster.workflow.task.options import GroupOrder
+
+if TYPE_CHECKING:
+    from torchmuster.workflow.owner.host_capacity import HostCapacity
+
+
+# The head of one group on this machine, as its owner sees it: a process, and a connection to it.
+
+
+_POLL_S = 0.02
+
+
+class GroupProcess:
+    """Starts the head of a group and follows it to its end."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        group: str,
+        stops: Stops,
+        policy: OwnerPolicy,
+        hear: Callable[[messages.Message], None],
+        say: Callable[[str], None],
+        record: RecordWriter,
+    ) -> None:
+        self._run_dir = run_dir
+        self._group = group
+        self._hear = hear
+        self._record = record
+        self._lifeline = os.pipe2(os.O_CLOEXEC)
+        self._child: proc.Child | None = None
+        self._head = HeadFollower(
+            run_dir,
+            policy=policy,
+            stops=stops,
+            state=self._state,
+            kill=self.kill,
+            hear=self._take,
+            say=say,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Return the process of the head."""
+        return self._child.pid if self._child is not None else 0
+
+    async def start(self, start: GroupStart) -> tuple[str, int]:
+        """Start the head; return where it listens.
+
+        Raises:
+            OSError: What the head has to read can't be written.
+        """
+        log = await asyncio.to_thread(self._write_start, start)
+        listening = bind("127.0.0.1", 0)
+        host, port = listening.getsockname()[:2]
+        with listening:
+            order = GroupOrder(
+                run_dir=self._run_dir.path,
+                group=self._group,
+                listen_fd=listening.fileno(),
+                lifeline_fd=self._lifeline[0],
+            )
+            try:
+                self._child = proc.start(
+                    proc.node_program("group", *codec.to_words(order)),
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[order.listen_fd, order.lifeline_fd],
+                )
+            finally:
+                os.close(log)
+        head = self._run_dir.group(self._group).head
+        self._record.replace(head, {"host": host, "port": port}, mode=0o600)
+        return str(host), int(port)
+
+    def _write_start(self, start: GroupStart) -> int:
+        """Write what the head is told; return its log, which is open."""
+        folder = self._run_dir.group(self._group)
+        os.makedirs(folder.path, exist_ok=True)
+        atomic.write_json(folder.start, codec.to_plain(start))
+        path = self._run_dir.agent_log(f"group-{self._group}")
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    async def follow(self, address: tuple[str, int]) -> GroupOutcome | None:
+        """Pass on what the head says until it has ended; None when it left no result."""
+        await self._head.follow(address, self._wait_for_end)
+        await self._wait_for_end()  # one that was silent has been killed
+        return read_outcome(self._run_dir, self._group)
+
+    def _take(self, message: messages.Message) -> bool:
+        self._hear(message)
+        return True
+
+    def _state(self) -> str:
+        facts = proc.read_process(self.pid)
+        return facts.state if facts is not None else "X"
+
+    async def _wait_for_end(self) -> str:
+        while self._child is not None and self._child.poll() is None:
+            await asyncio.sleep(_POLL_S)
+        return "it has ended"
+
+    def send_stop(self) -> None:
+        """Ask the head to stop its group."""
+        self._head.send_stop()
+
+    def kill(self) -> None:
+        """SIGKILL the head; what it started becomes ours and is ended by `end_rest`."""
+        if self._child is not None:
+            self._child.send_signal(9)
+
+    def close(self) -> None:
+        """Cut the lifeline: a head that still lives ends."""
+        for fd in self._lifeline:
+            os.close(fd)
+
+
+MAX_GROUPS_AT_ONCE = 64
+MAX_HEADS_LOST = 2
+MAX_TOLD_GROUPS = 20  # of more, only failures are worth a line each
+SAY_WAIT_S = 4.0
+_TICK_S = 0.1
+_END_LIMIT_S = 15.0
+
+
+class ConductsGroup(Protocol):
+    """What conducts one group: a process of this machine, or Jobs of a cluster."""
+
+    @property
+    def pid(self) -> int:
+        """Return its process on this machine; 0 where there is none."""
+
+    async def start(self, start: GroupStart) -> tuple[str, int]:
+        """Start it; return where its head listens, where that is known."""
+
+    async def follow(self, address: tuple[str, int]) -> GroupOutcome | None:
+        """Pass on what it says until it has ended; None when it left no result."""
+
+    def send_stop(self) -> None:
+        """Ask it to stop its group."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+Hear = Callable[[messages.Message], None]
+
+
+class Elsewhere(Protocol):
+    """Where groups run that are not processes of this machine: they bring their own room."""
+
+    def conductor(self, plan: WorkflowPlan, group: GroupPlan, hear: Hear) -> ConductsGroup:
+        """Return what will conduct a group; `hear` gets what it says."""
+
+
+class WorkflowDisplay(Protocol):
+    """What the owner shows."""
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence of muster's own."""
+
+    def show_task(self, task: str, stream: int, text: str, left_out: int) -> None:
+        """Show what a task wrote."""
+
+
+@dataclass(slots=True)
+class _Group:
+    plan: GroupPlan
+    policy: OwnerPolicy
+    state: State = State.SUBMITTING
+    why: str | None = None
+    outcome: GroupOutcome | None = None
+    refusal: Report | None = None  # why it could not be started
+    told: GroupOutcome | None = None  # what the head said, for when it could not write it
+    process: ConductsGroup | None = None
+    scheduling_since: float | None = None
+    running_since: float | None = None
+    said_waiting: bool = False
+    lead_is_over: bool = False
+    running: asyncio.Task[None] | None = None
+
+
+class WorkflowOwner:
+    """Owns one workflow."""
+
+    def __init__(
+        self,
+        plan: WorkflowPlan,
+        run_dir: RunDir,
+        machine: Machine,
+        display: WorkflowDisplay,
+        hosts: "HostCapacity | None" = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._plan = plan
+        self._run_dir = run_dir
+        self._hosts = hosts
+        self._elsewhere = elsewhere
+        self._capacity: Capacity | HostCapacity = Capacity(machine) if hosts is None else hosts
+        self._display = display
+        self._record = RecordWriter(run_dir, display.say)
+        self._stops = Stops(may_save=lambda: True)
+        self._groups = {group.name: _Group(group, self._policy(group)) for group in plan.groups}
+        self._changed = asyncio.Event()
+        self._started_at = time.monotonic()
+
+    def _policy(self, group: GroupPlan) -> OwnerPolicy:
+        # A cancelled group may bring its outputs away for long: only silence ends it.
+        return OwnerPolicy(f"group {group.name}", Lives(MAX_HEADS_LOST), self._stops.requests)
+
+    async def run(self, early: EarlyStop | None = None) -> WorkflowResult:
+        """Conduct the workflow to its end and return its result.
+
+        Args:
+            early: Has listened for signals that ask to stop before this does.
+        """
+        async with self._record:
+            return await self._conduct(early)
+
+    async def _conduct(self, early: EarlyStop | None) -> WorkflowResult:
+        if self._is_here:
+            proc.become_subreaper()
+        self._stops.listen(self._take_stop, early)
+        groups = tuple(self._groups)
+        self._record.event(WorkflowStartedEvent(run_id=self._plan.run_id, groups=groups))
+        self._take_reused()
+        try:
+            while not all(group.state.is_final for group in self._groups.values()):
+                self._advance()
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(_TICK_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+            return self._conclude()
+        finally:
+            await self._end_everything()
+
+    @property
+    def _is_here(self) -> bool:
+        """Say whether the agents are processes of this machine: what a lost head leaves is ours then."""
+        return self._hosts is None and self._elsewhere is None
+
+    # What may start.
+
+    def _take_reused(self) -> None:
+        link_reused(self._plan, self._run_dir)
+        for name, folder in self._plan.reused.items():
+            why = f"taken from {os.path.basename(folder)}"
+            self._enter(self._groups[name], State.COMPLETED, why)
+
+    def _advance(self) -> None:
+        for group in self._groups.values():
+            if group.running is not None and group.running.done():
+                group.running.result()  # a bug of ours ends the workflow; nobody else would hear of it
+            if group.state in (State.SUBMITTING, State.WAITING):
+                self._consider(group)
+            if group.state is State.SCHEDULING and group.running is None:
+                self._try_start(group)
+
+    def _consider(self, group: _Group) -> None:
+        upstream = [self._groups[name] for name in group.plan.after]
+        failed = [g for g in upstream if g.state.is_failed]
+        if self._stops.count:
+            self._enter(group, State.FAILED_CANCELED, "stopped before it began")
+        elif failed:
+            names = ", ".join(f"{g.plan.name} ({g.state.value})" for g in failed)
+            self._enter(group, State.FAILED_UPSTREAM, f"it needs the output of {names}")
+        elif all(g.state is State.COMPLETED for g in upstream):
+            group.scheduling_since = time.monotonic()
+            self._enter(group, State.SCHEDULING, None)
+        else:
+            open_ones = [g.plan.name for g in upstream if not g.state.is_final]
+            self._enter(group, State.WAITING, f"waits for the outputs of {', '.join(open_ones)}")
+
+    def _try_start(self, group: _Group) -> None:
+        now = time.monotonic()
+        waited_s = now - (group.scheduling_since or now)
+        limit_s = group.plan.queue_timeout_s
+        if self._stops.count:
+            self._enter(group, State.FAILED_CANCELED, "stopped before it began")
+            return
+        if limit_s is not None and waited_s > limit_s:
+            why = f"it waited longer than its queue_timeout of {limit_s:g} s"
+            self._enter(group, State.FAILED_QUEUE_TIMEOUT, why)
+            return
+        begun = [g.running for g in self._groups.values() if g.running is not None]
+        num_running = sum(not running.done() for running in begun)
+        given = None
+        if num_running < MAX_GROUPS_AT_ONCE:
+            # A cluster has queues of its own.
+            here = self._elsewhere is None
+            given = self._capacity.try_take(group.plan) if here else {}
+        if given is not None:
+            group.running = asyncio.create_task(self._run_group(group, given))
+            return
+        group.why = self._capacity.why_waiting(group.plan)
+        if waited_s > SAY_WAIT_S and not group.said_waiting:
+            group.said_waiting = True
+            left = f"; {limit_s - waited_s:.0f} s left" if limit_s is not None else ""
+            self._record.event(GroupWaitsEvent(group=group.plan.name, text=group.why or ""))
+            if len(self._groups) <= MAX_TOLD_GROUPS:
+                self._display.say(f"group {group.plan.name} {group.why}{left}")
+
+    # One group.
+
+    async def _run_group(self, group: _Group, gpus: dict[str, list[str]]) -> None:
+        try:
+            while True:
+                events = self._run_dir.group(group.plan.name).events
+                attempts = next_task_attempts(events) if group.policy.lives.lost else {}
+                ran_s = time.monotonic() - (group.running_since or time.monotonic())
+                hosts = self._hosts
+                start = GroupStart(
+                    gpus={task: tuple(given) for task, given in gpus.items()},
+                    first_attempts=attempts,
+                    ran_s=ran_s,
+                    broker=hosts.broker if hosts is not None else None,
+                    nodes=hosts.nodes_of(group.plan.name) if hosts is not None else None,
+                )
+                await self._live_with_head(group, start)
+                follows = group.policy.after_loss(has_result=group.outcome is not None)
+                if follows is not WhatFollows.AGAIN:
+                    break
+                self._record.event(HeadLostEvent(group=group.plan.name))
+                self._display.say(
+                    f"the head of group {group.plan.name} was lost; it is started again"
+                )
+            self._end_group(group)
+        except MusterError as error:
+            group.refusal = report_of_error(error)
+            self._enter(group, State.FAILED_START_ERROR, error.what)
+        except OSError as error:  # a full disk: the owner waits for an end of the group
+            where = f" ({error.filename})" if error.filename else ""
+            why = f"its files can't be written{where}: {error.strerror}"
+            self._enter(group, State.FAILED_START_ERROR, why)
+        finally:
+            if self._elsewhere is None:
+                self._capacity.give_back(group.plan.name)
+            group.process = None
+            self._changed.set()
+
+    async def _live_with_head(self, group: _Group, start: GroupStart) -> None:
+        process = self._conductor(group)
+        group.process = process
+        try:
+            address = await process.start(start)
+            group.outcome = await process.follow(address) or group.told
+        finally:
+            process.close()
+            await self._end_orphans()
+
+    def _conductor(self, group: _Group) -> ConductsGroup:
+        def hear(message: messages.Message) -> None:
+            self._hear(group, message)
+
+        if self._elsewhere is not None:
+            return self._elsewhere.conductor(self._plan, group.plan, hear)
+        name = group.plan.name
+        stops, say = self._stops, self._display.say
+        return GroupProcess(self._run_dir, name, stops, group.policy, hear, say, self._record)
+
+    async def _end_orphans(self) -> None:
+        """What a lost head has left behind became ours; with hosts of ssh it ends by itself."""
+        if not self._is_here:  # our children are ssh, the master that it may have left, or kubectl
+            return
+        deadline = time.monotonic() + _END_LIMIT_S
+        while proc.end_children(self._heads()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)  # meanwhile other groups start heads
+
+    def _heads(self) -> frozenset[int]:
+        living = [g.process.pid for g in self._groups.values() if g.process is not None]
+        return frozenset(pid for pid in living if pid)
+
+    def _end_group(self, group: _Group) -> None:
+        if group.outcome is None:
+            state = State.FAILED_CANCELED if self._stops.count else State.FAILED_SERVER_ERROR
+            log = self._run_dir.agent_log(f"group-{group.plan.name}")
+            why = (
+                "the workflow was stopped"
+                if self._stops.count
+                else "the head of the group was lost"
+            )
+            self._enter(group, state, f"{why}; its log is {log}")
+            return
+        report = group.outcome.report
+        self._enter(group, group.outcome.state, report.error if report is not None else None)
+
+    def _hear(self, group: _Group, message: messages.Message) -> None:
+        match message:
+            case messages.TaskOutput():
+                self._display.show_task(
+                    message.task, message.stream, message.text, message.dropped_lines
+                )
+            case messages.Event(name=name, fields=fields):
+                self._hear_event(group, event_of(name, fields))
+
+    def _hear_event(self, group: _Group, event: RecordEvent | None) -> None:
+        match event:
+            case TaskStateEvent():
+                self._tell_task(group, event)
+            case GroupStateEvent():
+                state = State(event.state)
+                if state is State.RUNNING and group.running_since is None:
+                    group.running_since = time.monotonic()
+                if not state.is_final and group.state.may_become(state):
+                    self._enter(group, state, None)
+            case GroupWaitsEvent(text=text):
+                group.why = text
+                self._display.say(f"group {group.plan.name}: {text}")
+            case GroupEndedEvent(outcome=outcome):
+                group.told = outcome
+            case NoticeEvent(text=text):
+                self._display.say(text)
+
+    def _tell_task(self, group: _Group, event: TaskStateEvent) -> None:
+        """Say what a person would want to know now; the record has the rest."""
+        state, task, why = State(event.state), event.task, event.why
+        if task == group.plan.lead.name:
+            group.lead_is_over = state.is_final
+        if state is State.RESCHEDULED:
+            self._display.say(f"{task}: {why}")
+        elif state.is_failed and len(group.plan.tasks) > 1:
+            note = ""
+            counts = group.plan.lead.name == task or not group.plan.ignore_nonlead
+            if not counts and state is State.FAILED and not group.lead_is_over:
+                note = f"; the group continues until its lead {group.plan.lead.name} ends"
+            self._display.say(f"{task} is {state.value}: {why}{note}")
+
+    def _enter(self, group: _Group, state: State, why: str | None) -> None:
+        if state is group.state and why == group.why:
+            return
+        changed = state is not group.state
+        group.state, group.why = state, why
+        event = GroupStateEvent(group=group.plan.name, state=state.value, why=why)
+        self._record.event(event)
+        worth_a_line = state is not State.SCHEDULING and len(self._groups) <= MAX_TOLD_GROUPS
+        if changed and (worth_a_line or state.is_failed):
+            has_report = group.outcome is not None and group.outcome.report is not None
+            shown = None if has_report else why  # the report itself is printed at the end
+            self._display.say(f"group {group.plan.name} {_words_of(state, shown)}")
+        self._changed.set()
+
+    # Signals.
+
+    def _take_stop(self) -> None:
+        if self._stops.count == 1:
+            grace_s = self._plan.grace_s
+            self._display.say(
+                f"stopping: SIGTERM to all commands, SIGKILL after {grace_s:g} s"
+                " (Ctrl-C again for SIGKILL at once)"
+            )
+        for group in self._groups.values():
+            if group.process is not None:
+                if self._stops.count > 2:
+                    group.process.kill()
+                else:
+                    group.process.send_stop()
+        self._changed.set()
+
+    # The end.
+
+    def _conclude(self) -> WorkflowResult:
+        states = {name: group.state for name, group in self._groups.items()}
+        state = workflow_state(states.values())
+        outcomes = [g.outcome for g in self._groups.values() if g.outcome is not None]
+        code = 0
+        if state.is_failed:
+            code = next((o.exit_code for o in outcomes if o.state.is_failed), 1) or 1
+        if self._stops.count:
+            code = 128 + self._stops.signum
+        result = WorkflowResult(
+            run_id=self._plan.run_id,
+            state=state,
+            exit_code=code,
+            elapsed_s=time.monotonic() - self._started_at,
+            groups={name: state.value for name, state in states.items()},
+            reports=tuple(self._reports()),
+        )
+        self._record.event(WorkflowEndedEvent(state=state.value, exit_code=code))
+        self._record.replace(self._run_dir.result, codec.to_plain(result))
+        return result
+
+    def _reports(self) -> list[Report]:
+        reports: list[Report] = []
+        for group in self._groups.values():
+            if not group.state.is_failed or group.state is State.FAILED_UPSTREAM:
+                continue
+            if group.outcome is not None and group.outcome.report is not None:
+                reports.append(group.outcome.report)
+            elif group.state is not State.FAILED_CANCELED:
+                error = f"group {group.plan.name} is {group.state.value}: {group.why}"
+                known = group.refusal or Report(error="")
+                reports.append(replace(known, error=error))
+        return reports
+
+    async def _end_everything(self) -> None:
+        running = [g.running for g in self._groups.values() if g.running is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        deadline = time.monotonic() + _END_LIMIT_S
+        while self._is_here and proc.end_children() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+
+def _words_of(state: State, why: str | None) -> str:
+    words = {
+        State.WAITING: "waits",
+        State.INITIALIZING: "starts",
+        State.RUNNING: "runs",
+        State.COMPLETED: "has completed",
+    }
+    text = words.get(state, f"is {state.value}")
+    if state is State.WAITING and why:
+        return why
+    return f"{text}: {why}" if why else text

@@ -1,0 +1,168 @@
+"""Enter the view of a running process of a task, then become a command in it.
+
+That process is the task's command, a child of the process that started us; or a worker, whose variables we were given as
+our own. Its namespaces (user, mount, network), its root,
+its working directory and its environment become ours; without a command its shell is started: bash, or sh.
+Exit codes: 125 when the view can't be entered, 126 and 127 as a shell has them.
+"""
+
+import fcntl
+import os
+import sys
+import termios
+from dataclasses import dataclass
+from typing import NoReturn
+
+from torchmuster.core import proc
+from torchmuster.core.model.codec import from_words
+from torchmuster.workflow.sandbox import namespaces
+from torchmuster.workflow.sandbox.place_launch import VIEW_FAILED, LaunchError, become, find_command
+
+_KINDS = (
+    ("user", namespaces.NEW_USER),  # first: it gives the right to enter the others
+    ("mnt", namespaces.NEW_MOUNTS),
+    ("net", namespaces.NEW_NETWORK),
+)
+_SHELLS = ("bash", "sh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryOrder:
+    """The command line of `exec`.
+
+    Attributes:
+        worker_ticks: When the worker started, in clock ticks after the boot; None for a task's command.
+    """
+
+    pid: int
+    worker_ticks: int | None = None
+    tty: bool = False
+    term: str = ""
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecSurroundings:
+    """What is taken over from a process, opened while its /proc is still ours to see.
+
+    Attributes:
+        spaces: (descriptor, kind) of the namespaces that are not ours, in the order of entering.
+        root: Descriptor of its root; None when that is ours.
+        folder: Descriptor of its working directory.
+    """
+
+    spaces: tuple[tuple[int, int], ...]
+    root: int | None
+    folder: int
+    environment: dict[str, str]
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Enter and become the command; ends the process in every case."""
+    order = from_words(EntryOrder, arguments)
+    try:
+        surroundings = open_surroundings(order.pid, order.worker_ticks)
+        if order.tty:
+            _take_terminal()
+        enter(surroundings)
+        environment = dict(surroundings.environment)
+        if order.tty and order.term:
+            environment["TERM"] = order.term
+        command = list(order.command) or [find_shell(environment.get("PATH", os.defpath))]
+        become(command, environment)
+    except LaunchError as error:
+        print(f"muster: {error.what}", file=sys.stderr, flush=True)
+        sys.exit(error.code)
+
+
+def open_surroundings(pid: int, worker_ticks: int | None = None) -> ExecSurroundings:
+    """Return what belongs to a process that is a child of our parent, or a worker that began at a known time.
+
+    Raises:
+        LaunchError: It has gone, or it is not ours to follow.
+    """
+    try:
+        spaces = tuple((fd, kind) for name, kind in _KINDS if (fd := _space(pid, name)) is not None)
+        changes_files = any(kind == namespaces.NEW_MOUNTS for _, kind in spaces)
+        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
+        if not changes_files and os.path.samestat(os.fstat(root), os.stat("/")):
+            os.close(root)
+            root = -1
+        surroundings = ExecSurroundings(
+            spaces=spaces,
+            root=None if root < 0 else root,
+            folder=os.open(f"/proc/{pid}/cwd", os.O_PATH | os.O_CLOEXEC),
+            environment=read_environment(pid) if worker_ticks is None else dict(os.environ),
+        )
+        facts = proc.read_process(pid)
+    except OSError as error:
+        raise LaunchError(VIEW_FAILED, f"the task's process can't be seen: {error}") from error
+    # Asked last: had the number been given to another process meanwhile, it would not be our sibling.
+    is_it = facts is not None and facts.parent_pid == os.getppid()
+    if worker_ticks is not None:
+        is_it = facts is not None and facts.start_ticks == worker_ticks
+    if not is_it:
+        raise LaunchError(VIEW_FAILED, "the task's process has ended")
+    return surroundings
+
+
+def _space(pid: int, name: str) -> int | None:
+    """Return a descriptor of a namespace of the process; None when it is our own."""
+    fd = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    if os.path.samestat(os.fstat(fd), os.stat(f"/proc/self/ns/{name}")):
+        os.close(fd)
+        return None
+    return fd
+
+
+def read_environment(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with.
+
+    Raises:
+        OSError: It has gone, or may not be read.
+    """
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        pairs = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _take_terminal() -> None:
+    """Make standard input, a terminal, the one that controls our session."""
+    try:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    except OSError as error:
+        raise LaunchError(VIEW_FAILED, f"there is no terminal: {error.strerror}") from error
+
+
+def enter(surroundings: ExecSurroundings) -> None:
+    """Enter the namespaces, the root and the working directory.
+
+    Raises:
+        LaunchError: The kernel refused.
+    """
+    step = "entering the task's namespaces"
+    try:
+        for fd, kind in surroundings.spaces:
+            namespaces.join_fd(fd, kind)
+        step = "entering the task's root"
+        if surroundings.root is not None:
+            os.fchdir(surroundings.root)
+            os.chroot(".")
+        step = "entering the task's working directory"
+        os.fchdir(surroundings.folder)
+    except OSError as error:
+        raise LaunchError(VIEW_FAILED, f"{step} failed: {error.strerror}") from error
+
+
+def find_shell(search: str) -> str:
+    """Return the first shell that is there.
+
+    Raises:
+        LaunchError: There is none.
+    """
+    for name in _SHELLS:
+        try:
+            return find_command(name, search)
+        except LaunchError as error:
+            last = error
+    raise LaunchError(last.code, f"the task has no shell ({' or '.join(_SHELLS)}): name a command")

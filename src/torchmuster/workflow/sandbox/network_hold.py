@@ -1,0 +1,246 @@
+"""Hold the network of one group's tasks on this machine, and let go of it at the end.
+
+One hub namespace with a bridge and one namespace for each task, all without a name: they are
+descriptors of this process, which `setns` reaches as /proc/PID/fd/N, and vanish with it and with the
+last task in them. Standard output gets one line of JSON; standard input is the lifeline: at its end
+this process ends. (No PR_SET_PDEATHSIG: that ends us with the thread that started us, not the agent.)
+"""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import struct
+from typing import Any
+
+from torchmuster.core.model import codec
+from torchmuster.workflow.sandbox import namespaces, network_stack
+from torchmuster.workflow.sandbox.network_stack import NetworkOrder
+
+# As much of the kernel's route netlink as a private network needs: links, addresses, a default route.
+#
+# Raw, because `ip` is missing in many images and would be a process for every step.
+
+
+_NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE = 16, 20, 24
+_REQUEST, _ACKNOWLEDGE, _CREATE, _EXCLUSIVE = 0x1, 0x4, 0x400, 0x200
+_ERROR = 2
+_UP = 1
+# Attributes: linux/if_link.h, linux/if_addr.h, linux/veth.h
+_IFLA_NAME, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_NET_FD = 3, 10, 18, 28
+_INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_RTA_OIF, _RTA_GATEWAY = 4, 5
+_TABLE_MAIN, _PROTO_STATIC, _SCOPE_UNIVERSE, _UNICAST = 254, 4, 0, 1
+_TIMEOUT_S = 5.0
+
+
+class Netlink:
+    """A route netlink socket of the network namespace in which it was opened."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._socket.settimeout(_TIMEOUT_S)
+        self._socket.bind((0, 0))
+        self._sequence = 0
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def add_bridge(self, name: str) -> None:
+        """Make a bridge.
+
+        Raises:
+            OSError: The kernel refused; so do all methods below.
+        """
+        info = _attribute(_INFO_KIND, b"bridge")
+        self._new_link(_name(name) + _attribute(_IFLA_LINKINFO, info))
+
+    def add_veth(self, name: str, *, master: str, peer: str, peer_namespace_fd: int) -> None:
+        """Make a pair of links: `name` here, on the bridge `master`, and `peer` elsewhere."""
+        there = _link_header() + _name(peer)
+        there += _attribute(_IFLA_NET_FD, struct.pack("=I", peer_namespace_fd))
+        info = _attribute(_INFO_KIND, b"veth")
+        info += _attribute(_INFO_DATA, _attribute(_VETH_PEER, there))
+        bridge = struct.pack("=I", socket.if_nametoindex(master))
+        here = _name(name) + _attribute(_IFLA_MASTER, bridge)
+        self._new_link(here + _attribute(_IFLA_LINKINFO, info))
+
+    def set_up(self, name: str) -> None:
+        """Switch a link on."""
+        header = struct.pack("=BxHiII", 0, 0, socket.if_nametoindex(name), _UP, _UP)
+        self._ask(_NEW_LINK, 0, header)
+
+    def set_master(self, name: str, master: str) -> None:
+        """Make a link a port of the bridge `master`."""
+        header = struct.pack("=BxHiII", 0, 0, socket.if_nametoindex(name), 0, 0)
+        bridge = struct.pack("=I", socket.if_nametoindex(master))
+        self._ask(_NEW_LINK, 0, header + _attribute(_IFLA_MASTER, bridge))
+
+    def add_default_route(self, name: str, gateway: str) -> None:
+        """Send all other IPv4 traffic to `gateway`, by the link `name`."""
+        kind = (_TABLE_MAIN, _PROTO_STATIC, _SCOPE_UNIVERSE, _UNICAST)
+        header = struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, *kind, 0)
+        index = struct.pack("=I", socket.if_nametoindex(name))
+        body = _attribute(_RTA_GATEWAY, socket.inet_aton(gateway)) + _attribute(_RTA_OIF, index)
+        self._ask(_NEW_ROUTE, _CREATE | _EXCLUSIVE, header + body)
+
+    def add_address(self, name: str, address: str, prefix_bits: int) -> None:
+        """Give a link an IPv4 address; the route to its network comes with it."""
+        index = socket.if_nametoindex(name)
+        packed = socket.inet_aton(address)
+        header = struct.pack("=BBBBI", socket.AF_INET, prefix_bits, 0, 0, index)
+        body = header + _attribute(_IFA_LOCAL, packed) + _attribute(_IFA_ADDRESS, packed)
+        self._ask(_NEW_ADDRESS, _CREATE | _EXCLUSIVE, body)
+
+    def _new_link(self, attributes: bytes) -> None:
+        self._ask(_NEW_LINK, _CREATE | _EXCLUSIVE, _link_header() + attributes)
+
+    def _ask(self, kind: int, flags: int, body: bytes) -> None:
+        self._sequence += 1
+        flags |= _REQUEST | _ACKNOWLEDGE
+        header = struct.pack("=IHHII", 16 + len(body), kind, flags, self._sequence, 0)
+        self._socket.send(header + body)
+        answer = self._socket.recv(1 << 16)
+        _, said, _, _, _, code = struct.unpack_from("=IHHIIi", answer)
+        if said == _ERROR and code != 0:
+            raise OSError(-code, os.strerror(-code))
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+
+def _name(name: str) -> bytes:
+    return _attribute(_IFLA_NAME, name.encode() + b"\0")
+
+
+def _link_header() -> bytes:
+    return struct.pack("=BxHiII", 0, 0, 0, 0, 0)
+
+
+_PREFIX_BITS = 24
+
+
+def main(arguments: list[str]) -> int:
+    """Make the network, say so, and wait for the end of standard input."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)  # meant for the run; the lifeline decides
+    wanted = codec.from_word(NetworkOrder, arguments)
+    out = wanted.stack or {}
+    guard = network_stack.fork_guard() if out else None
+    try:
+        answer = make_network(list(wanted.addresses), wanted.interface)
+        if guard is not None:
+            answer |= open_network_stack(guard, out, answer, wanted.interface)
+    except OSError as error:
+        print(json.dumps({"error": error.strerror or str(error)}), flush=True)
+        return 1
+    print(json.dumps(answer), flush=True)
+    while os.read(0, 4096):
+        pass
+    return 0
+
+
+def make_network(addresses: list[str], interface: str) -> dict[str, Any]:
+    """Make the hub and the tasks' namespaces; return the descriptors by which they are reached.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    user = namespaces.enter_user_namespace(namespaces.NEW_NETWORK)
+    hub_fd = _own_namespace("net")
+    hub = Netlink()
+    suffix = secrets.token_hex(3)
+    bridge = f"mu{suffix}"
+    hub.add_bridge(bridge)
+    hub.set_up("lo")
+    hub.set_up(bridge)
+    fds: list[int] = []
+    for number, address in enumerate(addresses):
+        fd = _new_namespace()
+        namespaces.join_fd(hub_fd, namespaces.NEW_NETWORK)
+        port = f"mu{suffix}.{number}"
+        hub.add_veth(port, master=bridge, peer=interface, peer_namespace_fd=fd)
+        hub.set_up(port)
+        namespaces.join_fd(fd, namespaces.NEW_NETWORK)
+        _configure(interface, address)
+        namespaces.join_fd(hub_fd, namespaces.NEW_NETWORK)
+        fds.append(fd)
+    hub.close()
+    user_fd = _own_namespace("user") if user else None
+    return {"user_fd": user_fd, "hub_fd": hub_fd, "fds": fds, "bridge": bridge}
+
+
+def open_network_stack(
+    guard: network_stack.Guard, wanted: dict[str, Any], made: dict[str, Any], interface: str
+) -> dict[str, Any]:
+    """Start the network stack and lead the tasks to it; a network without one is whole, too."""
+    pid, user_fd = os.getpid(), made["user_fd"]
+    (hub,) = network_stack.task_paths(pid, [made["hub_fd"]])
+    stack = network_stack.NetworkStack(
+        **wanted,
+        hub=hub,
+        user=None if user_fd is None else network_stack.task_paths(pid, [user_fd])[0],
+        tasks=network_stack.task_paths(pid, made["fds"]),
+    )
+    lacking = list(made["fds"])
+    why = guard.open(stack, lambda: stack.kind == "pasta" and _have_routes(lacking))
+    if why is not None:
+        return {"stack_error": why}
+    gateway = network_stack.address_of(stack.outside, network_stack.GATEWAY)
+    resolver = network_stack.address_of(stack.outside, network_stack.RESOLVER)
+    if stack.kind == "slirp4netns":
+        gateway = network_stack.address_of(stack.subnet, network_stack.GATEWAY)
+        resolver = network_stack.address_of(stack.subnet, network_stack.RESOLVER)
+        try:
+            _lead_to_tap(made, interface, gateway)
+        except OSError as error:
+            return {"stack_error": f"{stack.kind}: {error.strerror}"}
+    return {"gateway": gateway, "resolver": resolver}
+
+
+def _have_routes(fds: list[int]) -> bool:
+    """Say whether all of these namespaces have a default route; those that do leave the list."""
+    while fds:
+        namespaces.join_fd(fds[-1], namespaces.NEW_NETWORK)
+        with open("/proc/thread-self/net/route") as file:
+            if not any(line.split()[1] == "00000000" for line in file):
+                return False
+        fds.pop()
+    return True
+
+
+def _lead_to_tap(made: dict[str, Any], interface: str, gateway: str) -> None:
+    namespaces.join_fd(made["hub_fd"], namespaces.NEW_NETWORK)
+    hub = Netlink()
+    hub.set_master(network_stack.TAP, made["bridge"])
+    hub.set_up(network_stack.TAP)
+    hub.close()
+    for fd in made["fds"]:
+        namespaces.join_fd(fd, namespaces.NEW_NETWORK)
+        task = Netlink()
+        task.add_default_route(interface, gateway)
+        task.close()
+    namespaces.join_fd(made["hub_fd"], namespaces.NEW_NETWORK)
+
+
+def _new_namespace() -> int:
+    namespaces.unshare(namespaces.NEW_NETWORK)
+    return _own_namespace("net")
+
+
+def _configure(interface: str, address: str) -> None:
+    link = Netlink()
+    try:
+        link.set_up("lo")
+        link.add_address(interface, address, _PREFIX_BITS)
+        link.set_up(interface)
+    finally:
+        link.close()
+
+
+def _own_namespace(kind: str) -> int:
+    return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,0 +1,1 @@
+"""The agent of one task, its inputs and outputs. Standard library only."""

@@ -1,0 +1,444 @@
+"""The agent of one task: fetches its inputs, starts its command when the head says so, brings its outputs away.
+
+It does one thing at a time (`_activity`) and hears the head meanwhile. Its command never outlives it, and it never
+outlives the head for long: what it started is killed when the connection is gone.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import torchmuster
+from torchmuster.core import proc
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.files.layout import WorkingFolder
+from torchmuster.core.model.states import State
+from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel
+from torchmuster.core.net.ipc import (
+    AgentAnswer,
+    BarrierReleased,
+    BarrierWaits,
+    CallFailed,
+    IpcCall,
+    IpcServer,
+    TaskRequest,
+)
+from torchmuster.core.node.head_link import HeadLink
+from torchmuster.core.node.options import HeadPlace
+from torchmuster.core.node.output import RankOutput, Voice
+from torchmuster.core.node.shell import NodeShell, SetupError
+from torchmuster.errors import MusterError, found_bug
+from torchmuster.launcher.facts.system import explain_kill, read_counters
+from torchmuster.launcher.node.exec import Execs
+from torchmuster.workflow.sandbox.view import CommandView
+from torchmuster.workflow.task.command import CommandFailedError, TaskCommand
+from torchmuster.workflow.task.data import Stored, fetch_inputs, publish, upload_outputs
+from torchmuster.workflow.task.options import TaskOptions, wait_for_names
+from torchmuster.workflow.task.setup import TaskFacts
+
+CODE_DOWNLOAD = 2010
+CODE_START = 3003
+_LOOK_EVERY_S = 1.0
+_JOIN_S = 60.0
+_REAP_S = 0.01
+_MAX_UNSENT_SHOW_BYTES = 1 << 20
+
+
+class TaskAgent:
+    """Lives for one stay of a task in one working place: an attempt, and its restarts in place."""
+
+    def __init__(self, options: TaskOptions, disk: DiskWriter, voice: Voice) -> None:
+        self._options = options
+        self._disk = disk
+        self._voice = voice
+        self._attempt = options.attempt
+        folder = options.run_dir.task_folder(options.task.name)
+        self._place = WorkingFolder(os.path.join(folder, f"place-{options.attempt}"))
+        self._activity: asyncio.Task[None] | None = None
+        self._command: TaskCommand | None = None
+        self._stop_at: float | None = None  # when SIGKILL follows
+        heads = HeadPlace(addresses=options.heads, secret=options.secret, join_timeout_s=_JOIN_S)
+        self._link = HeadLink(heads, voice.say)
+        self._why_gone = ""
+        self._calls: dict[str, IpcCall[TaskRequest]] = {}
+        self._num_calls = 0
+        self._has_inputs = False
+        self._is_set_up = False
+        self._view: CommandView | None = None
+        self._execs = Execs(options.task.name, self._send)
+
+    async def run(self) -> int:
+        """Serve the head until it lets us go; return the exit code of the agent itself."""
+        path = self._options.socket_path
+        serving = IpcServer(path, self._command_pids, TaskRequest, self._answer_call)
+        await serving.open()
+        channel = await self._link.call()
+        self._link.lease.begin()  # however long the call took
+        watching = asyncio.create_task(self._watch_lease())
+        self._begin(self._prepare())
+        try:
+            why = await self._link.converse(channel, self._hello(channel), self._take)
+            if why is None:
+                return 0
+            why = self._why_gone or f"the head of the group has gone ({why})"
+            self._voice.say(f"{why}: the command is ended")
+            return 7
+        finally:
+            watching.cancel()
+            await self._end_everything()
+            serving.close()
+            await channel.close()
+
+    # The head.
+
+    def _hello(self, channel: Channel) -> messages.TaskHello:
+        address = channel.own_address
+        host = socket.gethostname()
+        network = self._options.network
+        if self._options.address is not None:  # a name of this host may mean nothing elsewhere
+            address = host = self._options.address
+        elif network is not None:
+            address, host = network.address, network.name
+        elif self._options.host_name is not None:
+            host = self._options.host_name
+            address = os.environ.get("MUSTER_POD_IP", address)
+        elif address.startswith("127."):
+            host = "localhost"
+        return messages.TaskHello(
+            task=self._options.task.name,
+            attempt=self._attempt,
+            version=torchmuster.__version__,
+            pid=os.getpid(),
+            host=host,
+            address=address,
+            boot_id=proc.boot_id(),
+            network_id=proc.network_id(),
+        )
+
+    async def _watch_lease(self) -> None:
+        """Without an echo for 10 s the command ends, for somebody may have replaced us."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            silent_s = self._link.silent_s()
+            if silent_s is not None and self._link.channel is not None:
+                self._why_gone = f"no word from the head of the group for {silent_s:.0f} s"
+                self._link.channel.abort()
+
+    def _send(self, message: messages.Message) -> None:
+        self._link.send(message)
+
+    async def _take(self, message: messages.Message) -> bool:
+        """Do what the head orders; say whether the agent stays."""
+        match message:
+            case messages.TaskLeave():
+                return False
+            case messages.TaskWelcome():
+                self._link.welcome(message)
+            case messages.TaskBegin():
+                self._begin(self._run_command(message))
+            case messages.TaskAgain(attempt=attempt):
+                self._attempt = attempt
+                self._stop_at = None
+                self._begin(self._prepare())
+            case messages.TaskStop(attempt=attempt, grace_s=grace_s):
+                if attempt == self._attempt:
+                    self._stop(grace_s)
+            case messages.TaskUpload(succeeded=succeeded):
+                self._begin(self._upload(succeeded=succeeded))
+            case messages.Forward(signum=signum):
+                if self._command is not None:
+                    self._command.forward(signum)
+            case messages.BarrierAnswer():
+                await self._pass_answer(message)
+            case _ if isinstance(message, messages.FromExecClient):
+                self._execs.take(message, self._command if self._has_process() else None)
+        return True
+
+    def _begin(self, activity: Coroutine[Any, Any, None]) -> None:
+        self._activity = asyncio.create_task(activity)
+        self._activity.add_done_callback(self._report_bug)
+
+    def _report_bug(self, task: asyncio.Task[None]) -> None:
+        """An activity that breaks must not leave the head waiting."""
+        if task.cancelled() or task.exception() is None:
+            return
+        error = found_bug("the agent", task.exception())
+        self._voice.print(error.why or error.what)
+        self._not_prepared(error, State.FAILED_SERVER_ERROR, CODE_START)
+
+    # Before the command.
+
+    async def _prepare(self) -> None:
+        try:
+            for folder in (self._place.output, self._place.work):
+                os.makedirs(folder, exist_ok=True)
+            if self._needs_setup():
+                await self._set_up()
+            if not self._has_inputs:  # a restart in place finds them here
+                await fetch_inputs(
+                    self._options.task,
+                    self._place,
+                    self._options.run_dir,
+                    self._doing,
+                    self._outer_facts().resolve,
+                )
+                self._has_inputs = True
+        except SetupError as error:
+            self._not_prepared(error, State.FAILED_START_ERROR, CODE_START)
+            return
+        except MusterError as error:
+            self._not_prepared(error, State.FAILED, CODE_DOWNLOAD)
+            return
+        except OSError as error:
+            wrapped = MusterError(
+                "the working directory can't be made", where=error.filename, why=error.strerror
+            )
+            self._not_prepared(wrapped, State.FAILED_START_ERROR, CODE_START)
+            return
+        free = () if self._options.network else _free_ports(self._options.port_candidates)
+        free = free or self._options.port_candidates[:8]
+        self._send(messages.TaskPrepared(attempt=self._attempt, free_ports=free))
+
+    def _needs_setup(self) -> bool:
+        """Say whether lines are to be run: once on a node, and a run of training runs them itself on each of its nodes."""
+        is_training = self._options.task.training is not None
+        return bool(self._options.plan.setup) and not self._is_set_up and not is_training
+
+    async def _set_up(self) -> None:
+        """Run the site's setup lines; their variables are from here on those of this process and its children."""
+        plan, node = self._options.plan, socket.gethostname()
+        log = self._options.run_dir.setup_log(node)
+        shell = NodeShell(node, self._notice, lambda data: self._disk.append(log, data))
+        self._disk.append(log, "".join(f"+ {line}\n" for line in plan.setup).encode())
+        shelled = await shell.run_lines(plan.setup, dict(os.environ), {}, plan.setup_origin)
+        os.environ.clear()
+        os.environ.update(shelled.environment)
+        self._is_set_up = True
+
+    def _doing(self, text: str) -> None:
+        self._voice.say(text)
+        self._send(messages.TaskDoing(text=text))
+
+    def _notice(self, text: str) -> None:
+        self._voice.say(text)
+        self._send(messages.Notice(text=text))
+
+    def _not_prepared(self, error: MusterError, state: State, code: int) -> None:
+        where = f" ({error.where})" if error.where else ""
+        self._send(
+            messages.TaskNotPrepared(
+                attempt=self._attempt,
+                state=state.value,
+                why=f"{error.what}{where}"[:2000],
+                code=code,
+                detail=tuple((error.why or "").splitlines()[-40:]),
+                hint=error.fix,
+            )
+        )
+
+    # The command.
+
+    async def _run_command(self, begin: messages.TaskBegin) -> None:
+        if self._options.host_name is not None:
+            await wait_for_names(begin.hosts.values(), self._doing)
+        facts = TaskFacts(
+            workflow=self._options.plan,
+            group=self._options.group,
+            task=self._options.task,
+            attempt=self._attempt,
+            place=self._place,
+            hosts=begin.hosts,
+            addresses=begin.addresses,
+            ports=begin.ports,
+        )
+        log = self._options.run_dir.task_log(
+            self._options.group.name, self._options.task.name, self._attempt
+        )
+        output = RankOutput(0, log, self._disk, self._show, frozenset((1, 2)), {})
+        before = read_counters()
+        started_at = time.monotonic()
+        try:
+            command = TaskCommand(facts, self._options, self._voice)
+            self._command = command
+            command.start(output, self._view, self._notice)
+            self._view = command.view
+        except MusterError as error:
+            output.close()
+            self._command = None
+            self._not_prepared(error, State.FAILED_START_ERROR, CODE_START)
+            return
+        self._send(messages.TaskStarted(attempt=self._attempt, pid=command.pid))
+        if self._stop_at is not None:  # the stop has overtaken the start
+            command.terminate()
+        try:
+            status = await self._wait_for_end(command)
+        finally:
+            output.close()
+        self._command = None
+        self._stop_at = None
+        try:
+            code, signum = command.read_end(status)
+        except CommandFailedError as error:
+            command.leave()
+            self._not_prepared(error, error.state, error.code)
+            return
+        await command.finish()
+        evidence = explain_kill(before, command.pid) if signum == signal.SIGKILL else None
+        self._send(
+            messages.TaskEnded(
+                attempt=self._attempt,
+                code=code,
+                signum=signum,
+                elapsed_s=time.monotonic() - started_at,
+                tail=output.tail(),
+                memory_evidence=evidence,
+            )
+        )
+
+    async def _wait_for_end(self, command: TaskCommand) -> int:
+        """Wait until the command has ended and nothing of it is left; mind a stop's grace."""
+        while (status := command.poll()) is None:
+            self._kill_when_due(command)
+            await asyncio.sleep(_REAP_S)
+        self._execs.end_all("the command of the task has ended")
+        while self._stop_at is not None and command.has_processes():  # they save what they can
+            self._kill_when_due(command)
+            await asyncio.sleep(_REAP_S)
+        while not command.end_rest():
+            await asyncio.sleep(_REAP_S)
+        return status
+
+    def _kill_when_due(self, command: TaskCommand) -> None:
+        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+            command.kill()
+            self._stop_at = time.monotonic() + 1.0
+
+    def _stop(self, grace_s: float) -> None:
+        first = self._stop_at is None
+        kill_at = time.monotonic() + grace_s
+        self._stop_at = kill_at if self._stop_at is None else min(self._stop_at, kill_at)
+        if grace_s > 0 and first and self._command is not None:
+            self._command.terminate()
+
+    def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
+        del rank
+        if self._link.channel is None or self._link.channel.unsent_bytes > _MAX_UNSENT_SHOW_BYTES:
+            return
+        name = self._options.task.name
+        message = messages.TaskOutput(task=name, stream=stream, text=text, dropped_lines=left_out)
+        self._link.channel.send_nowait(message)
+
+    # After it.
+
+    async def _upload(self, *, succeeded: bool) -> None:
+        error: str | None = None
+        stored = Stored()
+        try:
+            stored = await upload_outputs(
+                self._options.task,
+                self._place,
+                self._doing,
+                succeeded=succeeded,
+                run_id=self._options.plan.run_id,
+                resolve=self._outer_facts().resolve,
+            )
+        except MusterError as failed:
+            why = f": {failed.why}" if failed.why else ""
+            error = f"{failed.what}{f' ({failed.where})' if failed.where else ''}{why}"
+        try:
+            publish(self._options.run_dir.task_output(self._options.task.name), self._place.output)
+        except OSError as failed_link:
+            error = error or f"the output can't be published: {failed_link.strerror}"
+        self._send(
+            messages.TaskUploaded(
+                attempt=self._attempt,
+                error=error,
+                notes=tuple(stored.notes),
+                versions=tuple(stored.versions),
+            )
+        )
+
+    def _outer_facts(self) -> TaskFacts:
+        """Return what the tokens of URLs stand for: those that need no other task."""
+        return TaskFacts(
+            workflow=self._options.plan,
+            group=self._options.group,
+            task=self._options.task,
+            attempt=self._attempt,
+            place=self._place,
+        )
+
+    async def _end_everything(self) -> None:
+        if self._activity is not None:
+            self._activity.cancel()
+            await asyncio.gather(self._activity, return_exceptions=True)
+        if self._command is not None:
+            self._command.kill()
+        self._execs.end_all("the agent of the task has ended")
+        deadline = time.monotonic() + 10.0
+        while proc.end_children() and time.monotonic() < deadline:
+            await asyncio.sleep(_REAP_S)
+        if self._command is not None:
+            self._command.leave()
+
+    # Calls of the task's processes.
+
+    def _command_pids(self) -> set[int]:
+        if self._command is None:
+            return set()
+        return self._command.pids() | self._execs.pids
+
+    def _has_process(self) -> bool:
+        return self._command is not None and self._command.pid > 0 and self._command.poll() is None
+
+    async def _answer_call(self, call: IpcCall[TaskRequest]) -> None:
+        """Pass a process's call to the head; its answers come back by the number of the call."""
+        self._num_calls += 1
+        caller_id = f"{self._options.task.name}/{os.getpid()}/{self._num_calls}"
+        self._calls[caller_id] = call
+        self._send(messages.BarrierCall(caller_id=caller_id, **vars(call.request)))
+        try:
+            await call.closed.wait()
+        finally:
+            self._calls.pop(caller_id, None)
+            self._send(messages.BarrierLeave(caller_id=caller_id))
+
+    async def _pass_answer(self, answer: messages.BarrierAnswer) -> None:
+        call = self._calls.get(answer.caller_id)
+        if call is not None:
+            await call.reply(answer_of_barrier(answer))
+            if answer.kind is not messages.BarrierState.WAITING:
+                call.closed.set()
+
+
+def answer_of_barrier(answer: messages.BarrierAnswer) -> AgentAnswer:
+    """Return what the head says of a barrier as the process gets it that waits there."""
+    match answer.kind:
+        case messages.BarrierState.RELEASED:
+            return BarrierReleased()
+        case messages.BarrierState.WAITING:
+            return BarrierWaits(what=answer.what, left_s=answer.left_s)
+        case messages.BarrierState.FAILED:
+            return CallFailed(
+                what=answer.what,
+                where=answer.where,
+                why=answer.why,
+                fix=answer.fix,
+                timed_out=answer.timed_out,
+            )
+
+
+def _free_ports(candidates: tuple[int, ...]) -> tuple[int, ...]:
+    """Return which of the candidates nobody listens on here."""
+    free: list[int] = []
+    for port in candidates:
+        with contextlib.suppress(OSError), socket.socket() as trying:
+            trying.bind(("", port))
+            free.append(port)
+    return tuple(free)

@@ -1,0 +1,235 @@
+"""The command of a task as a process: in its own view of files and network, ended with everything it started."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.model import codec, contract
+from torchmuster.core.model.plan import NodeSetup
+from torchmuster.core.model.states import State
+from torchmuster.core.node.output import RankOutput, Voice
+from torchmuster.core.node.shell import Transfer
+from torchmuster.errors import MusterError
+from torchmuster.workflow.plan import GroupNodes, TrainingStart
+from torchmuster.workflow.sandbox.container import CODE_START
+from torchmuster.workflow.sandbox.view import CommandView
+from torchmuster.workflow.task import setup as task_setup
+from torchmuster.workflow.task.data import start_checkpoint
+from torchmuster.workflow.task.options import TaskOptions
+from torchmuster.workflow.task.setup import TaskFacts
+from torchmuster.workflow.task.view import open_view
+
+Say = Callable[[str], None]
+
+
+class CommandFailedError(MusterError):
+    """The command's surroundings could not be made, so it never began."""
+
+    state = State.FAILED_START_ERROR
+    code = CODE_START
+
+
+class TaskCommand:
+    """One start of a task's command."""
+
+    def __init__(self, facts: TaskFacts, options: TaskOptions, voice: Voice) -> None:
+        self._facts = facts
+        self._options = options
+        self._voice = voice
+        self._child: proc.Child | None = None
+        self._checkpoints: list[Transfer] = []
+        self._view: CommandView | None = None
+        self._output: RankOutput | None = None
+
+    @property
+    def pid(self) -> int:
+        """Return the process, which is the leader of its session; 0 before the start."""
+        return self._child.pid if self._child is not None else 0
+
+    worker_ticks = None  # for `muster exec`: its process says all
+    environment = None
+
+    @property
+    def view(self) -> CommandView | None:
+        """Return what the command sees of files and network."""
+        return self._view
+
+    def start(self, output: RankOutput, earlier: CommandView | None, notice: Say) -> None:
+        """Start it; what it writes goes to `output`.
+
+        Args:
+            output: Gets the two streams, for the log and the terminal.
+            earlier: The view of the attempt before it in the same place: what it wrote is kept.
+            notice: Gets sentences for the user.
+
+        Raises:
+            MusterError: It can't be started.
+        """
+        secrets = task_setup.read_credentials(self._facts.task)
+        variables = self._variables(secrets)
+        words = self._words()
+        self._view = open_view(self._facts, self._options, secrets, notice)
+        if earlier is not None:
+            self._view.take_over(earlier)
+        self._output = output
+        stdout, stderr = output.open()
+        try:
+            self._child = self._view.start(words, variables, stdout, stderr)
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+        login = task_setup.credential_variables(self._facts.task, secrets)
+        for entry in self._facts.task.checkpoints:
+            path = self._view.host_path(os.path.join("/", self._facts.resolve(entry.path)))
+            self._checkpoints.append(
+                start_checkpoint(entry, path, self._facts.resolve, self._voice.say, login)
+            )
+
+    def _variables(self, secrets: dict[str, dict[str, str]]) -> dict[str, str]:
+        variables = task_setup.environment(self._facts, os.environ, self._options.gpus)
+        variables[contract.TASK_SOCKET_VARIABLE] = self._options.socket_path
+        return {**variables, **task_setup.credential_variables(self._facts.task, secrets)}
+
+    def _words(self) -> list[str]:
+        if self._facts.task.training is not None:
+            return training_words(self._facts, self._options)
+        return list(task_setup.command_words(self._facts))
+
+    def poll(self) -> int | None:
+        """Return the exit status (negative for a signal), or None while it runs."""
+        return self._child.poll() if self._child is not None else 0
+
+    def has_begun(self) -> bool:
+        """Say whether the command itself runs: not yet while its launcher makes the view."""
+        try:
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            return False
+        launcher = [os.fsencode(word) for word in proc.node_program("view")]
+        return len(words) > 1 and words[1:5] != launcher[1:]
+
+    def terminate(self) -> None:
+        """SIGTERM to the command and what is in its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGTERM)
+
+    def forward(self, signum: int) -> None:
+        """Send a signal to each process of the command that catches it; it would end the others."""
+        for pid in (self.pid, *proc.descendants(self.pid)):
+            if proc.catches_signal(pid, signum):
+                proc.kill_quietly(pid, signum)
+
+    def kill(self) -> None:
+        """SIGKILL to everything that the command started."""
+        if self._view is not None:
+            self._view.kill()
+        proc.kill_session(self.pid)
+        for pid in proc.descendants(self.pid):
+            proc.kill_quietly(pid)
+        self.end_rest()
+
+    def has_processes(self) -> bool:
+        """Say whether anything that the command started still runs."""
+        helpers = {pid for t in self._checkpoints for pid in _family(t.child.pid)}
+        return any(pid not in helpers for pid in proc.descendants(os.getpid()))
+
+    def end_rest(self) -> bool:
+        """Kill and reap what the command has left behind; say whether nothing is left."""
+        return not proc.end_children(frozenset(t.child.pid for t in self._checkpoints))
+
+    def read_end(self, status: int) -> tuple[int, int | None]:
+        """Return the exit code as a shell shows it, and the signal.
+
+        Raises:
+            CommandFailedError: The command itself never began.
+        """
+        if self._view is not None and (why := self._view.why_not_begun()) is not None:
+            raise CommandFailedError("the command's environment can't be set up", why=why)
+        self._refuse_engine_failure(status)
+        return (128 - status, -status) if status < 0 else (status, None)
+
+    def _refuse_engine_failure(self, status: int) -> None:
+        tail = self._output.tail() if self._output is not None else ()
+        failure = self._view.engine_failure(status, tail) if self._view is not None else None
+        if failure is not None:
+            error = CommandFailedError(failure.what, why=failure.why)
+            error.state, error.code = failure.state, failure.code
+            raise error
+
+    def pids(self) -> set[int]:
+        """Return the processes whose descendants belong to the command."""
+        return {self.pid, *(self._view.pids() if self._view is not None else ())}
+
+    async def finish(self) -> None:
+        """Let the checkpoints be uploaded once more; what fails is said, the command counts."""
+        for transfer in self._checkpoints:
+            transfer.end_input()
+        for transfer in self._checkpoints:
+            try:
+                await transfer.finish()
+            except MusterError as error:
+                self._voice.say(f"the last checkpoint was not uploaded: {error.what}")
+        self._checkpoints.clear()
+        self.leave()
+
+    def leave(self) -> None:
+        """Remove what was put outside of the working place."""
+        if self._view is not None:
+            self._view.close()
+
+
+def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
+    """Return the command that conducts a training task as `muster run` does."""
+    training = facts.task.training
+    if training is None:
+        raise ValueError("not a training task")
+    run_dir, plan = options.run_dir, options.plan
+    args = tuple(facts.resolve(word) for word in training.args)
+    folders = (facts.place.output, *make_folders(args, facts.place.output))
+    nodes = atomic.read_json(run_dir.group(facts.group.name).nodes)
+    start = TrainingStart(
+        task=facts.task.name,
+        training=replace(training, script=facts.resolve(training.script), args=args),
+        folder=run_dir.training_folder(facts.task.name, facts.attempt),
+        snapshots=os.path.join(run_dir.task_folder(facts.task.name), "snapshots"),
+        cwd=plan.cwd,
+        grace_s=plan.grace_s,
+        node_setup=NodeSetup(lines=plan.setup, origin=plan.setup_origin),
+        nodes=codec.from_plain(GroupNodes, nodes) if nodes is not None else None,
+        folders=folders,
+    )
+    path = os.path.join(facts.place.path, "training.json")
+    atomic.write_json(path, codec.to_plain(start))
+    # Not isolated: the scheduler of its job may be an engine of another package.
+    return [sys.executable, proc.NODE_DOOR, "training-task", path]
+
+
+def make_folders(args: Sequence[str], output: str) -> list[str]:
+    """Make the folders in which arguments name files of `{{output}}`: there is no shell to do it. Return them.
+
+    Raises:
+        MusterError: One can't be made.
+    """
+    made: list[str] = []
+    for word in args:
+        path = os.path.normpath(word.partition("=")[2] if word.startswith("-") else word)
+        if not path.startswith(f"{output}/"):
+            continue
+        folder = os.path.dirname(path)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            what = f"the folder of the argument `{word}` can't be made"
+            raise MusterError(what, where=folder, why=error.strerror) from error
+        made.append(folder)
+    return made
+
+
+def _family(pid: int) -> list[int]:
+    return [pid, *proc.descendants(pid)]

@@ -1,0 +1,174 @@
+"""What a task's command needs before it can begin: tokens replaced, files, variables, and its words.
+
+Pure but for reading credentials: values in, values out.
+"""
+
+import base64
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torchmuster.core.files.layout import WorkingFolder, muster_home
+from torchmuster.core.model import contract
+from torchmuster.core.model.text import did_you_mean
+from torchmuster.core.model.tokens import Token, resolve
+from torchmuster.errors import MusterError
+from torchmuster.workflow.plan import GroupPlan, TaskFile, TaskPlan, WorkflowPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts:
+    """What runtime tokens stand for, in one attempt of one task."""
+
+    workflow: WorkflowPlan
+    group: GroupPlan
+    task: TaskPlan
+    attempt: int
+    place: WorkingFolder
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    ports: Mapping[str, int] = field(default_factory=dict)
+
+    def value(self, token: Token) -> str | None:
+        """Return what a token stands for; None leaves it as it is."""
+        argument = token.argument or ""
+        match token.kind:
+            case "output":
+                return self.place.output
+            case "input":
+                return self._input(argument)
+            case "workflow_id":
+                return self.workflow.run_id
+            case "uuid":
+                return self.workflow.uuid
+            case "host":
+                return self.hosts.get(argument)
+            case "ip":
+                return self.addresses.get(argument)
+            case "rank":
+                names = [task.name for task in self.group.tasks]
+                return str(names.index(self.task.name))
+            case "num_tasks":
+                return str(len(self.group.tasks))
+            case "attempt":
+                return str(self.attempt)
+            case "port":
+                port = self.ports.get(argument)
+                return None if port is None else str(port)
+        return None
+
+    def _input(self, argument: str) -> str | None:
+        if argument.isdecimal():
+            return self.place.input(int(argument))
+        sources = [entry.source for entry in self.task.inputs]
+        return self.place.input(sources.index(argument)) if argument in sources else None
+
+    def resolve(self, text: str) -> str:
+        """Return the text with its tokens replaced."""
+        return resolve(text, self.value) if "{{" in text else text
+
+
+def command_words(facts: TaskFacts) -> tuple[str, ...]:
+    """Return the command of the task; of a training task, our own that conducts the run."""
+    return tuple(facts.resolve(word) for word in facts.task.command)
+
+
+def file_content(entry: TaskFile, facts: TaskFacts) -> bytes:
+    """Return what a file holds."""
+    if entry.is_base64:
+        return base64.b64decode(entry.content)
+    return (facts.resolve(entry.content) if entry.tokens else entry.content).encode()
+
+
+def file_path(entry: TaskFile, facts: TaskFacts) -> str:
+    """Return where a file appears; a relative path starts at the working directory."""
+    return os.path.join(facts.place.work, facts.resolve(entry.path))
+
+
+def environment(
+    facts: TaskFacts, base: Mapping[str, str], gpus: tuple[str, ...] | None
+) -> dict[str, str]:
+    """Return the variables of the command: ours, the file's own, the GPUs that it may see."""
+    variables = {
+        **base,
+        contract.GROUP_VARIABLE: facts.group.name,
+        contract.TASK_VARIABLE: facts.task.name,
+    }
+    if gpus is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    for name, value in facts.task.environment.items():
+        variables[name] = facts.resolve(value)
+    return variables
+
+
+def credentials_path() -> str:
+    """Return the file with the user's credentials."""
+    own = os.environ.get(contract.CREDENTIALS_VARIABLE)
+    return own or os.path.join(muster_home(), "credentials.toml")
+
+
+def read_credentials(task: TaskPlan) -> dict[str, dict[str, str]]:
+    """Return the secrets that a task names: credential -> key -> value.
+
+    Raises:
+        MusterError: The file is missing, open to others, or lacks one of them.
+    """
+    if not task.credentials:
+        return {}
+    path = credentials_path()
+    example = (
+        f"printf '[{task.credentials[0].name}]\\nkey = \"...\"\\n' >> {path}; chmod 600 {path}"
+    )
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            known = tomllib.load(file)
+    except OSError as error:
+        what = f"the task `{task.name}` needs the credential `{task.credentials[0].name}`"
+        raise MusterError(what, where=path, why=error.strerror, fix=example) from error
+    except tomllib.TOMLDecodeError as error:
+        raise MusterError("the credentials are not TOML", where=path, why=str(error)) from error
+    if mode & 0o077:
+        what = "the credentials can be read by others"
+        raise MusterError(what, where=path, why=f"mode {mode:04o}", fix=f"chmod 600 {path}")
+    return {entry.name: _credential(entry.name, known, path) for entry in task.credentials}
+
+
+def _credential(name: str, known: Mapping[str, object], path: str) -> dict[str, str]:
+
+    found = known.get(name)
+    if not isinstance(found, dict):
+        fix = did_you_mean(name, known, f"add a section [{name}]")
+        raise MusterError(f"there is no credential `{name}`", where=path, fix=fix)
+    return {str(key): str(value) for key, value in found.items()}
+
+
+def credential_variables(
+    task: TaskPlan, secrets: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Return the variables that hold secrets.
+
+    Raises:
+        MusterError: A credential lacks a key.
+    """
+    variables: dict[str, str] = {}
+    for entry in task.credentials:
+        for variable, key in entry.variables.items():
+            if key not in secrets[entry.name]:
+                keys = ", ".join(secrets[entry.name]) or "none"
+                what = f"the credential `{entry.name}` has no key `{key}`"
+                raise MusterError(what, where=credentials_path(), fix=f"its keys: {keys}")
+            variables[variable] = secrets[entry.name][key]
+    return variables
+
+
+def credential_files(task: TaskPlan, secrets: Mapping[str, Mapping[str, str]]) -> dict[str, bytes]:
+    """Return the files that hold secrets: path -> content; they get mode 0600."""
+    return {
+        os.path.join(entry.folder, key): value.encode()
+        for entry in task.credentials
+        if entry.folder is not None
+        for key, value in secrets[entry.name].items()
+    }

@@ -1,0 +1,126 @@
+"""Waiting in a barrier of the group from a process of a task: blocking, from any thread.
+
+Each call has a connection of its own, so threads and forks don't disturb one another.
+"""
+
+import contextlib
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from torchmuster.core.model.codec import CodecError
+from torchmuster.core.model.contract import TASK_SOCKET_VARIABLE
+from torchmuster.core.net import ipc
+from torchmuster.core.net.ipc import (
+    AgentAnswer,
+    AskBarrier,
+    BarrierReleased,
+    BarrierWaits,
+    CallFailed,
+)
+from torchmuster.errors import BarrierError, BarrierTimeoutError, ChannelError, UsageError
+
+Say = Callable[[str], None]
+
+# The head ends a wait and knows who is missing; we only end one that nobody ends.
+_PATIENCE_S = 10.0
+
+
+def check_in_task() -> str:
+    """Return the socket of this task's agent.
+
+    Raises:
+        UsageError: This process is not part of a workflow's task.
+    """
+    path = os.environ.get(TASK_SOCKET_VARIABLE)
+    if not path:
+        raise _outside()
+    return path
+
+
+def wait_at_barrier(
+    name: str = "default",
+    *,
+    count: int | None = None,
+    rank: int | None = None,
+    timeout_s: float = 600.0,
+    say: Say | None = None,
+) -> None:
+    """Wait in the group's barrier; `torchmuster.barrier` documents the arguments and the errors.
+
+    `say` gets a line every 5 s while it waits; by default standard error does.
+    """
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise UsageError(f"{timeout_s} s is not a valid limit for a wait", fix="timeout_s=600.0")
+    path = check_in_task()
+    tell = say or _to_stderr
+    head = f"barrier `{name}`"
+
+    def on_silence(left_s: float) -> None:
+        left_s = max(0.0, left_s - _PATIENCE_S)
+        tell(f"{head}: no message from the head of the group; {left_s:.0f} s left")
+
+    deadline_s = time.monotonic() + timeout_s + _PATIENCE_S
+    frame = ipc.pack(AskBarrier(name=name, count=count, rank=rank, timeout_s=timeout_s))
+    with _connect(path) as agent:
+        # An agent that refuses says so before it reads, and hangs up: its sentence counts.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            agent.sendall(frame)
+        while True:
+            match _next_answer(agent, path, deadline_s, on_silence):
+                case BarrierWaits(what=what, left_s=left_s):
+                    tell(f"{head}: {what}; {left_s:.0f} s left")
+                case BarrierReleased():
+                    return
+                case CallFailed() as failed:
+                    kind = BarrierTimeoutError if failed.timed_out else BarrierError
+                    raise kind(failed.what, where=failed.where, why=failed.why, fix=failed.fix)
+                case _:
+                    raise _no_answer_of_ours(path)
+
+
+def _next_answer(
+    agent: socket.socket, path: str, deadline_s: float, on_silence: Callable[[float], None]
+) -> AgentAnswer:
+    try:
+        return ipc.receive(agent, AgentAnswer, deadline_s, on_silence)
+    except CodecError:
+        raise _no_answer_of_ours(path) from None
+    except TimeoutError:
+        raise ChannelError("the agent of this task did not answer in time", where=path) from None
+    except (EOFError, OSError) as error:
+        why = getattr(error, "strerror", None)
+        why = why or "it closed the connection in the middle of the call"
+        raise ChannelError("the agent of this task has ended", where=path, why=why) from error
+
+
+def _no_answer_of_ours(path: str) -> ChannelError:
+    fix = "check that this process and the agent have the same version of torchmuster"
+    return ChannelError("the agent of this task gave an invalid answer", where=path, fix=fix)
+
+
+def _connect(path: str) -> socket.socket:
+    try:
+        return ipc.connect(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ChannelError(
+            "the agent of this task can't be reached", where=path, why=why
+        ) from error
+
+
+def _outside() -> UsageError:
+    return UsageError(
+        "this process is not part of a workflow's task, so it has no group to wait for",
+        why=f"{TASK_SOCKET_VARIABLE} is not set",
+        fix="in a training script, use torch.distributed.barrier(); elsewhere make the callers tasks of one group of a"
+        " workflow, and start it by `muster submit`",
+    )
+
+
+def _to_stderr(line: str) -> None:
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)

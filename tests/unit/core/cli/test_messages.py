@@ -1,0 +1,73 @@
+import re
+
+import pytest
+
+from torchmuster.core.cli.messages import is_worth_a_report, paint_report, summary
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import render_report
+from torchmuster.core.model.verdict import Report, Result
+
+REPORT = Report(error="it broke", at="a.py:1", because=("first", "second"), hint="mend it")
+
+
+def result(**given):
+    defaults = {"state": RunState.SUCCEEDED, "exit_code": 0, "attempts": 1, "restarts_spent": 0}
+    return Result(run_id="r", **{**defaults, "elapsed_s": 12.34, **given})
+
+
+def test_without_colour_a_report_is_plain_text():
+    assert paint_report(REPORT, colour=False) == render_report(REPORT)
+
+
+def test_colour_changes_no_letter():
+    painted = paint_report(REPORT, colour=True)
+
+    assert painted != render_report(REPORT)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == render_report(REPORT)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "succeeded after 12.3 s (1 attempt)"),
+        ({"attempts": 3, "lost_s": 0.51}, "succeeded after 12.3 s (3 attempts, 0.5 s lost)"),
+        (
+            {"state": RunState.FAILED, "logs_lost_lines": 7},
+            "failed after 12.3 s (1 attempt, 7 log lines lost)",
+        ),
+        ({"trained_step": 125, "saved_step": 125}, "succeeded after 12.3 s (1 attempt)"),
+        (
+            {"trained_step": 9, "saved_step": None},
+            "succeeded after 12.3 s (1 attempt); step 9, its end, is not saved: there is no snapshot",
+        ),
+    ],
+)
+def test_the_last_line_of_a_run_says_how_it_went(given, text):
+    assert summary(result(**given)) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"elapsed_s": 0.0}, "failed: it never started"),
+        ({"elapsed_s": 600.04}, "failed after 600.0 s: it never started"),
+        ({"elapsed_s": 0.0, "state": RunState.CANCELLED}, "cancelled: it never started"),
+        # e.g. checks alone, as asked for
+        ({"state": RunState.SUCCEEDED}, "succeeded after 12.3 s (0 attempts)"),
+    ],
+)
+def test_a_run_without_an_attempt_never_started(given, text):
+    assert summary(result(**{"state": RunState.FAILED, "attempts": 0, **given})) == text
+
+
+def test_a_run_that_was_no_success_ends_with_how_it_goes_on():
+    stopped = result(state=RunState.CANCELLED)
+    assert summary(stopped, "saved at step 125") == (
+        "cancelled after 12.3 s (1 attempt); saved at step 125"
+    )
+
+
+def test_only_what_failed_has_more_to_tell():
+    assert is_worth_a_report(result(state=RunState.FAILED, report=REPORT))
+    assert not is_worth_a_report(result(state=RunState.FAILED))
+    assert not is_worth_a_report(result(report=REPORT))

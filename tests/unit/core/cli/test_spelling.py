@@ -1,0 +1,79 @@
+import copy
+
+import click
+import pytest
+
+from torchmuster.core.cli.run import run
+from torchmuster.core.cli.spelling import hint_for_option, option_behind, option_names
+
+KNOWN = ["--nodes", "--nproc-per-node", "--max-restarts", "--on", "--tee", "--detach"]
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("--nproc_per_node", "it is spelled `--nproc-per-node`"),
+        ("-nodes", "it is spelled `--nodes`"),
+        ("--node", "did you mean `--nodes`?"),
+        ("--max-restart", "did you mean `--max-restarts`?"),
+        ("--frobnicate", None),
+        ("--foo", None),
+        ("-x", None),
+    ],
+)
+def test_what_was_meant_is_guessed_only_when_it_is_near(given, hint):
+    assert hint_for_option(given, KNOWN) == hint
+
+
+def test_a_time_limit_is_not_taken_for_the_wait_for_nodes():
+    assert hint_for_option("--timeout", KNOWN).startswith("here it is `--time TIME`")
+    assert hint_for_option("--nproc", KNOWN) == "here it is `--nproc-per-node N`"
+
+
+def test_words_of_other_views_get_ours_only_where_they_are_meant():
+    assert hint_for_option("--lines", ["--tail", "--follow"]) == "here it is `--tail N`"
+    assert "always listed" in hint_for_option("--running", ["--all", "--json"])
+    assert hint_for_option("--running", KNOWN) is None
+
+
+def test_torchrun_s_word_gets_ours():
+    assert "here it is `--grace`" in hint_for_option("--shutdown-timeout", KNOWN)
+
+
+def test_what_is_not_needed_here_is_said_to_be_so():
+    assert "leave it out" in hint_for_option("--rdzv_backend", KNOWN)
+
+
+def test_an_option_of_ours_behind_a_script_that_does_not_know_it_is_pointed_out(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("parser.add_argument('--max_restarts')\n")
+    ours = option_names(run)
+
+    said = option_behind(str(script), ["--lr", "1", "--nproc_per_node=2"], ours)
+
+    assert said.startswith("`--nproc-per-node` comes after")
+    assert option_behind(str(script), ["--max-restarts", "2", "--help"], ours) is None
+    assert option_behind("package.module", ["--nproc-per-node", "2"], ours) is None
+
+
+def test_every_option_of_run_stands_in_a_section_of_its_help():
+    fresh = copy.copy(run)
+    fresh._help_option = None  # click keeps what an earlier test's context has made of it
+    context = click.Context(fresh, info_name="muster run", help_option_names=["-h", "--help"])
+    text = fresh.get_help(context)
+
+    assert "Workers:" in text
+    assert text.partition("Other:")[2].split() == [
+        "-h,",
+        "--help",
+        "Show",
+        "this",
+        "message",
+        "and",
+        "exit.",
+    ]
+
+
+@pytest.mark.parametrize("word", ["--job-name", "-J", "--gpus", "--gres", "-N", "--walltime"])
+def test_a_scheduler_s_word_gets_ours(word):
+    assert hint_for_option(word, KNOWN).startswith("here it is `--")

@@ -1,0 +1,344 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from torchmuster.core.head.membership import Membership
+from torchmuster.core.model.lease import SILENT_S, SLOW_S
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.net.messages import Hello, SpawnerReady
+
+VERSION = "1"
+BOOT = "this boot"
+READY = SpawnerReady(python="3.11", torch="2.13", forks=True)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def roll(clock):
+    return make_roll(clock)
+
+
+def make_roll(clock, *, max_nodes=3, min_nodes=None, spares=0):
+    plan = RunPlan(
+        run_id="r",
+        program=Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/"),
+        min_nodes=min_nodes or max_nodes,
+        max_nodes=max_nodes,
+        workers_per_node=(2,),
+        node_names=tuple(f"n{i + 1}" for i in range(max_nodes + spares)),
+        spares=spares,
+    )
+    return Membership(plan, clock=clock, own_boot_id=BOOT, own_network_id=BOOT)
+
+
+def hello(host="h", **given):
+    defaults = {"incarnation": host, "version": VERSION, "boot_id": "another boot"}
+    return Hello(host=host, **{**defaults, "pid": os.getpid(), "num_workers": 2, **given})
+
+
+def admit(roll, host="h", **given):
+    member = roll.admit(hello(host, **given), channel=object())
+    member.ready = READY
+    return member
+
+
+def dead_pid():
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+# Places.
+
+
+def test_an_agent_keeps_the_place_that_it_was_started_for(roll):
+    member = admit(roll, "b", place=2)
+    roll.number_places()
+
+    assert member.place == 2
+    assert roll.at_place(2) is member
+
+
+def test_the_head_gets_place_0(roll):
+    admit(roll, "a")
+    head = admit(roll, "z", wants_place_0=True)
+    roll.number_places()
+
+    assert head.place == 0
+
+
+def test_the_others_are_numbered_in_the_natural_order_of_their_hosts(roll):
+    admit(roll, "head", wants_place_0=True)
+    n10, n9 = admit(roll, "n10"), admit(roll, "n9")
+    roll.number_places()
+
+    assert (n9.place, n10.place) == (1, 2)
+
+
+def test_place_0_is_kept_for_a_head_that_has_not_called_yet(roll):
+    first = admit(roll, "a")
+    roll.number_places()
+
+    assert first.place == 1
+
+
+def test_a_node_is_called_with_the_machine_under_it_which_may_be_another_one_later(roll):
+    assert roll.name(admit(roll, "a", place=1)) == "n2"
+    pod = admit(roll, "b", place=2, machine="host7")
+    assert roll.name(pod) == "n3 (host7)"
+    assert roll.name_alone(pod) == "n3"
+
+
+def test_a_number_once_given_does_not_change(roll):
+    admit(roll, "head", wants_place_0=True)
+    late = admit(roll, "n9")
+    roll.number_places()
+    admit(roll, "n1")
+    roll.number_places()
+
+    assert late.place == 1
+
+
+def test_a_replacement_gets_the_place_that_was_lost(roll):
+    admit(roll, "head", wants_place_0=True)
+    lost = admit(roll, "n1")
+    admit(roll, "n2")
+    roll.number_places()
+    roll.lose(lost, "gone")
+    replacement = admit(roll, "n9")
+    roll.number_places()
+
+    assert replacement.place == lost.place
+    assert roll.at_place(lost.place) is replacement
+
+
+def test_missing_places_are_those_that_nobody_holds(roll):
+    admit(roll, "a", place=1)
+
+    assert roll.missing_places() == [0, 2]
+
+
+def test_an_agent_without_a_place_yet_fills_one(roll):
+    admit(roll, "head", wants_place_0=True)
+    admit(roll, "b")
+
+    assert roll.missing_places() == [2]
+
+
+def test_an_agent_that_can_t_run_the_job_is_not_present(roll):
+    member = admit(roll, "a", place=0)
+    member.refused_why = "its Python is too old"
+
+    assert roll.present() == []
+    assert roll.missing_places() == [0, 1, 2]
+
+
+# Refusals.
+
+
+def test_an_agent_of_the_same_version_may_join(roll):
+    assert roll.why_not(hello(place=1), VERSION) is None
+    assert roll.why_not(hello(), VERSION) is None
+
+
+def test_an_agent_of_another_version_is_refused_with_both_numbers(roll):
+    assert roll.why_not(hello(version="0"), VERSION) == "it has torchmuster 0, the head has 1"
+
+
+def test_a_second_agent_for_one_place_is_refused_with_the_holder_s_name(roll):
+    admit(roll, "a", place=1, pid=77)
+
+    assert roll.why_not(hello("b", place=1), VERSION) == (
+        "the place of n2 is held by another agent (pid 77 on a)"
+    )
+
+
+def test_an_agent_that_calls_again_may_have_its_own_place(roll):
+    admit(roll, "a", place=1)
+
+    assert roll.why_not(hello("a", place=1), VERSION) is None
+
+
+def test_the_place_of_a_lost_agent_may_be_taken(roll):
+    roll.lose(admit(roll, "a", place=1), "gone")
+
+    assert roll.why_not(hello("b", place=1), VERSION) is None
+
+
+def test_a_place_outside_the_run_is_refused(roll):
+    assert roll.why_not(hello(place=3), VERSION) == "place 3 is outside this run of 3 nodes"
+
+
+def test_one_agent_too_many_is_refused(roll):
+    for host in "abc":
+        admit(roll, host)
+
+    assert roll.why_not(hello("d"), VERSION) == "the run has all its 3 nodes"
+
+
+# Who is gone, and who may still have workers.
+
+
+def lost_member(roll, **given):
+    member = admit(roll, "a", place=0, **given)
+    member.running_attempt = 0
+    roll.lose(member, "its connection ended")
+    return member
+
+
+def test_a_silent_member_is_dangerous_until_its_lease_has_surely_ended(roll, clock):
+    member = lost_member(roll)
+
+    clock.now += SILENT_S
+    assert roll.dangerous() == [member]
+    clock.now += 0.1
+    assert roll.dangerous() == []
+    assert roll.members == []
+
+
+def test_a_lost_member_without_workers_is_no_danger(roll):
+    member = lost_member(roll)
+    member.running_attempt = None
+
+    assert roll.dangerous() == []
+
+
+def test_a_present_member_is_no_danger(roll):
+    member = admit(roll, "a", place=0)
+    member.running_attempt = 0
+
+    assert roll.dangerous() == []
+    assert roll.members == [member]
+
+
+def test_dead_pids_on_the_same_boot_prove_that_the_workers_are_gone(roll):
+    member = lost_member(roll, boot_id=BOOT, pid=dead_pid(), spawner_pid=dead_pid())
+    member.worker_pids = (dead_pid(),)
+
+    assert roll.dangerous() == []
+
+
+@pytest.mark.parametrize("alive", ["pid", "spawner_pid", "worker"])
+def test_one_living_process_is_no_proof(roll, alive):
+    pids = {"pid": dead_pid(), "spawner_pid": dead_pid(), "worker": dead_pid(), alive: os.getpid()}
+    worker_pid = pids.pop("worker")
+    member = lost_member(roll, boot_id=BOOT, **pids)
+    member.worker_pids = (worker_pid,)
+
+    assert roll.dangerous() == [member]
+
+
+def test_a_zombie_is_proof_enough(roll):
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as process:
+        process.stdout.read()  # its end
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+        assert lost_member(roll, boot_id=BOOT, pid=process.pid).place == 0
+        assert roll.dangerous() == []
+
+
+@pytest.mark.parametrize("boot", ["another boot", ""])
+def test_dead_pids_of_another_boot_prove_nothing(clock, boot):
+    roll = make_roll(clock)
+    roll.own_boot_id = "" if not boot else BOOT
+    member = lost_member(roll, boot_id=boot, pid=dead_pid())
+
+    assert roll.dangerous() == [member]
+
+
+def test_a_member_is_found_by_its_random_name_gone_or_not(roll):
+    member = lost_member(roll)
+
+    assert roll.by_incarnation("a") is member
+    assert roll.by_incarnation("b") is None
+
+
+def test_agent_of_a_host_that_the_plan_names_gets_its_place(roll):
+    admit(roll, "head", wants_place_0=True)
+    names = roll.plan.node_names
+    assert [admit(roll, f"{name}.site").place for name in reversed(names[1:])] == list(
+        range(len(names) - 1, 0, -1)
+    )
+
+
+def test_host_that_is_missing_is_the_one_that_has_not_called(roll):
+    admit(roll, "head", wants_place_0=True)
+    last = len(roll.plan.node_names) - 1
+    admit(roll, roll.plan.node_names[last])
+    assert last not in roll.missing_places()
+    assert 1 in roll.missing_places()
+
+
+def test_a_silent_member_of_another_machine_is_lost_after_its_lease(roll, clock):
+    member = admit(roll, network_id=BOOT)
+    clock.now += SILENT_S
+    assert roll.silent() == []
+    clock.now += 0.1
+    assert roll.silent() == [member]
+
+
+def test_a_silent_member_that_runs_on_this_machine_is_only_slow(roll, clock):
+    member = admit(roll, boot_id=BOOT, network_id=BOOT)
+    clock.now += SILENT_S + 0.1
+    assert roll.silent() == []
+    clock.now += SLOW_S
+    assert roll.silent() == [member]
+
+
+def test_a_silent_member_behind_a_network_of_its_own_is_lost_however_near(roll, clock):
+    member = admit(roll, boot_id=BOOT, network_id="another network")
+    clock.now += SILENT_S + 0.1
+    assert roll.silent() == [member]
+
+
+def test_an_agent_of_another_job_is_refused_by_name_and_one_without_a_job_is_not(clock):
+    roll = make_roll(clock)
+    roll.jobs = ("PBS_JOBID=1[1]",)
+
+    refused = roll.why_not(hello("n2", jobs=("PBS_JOBID=1[2]",)), VERSION)
+
+    assert "it is of job 1[2], and the run at this address is of job 1[1]" in refused
+    assert roll.why_not(hello("n2", jobs=("PBS_JOBID=1[1]",)), VERSION) is None
+    assert roll.why_not(hello("n2"), VERSION) is None
+
+
+def test_a_spare_with_snapshots_in_its_memory_goes_before_a_node_that_has_come_anew(clock):
+    # The head's node was lost behind n2, whose place the spare n3 had taken: n1 and n2 hold nothing now.
+    roll = make_roll(clock, max_nodes=2, spares=1)
+    first = admit(roll, "n1", place=0, wants_place_0=True)
+    second = admit(roll, "n2", place=1)
+    spare = admit(roll, "n3", place=2, holds_memory=True)
+    assert (second.place, spare.place) == (1, None)
+
+    roll.prefer_holders()
+    placed = roll.number_places()
+
+    assert placed == [spare]
+    assert (first.place, second.place, spare.place) == (0, None, 1)
+    assert roll.at_place(1) is spare
+    roll.prefer_holders()
+    assert roll.number_places() == []
+
+
+def test_no_holder_is_sent_away_for_another(clock):
+    roll = make_roll(clock, max_nodes=2, spares=1)
+    admit(roll, "n1", place=0, wants_place_0=True)
+    second = admit(roll, "n2", place=1, holds_memory=True)
+    spare = admit(roll, "n3", place=2, holds_memory=True)
+    roll.prefer_holders()
+    assert roll.number_places() == []
+    assert (second.place, spare.place) == (1, None)

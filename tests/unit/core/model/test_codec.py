@@ -1,0 +1,234 @@
+import json
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.core.model import codec
+from torchmuster.core.model.codec import CodecError, from_plain, to_plain
+from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.net import messages
+from torchmuster.errors import UsageError
+from torchmuster.launcher.net.remote_messages import FilePiece
+from unit.strategies import JSON_VALUES, instances
+
+MESSAGE_CLASSES = [
+    cls
+    for cls in vars(messages).values()
+    if isinstance(cls, type) and issubclass(cls, messages.Message) and cls is not messages.Message
+]
+PLAN = RunPlan(
+    run_id="r",
+    program=Program(kind=ScriptKind.FILE, target="t.py", args=("-x",), python=("py",), cwd="/"),
+    min_nodes=1,
+    max_nodes=2,
+    workers_per_node=(4, 2),
+)
+
+
+@pytest.mark.parametrize("cls", MESSAGE_CLASSES, ids=lambda cls: cls.__name__)
+def test_every_message_survives_the_wire(cls):
+    @given(instances(cls))
+    def check(message):
+        assert messages.decode(messages.encode(message)) == message
+
+    check()
+
+
+@pytest.mark.parametrize("cls", [RunPlan, Result, WorkerEnd], ids=lambda cls: cls.__name__)
+def test_every_file_of_a_run_survives_json(cls):
+    @given(instances(cls))
+    def check(value):
+        assert from_plain(cls, json.loads(json.dumps(to_plain(value)))) == value
+
+    check()
+
+
+def test_absent_fields_take_their_defaults():
+    plain = {name: value for name, value in to_plain(PLAN).items() if name != "tee"}
+
+    assert from_plain(RunPlan, plain) == PLAN
+
+
+def test_an_unknown_field_is_refused_by_name():
+    with pytest.raises(CodecError, match="unknown field evil"):
+        from_plain(RunPlan, {**to_plain(PLAN), "evil": 1})
+
+
+def test_an_unknown_field_of_a_nested_value_is_refused_with_its_path():
+    plain = to_plain(PLAN)
+    plain["program"]["evil"] = 1
+
+    with pytest.raises(CodecError, match="program: unknown field evil"):
+        from_plain(RunPlan, plain)
+
+
+@pytest.mark.parametrize("name", ["run_id", "program", "min_nodes"])
+def test_a_missing_field_is_refused_by_name(name):
+    plain = to_plain(PLAN)
+    del plain[name]
+
+    with pytest.raises(CodecError, match=f"field {name} is missing"):
+        from_plain(RunPlan, plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("run_id", 1, "run_id: expected str, got int"),
+        ("run_id", None, "run_id: expected str, got NoneType"),
+        ("min_nodes", "1", "min_nodes: expected int, got str"),
+        ("min_nodes", True, "min_nodes: expected int, got bool"),
+        ("min_nodes", 1.0, "min_nodes: expected int, got float"),
+        ("grow", 1, "grow: expected bool, got int"),
+        ("workers_per_node", 4, "workers_per_node: expected a list"),
+        ("workers_per_node", [4, "2"], r"workers_per_node\[1\]: expected int, got str"),
+        ("program", [], "program: expected an object"),
+        ("tee", "some", "tee: unknown word 'some'"),
+        ("tee", [], "tee: unknown word"),
+        ("stdin_rank", "0", "stdin_rank: expected int, got str"),
+        ("limits", {"grace_s": "3"}, "limits.grace_s: expected float, got str"),
+        ("limits", {"grace_s": 10**400}, "limits.grace_s: "),
+    ],
+)
+def test_a_field_of_another_type_is_refused_with_its_path(name, value, complaint):
+    with pytest.raises(CodecError, match=complaint):
+        from_plain(RunPlan, {**to_plain(PLAN), name: value})
+
+
+def test_a_whole_number_is_a_number_of_seconds():
+    plain = to_plain(PLAN)
+    plain["limits"]["grace_s"] = 5
+
+    grace_s = from_plain(RunPlan, plain).limits.grace_s
+
+    assert grace_s == 5.0
+    assert type(grace_s) is float
+
+
+@pytest.mark.parametrize("value", [None, [], "text", 3])
+def test_what_is_no_object_is_refused(value):
+    with pytest.raises(CodecError, match="expected an object"):
+        from_plain(RunPlan, value)
+
+
+@given(JSON_VALUES | st.fixed_dictionaries(dict.fromkeys(to_plain(PLAN), JSON_VALUES)))
+def test_no_json_makes_the_codec_fail_in_another_way(value):
+    try:
+        plan = from_plain(RunPlan, value)
+    except CodecError:
+        return
+    assert codec.to_plain(plan)["run_id"] == value["run_id"]
+
+
+def test_enums_travel_as_their_words():
+    end = WorkerEnd(
+        attempt=0,
+        rank=0,
+        local_rank=0,
+        node="n1",
+        kind=EndKind.NODE_LOST,
+        asked=False,
+        elapsed_s=1.0,
+    )
+
+    assert to_plain(end)["kind"] == "node_lost"
+
+
+def test_bytes_travel_as_base64():
+    piece = FilePiece(path="a", offset=0, data=b"\0\xff")
+    plain = to_plain(piece)
+    assert plain["data"] == "AP8="
+    assert from_plain(FilePiece, plain) == piece
+    with pytest.raises(CodecError, match="data: expected base64"):
+        from_plain(FilePiece, {**plain, "data": "A"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    run_dir: str
+    place: int
+    head: tuple[str, ...] = ()
+    fd: int | None = None
+    tty: bool = False
+    command: tuple[str, ...] = ()
+
+
+FULL = CommandLine(
+    run_dir="/a=b c", place=0, head=("n1:1", "n2:2"), fd=3, tty=True, command=("x", "--")
+)
+
+
+@pytest.mark.parametrize(
+    "order", [FULL, CommandLine(run_dir="", place=-1), CommandLine(run_dir="7", place=7)]
+)
+def test_a_value_comes_back_from_its_words(order):
+    assert codec.from_words(CommandLine, codec.to_words(order)) == order
+
+
+def test_only_what_says_something_is_written():
+    assert codec.to_words(CommandLine(run_dir="/r", place=0)) == ["--run-dir=/r", "--place=0", "--"]
+    assert codec.to_words(FULL)[2:] == [
+        "--head=n1:1",
+        "--head=n2:2",
+        "--fd=3",
+        "--tty",
+        "--",
+        "x",
+        "--",
+    ]
+
+
+@pytest.mark.parametrize("order", [FULL, CommandLine(run_dir="", place=-1)])
+def test_a_value_comes_back_from_one_word(order):
+    assert codec.from_word(CommandLine, [codec.to_word(order)]) == order
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["{}"], ["{", "}"], ["no json"], ['{"run_dir": 1, "place": 1}']]
+)
+def test_a_word_that_is_not_of_the_value_is_refused(words):
+    with pytest.raises(UsageError, match="does not understand how it was started"):
+        codec.from_word(CommandLine, words)
+
+
+def test_words_of_an_earlier_version_are_understood():
+    words = ["/r", "--place", "3", "--fd", "7", "--tty", "--", "x"]
+    order = CommandLine(run_dir="/r", place=3, fd=7, tty=True, command=("x",))
+    assert codec.from_words(CommandLine, words) == order
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--run-dir=/r"], "field place is missing"),
+        (["--run-dir=/r", "--place=one"], "invalid literal"),
+        (["--run-dir=/r", "--place"], "place: expected int"),
+        (["--run-dir", "--place=1"], "run_dir: expected str"),
+        (["--run-dir=/r", "--place=1", "--tty=yes"], "tty: expected bool"),
+        (["--run-dir=/r", "--place=1", "x"], "unknown field x"),
+    ],
+)
+def test_words_that_are_not_of_the_value_are_refused(words, why):
+    with pytest.raises(UsageError, match="does not understand how it was started") as caught:
+        codec.from_words(CommandLine, words)
+    assert why in caught.value.why
+
+
+@dataclass(frozen=True)
+class Pairs:
+    pairs: tuple[tuple[str, float], ...] = ()
+
+
+def test_a_tuple_of_several_types_keeps_them():
+    pairs = Pairs(pairs=(("loss", 1.5), ("step", 2.0)))
+    assert codec.from_plain(Pairs, codec.to_plain(pairs)) == pairs
+
+
+@pytest.mark.parametrize("plain", [[["loss"]], [["loss", 1.0, 2.0]], [[1.0, "loss"]]])
+def test_a_tuple_of_another_form_is_refused(plain):
+    with pytest.raises(codec.CodecError, match=r"pairs\[0\]"):
+        codec.from_plain(Pairs, {"pairs": plain})

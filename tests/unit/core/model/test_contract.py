@@ -1,0 +1,102 @@
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from torchmuster.core.model import contract
+from torchmuster.core.model.contract import AttemptFacts, WorkerPlace, worker_environment
+
+PLACE = WorkerPlace(
+    rank=5,
+    local_rank=1,
+    world_size=6,
+    local_world_size=2,
+    node_rank=2,
+    num_nodes=3,
+    role_rank=3,
+    role_world_size=4,
+)
+FACTS = AttemptFacts(
+    run_id="job",
+    attempt=4,
+    restarts_spent=2,
+    max_restarts=7,
+    master_addr="10.0.0.1",
+    master_port=1234,
+    role="trainer",
+)
+OURS = {contract.ATTEMPT_VARIABLE}
+# Set by the agent (`workers.NodeAttempt`, `node.Agent`) or inherited, not by `worker_environment`.
+SET_ELSEWHERE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+
+
+def test_the_variables_have_torchrun_s_values():
+    assert worker_environment(PLACE, FACTS) == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "6",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_RANK": "3",
+        "ROLE_NAME": "trainer",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "1234",
+        "TORCHELASTIC_RESTART_COUNT": "4",
+        "TORCHELASTIC_MAX_RESTARTS": "7",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHMUSTER_ATTEMPT": "4",
+    }
+
+
+def test_the_names_are_those_that_torchrun_sets():
+    found = importlib.util.find_spec("torch")
+    if found is None:
+        pytest.skip("torch is not installed: its source can't be read")
+    agent = "distributed/elastic/agent/server/local_elastic_agent.py"
+    source = Path(found.origin).parent.joinpath(agent).read_text()
+    starts = source.partition("def _start_workers")[2].partition("self._setup_local_watchdog")[0]
+    helper = source.partition("def _set_local_rank_env")[2].partition("def _shutdown")[0]
+    in_table = re.findall(r'^\s+"([A-Z][A-Z_]+)":', starts, re.MULTILINE)
+    set_later = re.findall(r'worker_env\["([A-Z_]+)"\] =', starts + helper)
+
+    assert set(in_table) | set(set_later) == (
+        (worker_environment(PLACE, FACTS).keys() - OURS) | SET_ELSEWHERE
+    )
+
+
+def test_without_a_store_of_the_agent_torch_makes_its_own():
+    facts = AttemptFacts(
+        run_id="job",
+        attempt=0,
+        restarts_spent=0,
+        max_restarts=0,
+        master_addr="a",
+        master_port=1,
+        has_store=False,
+    )
+
+    assert worker_environment(PLACE, facts)["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+@pytest.mark.parametrize(
+    "name", ["OMP_NUM_THREADS", "MKL_THREADING_LAYER", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_LOGS"]
+)
+def test_what_torch_reads_at_import_is_known(name):
+    assert contract.is_read_at_import(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TORCH_NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "HOME", "TORCHMUSTER_X"],
+)
+def test_what_is_read_later_needs_no_fresh_start(name):
+    assert not contract.is_read_at_import(name)
+
+
+def test_signals_have_names_and_unknown_ones_numbers():
+    assert contract.signal_name(11) == "SIGSEGV"
+    assert contract.signal_name(200) == "signal 200"

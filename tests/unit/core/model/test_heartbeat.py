@@ -1,0 +1,54 @@
+"""A heartbeat file is read completely or not at all."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.core.model import progress as heartbeat
+from torchmuster.core.model.progress import RankPhase
+
+SECONDS = [float(n) for n in range(len(RankPhase))]
+
+
+def page(durations=(), serial=7, steps=3):
+    text = bytearray(heartbeat.PAGE_BYTES)
+    record = heartbeat.pack(serial, steps, 40, RankPhase.DATA, 5.0, 4.5, SECONDS)
+    text[: len(record)] = record
+    for number, duration_s in enumerate(durations):
+        data, at = heartbeat.pack_duration(number, duration_s)
+        text[at : at + len(data)] = data
+    return bytes(text)
+
+
+def test_what_was_packed_is_read():
+    beat = heartbeat.unpack(page([0.25, 0.5]))
+    assert (beat.steps_here, beat.step, beat.phase) == (3, 40, RankPhase.DATA)
+    assert (beat.at, beat.step_at, list(beat.seconds)) == (5.0, 4.5, SECONDS)
+    assert beat.durations == (0.25, 0.5)
+
+
+def test_an_empty_file_says_nothing():
+    assert heartbeat.unpack(bytes(heartbeat.PAGE_BYTES)) is None
+    assert heartbeat.unpack(b"") is None
+
+
+def test_a_half_written_record_is_not_believed():
+    old, new = page(serial=7), page(serial=8, steps=4)
+    assert heartbeat.unpack(new[:20] + old[20:]) is None
+
+
+def test_only_the_newest_durations_are_kept():
+    number = heartbeat.NUM_DURATIONS + 10
+    beat = heartbeat.unpack(page([float(n + 1) for n in range(number)], steps=number + 1))
+    assert len(beat.durations) == heartbeat.NUM_DURATIONS
+    assert max(beat.durations) == number
+
+
+@given(st.binary(max_size=2 * heartbeat.PAGE_BYTES))
+def test_no_bytes_are_too_odd(data):
+    heartbeat.unpack(data)
+
+
+def test_a_quantile_of_nothing_is_zero():
+    assert heartbeat.quantile((), 0.99) == 0.0
+    assert heartbeat.quantile((1.0, 2.0, 3.0), 0.5) == 2.0
+    assert heartbeat.quantile((1.0, 2.0, 3.0), 0.99) == 3.0

@@ -1,0 +1,128 @@
+import pytest
+
+from kit.records import end_of_rank
+from torchmuster.core.model.events import event_of
+from torchmuster.core.model.narration import narrate
+
+MISSING = [{"node": f"n{i}", "why": "no agent has connected"} for i in range(1, 11)]
+SENTENCES = [
+    (
+        "waiting",
+        {"missing": MISSING[1:2], "num_missing": 1, "wanted": 2, "left_s": 595.4},
+        "waiting for 1 of 2 nodes: n2 (no agent has connected); 595 s left",
+    ),
+    (
+        "network",
+        {
+            "interface": "hsn0",
+            "subnet": "10.10.0.0/24",
+            "num_nodes": 2,
+            "gbit_per_s": "23",
+            "latency_s": 0.0000503,
+            "unused": [
+                {"name": "mgmt0", "why": "not reachable from n2"},
+                {"name": "docker0", "why": "same address on 2 nodes"},
+            ],
+        },
+        (
+            "network: hsn0 (10.10.0.0/24), 2 nodes, 23 Gbit/s, 0.05 ms;"
+            " not used: mgmt0 (not reachable from n2), docker0 (same address on 2 nodes)"
+        ),
+    ),
+    (
+        "network",
+        {
+            "interface": "eth0",
+            "subnet": "2 subnets",
+            "num_nodes": 3,
+            "gbit_per_s": None,
+            "latency_s": None,
+            "unused": [{"name": f"ib{i}", "why": "not reachable from n3"} for i in range(9)],
+        },
+        "network: eth0 (2 subnets), 3 nodes; not used: "
+        + ", ".join(f"ib{i} (not reachable from n3)" for i in range(8))
+        + ", 1 more",
+    ),
+    (
+        "attempt_started",
+        {"attempt": 1, "world_size": 1, "num_nodes": 1, "why": "after SIGKILL"},
+        "attempt 1: 1 worker on 1 node (after SIGKILL)",
+    ),
+    (
+        "attempt_started",
+        {"attempt": 2, "world_size": 4, "num_nodes": 2, "why": "n2 has come"},
+        "attempt 2: 4 workers on 2 nodes (n2 has come)",
+    ),
+    (
+        "attempt_failed",
+        {
+            "attempt": 0,
+            "what": "SIGKILL in rank 3 on n2",
+            "restarts_left": 1,
+            "cause": end_of_rank(3, tail=["step 7"]),
+        },
+        "attempt 0 ended: SIGKILL in rank 3 on n2; 1 restart left\n  [rank 3] step 7",
+    ),
+    (
+        "attempt_failed",
+        {"attempt": 0, "what": "exit code 3 in rank 0 on n1", "restarts_left": None},
+        "attempt 0 ended: exit code 3 in rank 0 on n1",
+    ),
+    (
+        "agent_refused",
+        {"host": "n9", "why": "it has another secret"},
+        "refused an agent from n9: it has another secret; the run continues",
+    ),
+    (
+        "early_end",
+        {"ranks": "0", "num_running": 1},
+        "rank 0 ended with exit code 0 while 1 other runs",
+    ),
+    (
+        "early_end",
+        {"ranks": "0-1", "num_running": 2},
+        "ranks 0-1 ended with exit code 0 while 2 others run",
+    ),
+    ("node_lost", {"node": "n2", "why": "its agent has gone"}, "n2 was lost: its agent has gone"),
+    ("newcomer", {"node": "n3"}, "n3 has joined; it takes part from the next attempt on"),
+    ("shrunk", {"num_nodes": 1, "wanted": 2}, "the world shrinks to 1 of 2 nodes"),
+    ("notice", {"text": "logs are being lost"}, "logs are being lost"),
+    ("stopping", {"text": "the user asked to stop"}, "the user asked to stop"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "sentence"), SENTENCES)
+def test_an_event_becomes_a_sentence(name, fields, sentence):
+    assert narrate(event_of(name, fields)) == sentence
+
+
+def test_of_many_missing_nodes_eight_are_named():
+    fields = {"missing": MISSING, "num_missing": 10, "wanted": 10, "left_s": 1.0}
+    sentence = narrate(event_of("waiting", fields))
+
+    assert sentence.count("no agent has connected") == 8
+    assert sentence.endswith("n8 (no agent has connected) and 2 more; 1 s left")
+
+
+def test_the_first_attempt_of_a_run_is_not_worth_a_sentence():
+    fields = {"attempt": 0, "world_size": 4, "num_nodes": 2, "why": "start"}
+    assert narrate(event_of("attempt_started", fields)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"), [("worker_ended", {"attempt": 0, "rank": 1}), ("notice", {"text": ""})]
+)
+def test_what_only_the_record_needs_has_no_sentence(name, fields):
+    assert narrate(event_of(name, fields)) is None
+
+
+def test_a_preflight_says_failures_and_warnings_and_no_notes():
+    finding = {"error": "e1", "because": ["b"], "hint": "h", "at": "n1", "cause": "c"}
+    findings = [finding | {"level": level} for level in ("failure", "warning", "note")]
+    said = narrate(event_of("preflight", {"form": "short", "findings": findings}))
+    assert said.splitlines() == [
+        "preflight failure: e1 (b); h",
+        "preflight warning: e1 (b); h",
+    ]
+    assert narrate(event_of("preflight", {"form": "short", "findings": findings[2:]})) is None
+    assert narrate(event_of("preflight", {"form": "long", "findings": findings})) is None

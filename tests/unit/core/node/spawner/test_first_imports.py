@@ -1,0 +1,337 @@
+"""The imports that a script begins with: which are made in the spawner, and what stops one before it happens."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.command import SOURCE
+from torchmuster.core.node.spawner.import_watch import is_of_a_worker
+
+# What a spawner does with a script, without torch: prints what was made, what stopped it, and what a worker has then.
+DRIVER = """
+import json, os, sys
+from torchmuster.core.node.spawner.import_watch import FirstImports
+from torchmuster.core.node.spawner.import_watch import ImportWatch
+given = json.loads(sys.argv[1])
+renewed = {("named", "NAME"), ("drawn", "DRAWN"), ("drawn", "Dummy"), ("lit", "only")}
+renewed |= {("forbidden", "NAME"), ("forbidden", "RANK")}
+watch = ImportWatch(sys.stdout.flush, renewed)
+roots = set(os.listdir(os.environ["PYTHONPATH"].partition(":")[2])) - {"other"}
+first = FirstImports(given["text"].encode(), "train.py", os.getcwd(), given["cache"], watch, roots)
+sys.path.insert(0, os.getcwd())
+first.make(["train.py", "--lr", "1"])
+stopped = first.stopped
+os.environ.update(given["worker"])
+differs = first.what_differs(given["worker"], [])
+before = eval(given["asked"]) if given["asked"] else None
+if not first.is_spoilt:
+    first.renew()
+print(json.dumps({
+    "made": first.num_made,
+    "why": stopped.why if stopped else "",
+    "spoilt": first.is_spoilt,
+    "differs": differs,
+    "before": before,
+    "worker": eval(given["asked"]) if given["asked"] else None,
+}))
+"""
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Return what imports of these distributions are made, as a spawner and one worker have them."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "driver.py").write_text(DRIVER)
+
+    def make(text, asked="", worker=(), environment=(), **packages):
+        for name, source in packages.items():
+            folder = tmp_path / "site-packages" / name
+            folder.mkdir(exist_ok=True)
+            (folder / "__init__.py").write_text(source)
+        given = {
+            "text": text,
+            "asked": asked,
+            "cache": str(tmp_path / "cache"),
+            "worker": dict(worker),
+        }
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "driver.py"), json.dumps(given)],
+            cwd=tmp_path / "here",
+            env={
+                "PYTHONPATH": f"{SOURCE}:{tmp_path / 'site-packages'}",
+                "HOME": str(tmp_path),
+                **dict(environment),
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout.splitlines()[-1])
+        said["printed"] = done.stdout.splitlines()[:-1] + done.stderr.splitlines()
+        return said
+
+    make.folder = tmp_path
+    return make
+
+
+@pytest.mark.parametrize(
+    ("text", "num"),
+    [
+        ("import fine", 1),
+        ('"""Words."""\nfrom __future__ import annotations\nimport os\nimport fine, sys\n', 1),
+        ("from fine import x\nfrom fine import *\n", 2),
+        ("import fine\nimport own\nfrom fine import x\n", 1),  # own may do anything
+        ("import fine\nfrom . import own\n", 1),
+        ("SEED = 1\nimport fine\n", 0),
+        ("import os\nos.environ['A'] = '1'\nimport fine\n", 0),
+        ("try:\n    import fine\nexcept ImportError:\n    pass\n", 0),
+        ("import nowhere\nimport fine\n", 0),
+        ("import other\nimport fine\n", 0),  # nobody has compared it
+        ("import fine as", 0),
+        ("", 0),
+    ],
+)
+def test_the_imports_of_distributions_that_come_before_everything_else_are_made(made, text, num):
+    (made.folder / "here" / "own.py").write_text("")
+    said = made(text, fine="x = 1\n", other="")
+    assert (said["made"], said["why"]) == (num, "")
+
+
+FORBIDDEN = {
+    "a thread": ("import threading\nthreading.Thread(target=print).start()", "starts a thread"),
+    "a child": ("import os\nif os.fork() == 0: os._exit(0)", "starts another process"),
+    "a command": ("import os\nos.system('touch HERE/made')", "starts another process"),
+    "another command": (
+        "import subprocess\nsubprocess.run(['touch', 'HERE/made'])",
+        "starts another process",
+    ),
+    "a spawned command": (
+        "import os\nos.posix_spawn('/bin/touch', ['touch', 'HERE/made'], {})",
+        "starts another process",
+    ),
+    "a file": ("open('HERE/made', 'w').close()", "writes HERE/made"),
+    "a file of pathlib": ("import pathlib\npathlib.Path('HERE/made').touch()", "writes HERE/made"),
+    "text of pathlib": (
+        "import pathlib\npathlib.Path('HERE/made').write_text('')",
+        "writes HERE/made",
+    ),
+    "a log": ("import logging\nlogging.basicConfig(filename='HERE/made')", "writes HERE/made"),
+    "a folder": ("import os\nos.makedirs('HERE/made')", "writes HERE/made"),
+    "a temporary file": ("import tempfile\ntempfile.mkstemp(dir='HERE')", "writes HERE/tmp"),
+    "a renamed file": ("import os\nos.rename('HERE/there', 'HERE/made')", "writes HERE/there"),
+    "a removed file": ("import os\nos.remove('HERE/there')", "writes HERE/there"),
+    "an open file": ("import os\nkept = os.open('/etc/hostname', os.O_RDONLY)", "descriptors"),
+    "an address": ("import socket\nsocket.getaddrinfo('x.invalid', 80)", "asks for an address"),
+    "a connection": (
+        "import socket\nsocket.socket().connect(('127.0.0.1', 9))",
+        "opens a connection",
+    ),
+    "a datagram": (
+        "import socket\nsocket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
+        "opens a connection",
+    ),
+    "a print": ("print('hello')", "prints 'hello'"),
+    "bytes": ("import os\nos.write(2, b'hello')", "prints 'hello'"),
+    "a warning": ("import warnings\nwarnings.warn('old')", "prints"),
+    "a handler": (
+        "import signal\nsignal.signal(signal.SIGTERM, print)",
+        "changes a signal handler",
+    ),
+    "a handler in C": (
+        "import signal as s, _signal\n_signal.signal(s.SIGTERM, int(s.SIG_IGN))",
+        "leaves other handlers",
+    ),
+    "a draw": ("import random\nnames = [random.random() for _ in range(2)]\nif random.random(): x = 1",
+               "draws a random number"),
+    "another draw": ("import random\nfor _ in '12': random.gauss(0, 1)", "draws a random number"),
+    "a random name that another has too": (
+        "import uuid, holder\nNAME = uuid.uuid4().hex\nholder.NAME = NAME",
+        "shares",
+    ),
+    "a random name in a list": ("import uuid\nNAMES = []\nNAMES.append(uuid.uuid4())", "random"),
+    "all variables": ("import os\nkept = dict(os.environ)", "reads all environment variables"),
+    "the rank in a function": (
+        "import os\ndef ask():\n    return os.environ.get('RANK')\nif ask(): x = 1",
+        "reads RANK",
+    ),
+    "the rank that another has too": (
+        "import os, holder\nRANK = os.environ.get('LOCAL_RANK', [0])\nholder.RANK = RANK",
+        "shares",
+    ),
+    "threads of OpenMP": ("import os\nif os.getenv('OMP_NUM_THREADS'): x = 1", "OMP_NUM_THREADS"),
+    "the time": ("import time\nBEGUN = time.time()", "keeps the time, as forbidden.BEGUN"),
+    "a date": ("import datetime\nBEGUN = datetime.datetime.now()", "keeps the time"),
+    "an error": ("import nowhere", "raises ModuleNotFoundError"),
+    "an end": ("import sys\nsys.exit(3)", "raises SystemExit"),
+    "a folder to be in": ("import os\nos.chdir('/')", "leaves other settings"),
+    "a place for modules": ("import sys\nsys.path.insert(0, '/')", "leaves other settings"),
+    "an argument": ("import sys\nsys.argv.remove('--lr')", "leaves other settings"),
+    "a lock of all": ("import mmap\nkept = mmap.mmap(-1, 4096)", "leaves other shared_memory"),
+    "a socket file": (
+        "import socket\nsocket.socket(socket.AF_UNIX).bind('HERE/made')",
+        "opens a socket",
+    ),
+    "a random name": ("import uuid\nTOKEN = uuid.uuid4().hex", "keeps a random value"),
+    "the rank": ("import os\nIS_FIRST = os.environ.get('RANK', '0') == '0'", "reads RANK"),
+    "an empty line": ("print()", "prints ''"),
+    "two effects, both swallowed": (
+        "for _ in '12':\n    try: open('HERE/made', 'w')\n    except BaseException: pass",
+        "writes HERE/made",
+    ),
+    "a long reason": ("open('HERE/' + 'x' * 70000, 'w')", "writes HERE/xxx"),
+    "what it swallows": (
+        "try:\n    open('HERE/made', 'w')\nexcept BaseException:\n    pass",
+        "writes HERE/made",
+    ),
+    "a file of the user's": ("import own", "imports own from"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_an_effect_that_only_a_worker_may_have_is_refused_before_it_happens(made, what):
+    here = made.folder / "here"
+    (here / "there").write_text("")
+    (here / "own.py").write_text("")
+    source, why = (text.replace("HERE", str(here)) for text in FORBIDDEN[what])
+    said = made("import fine\nimport forbidden", fine="", holder="", forbidden=source)
+    assert (said["made"], said["spoilt"]) == (1, True)
+    assert why in said["why"]
+    assert said["printed"] == []
+    assert (here / "there").exists()
+    assert {path.name for path in here.iterdir()} == {"there", "own.py"} | (
+        {"__pycache__"} if (here / "__pycache__").exists() else set()
+    )
+
+
+def test_a_lazy_module_is_not_executed_by_the_watch(made):
+    source = (
+        "import importlib.util, sys\nspec = importlib.util.find_spec('wave')\n"
+        "module = importlib.util.module_from_spec(spec)\nsys.modules['wave'] = module\n"
+        "importlib.util.LazyLoader(spec.loader).exec_module(module)\n"
+    )
+    asked = "'open' in object.__getattribute__(sys.modules['wave'], '__dict__')"
+    said = made("import lazy", asked=asked, lazy=source)
+    assert (said["made"], said["worker"]) == (1, False)
+
+
+def test_what_was_refused_once_is_not_tried_again(made):
+    packages = {"fine": "", "forbidden": "import threading\nthreading.Thread(target=print).start()"}
+    first = made("import fine\nimport forbidden", **packages)
+    again = made("import fine\nimport forbidden", **packages)
+    assert (first["spoilt"], again["spoilt"]) == (True, False)
+    assert (again["made"], again["why"]) == (1, first["why"])
+    (kept,) = (made.folder / "cache").iterdir()
+    assert json.loads(kept.read_text())["num_made"] == 1
+    (made.folder / "site-packages" / "another").mkdir()  # something was installed
+    assert made("import fine\nimport forbidden", **packages)["spoilt"]
+
+
+ALLOWED = {
+    "a variable": "import os\nVALUE = os.environ.get('HOME')",
+    "a search": "import os\nVALUE = [k for k in ('A', 'B') if k in os.environ]",
+    "a data file": "import pathlib\nVALUE = pathlib.Path(__file__).with_name('x').exists()",
+    "another temporary folder": "import tempfile\nVALUE = tempfile.gettempdir()",
+    "a port that is closed again": (
+        "import socket\nwith socket.socket() as one:\n    one.bind(('127.0.0.1', 0))"
+    ),
+    "a folder that is there": "import os\nos.makedirs(os.getcwd(), exist_ok=True)",
+    "an example in its documentation": (
+        "import random\ndef work(): pass\nfor one in (work,):\n"
+        "    one.__doc__ = f'such as {random.Random().random()}'"
+    ),
+    "a draw that is always the same": "import random\nfor n in (1, 2): random.Random(n).random()",
+    "nothing": "open('/dev/null', 'w').close()",
+    "an own generator with a seed": "import random\nGENERATOR = random.Random(7)",
+    "its arguments": "import sys\nVALUE = sys.argv",
+}
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_what_makes_no_difference_is_allowed(made, what):
+    said = made("import allowed", allowed=ALLOWED[what])
+    assert (said["made"], said["why"], said["printed"]) == (1, "", [])
+
+
+def test_a_random_name_is_another_one_in_each_worker(made):
+    source = "import uuid\nNAME = uuid.uuid4().hex\ndef name():\n    return NAME\n"
+    said = made("from named import name", asked="sys.modules['named'].name()", named=source)
+    assert (said["made"], said["why"]) == (1, "")
+    assert len(said["worker"]) == 32
+    assert said["worker"] != said["before"]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    ["random.Random().random()", "random.getrandbits(60)", "random.uniform(0, 1)", "random.randrange(1 << 60)",
+     "secrets.token_hex()", "os.urandom(8).hex()"],
+)  # fmt: skip
+def test_a_number_that_is_drawn_is_another_one_in_each_worker(made, draw):
+    source = f"import os, random, secrets\nDRAWN = {draw}\n"
+    said = made("import drawn", asked="sys.modules['drawn'].DRAWN", drawn=source)
+    assert (said["made"], said["why"]) == (1, "")
+    assert said["worker"] != said["before"]
+
+
+def test_a_generator_of_its_own_goes_another_way_in_each_worker(made):
+    source = "import random\nGENERATOR = random.Random()\nKNOWN = random.Random(7)\n"
+    asked = (
+        "[sys.modules['drawn'].GENERATOR.random(), sys.modules['drawn'].KNOWN.getstate()[1][:9]]"
+    )
+    said = made("import drawn", asked=asked, drawn=source)
+    assert (said["made"], said["why"]) == (1, "")
+    assert said["worker"][0] != said["before"][0]
+    assert said["worker"][1] == said["before"][1]
+
+
+def test_a_number_that_a_class_draws_is_another_one_in_each_worker(made):
+    """As sympy's `Dummy` has it."""
+    source = (
+        "import random\nclass Dummy:\n    count = 0\n    generator = random.Random()\n"
+        "    first = generator.randint(0, 1 << 60)\n"
+    )
+    said = made("from drawn import Dummy", asked="sys.modules['drawn'].Dummy.first", drawn=source)
+    assert (said["made"], said["why"]) == (1, "")
+    assert said["worker"] != said["before"]
+
+
+def test_a_rank_that_is_kept_as_an_attribute_is_that_of_the_worker(made):
+    """As Lightning's and torchmetrics' `rank_zero_only` have it."""
+    source = (
+        "import os\ndef only():\n    return only.rank\n"
+        "only.rank = getattr(only, 'rank', int(os.environ.get('LOCAL_RANK', 0)))\n"
+    )
+    said = made(
+        "import lit", asked="sys.modules['lit'].only()", worker={"LOCAL_RANK": "3"}, lit=source
+    )
+    assert (said["made"], said["why"]) == (1, "")
+    assert (said["before"], said["worker"], said["differs"]) == (0, 3, None)
+
+
+def test_a_variable_that_is_another_one_for_workers_is_found(made):
+    source = "import os\nVALUE = os.environ.get('COLOUR')\n"
+    same, other = (
+        made(
+            "import reader", worker={"COLOUR": colour}, environment={"COLOUR": "red"}, reader=source
+        )
+        for colour in ("red", "blue")
+    )
+    assert (same["differs"], other["differs"]) == (None, "COLOUR")
+
+
+@pytest.mark.parametrize("taken", ["open", "os.open", "os.urandom", "os.mkdir"])
+def test_no_module_keeps_what_stood_guard(made, taken):
+    source = f"import os\ntaken = {taken}\n"
+    said = made("import taker", asked=f"sys.modules['taker'].taken is {taken}", taker=source)
+    assert (said["made"], said["worker"]) == (1, True)
+
+
+def test_variables_of_workers_are_known():
+    assert is_of_a_worker("RANK")
+    assert is_of_a_worker("OMP_NUM_THREADS")
+    assert not is_of_a_worker("HF_HOME")
+    assert Path(SOURCE).is_dir()

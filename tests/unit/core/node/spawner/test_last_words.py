@@ -1,0 +1,97 @@
+"""What a worker reports of its own end: as much as fits, whatever its exception is."""
+
+import asyncio
+import os
+
+import pytest
+
+from torchmuster.core.model.message import encode
+from torchmuster.core.net.ipc import MAX_FRAME_BYTES, CallTaken, IpcServer, WorkerReport
+from torchmuster.core.node.leftovers import make_socket_folder
+from torchmuster.core.node.spawner import last_words
+from torchmuster.core.node.spawner.last_words import CodeNote
+
+DEADLINE_S = 30.0
+
+
+def heard_while(call):
+    """Return what an agent heard while `call(path)` ran in a thread."""
+    heard = []
+    path = os.path.join(make_socket_folder(), "agent.sock")
+
+    async def take(call):
+        heard.append(call.request)
+        await call.reply(CallTaken())
+
+    async def serve():
+        agent = IpcServer(path, lambda: {os.getpid()}, WorkerReport, take)
+        await agent.open()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.to_thread(call, path)
+        agent.close()
+
+    asyncio.run(serve())
+    (report,) = heard
+    return report
+
+
+def report_of(error):
+    def fail():
+        raise error
+
+    def call(path):
+        try:
+            fail()
+        except type(error) as raised:
+            last_words.report(path, raised, CodeNote(None))
+
+    return heard_while(call)
+
+
+def test_an_exit_within_an_except_is_reported_with_what_was_handled():
+    error = SystemExit(1)
+    error.__context__ = ValueError("bad batch\nof 3")
+    report = report_of(error)
+
+    assert (report.type_name, report.handled) == ("SystemExit", "ValueError: bad batch")
+    assert report_of(ValueError("x")).handled is None
+    assert report_of(SystemExit(1)).handled is None
+
+
+def test_an_exception_is_reported_with_type_message_and_line():
+    report = report_of(ValueError("bad batch"))
+
+    assert report.type_name == "ValueError"
+    assert report.message == "bad batch"
+    assert report.where.startswith(__file__)
+    assert report.traceback.endswith("ValueError: bad batch\n")
+
+
+def test_an_exception_that_says_it_is_final_is_reported_as_final():
+    error = ValueError("no good snapshot")
+    error.muster_final = True
+
+    assert report_of(error).is_final is True
+    assert report_of(ValueError("bad batch")).is_final is False
+
+
+class Silent(Exception):  # noqa: N818 - as a user may call it
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_can_t_be_shown_is_reported_by_its_name():
+    report = report_of(Silent())
+
+    assert report.type_name.endswith("Silent")
+    assert "can't be shown" in report.traceback
+
+
+@pytest.mark.parametrize("character", ["x", "ü", "数", "🔥", "\0"])
+def test_a_giant_message_is_reported_in_part_and_never_lost(character):
+    report = report_of(ValueError(character * 200_000))
+
+    assert report.type_name == "ValueError"
+    assert report.message == character * 8192
+    assert character * 1000 in report.traceback
+    assert len(encode(report)) <= MAX_FRAME_BYTES

@@ -1,0 +1,359 @@
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.model import lines as screen
+from torchmuster.core.model.text import as_bytes
+from torchmuster.core.node.output import LINE_CHARACTERS, SHOWN_BYTES_PER_S, TAIL_LINES, RankOutput
+
+DEADLINE_S = 60.0
+FLOOD_BYTES = 100_000_000
+
+
+@pytest.fixture
+def disk():
+    writer = DiskWriter()
+    writer.start()
+    return writer
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "logs" / "rank-0.log"
+
+
+class Terminal:
+    """Notes what is shown."""
+
+    def __init__(self):
+        self.pieces = []
+
+    def __call__(self, rank, stream, text, left_out):
+        self.pieces.append((stream, text, left_out))
+
+    @property
+    def text(self):
+        return "".join(text for _, text, _ in self.pieces)
+
+    @property
+    def left_out(self):
+        return sum(left_out for _, _, left_out in self.pieces)
+
+
+async def take_all(output, write):
+    """Let `write(stdout, stderr)` write in a thread until it returns, then take the rest."""
+    stdout, stderr = output.open()
+
+    def work():
+        try:
+            write(stdout, stderr)
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.to_thread(work)
+    output.close()
+
+
+def output_of(write, disk, log, show=None, shown=frozenset({1, 2}), copies=None, **more):
+    output = RankOutput(0, str(log), disk, show, shown, copies or {}, **more)
+    asyncio.run(take_all(output, write))
+    assert disk.flush(DEADLINE_S)
+    return output
+
+
+def write_all(fd, data):
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def test_all_of_both_streams_is_in_the_log(disk, log):
+    def write(stdout, stderr):
+        write_all(stdout, b"out\n")
+        write_all(stderr, b"err\xff\n")
+
+    output_of(write, disk, log)
+
+    assert sorted(log.read_bytes().splitlines()) == [b"err\xff", b"out"]
+
+
+def test_what_is_shown_says_its_stream(disk, log):
+    terminal = Terminal()
+
+    def write(stdout, stderr):
+        write_all(stdout, b"out")
+        write_all(stderr, b"err")
+
+    output_of(write, disk, log, terminal)
+
+    assert sorted(terminal.pieces) == [(1, "out", 0), (2, "err", 0)]
+
+
+def test_a_stream_that_is_not_shown_is_in_the_log_alone(disk, log):
+    terminal = Terminal()
+
+    def write(stdout, stderr):
+        write_all(stdout, b"out")
+        write_all(stderr, b"err")
+
+    output_of(write, disk, log, terminal, shown=frozenset({2}))
+
+    assert terminal.pieces == [(2, "err", 0)]
+    assert sorted(log.read_bytes()) == sorted(b"outerr")
+
+
+def test_a_second_file_gets_its_stream(disk, log, tmp_path):
+    copy = tmp_path / "copies" / "stderr.log"
+
+    def write(stdout, stderr):
+        write_all(stdout, b"out")
+        write_all(stderr, b"err")
+
+    output_of(write, disk, log, copies={2: str(copy)})
+
+    assert copy.read_bytes() == b"err"
+
+
+def test_a_character_that_comes_in_two_parts_is_shown_whole(disk, log):
+    terminal = Terminal()
+    second_half = threading.Event()
+
+    def show(rank, stream, text, left_out):
+        terminal(rank, stream, text, left_out)
+        second_half.set()
+
+    def write(stdout, stderr):
+        write_all(stdout, b"a\xc3")
+        assert second_half.wait(DEADLINE_S)
+        write_all(stdout, b"\xbc\n")
+
+    output_of(write, disk, log, show)
+
+    assert terminal.text == "aü\n"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_file_or_a_pipe_gets_the_bytes_of_any_encoding(disk, log, number):
+    terminal, written = Terminal(), bytes(range(256)) * 3 + b"caf\xc3"
+
+    def write(stdout, stderr):
+        for fd in (stdout, stderr):
+            write_all(fd, written)
+
+    output_of(write, disk, log, terminal, every_line=(number,))
+
+    found = "".join(text for stream, text, _ in terminal.pieces if stream == number)
+    assert as_bytes(found) == written
+    others = "".join(text for stream, text, _ in terminal.pieces if stream != number)
+    assert "\ufffd" in others
+    assert others.encode()  # it has no halves of characters
+
+
+def test_the_tail_is_the_last_lines_each_cut_to_a_length(disk, log):
+    lines = [f"line {i}" for i in range(100)] + ["x" * 1000]
+
+    output = output_of(lambda out, err: write_all(out, "\n".join(lines).encode()), disk, log)
+
+    assert output.tail() == (*lines[-TAIL_LINES:-1], "x" * LINE_CHARACTERS)
+
+
+def test_a_rank_that_wrote_nothing_has_no_tail_and_no_log(disk, log):
+    output = output_of(lambda out, err: None, disk, log)
+
+    assert output.tail() == ()
+    assert not log.exists()
+
+
+def test_what_a_muted_rank_writes_is_in_the_log_alone(disk, log):
+    terminal = Terminal()
+
+    async def check():
+        output = RankOutput(0, str(log), disk, terminal, frozenset({1, 2}), {})
+        output.mute()
+        await take_all(output, lambda out, err: write_all(out, b"echo\n"))
+
+    asyncio.run(check())
+
+    assert disk.flush(DEADLINE_S)
+    assert terminal.pieces == []
+    assert log.read_bytes() == b"echo\n"
+
+
+def test_the_terminal_gets_a_flood_in_part_and_hears_of_every_line_that_it_did_not_get(disk, log):
+    terminal = Terminal()
+    lines = b"".join(b"%07d\n" % i for i in range(1_000_000))
+
+    output_of(lambda out, err: write_all(out, lines), disk, log, terminal)
+
+    assert SHOWN_BYTES_PER_S // 2 < len(terminal.text) < len(lines)
+    assert terminal.text.count("\n") + terminal.left_out == 1_000_000
+    assert log.stat().st_size == len(lines)
+
+
+def test_after_a_gap_the_terminal_goes_on_with_a_whole_line(disk, log):
+    terminal = Terminal()
+    output = RankOutput(0, str(log), disk, terminal, frozenset({1}), {})
+
+    async def check():
+        stdout, stderr = output.open()
+        os.close(stderr)
+        async with asyncio.timeout(DEADLINE_S):
+            long_line = b"x" * (3 * SHOWN_BYTES_PER_S) + b"\n"
+            await asyncio.to_thread(write_all, stdout, long_line)
+            while not any(text.endswith("whole\n") for _, text, _ in terminal.pieces):
+                await asyncio.to_thread(write_all, stdout, b"whole\n")
+        os.close(stdout)
+        output.close()
+
+    asyncio.run(check())
+
+    first_gap = next(i for i, piece in enumerate(terminal.pieces) if piece[2])
+    after = "".join(text for _, text, _ in terminal.pieces[first_gap:])
+    assert set(after.splitlines()) == {"whole"}
+
+
+def test_what_was_left_out_at_the_very_end_is_said_too(disk, log):
+    terminal = Terminal()
+
+    output_of(lambda out, err: write_all(out, b"x" * (3 * SHOWN_BYTES_PER_S)), disk, log, terminal)
+
+    assert terminal.pieces[-1] == (1, "", 1)
+
+
+FLOOD = """
+import os, sys
+line = bytes(range(33, 127)) * 10 + b"\\n"
+block = line * 1000
+left = int(sys.argv[1])
+while left:
+    left -= os.write(1, block[: min(len(block), left)])
+"""
+
+
+def start_flood(stdout, stderr):
+    words = [sys.executable, "-IS", "-c", FLOOD, str(FLOOD_BYTES)]
+    return subprocess.Popen(words, stdout=stdout, stderr=stderr)
+
+
+def flood_digest():
+    """Return the hash of what `FLOOD` would write if no write were short."""
+    line = bytes(range(33, 127)) * 10 + b"\n"
+    block = line * 1000
+    digest = hashlib.sha256()
+    whole, rest = divmod(FLOOD_BYTES, len(block))
+    for _ in range(whole):
+        digest.update(block)
+    digest.update(block[:rest])
+    return digest.hexdigest()
+
+
+def rss_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_hundred_megabytes_are_in_the_log_to_the_last_byte_and_not_in_memory(disk, log):
+    async def check():
+        output = RankOutput(0, str(log), disk, Terminal(), frozenset(), {})
+        stdout, stderr = output.open()
+        before = rss_bytes()
+        worker = start_flood(stdout, stderr)
+        os.close(stdout)
+        os.close(stderr)
+        most = before
+        async with asyncio.timeout(DEADLINE_S):
+            while worker.poll() is None:
+                most = max(most, rss_bytes())
+                await asyncio.sleep(0)
+        output.close()
+        assert worker.returncode == 0
+        assert most - before < 60 << 20
+        return output
+
+    output = asyncio.run(check())
+    assert disk.flush(DEADLINE_S)
+
+    written = hashlib.sha256()
+    with open(log, "rb") as file:
+        while block := file.read(1 << 20):
+            written.update(block)
+    assert log.stat().st_size == FLOOD_BYTES
+    assert written.hexdigest() == flood_digest()
+    assert len(output.tail()) > 10
+
+
+def test_a_child_that_the_worker_left_behind_writes_into_a_broken_pipe(disk, log):
+    async def check():
+        output = RankOutput(0, str(log), disk, None, frozenset(), {})
+        stdout, stderr = output.open()
+        output.close()
+        with pytest.raises(BrokenPipeError):
+            os.write(stdout, b"late")
+        os.close(stdout)
+        os.close(stderr)
+
+    asyncio.run(check())
+
+
+SCREEN = screen.Terminal(streams=frozenset({1, 2}), columns=111, rows=33)
+
+
+def test_on_a_terminal_both_streams_keep_their_order_and_every_byte(disk, log):
+    shown, seen = Terminal(), {}
+
+    def write(stdout, stderr):
+        seen.update(
+            size=os.get_terminal_size(stderr), same=os.ttyname(stdout) == os.ttyname(stderr)
+        )
+        for i in range(3000):
+            write_all(stdout, b"\x1b[31m%d\n\r" % i)
+            write_all(stderr, b"!\t\n")
+
+    output = RankOutput(0, str(log), disk, shown, SCREEN.streams, {}, SCREEN)
+    asyncio.run(take_all(output, write))
+
+    assert disk.flush(DEADLINE_S)
+    assert seen == {"size": (111, 33), "same": True}
+    assert log.read_bytes() == b"".join(b"\x1b[31m%d\n\r!\t\n" % i for i in range(3000))
+    assert shown.text.encode() == log.read_bytes()
+
+
+def test_a_stream_that_is_kept_apart_or_not_shown_is_a_pipe(disk, log, tmp_path):
+    are = []
+
+    def write(stdout, stderr):
+        are.append((os.isatty(stdout), os.isatty(stderr)))
+
+    copies = {2: str(tmp_path / "err")}
+    for shown, apart in ((frozenset({1, 2}), copies), (frozenset({2}), {}), (frozenset(), {})):
+        output = RankOutput(0, str(log), disk, Terminal(), shown, apart, SCREEN)
+        asyncio.run(take_all(output, write))
+
+    assert are == [(True, False), (False, True), (False, False)]
+
+
+def test_a_system_without_terminals_gives_a_pipe_and_says_so(disk, log, monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "openpty", full)
+    output = RankOutput(3, str(log), disk, Terminal(), SCREEN.streams, {}, SCREEN)
+    asyncio.run(take_all(output, lambda stdout, stderr: write_all(stdout, b"x\n")))
+
+    assert disk.flush(DEADLINE_S)
+    assert log.read_bytes() == b"x\n"
+    assert output.problem == ("rank 3 writes to a pipe, not to a terminal: No space left on device")
+
+
+def test_of_a_progress_bar_the_tail_has_the_last_state(disk, log):
+    output = output_of(lambda out, err: write_all(err, b"a\n\r10%\r20%\nend\n"), disk, log)
+
+    assert output.tail() == ("a", "20%", "end")

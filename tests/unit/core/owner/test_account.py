@@ -1,0 +1,381 @@
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from torchmuster.core.cli.ending import last_line, say_end
+from torchmuster.core.files.atomic import write_json
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.model.repeats import Shown
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.owner.account import (
+    account_of,
+    how_to_go_on,
+    near,
+    what_a_workflow_left,
+    what_is_left,
+)
+from torchmuster.core.owner.create import choose_run_id
+from torchmuster.core.spec.launch import JobLimits, RunRequest
+from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.launcher.cli.places.hosts import hosts_again
+from torchmuster.launcher.cli.views import ps, status
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.engines.registry import load_dialect
+from torchmuster.launcher.jobs.jobs import cancel_job, make_job, note_refusal
+from torchmuster.launcher.spec.site import Site
+from torchmuster.launcher.views.find import find_run, view_run
+
+RUN_ID = "20260101-000000-train-ab12"
+
+
+ENDED_WELL = Result(
+    run_id=RUN_ID,
+    state=RunState.SUCCEEDED,
+    exit_code=0,
+    attempts=1,
+    restarts_spent=0,
+    elapsed_s=2.0,
+)
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+    made = RunDir(str(tmp_path / "runs" / RUN_ID))
+    os.makedirs(made.path)
+    return made
+
+
+def write_events(path, *events):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write("".join(f"{event}\n" for event in events))
+
+
+def leave_result(run_dir, state, **fields):
+    given = {"exit_code": 1, "attempts": 1, "restarts_spent": 0, "elapsed_s": 2.0}
+    result = Result(run_id=RUN_ID, state=state, **{**given, **fields})
+    write_json(run_dir.result, codec.to_plain(result))
+
+
+def test_a_path_is_typed_from_where_one_stands_but_from_the_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert near(str(tmp_path / "home" / "logs")) == "home/logs"
+    assert near("/home/logs") == "/home/logs"
+    monkeypatch.chdir("/")
+    assert near("/home/logs") == "/home/logs"
+
+
+def test_job_engine_time_and_reason_are_known_after_the_end(run_dir):
+    write_json(run_dir.job, {"engine": "slurm", "job_id": "17", "chain": ["18"]})
+    write_events(
+        run_dir.events,
+        '{"time":"2026-01-01T00:00:00Z","event":"run_started"}',
+        '{"time":"2026-01-01T00:01:30Z","event":"run_ended"}',
+    )
+    leave_result(run_dir, RunState.FAILED, report=Report(error="rank 3 ended with exit code 1"))
+
+    account = account_of(view_run(run_dir), 0.0)
+
+    assert (account.engine, account.jobs, account.place) == ("slurm", ("17", "18"), "slurm 18 +1")
+    assert account.elapsed_s == 90.0  # of all links: a result knows its own alone
+    assert (account.exit_code, account.ended_by) == (1, "rank 3 ended with exit code 1")
+
+
+def test_the_last_line_counts_the_time_of_all_links_and_heads(run_dir):
+    assert last_line(ENDED_WELL, run_dir).startswith("succeeded after 2.0 s")
+
+    write_events(
+        run_dir.events,
+        '{"time":"2026-01-01T00:00:00Z","event":"run_started"}',
+        '{"time":"2026-01-01T00:01:30Z","event":"run_ended"}',
+    )
+    assert last_line(ENDED_WELL, run_dir).startswith("succeeded after 90.0 s")
+
+
+def test_a_run_that_went_well_was_ended_by_nothing(run_dir):
+    leave_result(run_dir, RunState.SUCCEEDED, exit_code=0)
+
+    account = account_of(view_run(run_dir), 0.0)
+
+    assert (account.exit_code, account.ended_by, account.place) == (0, None, "local")
+
+
+def test_a_run_whose_owner_was_killed_says_so(run_dir):
+    account = account_of(view_run(run_dir), 0.0)
+
+    assert account.ended_by == "its owner process has ended without a result"
+
+
+DAMAGED_RESULTS = ("", '{"run_id": "2', "\x00\x01", "[1]", "1e400")
+
+
+@pytest.mark.parametrize("left", DAMAGED_RESULTS)
+def test_the_record_says_how_a_run_ended_whose_result_is_damaged(run_dir, left):
+    ended = {"time": "2026-01-01T00:00:02Z", "event": "run_ended", **codec.to_plain(ENDED_WELL)}
+    write_events(run_dir.events, json.dumps(ended))
+    write_events(run_dir.result, left)
+
+    view = view_run(run_dir)
+
+    assert (view.state, view.result) == (RunState.SUCCEEDED, ENDED_WELL)
+
+
+@pytest.mark.parametrize("left", DAMAGED_RESULTS)
+def test_a_damaged_result_is_said_to_be_so_where_the_record_has_no_end(run_dir, left):
+    ended = {"time": "2026-01-01T00:00:02Z", "event": "run_ended", **codec.to_plain(ENDED_WELL)}
+    began = {"time": "2026-01-01T00:00:03Z", "event": "attempt_started", "attempt": 1}
+    write_events(run_dir.events, json.dumps(ended), json.dumps(began))
+    write_events(run_dir.result, left)
+
+    account = account_of(view_run(run_dir), 0.0)
+
+    words = "result.json is damaged, and events.jsonl does not say how the run ended"
+    assert account.ended_by == words
+
+
+def test_a_result_of_endless_time_is_damaged(run_dir):
+    leave_result(run_dir, RunState.FAILED, elapsed_s=float("inf"))
+
+    assert "is damaged" in str(account_of(view_run(run_dir), 0.0).ended_by)
+
+
+def test_a_refused_submission_has_failed_with_the_schedulers_reason(run_dir):
+    error = EngineError("Slurm knows no such partition", why="invalid partition specified: nope")
+    with pytest.raises(EngineError), note_refusal(run_dir):
+        raise error
+
+    view = view_run(run_dir)
+    assert (view.state, view.result.exit_code) == (RunState.FAILED, 14)
+    assert account_of(view, 0.0).ended_by == "Slurm knows no such partition"
+
+
+class Voice:
+    """What is said at the end."""
+
+    def __init__(self):
+        self.said, self.shown = [], Shown()
+        self.say = self.print = self.said.append
+
+    def flush(self, timeout_s):
+        pass
+
+
+def test_an_end_that_the_head_could_not_record_is_recorded_by_who_followed_it(run_dir):
+    voice = Voice()
+    assert say_end(voice, ENDED_WELL, run_dir) == 0
+    assert view_run(run_dir).state is RunState.SUCCEEDED
+    assert "recorded" not in " ".join(voice.said)
+
+
+def test_an_end_that_can_not_be_recorded_is_said_and_no_place_is_named_that_has_gone(run_dir):
+    os.rmdir(run_dir.path)
+    voice = Voice()
+    assert say_end(voice, ENDED_WELL, run_dir) == 0
+    why = f"this end can't be recorded in {run_dir.path} (No such file or directory)"
+    assert voice.said[-1] == f"{why}: `muster status` won't know of it"
+    assert not os.path.exists(run_dir.path), "it is not made anew"
+
+
+def test_the_last_lines_say_where_snapshots_and_logs_are(run_dir, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(run_dir.path))
+    assert what_is_left(run_dir) == f"logs in {RUN_ID}/logs/main/train"
+
+    for name in ("step-000000100", "step-000000375", "bad-step-000000400", "generation-1"):
+        os.makedirs(os.path.join(run_dir.snapshots, name))
+
+    left = (
+        f"snapshots in {RUN_ID}/snapshots, the last at step 375; logs in {RUN_ID}/logs/main/train"
+    )
+    assert what_is_left(run_dir) == left
+
+
+def leave_plan(run_dir, target="train.py", **fields):
+    program = Program(
+        kind=ScriptKind.FILE, target=target, args=(), python=("python",), cwd=run_dir.path
+    )
+    one = {"min_nodes": 1, "max_nodes": 1, "workers_per_node": (1,)}
+    plan = RunPlan(run_id=RUN_ID, program=program, **(one | fields))
+    write_json(run_dir.plan, codec.to_plain(plan))
+
+
+def leave_record(run_dir, folder, saved=None):
+    lines = [{"event": "resumed", "step": 0, "folder": folder}]
+    if saved is not None:
+        lines.append({"event": "saved", "step": saved + 3, "saved": saved, "folder": folder})
+    write_events(run_dir.training, *(json.dumps(line) for line in lines))
+
+
+def cancelled(**fields):
+    given = {"exit_code": 130, "attempts": 1, "restarts_spent": 0, "elapsed_s": 2.0}
+    return Result(run_id=RUN_ID, state=RunState.CANCELLED, **{**given, **fields})
+
+
+def test_the_last_lines_find_snapshots_in_a_folder_that_the_script_chose(run_dir, tmp_path):
+    mine = tmp_path / "mine"
+    (mine / "step-000000080").mkdir(parents=True)
+    leave_record(run_dir, str(mine), saved=60)
+    assert what_is_left(run_dir).startswith(f"snapshots in {mine}, the last at step 80; ")
+
+    leave_record(run_dir, "s3://bucket/mine", saved=60)
+    assert what_is_left(run_dir).startswith("snapshots in s3://bucket/mine, the last at step 60; ")
+
+
+@pytest.mark.parametrize("result", [None, cancelled()], ids=["lost", "hard stop"])
+def test_an_end_without_a_last_save_says_what_is_saved_and_how_to_go_on(run_dir, tmp_path, result):
+    leave_plan(run_dir)
+    assert how_to_go_on(run_dir, result) is None  # not every script uses the library
+
+    mine = str(tmp_path / "mine")
+    leave_record(run_dir, mine)
+    nothing = "nothing was saved: muster restart train-ab12 begins at step 0"
+    assert how_to_go_on(run_dir, result) == nothing
+
+    leave_record(run_dir, mine, saved=60)
+    gone = f"saved at step 60; its snapshots can't be seen from here: {mine}"
+    assert how_to_go_on(run_dir, result) == gone
+
+    os.makedirs(os.path.join(mine, "step-000000060"))
+    found = "saved at step 60; continue with: muster restart train-ab12"
+    assert how_to_go_on(run_dir, result) == found
+
+
+@pytest.mark.parametrize(
+    ("trained", "saved", "text"),
+    [
+        (125, 125, "saved at step 125; continue with: muster restart train-ab12"),
+        (
+            9,
+            7,
+            "stopped at step 9, the last snapshot is of step 7; continue with: muster restart train-ab12",
+        ),
+        (
+            9,
+            None,
+            "stopped at step 9, nothing was saved: muster restart train-ab12 begins at step 0",
+        ),
+    ],
+)
+def test_an_end_with_a_last_save_says_it_in_the_same_sentence(run_dir, trained, saved, text):
+    leave_plan(run_dir)
+    if saved is not None:
+        os.makedirs(os.path.join(run_dir.snapshots, f"step-{saved:09d}"))
+
+    assert how_to_go_on(run_dir, cancelled(trained_step=trained, saved_step=saved)) == text
+
+
+def test_what_only_its_own_line_can_start_again_is_told_what_is_saved_alone(run_dir):
+    leave_plan(run_dir, rdzv_id="job", max_nodes=2)
+    os.makedirs(os.path.join(run_dir.snapshots, "step-000000010"))
+
+    assert how_to_go_on(run_dir, cancelled()) == "saved at step 10"
+
+
+def test_the_status_of_a_lost_run_says_how_to_go_on(run_dir):
+    leave_plan(run_dir)
+    os.makedirs(os.path.join(run_dir.snapshots, "step-000000010"))
+
+    shown = CliRunner().invoke(status, [RUN_ID]).output
+    assert shown.endswith("saved at step 10; continue with: muster restart train-ab12\n")
+
+
+def test_the_last_lines_of_a_workflow_name_the_versions_that_it_made(run_dir, monkeypatch):
+    monkeypatch.chdir(run_dir.path)
+    write_events(
+        run_dir.group("train").events,
+        '{"time":"2026-01-01T00:00:00Z","event":"dataset_version","task":"a","version":"model:3"}',
+    )
+
+    left = what_a_workflow_left(run_dir, ("train", "other"))
+
+    assert left == "dataset model:3; outputs in tasks; logs in logs"
+
+
+def test_a_shown_id_is_short_and_finds_its_run_also_where_it_is_a_part_of_another(run_dir):
+    os.makedirs(os.path.join(os.path.dirname(run_dir.path), "20260101-000000-pretrain-ab12"))
+
+    assert short_id(RUN_ID) == "train-ab12"
+    assert short_id("mine") == "mine"
+    assert find_run("train-ab12").run_id == RUN_ID
+
+
+@pytest.mark.parametrize("command", [[status, RUN_ID], [ps]])
+def test_a_script_s_name_breaks_no_line_of_a_view(run_dir, command):
+    leave_plan(run_dir, target="train.py\nstate    succeeded\x1b[2J")
+
+    lines = CliRunner().invoke(command[0], command[1:]).output.split("\n")
+
+    assert [line for line in lines if "train.py\\nstate    succeeded\\x1b[2J" in line]
+    assert not [line for line in lines if line.startswith("state    succeeded")]
+
+
+def test_an_ambiguous_word_names_five_candidates_and_how_many_more(run_dir):
+    runs = os.path.dirname(run_dir.path)
+    for day in range(2, 9):
+        os.makedirs(os.path.join(runs, f"2026010{day}-000000-train-ab1{day}"))
+    with pytest.raises(NotFoundError, match="`train` names 8 runs") as caught:
+        find_run("train")
+    newest = ", ".join(f"train-ab1{day}" for day in (8, 7, 6, 5, 4))
+    assert caught.value.fix == f"one of: {newest} and 3 more"
+
+    os.makedirs(os.path.join(runs, "20260109-000000-train-ab18"))  # two runs with one short id
+    with pytest.raises(NotFoundError, match="`train-ab18` names 2 runs") as caught:
+        find_run("train-ab18")
+    assert caught.value.fix == "one of: 20260109-000000-train-ab18, 20260108-000000-train-ab18"
+
+
+def test_a_job_is_named_as_its_script_first(run_dir):
+    program = Program(
+        kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd=run_dir.path
+    )
+    plan = RunPlan(run_id=RUN_ID, program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+
+    site = Site(name="slurm", kind="slurm")
+    job = make_job(plan, run_dir, site, RunRequest(script="train.py"), JobLimits())
+
+    assert "#SBATCH --job-name=train-ab12\n" in load_dialect("slurm").script(job)
+    assert "#PBS -N train-ab12\n" in load_dialect("pbs").script(job)
+
+
+def test_a_missing_command_of_a_scheduler_is_an_error_with_a_hint(run_dir, monkeypatch):
+    monkeypatch.setenv("PATH", run_dir.path)
+
+    with pytest.raises(EngineError, match="this machine has no `qdel`") as caught:
+        cancel_job(load_dialect("pbs"), "1")
+
+    assert caught.value.exit_code == 14
+    assert "muster engines check pbs" in caught.value.fix
+
+
+def test_a_name_is_a_part_of_the_run_id():
+    assert short_id(choose_run_id("train.py", None, "big_run.2")).rpartition("-")[0] == "big_run.2"
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "ä", "x" * 41, "a\n"])
+def test_a_name_that_no_folder_or_job_can_have_is_refused(name):
+    with pytest.raises(UsageError, match="is not a valid name for a run"):
+        choose_run_id("train.py", None, name)
+
+
+def test_a_name_beside_a_whole_id_is_refused():
+    with pytest.raises(UsageError, match="is the whole name already"):
+        choose_run_id("train.py", "mine", "other")
+
+
+@pytest.mark.parametrize("state", [None, RunState.FAILED], ids=["lost", "failed"])
+def test_a_run_on_hosts_is_not_begun_anew_while_its_snapshots_are_on_their_disks(
+    run_dir, tmp_path, state
+):
+    leave_plan(run_dir, engine="ssh")
+    leave_record(run_dir, str(tmp_path / "theirs"), saved=60)
+    if state is not None:  # it was killed hard: the library has told its head of no last save
+        leave_result(run_dir, state)
+
+    view = view_run(run_dir)
+    with pytest.raises(UsageError, match="the snapshots of train-ab12 can't be seen from here"):
+        hosts_again(view.plan, view)

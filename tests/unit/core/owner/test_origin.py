@@ -1,0 +1,176 @@
+"""The version of the code that a run was started with, from real repositories."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kit.waiting import wait_until
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import Program, ScriptKind
+from torchmuster.core.owner.origin import (
+    MAX_DIFFERENCE_BYTES,
+    Origin,
+    find_code_version,
+    folder_of,
+    installed_for,
+    note_origin,
+)
+
+
+def git(folder, *words):
+    names = ["-c", "user.email=x@y", "-c", "user.name=x"]
+    return subprocess.run(
+        ["git", *names, "-C", folder, *words], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "code"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "trunk")
+    (folder / "train.py").write_text("one\ntwo\n")
+    (folder / "prod.env").write_text("PASSWORD=old\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "First")
+    return folder
+
+
+def test_what_is_installed_is_read_from_the_names_of_folders(tmp_path):
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name in (
+        "numpy-2.4.6.dist-info",
+        "Typing_Extensions-4.1.dist-info",
+        "old-1.0-py3.11.egg-info",
+        "numpy",
+    ):
+        (site / name).mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text("")
+    python.chmod(0o755)
+    assert installed_for(str(python)) == ("numpy==2.4.6", "old==1.0", "typing-extensions==4.1")
+    assert installed_for(str(tmp_path / "elsewhere" / "python")) == ()
+    assert any(one.startswith("pytest==") for one in installed_for(sys.executable))
+
+
+def test_a_clean_tree_is_its_commit(repository):
+    code, why = find_code_version(str(repository))
+
+    assert (code.commit, code.branch, why) == (
+        git(repository, "rev-parse", "HEAD").strip(),
+        "trunk",
+        "",
+    )
+    assert code.is_clean
+    assert code.difference == ""
+
+
+def test_a_changed_tree_is_its_commit_and_the_difference(repository):
+    (repository / "train.py").write_text("one\nthree\nkey = 'x'\napi_key = 'abcdef123'\n")
+    (repository / "new.txt").write_text("content that is not kept\n")
+    (repository / "prod.env").write_text("PASSWORD=new\n")
+
+    code, _ = find_code_version(str(repository))
+
+    assert not code.is_clean
+    assert (code.changed, code.untracked) == (("prod.env", "train.py"), ("new.txt",))
+    assert "-two\n+three\n+key = 'x'\n+api_key = '<hidden>'" in code.difference
+    assert "PASSWORD" not in code.difference
+    assert "content that" not in code.difference
+
+
+def test_the_whole_tree_counts_for_a_script_in_a_folder_of_it(repository):
+    (repository / "sub").mkdir()
+    (repository / "train.py").write_text("changed\n")
+    (repository / "prod.env").write_text("PASSWORD=new\n")
+
+    code, _ = find_code_version(str(repository / "sub"))
+
+    assert (code.root, code.changed) == (str(repository), ("prod.env", "train.py"))
+    assert "+changed" in code.difference
+    assert "PASSWORD" not in code.difference
+
+
+def test_a_large_difference_is_cut_and_a_huge_one_left_out(repository):
+    (repository / "train.py").write_text(
+        "x" * 50 + "\n" + "".join(f"{'y' * 60}{n}\n" for n in range(9000))
+    )
+    code, _ = find_code_version(str(repository))
+    assert len(code.difference.encode()) <= MAX_DIFFERENCE_BYTES
+    assert code.left_out == "it is cut after 256 KiB"
+
+    (repository / "train.py").write_text("y\n" * 30_000)
+    code, _ = find_code_version(str(repository))
+    assert code.difference == ""
+    assert "30002 lines differ" in code.left_out
+
+
+def test_a_new_repository_has_no_commit(tmp_path):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.py").write_text("a")
+    git(tmp_path, "add", ".")
+
+    code, _ = find_code_version(str(tmp_path))
+
+    assert (code.commit, code.changed, code.left_out) == (
+        "",
+        ("a.py",),
+        "nothing was ever committed",
+    )
+
+
+def test_outside_a_repository_the_reason_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+
+    assert find_code_version(str(tmp_path)) == (None, "the script is in no git work tree")
+
+
+def test_without_git_the_reason_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    code, why = find_code_version(str(tmp_path))
+
+    assert code is None
+    assert why.startswith("git can't be asked")
+
+
+def test_a_repository_cannot_have_commands_run(repository, tmp_path):
+    trap = tmp_path / "trap"
+    (repository / ".gitattributes").write_text("*.py diff=trap\n")
+    for key in ("diff.trap.textconv", "diff.trap.command", "diff.external", "core.fsmonitor"):
+        git(repository, "config", key, f"touch {trap}; cat")
+    (repository / "train.py").write_text("other\n")
+
+    code, _ = find_code_version(str(repository))
+
+    assert "+other" in code.difference
+    assert not trap.exists()
+
+
+def test_the_version_is_that_of_the_scripts_folder(tmp_path):
+    def program(kind, target):
+        return Program(kind=kind, target=target, args=(), python=("p",), cwd="/home/u")
+
+    assert folder_of(program(ScriptKind.FILE, "code/train.py")) == "/home/u/code"
+    assert folder_of(program(ScriptKind.FILE, "/x/train.py")) == "/x"
+    assert folder_of(program(ScriptKind.FILE, "train.py")) == "/home/u"
+    assert folder_of(program(ScriptKind.MODULE, "a.b")) == "/home/u"
+
+
+def test_the_note_is_written_beside_the_start(repository, tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    program = Program(
+        kind=ScriptKind.FILE, target=str(repository / "train.py"), args=(), python=("p",), cwd="/"
+    )
+
+    note_origin(run_dir, program)
+
+    wait_until(lambda: os.path.exists(run_dir.origin), "origin.json", 20)
+    noted = codec.from_plain(Origin, atomic.read_json(run_dir.origin))
+    assert noted.code.root == str(repository)
+    assert noted.user

@@ -1,0 +1,338 @@
+"""Every answer that was recorded from a real control plane (1.36, Kueue 0.13 and 0.19), and what is made of it: one row for each."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchmuster.core.model.states import JobState
+from torchmuster.kubernetes.engine.answers import (
+    queue_reasons,
+    read_objects,
+    runs_of,
+    view_of,
+    warnings_of,
+)
+from torchmuster.kubernetes.engine.dialect import REASONS
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.model.job import JobView
+
+# Trimmed to what is read: `kubectl get jobs.batch,pods -l ... -o json`, and events.
+RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
+# What happened: state, how the reason begins, exit code, hosts, and whether it can never heal.
+VIEWS = {
+    "job-pods-fresh": (JobState.PENDING, "ContainerCreating", None, ("n1", "n2"), False),
+    "job-pods-running": (JobState.RUNNING, None, None, ("n1", "n2"), None),
+    "job-pods-succeeded": (JobState.SUCCEEDED, None, 0, ("n1",), None),
+    "job-pods-failed-113": (JobState.FAILED, "PodFailurePolicy: ", None, ("n2",), None),
+    "job-pods-unschedulable": (JobState.PENDING, "Unschedulable: 0/2 nodes", None, (), False),
+    "job-pods-errimagepull": (JobState.PENDING, "ErrImagePull: ", None, ("n1",), False),
+    "job-pods-imagepullbackoff": (
+        JobState.PENDING,
+        "ErrImagePull: ",
+        None,
+        ("n2", "n1"),
+        False,
+    ),
+    "job-pods-neverpull": (JobState.PENDING, "ErrImageNeverPull: ", None, ("n1", "n2"), True),
+    "job-pods-command-not-found": (JobState.PENDING, "StartError: ", None, ("n1",), True),
+    "job-pods-oomkilled": (JobState.RUNNING, "OOMKilled (pod 1)", None, ("n1", "n2"), False),
+    "job-pods-evicting": (
+        JobState.RUNNING,
+        "EvictionByEvictionAPI: ",
+        None,
+        ("n1", "n2"),
+        False,
+    ),
+    "job-pods-evicted": (JobState.RUNNING, "EvictionByEvictionAPI: ", None, ("n1", "n2"), False),
+    "job-pods-node-lost-5s": (JobState.RUNNING, None, None, ("n2", "n1"), None),
+    "job-pods-node-lost-terminating": (
+        JobState.PENDING,
+        "DeletionByTaintManager: ",
+        None,
+        ("n2", "n1"),
+        False,
+    ),
+    "job-pods-node-lost-forced": (
+        JobState.PENDING,
+        "DeletionByTaintManager: ",
+        None,
+        ("n2", "n1"),
+        False,
+    ),
+    "job-pods-pod-deleting": (JobState.RUNNING, None, None, ("n1",), None),
+    "job-pods-pod-replaced": (JobState.RUNNING, None, None, ("n1",), None),
+    "job-pods-jdl": (JobState.TIMED_OUT, "DeadlineExceeded: ", None, (), None),
+    "job-pods-deleting-foreground": (JobState.ENDING, None, None, ("n1", "n2"), None),
+    "pods-deleting": (JobState.ENDING, None, None, ("n1", "n2"), None),
+    "job-suspended": (JobState.HELD, "JobSuspended: ", None, (), False),
+    "job-suspending": (JobState.HELD, "JobSuspended: ", None, ("n1",), False),
+    "job-resumed": (JobState.RUNNING, None, None, ("n1",), None),
+    "kueue-no-queue": (JobState.HELD, "Inadmissible: LocalQueue nosuch", None, (), True),
+    "kueue-readmitted-job-pods": (JobState.RUNNING, None, None, ("n1",), None),
+    "kueue-admitted": (JobState.RUNNING, None, None, ("n2",), None),
+    "kueue-next": (JobState.HELD, "Pending: couldn't assign", None, (), False),
+    "kueue-second": (JobState.HELD, "Pending: couldn't assign", None, (), False),
+    "kueue-preempted": (JobState.HELD, "Preempted: Preempted to accommodate", None, (), False),
+    "kueue-deactivated": (JobState.HELD, "Deactivated: The workload is", None, (), False),
+    "kueue-stopped": (JobState.HELD, "Inadmissible: ClusterQueue stopped", None, (), False),
+    "kueue-held": (JobState.HELD, "Inadmissible: LocalQueue held", None, (), False),
+    "kueue-nowhere": (JobState.HELD, "Inadmissible: ClusterQueue nosuch", None, (), False),
+    "kueue-too-far": (JobState.HELD, "Pending: couldn't assign", None, (), False),
+    "kueue-too-large": (JobState.HELD, "Pending: couldn't assign", None, (), True),
+}
+
+
+@pytest.mark.parametrize("what", VIEWS)
+def test_an_answer_is_read_as_it_was_meant(what):
+    state, begins, code, nodes, never = VIEWS[what]
+    objects = RECORDED[what]
+    (run,) = runs_of(objects).values()
+    view = REASONS.explained(view_of(run, queue=queue_reasons(objects).get(run.uid)))
+    assert (view.state, view.exit_code, view.nodes) == (state, code, nodes)
+    assert (view.reason or "").startswith(begins or "")
+    assert (view.reason is None) == (begins is None)
+    assert (view.wait.never if view.wait is not None else None) == never
+
+
+@pytest.mark.parametrize(
+    ("what", "events", "sentence", "never"),
+    [
+        ("job-pods-quota", "events-quota", "the namespace's quota has no room for its pods", False),
+        (
+            "job-pods-podsecurity",
+            "events-podsecurity",
+            "the namespace's Pod Security level forbids its pods",
+            True,
+        ),
+        (
+            "job-pods-podsecurity",
+            "events-limit-range",
+            "the namespace's LimitRange forbids what its pods ask for",
+            True,
+        ),
+    ],
+)
+def test_what_keeps_pods_from_being_made_is_said_by_events_alone(what, events, sentence, never):
+    (run,) = runs_of(RECORDED[what]).values()
+    assert view_of(run).reason is None
+    view = view_of(run, warnings_of(RECORDED[events], [run.run]))
+    wait = REASONS.explained(replace(view, state=JobState.PENDING)).wait
+    assert wait is not None
+    assert (wait.sentence, wait.never) == (sentence, never)
+
+
+@pytest.mark.parametrize(
+    ("what", "state", "sentence", "never"),
+    [
+        (
+            "job-pods-claim-missing",
+            JobState.PENDING,
+            "a volume that it names does not exist",
+            True,
+        ),
+        (
+            "job-pods-claim-unbound",
+            JobState.PENDING,
+            "a claim that it names has no volume yet",
+            False,
+        ),
+        (
+            "job-pods-claim-one-pod",
+            JobState.RUNNING,
+            "a volume that it names is for one pod, and another pod has it",
+            False,
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_volume_is_told_apart(what, state, sentence, never):
+    (run,) = runs_of(RECORDED[what]).values()
+    view = REASONS.explained(view_of(run))
+    assert (view.state, view.wait.sentence, view.wait.never) == (state, sentence, never)
+
+
+def test_a_pod_that_is_prepared_for_ever_says_why_in_events_alone():
+    (run,) = runs_of(RECORDED["job-pods-mounting"]).values()
+    assert view_of(run).reason == "ContainerCreating"
+    warnings = warnings_of(RECORDED["events-mounting"], [pod.name for pod in run.pods])
+    view = REASONS.explained(view_of(run, warnings))
+    assert view.reason.startswith("FailedMount: ")
+    assert view.wait.sentence.startswith("something that it mounts does not exist")
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        # kubernetes pkg/volume/util/operationexecutor: of a volume that is ReadWriteOnce, for a pod on another node.
+        (
+            'FailedAttachVolume: Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) run-0',
+            "a volume that it names is attached to another node, and can be to one only",
+        ),
+        (
+            "Unschedulable: 0/4 nodes are available: 4 node(s) had volume node affinity conflict.",
+            "a volume that it names is not to be had on the nodes that would have room",
+        ),
+        # Of a scheduler of 1.36, for nodes of which one has the label.
+        (
+            "Unschedulable: 0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node affinity/selector.",
+            "no node has room for it now",
+        ),
+        (
+            "Unschedulable: 0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) didn't match Pod's node affinity/selector.",
+            "no node has room for it now",
+        ),
+        (
+            "Unschedulable: 0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.",
+            "no node has the labels that it asks for",
+        ),
+        (
+            'FailedCreatePodSandBox: Failed to create pod sandbox: plugin type="calico" failed',
+            "the node can't give it a network",
+        ),
+    ],
+)
+def test_what_no_record_has_is_read_from_kubernetes_source(reason, sentence):
+    view = JobView(job_id="1", state=JobState.PENDING, reason=reason)
+    assert REASONS.explained(view).wait.sentence == sentence
+
+
+def test_a_pod_that_ended_at_once_leaves_its_own_error():
+    (run,) = runs_of(RECORDED["job-pods-other-user"]).values()
+    assert "can't be started again" in run.newest()[0].end.last_message
+
+
+def test_warnings_about_other_objects_are_not_ours():
+    assert warnings_of(RECORDED["events-quota"], ["another"]) == ()
+
+
+def test_a_place_belongs_to_the_pod_that_stays():
+    (run,) = runs_of(RECORDED["job-pods-flaky"]).values()
+    ended = [pod for pod in run.pods if pod.end is not None]
+    assert len(ended) == 4
+    assert run.newest()[1] is ended[-1]
+    (run,) = runs_of(RECORDED["job-pods-pdl"]).values()
+    assert all(pod.is_up for pod in run.newest().values())
+
+
+def test_the_queues_reason_is_found_by_the_jobs_uid():
+    found = queue_reasons(RECORDED["kueue-workloads"])
+    assert [str(reason) for reason in found.values()] == [
+        "Pending: couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor gpu, 2 more needed",
+        "Inadmissible: LocalQueue nosuch doesn't exist",
+    ]
+
+
+def test_documents_one_after_the_other_are_read_as_those_of_a_list():
+    one, other = {"kind": "Job"}, {"kind": "Secret"}
+    texts = f"{json.dumps(one)}\n{json.dumps(other, indent=1)}\n"
+    assert read_objects(texts) == [one, other]
+    assert read_objects(json.dumps({"kind": "List", "items": [one, other]})) == [one, other]
+    assert read_objects("") == []
+
+
+@pytest.mark.parametrize("text", ["no json", '{"kind": "Job"} and more', "[1, 2]", "{" * 5000])
+def test_an_answer_that_is_no_object_is_said_to_be_unreadable(text):
+    with pytest.raises(EngineError) as caught:
+        read_objects(text)
+    assert caught.value.what == "the answer of kubectl can't be read"
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence", "ends"),
+    [
+        ("kueue-next", "its queue has no room for it now", "4 more needed; it is the next"),
+        ("kueue-second", "its queue has no room for it now", "; 1 before it in the queue"),
+        (
+            "kueue-preempted",
+            "a run of a higher priority has its place",
+            "flavor gpu, 4 more needed",
+        ),
+        ("kueue-deactivated", "its queue was told to leave it out", "The workload is deactivated"),
+        ("kueue-stopped", "its queue is stopped, or does not lead anywhere", "is inactive"),
+        ("kueue-too-far", "no part of the topology", "doesn't allow to fit any of 2 pod(s)"),
+        ("kueue-too-large", "it asks for more than its queue can ever give", "(5 > 4)"),
+    ],
+)
+def test_a_queue_says_why_it_does_not_admit_and_how_many_are_before(what, sentence, ends):
+    objects = RECORDED[what]
+    (run,) = runs_of(objects).values()
+    view = REASONS.explained(view_of(run, queue=queue_reasons(objects)[run.uid]))
+    assert view.wait.sentence.startswith(sentence)
+    assert view.reason.endswith(ends)
+
+
+NO_ROOM = "insufficient unused quota for nvidia.com/gpu in flavor b, 2 more needed"
+TOO_MUCH = "insufficient quota for nvidia.com/gpu in flavor a, request > maximum capacity (5 > 4)"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "never"),
+    [
+        ([f"{TOO_MUCH}, {NO_ROOM}"], False),  # another flavor may have room
+        ([f"{NO_ROOM}, {TOO_MUCH}"], False),
+        ([NO_ROOM, TOO_MUCH], True),  # recorded, of a JobSet
+        ([TOO_MUCH, NO_ROOM], True),
+        ([NO_ROOM, f"{TOO_MUCH}, {NO_ROOM}"], False),
+    ],
+)
+@pytest.mark.parametrize("word", ["Pending", "ExceedsMaxQuota", "WaitingForQuota"])
+def test_one_kind_of_pods_that_no_flavor_can_ever_take_keeps_all_from_starting(kinds, never, word):
+    said = [
+        f"couldn't assign flavors to pod set {name}: {k}"
+        for name, k in zip("ab", kinds, strict=False)
+    ]
+    reason = f"{word}: {'; '.join(said)}; 1 before it in the queue"
+    view = JobView(job_id="j", state=JobState.HELD, reason=reason)
+    assert REASONS.explained(view).wait.never == never
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence", "never"),
+    [
+        ("Misconfigured: LocalQueue nosuch doesn't exist", "there is no such queue", True),
+        ("Misconfigured: ClusterQueue nosuch doesn't exist", "its queue is stopped, or", False),
+        ("Suspended: LocalQueue held is on hold", "its queue is stopped, or", False),
+        ("WaitingForPreemptedWorkloads: Pending the preemption", "runs of a lower", False),
+        ("NoMatchingFlavor: couldn't assign flavors", "no kind of nodes of its queue", False),
+        ("WaitingForPodsReady: waiting", "its queue waits until the pods", False),
+        ("PendingEvaluation: not yet", "it waits in its queue", False),
+        ("WaitingForQuota: insufficient unused quota for cpu", "its queue has no room", False),
+    ],
+)
+def test_the_words_of_a_newer_kueue_are_known(reason, sentence, never):
+    wait = REASONS.explained(JobView(job_id="j", state=JobState.HELD, reason=reason)).wait
+    assert wait.sentence.startswith(sentence)
+    assert wait.never == never
+
+
+def test_the_jobs_of_a_jobset_are_read_one_by_one():
+    runs = runs_of(RECORDED["jobset-running"])
+    assert [view_of(run).state for run in runs.values()] == [JobState.RUNNING] * 2
+    assert [view_of(run).nodes for run in runs.values()] == [("n2",), ("n1",)]
+
+
+def test_a_queue_holds_a_jobset_as_one_and_each_of_its_jobs_says_why():
+    objects = RECORDED["jobset-queued"]
+    queues = queue_reasons(objects)
+    views = [view_of(run, queue=queues.get(run.uid)) for run in runs_of(objects).values()]
+    assert [view.state for view in views] == [JobState.HELD] * 2
+    assert len({view.reason for view in views}) == 1
+    assert "couldn't assign flavors to pod set b" in views[0].reason
+
+
+def test_a_container_that_is_not_ours_stands_beside_it_and_does_not_keep_a_run_from_ending():
+    """The proxy of a mesh may be first among the containers; of ours, which ended, the pod still runs."""
+    objects = json.loads(json.dumps(RECORDED["job-pods-running"]))
+    for one in (one for one in objects if one["kind"] == "Pod"):
+        one["spec"]["containers"] = [{"name": "istio-proxy"}, {"name": "node"}]
+        proxy = {"name": "istio-proxy", "state": {"running": {}}}
+        one["status"]["containerStatuses"].insert(0, proxy)
+    (run,) = runs_of(objects).values()
+    assert {pod.others for pod in run.pods} == {("istio-proxy",)}
+    assert view_of(run).state is JobState.RUNNING
+    for code, state in ((0, JobState.SUCCEEDED), (113, JobState.FAILED), (75, JobState.PENDING)):
+        for one in (one for one in objects if one["kind"] == "Pod"):
+            one["status"]["containerStatuses"][1]["state"] = {"terminated": {"exitCode": code}}
+        (run,) = runs_of(objects).values()
+        assert view_of(run).state is state

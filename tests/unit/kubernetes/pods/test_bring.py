@@ -1,0 +1,329 @@
+"""What a run brings along, and what is asked of a cluster before."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tarfile
+from base64 import b64decode
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchmuster.core import proc
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.owner.create import create_run_dir
+from torchmuster.errors import UsageError
+from torchmuster.kubernetes.engine.dialect import DIALECT
+from torchmuster.kubernetes.pods.bring import (
+    bring_run,
+    check_code,
+    lost_with_pods,
+    settle_place,
+    settle_site,
+)
+from torchmuster.kubernetes.pods.reach import pod_order
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.spec.site import Site
+from unit.kubernetes.engine.site_jobs import DEFAULT
+from unit.kubernetes.pods.conftest import RUN_ID
+
+RESTRICTED = {
+    "metadata": {
+        "name": "research",
+        "labels": {"pod-security.kubernetes.io/enforce": "restricted"},
+    }
+}
+FORBIDDEN = (
+    'Error from server (Forbidden): namespaces "research" is forbidden: User "u" cannot get resource "namespaces"'
+    ' in API group "" in the namespace "research"\n'
+)
+PLAIN = replace(DEFAULT, own_keys=(("image", "x"),))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """One home for all: torchmuster is packed once."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch, home):
+    monkeypatch.setenv("MUSTER_HOME", str(home))
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hi')\n")
+    return folder
+
+
+def plan_of(code):
+    program = Program(
+        kind=ScriptKind.FILE,
+        target="train.py",
+        args=(),
+        python=("python3",),
+        cwd=str(code),
+    )
+    return RunPlan(run_id=RUN_ID, program=program, min_nodes=2, max_nodes=2, workers_per_node=(1,))
+
+
+def bring(code, folder, job=DEFAULT, **given) -> tuple:
+    plan = plan_of(code)
+    run_dir = create_run_dir(plan, str(folder))
+    return bring_run(plan, run_dir, job, 60.0, **given), run_dir
+
+
+def test_small_code_travels_in_the_secret(code, tmp_path):
+    job, run_dir = bring(code, tmp_path / "runs", start_limit_s=30.0)
+
+    order = pod_order(run_dir)
+    assert (order.job, order.num_pods, order.port) == ("run-7f3a", 2, 29417)
+    assert (order.code_root, order.code_bytes) == (str(code), None)
+    assert (order.home, order.warn_s, order.start_limit_s) == ("/scratch/muster", 60.0, 30.0)
+    brings = dict(job.brings)
+    assert sorted(brings) == [
+        "1/package.txz", "code.tar.gz", "key", "order.json", "plan.json", "start.py",
+    ]  # fmt: skip
+    with open(brings["code.tar.gz"], "rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == order.code_sha
+    own = sum(os.path.getsize(path) for name, path in brings.items() if "/" not in name)
+    assert own < 64 << 10
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_the_secrets_hold_is_whole_in_a_pod_whatever_its_sizes(code, tmp_path, seed):
+    draw = random.Random(seed)
+    for number in range(draw.randint(0, 6)):
+        size = draw.choice([1, 60 << 10, 300 << 10, 900 << 10])
+        (code / f"data-{number}").write_bytes(draw.randbytes(size))
+    job, run_dir = bring(code, tmp_path / "runs")
+    files = {name: Path(path).read_bytes() for name, path in job.brings}
+    *secrets, _, made = json.loads(DIALECT.with_files(job, files))["items"]
+    sizes = [sum(len(b64decode(data)) for data in one["data"].values()) for one in secrets]
+    assert sizes[0] <= 64 << 10
+    assert max(sizes) <= 1 << 20
+    assert len(sizes) <= 5
+    sources = made["spec"]["template"]["spec"]["volumes"][0]["projected"]["sources"]
+    assert [one["secret"]["name"] for one in sources] == [s["metadata"]["name"] for s in secrets]
+    # What a kubelet does, then the first lines of a pod.
+    mounted, disk = tmp_path / "muster", tmp_path / "disk"
+    mounted.mkdir(), disk.mkdir()
+    for name, data in (pair for one in secrets for pair in one["data"].items()):
+        (mounted / name).write_bytes(b64decode(data))
+    gather = "import start; print(start.gather())"
+    environment = {**os.environ, "MUSTER_POD_DISK": str(disk), "PYTHONPATH": str(mounted)}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # nothing can be written where Secrets are
+    argv = [sys.executable, "-c", gather]
+    came = Path(subprocess.check_output(argv, env=environment, text=True).strip())
+    archive = Path(run_dir.path) / "pods" / "code.tar.gz"
+    is_brought = pod_order(run_dir).code_bytes is None
+    assert is_brought == (came / "code.tar.gz").exists()
+    assert not is_brought or (came / "code.tar.gz").read_bytes() == archive.read_bytes()
+    (package,) = (data for name, data in files.items() if name.endswith("/package.txz"))
+    assert (came / "package.txz").read_bytes() == package
+    assert {path.name for path in came.iterdir()} - {"code.tar.gz"} == {
+        "key", "order.json", "package.txz", "plan.json", "start.py"
+    }  # fmt: skip
+
+
+def test_torchmuster_may_grow_beyond_one_secret(code, tmp_path, monkeypatch):
+    large = tmp_path / "large.txz"
+    large.write_bytes(random.Random(2).randbytes(2 << 20))
+    monkeypatch.setattr("torchmuster.kubernetes.pods.bring._package", lambda _: str(large))
+    job, run_dir = bring(code, tmp_path / "runs")
+    pieces = [path for name, path in job.brings if "package.txz.part-" in name]
+    assert b"".join(Path(path).read_bytes() for path in pieces) == large.read_bytes()
+    assert pod_order(run_dir).code_bytes is None
+
+
+def test_a_function_that_has_no_room_in_the_secrets_is_refused_with_the_room(code, tmp_path):
+    plan = plan_of(code)
+    run_dir = create_run_dir(plan, str(tmp_path / "runs"))
+    Path(run_dir.call).write_bytes(random.Random(3).randbytes(5 << 20))
+    with pytest.raises(UsageError, match="the function and its arguments take 5 MiB") as caught:
+        bring_run(plan, run_dir, DEFAULT, 60.0)
+    assert "4 MiB with torchmuster itself" in caught.value.why
+
+
+def test_the_same_code_is_the_same_archive_whatever_its_times_and_the_umask(code, tmp_path):
+    shas = []
+    for number in range(2):
+        (code / "train.py").chmod(0o644 if number else 0o664)
+        os.utime(code / "train.py", (1e9 + number, 1e9 + number))
+        _, run_dir = bring(code, tmp_path / f"runs-{number}")
+        shas.append(pod_order(run_dir).code_sha)
+    (code / "train.py").chmod(0o755)
+    _, run_dir = bring(code, tmp_path / "executable")
+    assert shas[0] == shas[1] != pod_order(run_dir).code_sha
+
+
+def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_needs(code, tmp_path):
+    first, _ = bring(code, tmp_path / "a")
+    path = dict(first.brings)["1/package.txz"]
+    before = os.stat(path).st_mtime_ns
+    second, _ = bring(code, tmp_path / "b")
+    assert dict(second.brings)["1/package.txz"] == path
+    assert os.stat(path).st_mtime_ns == before
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
+    assert "torchmuster/kubernetes/node/start.py" in names
+    of_clients = ("torchmuster/cli/runs/", "torchmuster/report/", "torchmuster/diagnose/lint/")
+    kept = [name for name in names if name.startswith(of_clients)]
+    assert {name.rpartition("/")[2] for name in kept} <= {"__init__.py"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "torchmuster.workflow.data.__main__",
+        "torchmuster.workflow.data.metadata",
+        "torchmuster.kubernetes.firstpod.conduct",
+        "torchmuster.kubernetes.firstpod.conduct_group",
+    ],
+)
+def test_what_comes_along_can_own_runs_and_move_data(code, tmp_path, module):
+    job, _ = bring(code, tmp_path / "runs")
+    with tarfile.open(dict(job.brings)["1/package.txz"]) as archive:
+        archive.extractall(tmp_path / "package", filter="data")
+    found = f"import sys; sys.path.insert(0, {str(tmp_path / 'package')!r}); import {module}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", found], check=True)
+
+
+def test_large_code_is_sent_later_where_that_is_allowed(code, tmp_path, cluster):
+    (code / "weights.bin").write_bytes(random.Random(1).randbytes(5 << 20))
+    job, run_dir = bring(code, tmp_path / "runs")
+    order = pod_order(run_dir)
+    assert not [name for name in dict(job.brings) if "code.tar.gz" in name]
+    archive = os.path.join(run_dir.path, "pods", "code.tar.gz")
+    assert order.code_bytes == os.path.getsize(archive) > 4 << 20
+    assert cluster.asked == ["auth can-i create pods --subresource=portforward"]
+
+
+def test_large_code_without_a_way_is_refused_before_anything_is_made(code, tmp_path, cluster):
+    (code / "weights.bin").write_bytes(random.Random(1).randbytes(5 << 20))
+    cluster.say(answers={"can-i": "no"})
+    with pytest.raises(UsageError) as caught:
+        bring(code, tmp_path / "runs")
+    assert "pods/portforward" in caught.value.why
+    assert not any("create -f" in line for line in cluster.asked)
+
+
+def test_what_nobody_could_take_is_refused_but_not_where_the_cluster_refuses_the_job_itself(
+    cluster,
+):
+    job = settle_place(replace(PLAIN, name="train"), 2)
+    cluster.say(answers={"create pods": "no", "create jobs.batch": "yes"})
+    with pytest.raises(UsageError, match="nobody could take"):
+        lost_with_pods(job)
+    cluster.say(answers={"can-i": "no"})
+    assert lost_with_pods(job) == []
+
+
+def test_a_script_outside_of_the_code_is_refused(code, tmp_path):
+    plan = plan_of(code)
+    outside = replace(plan, program=replace(plan.program, target=str(tmp_path / "other.py")))
+    with pytest.raises(UsageError):
+        check_code(outside)
+
+
+def test_what_a_site_does_not_say_is_that_of_kubectl(cluster):
+    job = settle_place(replace(PLAIN, name="Train_7f3a"), 2)
+    keys = dict(job.own_keys)
+    assert (keys["context"], keys["namespace"], job.name) == ("lab", "research", "train-7f3a")
+    assert "pod_security" not in keys
+
+
+def test_what_a_site_says_is_not_asked_for(cluster):
+    keys = (("image", "x"), ("context", "c"), ("namespace", "n"), ("pod_security", "baseline"))
+    job = settle_place(replace(PLAIN, own_keys=keys), 2)
+    assert dict(job.own_keys) == dict(keys)
+    assert cluster.asked == []
+
+
+def test_pods_fit_the_level_that_the_namespace_enforces(cluster):
+    cluster.say(answers={"get namespace": RESTRICTED})
+    assert dict(settle_place(PLAIN, 1).own_keys)["pod_security"] == "restricted"
+
+
+def test_who_may_not_read_the_namespace_may_still_run(cluster):
+    cluster.say(refuse={"get namespace": [1, FORBIDDEN]})
+    assert "pod_security" not in dict(settle_place(PLAIN, 1).own_keys)
+
+
+def test_mistakes_of_the_site_need_no_cluster(cluster):
+    with pytest.raises(UsageError):
+        settle_place(replace(PLAIN, own_keys=(("image", "x"), ("shm", "lots"))), 1)
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ({"queues": ["gpus"]}, None),
+        ({"queues": ["gpu"]}, "there is no queue `gpus` in the namespace `research`"),
+        (
+            {
+                "refuse": {
+                    "localqueues": [
+                        1,
+                        'error: the server doesn\'t have a resource type "localqueues"\n',
+                    ]
+                }
+            },
+            "there is no queue `gpus`: the cluster has no Kueue",
+        ),
+        # Who may not list them is told by the Job's own state.
+        ({"refuse": {"localqueues": [1, "Error from server (Forbidden): no\n"]}}, None),
+    ],
+)
+def test_a_queue_is_there_before_a_job_is_put_into_it(cluster, case, error):
+    cluster.say(**case)
+    job = replace(PLAIN, queue="gpus")
+    if error is None:
+        assert settle_place(job, 1).queue == "gpus"
+        return
+    with pytest.raises(EngineError) as caught:
+        settle_place(job, 1)
+    assert caught.value.what == error
+
+
+def test_the_queue_of_another_scheduler_is_not_kueues(cluster):
+    keys = (*PLAIN.own_keys, ("gang", "volcano"))
+    assert settle_place(replace(PLAIN, queue="gpus", own_keys=keys), 1).queue == "gpus"
+    assert not any("localqueues" in line for line in cluster.asked)
+
+
+# Recorded: kubectl of who may do everything, on a cluster without JobSet.
+NO_JOBSETS = (
+    b"Warning: the server doesn't have a resource type 'jobsets' in group 'jobset.x-k8s.io'\n\n"
+)
+
+
+def settled(**keys):
+    own = (("image", "x"), *keys.items())
+    site = Site(name="k", kind="kubernetes", origin="muster.toml:1:1", own_keys=own)
+    return dict(settle_site(site, has_kinds=True).own_keys).get("jobset")
+
+
+def test_pods_of_several_kinds_are_a_jobset_where_the_user_may_make_one(cluster):
+    assert settled() == "yes"
+    cluster.say(answers={"can-i delete jobsets.jobset.x-k8s.io": "no"})
+    assert settled() == "no"
+
+
+def test_a_right_to_everything_makes_no_jobsets_where_there_are_none(cluster, monkeypatch):
+    def without(argv, request, limit_s):
+        said = asks(argv, request, limit_s)
+        return replace(said, stderr=NO_JOBSETS) if "can-i" in argv else said
+
+    asks = proc.ask
+    monkeypatch.setattr(proc, "ask", without)
+    assert settled() == "no"
+
+
+def test_the_users_own_word_on_jobsets_counts_and_nobody_is_asked(cluster):
+    assert (settled(jobset="no"), settled(gang="volcano")) == ("no", None)
+    assert not any("can-i" in line for line in cluster.asked)

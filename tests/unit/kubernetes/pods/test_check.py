@@ -1,0 +1,184 @@
+"""What a user may do on a cluster, by answers that a server of 1.36 gave to a user with a small Role."""
+
+import json
+
+import pytest
+
+from torchmuster.kubernetes.pods.check import (
+    HELPFUL,
+    NEEDED,
+    finding_of_queue,
+    look_at_cluster,
+    missing,
+    offers_of,
+    role_line,
+    rules_of,
+)
+
+# Recorded: SelfSubjectRulesReview of a user whose Role lacks watch on pods, port-forward and events.
+ANSWER = {
+    "kind": "SelfSubjectRulesReview",
+    "status": {
+        "incomplete": False,
+        "resourceRules": [
+            {
+                "apiGroups": ["batch"],
+                "resources": ["jobs"],
+                "verbs": ["create", "get", "list", "watch", "delete"],
+            },
+            {
+                "apiGroups": [""],
+                "resources": ["services", "secrets"],
+                "verbs": ["create", "get", "list", "delete", "patch"],
+            },
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
+            {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+        ],
+    },
+}
+# Recorded: LocalQueues of Kueue 0.13.
+QUEUES = [
+    {
+        "metadata": {"name": "held"},
+        "status": {
+            "pendingWorkloads": 0,
+            "conditions": [
+                {
+                    "type": "Active",
+                    "status": "False",
+                    "reason": "Stopped",
+                    "message": "LocalQueue is stopped",
+                }
+            ],
+        },
+    },
+    {
+        "metadata": {"name": "nowhere"},
+        "status": {
+            "pendingWorkloads": 1,
+            "conditions": [
+                {
+                    "type": "Active",
+                    "status": "False",
+                    "reason": "ClusterQueueDoesNotExist",
+                    "message": "Can't submit new workloads to clusterQueue",
+                }
+            ],
+        },
+    },
+    {
+        "metadata": {"name": "stopped"},
+        "status": {
+            "pendingWorkloads": 1,
+            "conditions": [
+                {
+                    "type": "Active",
+                    "status": "False",
+                    "reason": "ClusterQueueIsInactive",
+                    "message": "Can't submit new workloads to clusterQueue",
+                }
+            ],
+        },
+    },
+    {
+        "metadata": {"name": "team"},
+        "status": {
+            "pendingWorkloads": 1,
+            "conditions": [
+                {
+                    "type": "Active",
+                    "status": "True",
+                    "reason": "Ready",
+                    "message": "Can submit new workloads to localQueue",
+                }
+            ],
+        },
+    },
+]
+ADMIN = {"status": {"resourceRules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}}
+
+
+def lacks(answer, wanted):
+    rules = rules_of(json.dumps(answer))
+    return [
+        role_line(group, resource, verbs)
+        for group, resource, all_verbs, *_ in wanted
+        if (verbs := missing(rules, group, resource, all_verbs))
+    ]
+
+
+def test_the_lines_that_a_role_lacks_are_named():
+    assert lacks(ANSWER, NEEDED) == ['{apiGroups: [""], resources: ["pods"], verbs: [watch]}']
+    assert lacks(ANSWER, HELPFUL) == [
+        '{apiGroups: [""], resources: ["pods/portforward"], verbs: [create]}',
+        '{apiGroups: [""], resources: ["pods"], verbs: [delete, patch]}',
+        '{apiGroups: [""], resources: ["events"], verbs: [list]}',
+        '{apiGroups: [""], resources: ["namespaces"], verbs: [get]}',
+    ]
+
+
+def test_an_administrator_lacks_nothing():
+    assert lacks(ADMIN, NEEDED) == lacks(ADMIN, HELPFUL) == []
+
+
+def test_a_right_to_one_named_object_is_not_one_to_all():
+    named = {**ADMIN["status"]["resourceRules"][0], "resourceNames": ["mine"]}
+    assert len(lacks({"status": {"resourceRules": [named]}}, NEEDED)) == len(NEEDED)
+
+
+def test_devices_are_summed_over_nodes_and_cpus_are_none():
+    node = {"status": {"allocatable": {"cpu": "2", "memory": "24Gi", "nvidia.com/gpu": "4"}}}
+    none = {"status": {"allocatable": {"rdma/ib": "0"}}}
+    assert offers_of([node, node, none]) == {"nvidia.com/gpu": 8}
+
+
+@pytest.mark.parametrize(
+    ("queue", "ok", "words"),
+    [
+        ("team", True, "a LocalQueue of Kueue, 1 waits in it"),
+        ("held", False, "it admits nothing: LocalQueue is stopped (Stopped)"),
+        (
+            "stopped",
+            False,
+            "it admits nothing: Can't submit new workloads to clusterQueue (ClusterQueueIsInactive)",
+        ),
+        ("teem", False, "there is no such LocalQueue: did you mean `team`?"),
+    ],
+)
+def test_a_queue_that_admits_nothing_is_found_before_anything_waits_in_it(queue, ok, words):
+    found = finding_of_queue(queue, QUEUES)
+    assert (found.ok, found.words) == (ok, words)
+
+
+NO_CLAIMS = (
+    'Error from server (Forbidden): persistentvolumeclaims "team" is forbidden: User "u" cannot get resource'
+    ' "persistentvolumeclaims" in API group "" in the namespace "research"\n'
+)
+
+
+def found(cluster, *, sets):
+    """Return what is found with the rights of `ANSWER`, on a cluster with JobSet or without."""
+    cluster.say(
+        refuse={"persistentvolumeclaim": [1, NO_CLAIMS]},
+        answers={
+            "version": {"serverVersion": {"gitVersion": "v1.36.2"}},
+            "create": ANSWER,
+            "api-resources": "jobsets.jobset.x-k8s.io" if sets else "",
+            "get localqueues": {"items": QUEUES},
+        },
+    )
+    return look_at_cluster({"claims": "team:/home/team"}, "team")
+
+
+def test_a_claim_that_may_not_be_looked_at_is_no_failure(cluster):
+    (claim,) = [one for one in found(cluster, sets=False) if one.check == "volume team"]
+    assert (claim.ok, claim.words) == (None, "you may not look at claims")
+
+
+@pytest.mark.parametrize("sets", [False, True])
+def test_rights_to_jobsets_lack_only_where_there_are_some(cluster, sets):
+    lacks = [one.words for one in found(cluster, sets=sets) if one.check == "right"]
+    assert (
+        sum('resources: ["jobsets"], verbs: [create, delete]' in words for words in lacks) == sets
+    )
+    assert sum("the place in the queue is not told" in words for words in lacks) == 1

@@ -1,0 +1,342 @@
+"""Why a pod was lost: the cluster's reason and the head's word become one verdict."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from torchmuster.core.files import atomic
+from torchmuster.core.model import codec
+from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.message import moment_of
+from torchmuster.core.model.states import RunState, State
+from torchmuster.core.model.verdict import (
+    Circumstances,
+    FailureFacts,
+    GroupOutcome,
+    Result,
+    TaskOutcome,
+    explain_failure,
+    explain_task_failure,
+)
+from torchmuster.kubernetes.pods.losses import (
+    LossNotes,
+    explain_group_loss,
+    explain_loss,
+    explain_task_loss,
+    note_removed,
+)
+from torchmuster.kubernetes.pods.reach import find_pods
+from torchmuster.launcher.model.job import JobState, JobView
+from torchmuster.launcher.views.find import view_run
+from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
+from unit.kubernetes.pods.conftest import JOB_ID, RUN_ID, order_of
+
+# In `job-pods-oomkilled` the pod of index 1 was killed at 00:27:09, and its replacement at 00:28:10.
+BETWEEN, BEFORE, AFTER = "2026-11-22T00:27:30", "2026-11-22T00:26:50", "2026-11-22T00:29:00"
+
+
+def failed(node="run-7f3a-1 (n2)", **given):
+    """Return what the head says of a run that has lost a pod."""
+    end = WorkerEnd(
+        attempt=0,
+        rank=4,
+        local_rank=0,
+        node=node,
+        kind=EndKind.NODE_LOST,
+        asked=False,
+        elapsed_s=9.0,
+        signum=9,
+        detail="its agent has gone (the other side closed the connection)",
+        **given,
+    )
+    known = Circumstances(
+        world_size=8,
+        attempt=0,
+        restarts_spent=1,
+        max_restarts=1,
+        same_as=None,
+        is_final=False,
+        early_ranks=(),
+        restart_hint=True,
+        log_path=None,
+    )
+    return Result(
+        run_id=RUN_ID,
+        state=RunState.FAILED,
+        exit_code=137,
+        attempts=1,
+        restarts_spent=1,
+        elapsed_s=9.0,
+        report=explain_failure(end, [end], known),
+        cause=end,
+    )
+
+
+def begin(run_dir, when):
+    nodes = [
+        {"node": "run-7f3a-0 (n1)", "host": "run-7f3a-0", "ranks": "0-3"},
+        {"node": "run-7f3a-1 (n2)", "host": "run-7f3a-1", "ranks": "4-7"},
+    ]
+    event = {"time": f"{when}.000Z", "event": "attempt_started", "attempt": 0}
+    with open(run_dir.events, "w") as file:
+        file.write(json.dumps({**event, "world_size": 8, "nodes": nodes}) + "\n")
+
+
+def explained(run_dir, result):
+    return explain_loss(result, run_dir, order_of(), JOB_ID)
+
+
+def test_a_container_that_was_killed_as_a_whole_is_the_first_cause_with_pod_node_and_limit(
+    run_dir, cluster
+):
+    cluster.say(pods="job-pods-oomkilled")
+    begin(run_dir, BETWEEN)
+
+    found = explained(run_dir, failed())
+
+    evidence = (
+        "kubernetes says: OOMKilled (exit code 137) of pod run-7f3a-1-9lbn8 on n2:"
+        " all its processes together used more than its limit of 64Mi"
+    )
+    assert found.report.error == (
+        "memory ran out on run-7f3a-1 (n2): its container was killed as a whole"
+    )
+    assert found.report.at == "ranks 4-7 of 8 on run-7f3a-1 (n2), attempt 0"
+    assert found.report.because == (evidence,)
+    assert found.report.hint == (
+        "ask for more memory (`--mem`, or `memory` of the site; what is in /dev/shm counts);"
+        " the one restart is spent"
+    )
+    assert found.cause.memory_evidence == evidence
+
+
+def test_the_pod_of_the_attempt_is_meant_not_one_that_ended_before(run_dir, cluster):
+    cluster.say(pods="job-pods-oomkilled")
+    begin(run_dir, AFTER)
+    assert explained(run_dir, failed()) == failed()
+
+
+def test_of_two_that_ended_since_the_later_one_is_meant(run_dir, cluster):
+    cluster.say(pods="job-pods-oomkilled")
+    begin(run_dir, BEFORE)
+    assert "run-7f3a-1-9lbn8" in explained(run_dir, failed()).report.because[0]
+
+
+def test_another_reason_of_the_cluster_stands_before_the_evidence(run_dir, cluster):
+    cluster.say(pods="job-pods-evicting")
+    gone = failed()
+    found = explained(run_dir, gone)
+    assert found.report.error == gone.report.error
+    said, *rest = found.report.because
+    assert said == (
+        "kubernetes says of pod run-7f3a-1-xdtqf on n2: its node is drained: the pod moves to another"
+        " (EvictionByEvictionAPI: Eviction API: evicting)"
+    )
+    assert rest == list(gone.report.because)
+
+
+def test_what_the_kernel_has_told_the_agent_gets_the_words_of_a_site(run_dir, cluster):
+    known = failed(memory_evidence="the kernel killed 1 process")
+    found = explained(run_dir, known)
+    assert found.report.error == known.report.error
+    assert "ask for more memory (`--mem`, or `memory` of the site;" in found.report.hint
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize(
+    "refuse", [{}, {"get pods": [1, "Unable to connect to the server: i/o timeout\n"]}]
+)
+def test_where_the_cluster_has_nothing_to_say_the_verdict_is_that_of_the_head(
+    run_dir, cluster, refuse
+):
+    cluster.say(pods="job-pods-running", refuse=refuse)
+    assert explained(run_dir, failed()) == failed()
+
+
+def test_a_run_that_lost_no_pod_asks_nothing(run_dir, cluster):
+    other = replace(failed(), cause=replace(failed().cause, kind=EndKind.EXIT_CODE))
+    assert explained(run_dir, other) == other
+    assert cluster.asked == []
+
+
+# What is said while the run goes on.
+
+OOM_SAID = (
+    "kubernetes says: OOMKilled (exit code 137) of pod run-7f3a-1-9lbn8 on n2:"
+    " all its processes together used more than its limit of 64Mi"
+)
+
+
+def lose(run_dir, attempt=0, **given):
+    """Write what the head notes of an attempt that lost a pod and is followed by another."""
+    cause = codec.to_plain(replace(failed(**given).cause, attempt=attempt))
+    what = "run-7f3a-1 (n2): its agent has gone (the other side closed the connection)"
+    event = {"event": "attempt_failed", "attempt": attempt, "what": what, "cause": cause}
+    with open(run_dir.events, "a") as file:
+        file.write(json.dumps({"time": f"{AFTER}.000Z", "restarts_left": 1, **event}) + "\n")
+
+
+def notes_of(run_dir, clock=lambda: 0.0, order=None):
+    said = []
+    return LossNotes(run_dir, order or order_of(), JOB_ID, said.append, clock), said
+
+
+def test_an_attempt_that_lost_its_pod_is_explained_while_the_run_goes_on(run_dir, cluster):
+    cluster.say(pods="job-pods-oomkilled")
+    begin(run_dir, BETWEEN)
+    notes, said = notes_of(run_dir)
+    notes.look()
+    assert (said, cluster.asked) == ([], [])
+
+    lose(run_dir)
+    notes.look()
+    notes.look()
+
+    assert said == [f"attempt 0: {OOM_SAID}"]
+    assert len(cluster.asked) == 1
+    (ended,) = view_run(run_dir).attempts
+    assert ended.failure.what.endswith(f"closed the connection); {OOM_SAID}")
+    again, said = notes_of(run_dir)
+    again.look()
+    assert said == []
+
+
+def test_what_was_said_of_a_pod_that_was_removed_before_the_record_tells_of_its_loss_is_kept(
+    run_dir, cluster
+):
+    cluster.say(pods="job-pods-oomkilled")
+    (lost,) = (pod for pod in find_pods(JOB_ID) if pod.name in OOM_SAID)
+    note_removed(run_dir, "run-7f3a-1", lost)
+    cluster.say(pods="job-pods-running")
+    begin(run_dir, BETWEEN)
+    lose(run_dir)
+    notes, said = notes_of(run_dir)
+    notes.look()
+    assert said == [f"attempt 0: {OOM_SAID}"]
+
+
+def test_why_a_first_pod_was_drained_is_kept_until_the_next_one_has_begun(run_dir, cluster):
+    cluster.say(pods="job-pods-evicting")
+    (leaver,) = (pod for pod in find_pods(JOB_ID) if pod.is_leaving)
+    begin(run_dir, BETWEEN)
+    notes, said = notes_of(run_dir, order=order_of(index=leaver.index))
+    notes.look(JobView(job_id=JOB_ID, state=JobState.RUNNING, reason="drained"))
+    assert said == []
+
+    cluster.say(pods="job-pods-running")  # nobody has it any more
+    event = {"event": "attempt_started", "attempt": 1, "why": "after attempt 0"}
+    with open(run_dir.events, "a") as file:
+        file.write(json.dumps({"time": f"{AFTER}.000Z", **event}) + "\n")
+    notes.look(JobView(job_id=JOB_ID, state=JobState.RUNNING))
+    assert len(said) == 1
+    assert said[0].startswith(f"attempt 0: kubernetes says of pod {leaver.name} on")
+    assert "EvictionByEvictionAPI" in said[0]
+
+
+def test_what_the_cluster_does_not_know_yet_is_asked_for_again_and_not_for_ever(run_dir, cluster):
+    now = [0.0]
+    cluster.say(pods="job-pods-running")
+    begin(run_dir, BETWEEN)
+    lose(run_dir)
+    notes, said = notes_of(run_dir, lambda: now[0])
+    notes.look()
+    assert said == []
+    cluster.say(pods="job-pods-oomkilled")
+    notes.look()
+    assert said == [f"attempt 0: {OOM_SAID}"]
+
+    os.unlink(run_dir.losses)
+    cluster.say(pods="job-pods-running")
+    notes, said = notes_of(run_dir, lambda: now[0])
+    notes.look()
+    now[0] = 1000.0
+    notes.look()
+    asked = len(cluster.asked)
+    notes.look()
+    assert (said, len(cluster.asked)) == ([], asked)
+
+
+def test_ends_that_are_no_loss_of_a_pod_ask_nothing(run_dir, cluster):
+    begin(run_dir, BETWEEN)
+    lose(run_dir, memory_evidence="the kernel killed 1 process")
+    with open(run_dir.events, "a") as file:
+        odd = {"event": "attempt_failed", "attempt": 1, "cause": {"of": "another version"}}
+        file.write(json.dumps({"time": f"{AFTER}.000Z", **odd}) + "\n")
+    notes_of(run_dir)[0].look()
+    assert cluster.asked == []
+
+
+# Of a group of a workflow.
+
+HOSTS = ("run-7f3a-0.run-7f3a", "run-7f3a-1.run-7f3a")
+GROUP_ORDER = order_of(group="work", hosts=HOSTS)
+
+
+@pytest.fixture
+def group(run_dir):
+    """Return the folder of a workflow whose group has a task in each of two pods."""
+    tasks = (
+        TaskPlan(name="a", command=("true",), lead=True),
+        TaskPlan(name="b", command=("true",)),
+    )
+    plan = WorkflowPlan(
+        run_id=RUN_ID,
+        name="w",
+        groups=(GroupPlan(name="work", tasks=tasks),),
+        spec_path="w.yaml",
+        python=("python3",),
+        cwd="/",
+    )
+    atomic.write_json(run_dir.workflow, codec.to_plain(plan))
+    os.makedirs(run_dir.group("work").path)
+    with open(run_dir.group("work").events, "w") as file:
+        started = {"event": "task_started", "task": "b", "time": f"{BETWEEN}.000Z"}
+        file.write(json.dumps(started) + "\n")
+    return run_dir
+
+
+def lost_task(task="b"):
+    facts = FailureFacts(group="work", task=task, attempt=2, why="its agent has gone", log="x.log")
+    ends = [
+        TaskOutcome(task=one, state=State.FAILED_BACKEND_ERROR, attempt=2, code=3001)
+        for one in ("a", "b")
+    ]
+    return GroupOutcome(
+        group="work",
+        state=State.FAILED_BACKEND_ERROR,
+        exit_code=1,
+        elapsed_s=1.0,
+        tasks=tuple(ends),
+        report=explain_task_failure(facts),
+    )
+
+
+def test_a_task_whose_container_was_killed_as_a_whole_failed_for_its_memory(group, cluster):
+    cluster.say(pods="job-pods-oomkilled")
+    report = explain_group_loss(lost_task(), group, GROUP_ORDER, JOB_ID).report
+    assert report.error == "task b failed: memory ran out in pod run-7f3a-1-9lbn8 on n2"
+    assert report.at == "group work, task b, attempt 2"
+    assert report.because == (OOM_SAID,)
+    assert report.hint.startswith("ask for more memory (`--mem`, or `memory` of the site")
+    assert explain_task_loss(group, GROUP_ORDER, "b", JOB_ID, moment_of(f"{BETWEEN}Z")) == OOM_SAID
+
+
+def test_a_task_whose_pod_was_taken_away_is_told_by_whom(group, cluster):
+    cluster.say(pods="job-pods-evicting")
+    before = lost_task()
+    report = explain_group_loss(before, group, GROUP_ORDER, JOB_ID).report
+    assert report.error == before.report.error
+    assert report.because[0].endswith("(EvictionByEvictionAPI: Eviction API: evicting)")
+
+
+def test_a_task_whose_pod_the_cluster_has_nothing_on_keeps_its_verdict(group, cluster):
+    cluster.say(pods="job-pods-oomkilled")
+    other = lost_task("a")  # its pod runs
+    assert explain_group_loss(other, group, GROUP_ORDER, JOB_ID) == other
+    assert explain_task_loss(group, GROUP_ORDER, "a", JOB_ID, None) == ""
+    cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
+    assert explain_group_loss(lost_task(), group, GROUP_ORDER, JOB_ID) == lost_task()
+    done = replace(lost_task(), state=State.COMPLETED)
+    assert explain_group_loss(done, group, GROUP_ORDER, JOB_ID) == done

@@ -1,0 +1,164 @@
+"""Values are read from files that the record names, and nothing else is unpickled."""
+
+import hashlib
+import json
+import os
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.carried import own_python
+from torchmuster.core.model.failure import ValueNote
+from torchmuster.errors import NotFoundError
+from torchmuster.launcher.api.run import ResultError, are_here, noted_values, read_value
+
+
+class Trap:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def note_of(data, **more):
+    told = {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return ValueNote(**{**told, "python": own_python(), **more})
+
+
+def record(tmp_path, *events):
+    run_dir = RunDir(str(tmp_path))
+    stamp = {"time": "2027-01-15T08:00:00.000Z"}
+    lines = [json.dumps({**stamp, **one}) if isinstance(one, dict) else one for one in events]
+    (tmp_path / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return run_dir
+
+
+def began(attempt, world_size):
+    return {"event": "attempt_started", "attempt": attempt, "world_size": world_size}
+
+
+def ended(attempt, rank, data=None):
+    value = {} if data is None else {"value": vars_of(note_of(data))}
+    return {"event": "worker_ended", "attempt": attempt, "rank": rank, **value}
+
+
+def vars_of(note):
+    return {"size_bytes": note.size_bytes, "sha256": note.sha256, "python": note.python}
+
+
+def test_only_the_last_attempt_counts(tmp_path):
+    events = [began(0, 2), ended(0, 0, b"old"), ended(0, 1, b"old")]
+    events += [began(1, 2), ended(1, 1, b"b"), ended(0, 0, b"late"), ended(1, 0, b"a")]
+
+    attempt, notes = noted_values(record(tmp_path, *events))
+
+    assert attempt == 1
+    assert notes == {0: note_of(b"a"), 1: note_of(b"b")}
+
+
+def test_ranks_without_a_value_are_named(tmp_path):
+    run_dir = record(tmp_path, began(0, 3), ended(0, 1, b"x"), ended(0, 0))
+
+    with pytest.raises(NotFoundError, match="ranks 0"):
+        noted_values(run_dir)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        {"event": "worker_ended"},
+        {"event": "worker_ended", "attempt": 0, "rank": 0, "value": 3},
+    ],
+)
+def test_a_damaged_record_is_left_out(tmp_path, line):
+    run_dir = record(tmp_path, began(0, 1), line, ended(0, 0, b"x"))
+
+    assert noted_values(run_dir)[1] == {0: note_of(b"x")}
+
+
+def test_a_value_is_read_back(tmp_path):
+    data = pickle.dumps({"loss": 0.5})
+    (tmp_path / "v").write_bytes(data)
+
+    assert read_value(str(tmp_path / "v"), note_of(data), 0) == {"loss": 0.5}
+
+
+@given(st.data())
+def test_no_flipped_bit_and_no_cut_is_unpickled(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("value")
+    good = pickle.dumps(Trap(str(folder / "mark")))
+    place = data.draw(st.integers(0, 9999)) % len(good)
+    bit = data.draw(st.integers(0, 7))
+    bad = data.draw(
+        st.sampled_from(
+            [
+                good[:place] + bytes([good[place] ^ (1 << bit)]) + good[place + 1 :],
+                good[:place],
+                good + b"x",
+                good[place:] + good[:place] if place else b"",
+            ]
+        )
+    )
+    path = folder / "v"
+    path.write_bytes(bad)
+
+    with pytest.raises(ResultError, match="not what the rank has sent"):
+        read_value(str(path), note_of(good), 3)
+    assert not (folder / "mark").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "absent"])
+def test_what_is_no_file_of_this_user_is_not_read(tmp_path, kind):
+    data = pickle.dumps(Trap(str(tmp_path / "mark")))
+    (tmp_path / "real").write_bytes(data)
+    path = tmp_path / "v"
+    if kind == "link":
+        path.symlink_to(tmp_path / "real")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+
+    with pytest.raises(ResultError, match="can't be read"):
+        read_value(str(path), note_of(data), 0)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_file_of_another_user_is_not_read(tmp_path):
+    data = pickle.dumps(Trap(str(tmp_path / "mark")))
+    (tmp_path / "v").write_bytes(data)
+    os.chown(tmp_path / "v", 65534, 65534)
+
+    with pytest.raises(ResultError, match="can't be read") as told:
+        read_value(str(tmp_path / "v"), note_of(data), 0)
+    assert "another user's" in told.value.why
+    assert not (tmp_path / "mark").exists()
+
+
+def test_another_python_is_refused_before_the_file_is_read(tmp_path):
+    with pytest.raises(ResultError, match=r"pickled by Python 3\.2"):
+        read_value(str(tmp_path / "absent"), note_of(b"", python="3.2"), 0)
+
+
+def test_files_of_other_hosts_may_come_later(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    notes = {0: note_of(b"x"), 1: note_of(b"yy")}
+
+    assert not are_here(run_dir, 0, notes)
+    os.makedirs(run_dir.attempt_logs(0))
+    for rank, text in ((0, b"x"), (1, b"y")):
+        with open(run_dir.rank_value(0, rank), "wb") as file:
+            file.write(text)
+    assert not are_here(run_dir, 0, notes)
+    with open(run_dir.rank_value(0, 1), "ab") as file:
+        file.write(b"y")
+    assert are_here(run_dir, 0, notes)

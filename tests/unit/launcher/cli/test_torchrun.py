@@ -1,0 +1,47 @@
+import os
+from types import SimpleNamespace
+
+from torchmuster.core.files.atomic import write_json
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Result
+from torchmuster.launcher.cli.torchrun import _create_run_dir, _say_end, _warn_of_option_behind
+
+RUN_ID = "20260101-000000-train-ab12"
+
+
+def test_the_head_names_the_runs_folder_and_its_end_on_standard_error(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+    program = Program(kind=ScriptKind.FILE, target="t.py", args=(), python=("py",), cwd="/")
+    plan = RunPlan(run_id=RUN_ID, program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+    folder = str(tmp_path / "runs" / RUN_ID)
+
+    assert _create_run_dir(RunDir(folder), plan) == f"run train-ab12; its files are in {folder}"
+
+    state = RunState.SUCCEEDED
+    result = Result(
+        run_id=RUN_ID, state=state, exit_code=0, attempts=1, restarts_spent=0, elapsed_s=2.0
+    )
+    write_json(RunDir(folder).result, codec.to_plain(result))
+    _say_end(SimpleNamespace(head=SimpleNamespace(run_dir=RunDir(folder))))
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "muster: succeeded after 2.0 s (1 attempt)\n")
+
+    _say_end(SimpleNamespace(head=None))  # an agent that is not the head
+    assert capsys.readouterr().err == ""
+    assert os.path.isdir(folder)
+
+
+def test_an_option_of_the_launcher_behind_the_script_is_told(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("import argparse\n")
+    program = SimpleNamespace(target=str(script), args=("--lr", "1", "--nproc_per_node=2"))
+    _warn_of_option_behind(SimpleNamespace(program=program))
+
+    said = capsys.readouterr().err
+    assert said.startswith(f"muster: `--nproc-per-node` comes after {script}")
+    assert said.count("\n") == 1

@@ -1,0 +1,261 @@
+"""What a rank does is read from the files of its frames, not from a message."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.launcher.facts.stacks import (
+    Doing,
+    StackReading,
+    imports,
+    judge,
+    main_first,
+    main_frames,
+    makes_store,
+    user_frame,
+    waits_for_loader,
+)
+from torchmuster.launcher.head.hangs.watch import Seen, describe_standing, group_texts, tell
+
+SITE = "/env/lib/python3.11/site-packages"
+STD = "/usr/lib/python3.11"
+
+
+def stack(*frames, head="Current thread 0x00007f1c"):
+    lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
+    return "\n".join([f"{head} (most recent call first):", *lines]) + "\n"
+
+
+MAIN = ("/home/u/train.py", 41, "<module>")
+OURS = ("/opt/torchmuster/node/spawner/mainmodule.py", 121, "_run_file")
+C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
+LOGGED = (f"{SITE}/torch/distributed/c10d_logger.py", 83, "wrapper")
+BACKWARD = (
+    (f"{SITE}/torch/autograd/graph.py", 865, "_engine_run_backward"),
+    (f"{SITE}/torch/autograd/__init__.py", 354, "backward"),
+    (f"{SITE}/torch/_tensor.py", 625, "backward"),
+)
+FETCH = (f"{SITE}/torch/utils/data/_utils/fetch.py", 56, "fetch")
+LOADER = (f"{SITE}/torch/utils/data/dataloader.py", 785, "_next_data")
+
+
+@pytest.mark.parametrize(
+    ("frames", "doing", "what"),
+    [
+        ([(C10D, 2810, "all_reduce"), LOGGED, MAIN], Doing.WAITS, "all_reduce"),
+        ([(C10D, 5356, "barrier"), LOGGED, MAIN], Doing.WAITS, "barrier"),
+        ([*BACKWARD, MAIN], Doing.WAITS, "backward"),
+        (
+            [(f"{SITE}/torch/nn/parallel/distributed.py", 2100, "_sync_buffers"), MAIN],
+            Doing.WAITS,
+            "the broadcast of DDP's buffers",
+        ),
+        (
+            [
+                (f"{STD}/threading.py", 331, "wait"),
+                (f"{SITE}/torchmuster/train/lockstep.py", 80, "_wait_for_all"),
+                MAIN,
+            ],
+            Doing.WAITS,
+            "torchmuster's lockstep",
+        ),
+        ([("/home/u/data.py", 88, "read"), FETCH, LOADER, MAIN], Doing.WORKS, "read()"),
+        (
+            [(f"{STD}/socket.py", 706, "readinto"), ("/home/u/data.py", 88, "read"), MAIN],
+            Doing.WORKS,
+            "read()",
+        ),
+        (
+            [(f"{STD}/queue.py", 180, "get"), LOADER, MAIN],
+            Doing.WORKS,
+            "its loader",
+        ),
+        (
+            [(f"{SITE}/torch/_inductor/codecache.py", 9, "compile"), MAIN],
+            Doing.COMPILES,
+            "<module>",
+        ),
+        ([(f"{SITE}/torch/_dynamo/symbolic_convert.py", 9, "run"), MAIN], Doing.COMPILES, ""),
+        (
+            [
+                ("/tmp/torchinductor_u/ab/cab.py", 40, "call"),
+                (f"{SITE}/torch/_inductor/output_code.py", 600, "__call__"),
+                (f"{SITE}/torch/_dynamo/eval_frame.py", 745, "compile_wrapper"),
+                MAIN,
+            ],
+            Doing.WORKS,
+            "",
+        ),
+        ([(f"{SITE}/torch/serialization.py", 800, "_save"), MAIN], Doing.SAVES, ""),
+        (
+            [(f"{STD}/shutil.py", 1, "copy"), ("/home/u/io.py", 5, "save_checkpoint"), MAIN],
+            Doing.SAVES,
+            "",
+        ),
+        (
+            [(f"{SITE}/torch/nn/linear.py", 1, "forward"), ("/home/u/t.py", 7, "evaluate"), MAIN],
+            Doing.EVALUATES,
+            "evaluate()",
+        ),
+        (
+            [(C10D, 1, "all_gather"), ("/home/u/t.py", 7, "evaluate"), MAIN],
+            Doing.WAITS,
+            "all_gather",
+        ),
+        ([(f"{STD}/pdb.py", 1, "interaction"), ("/home/u/t.py", 7, "f")], Doing.DEBUGGED, ""),
+        (
+            [
+                (f"{SITE}/x/__init__.py", 3, "<module>"),
+                (f"{SITE}/torch/_dynamo/symbolic_convert.py", 55, "<module>"),
+                MAIN,
+            ],
+            Doing.WORKS,
+            "",
+        ),
+    ],
+)
+def test_frames_tell_what_a_rank_does(frames, doing, what):
+    found = judge(stack(*frames, OURS))
+    assert found.doing is doing
+    if what:
+        assert found.what == what
+
+
+def test_the_scripts_innermost_frame_is_named():
+    found = judge(stack((f"{STD}/ssl.py", 1, "read"), ("/home/u/data.py", 88, "read"), MAIN, OURS))
+    assert found.place == "data.py:88"
+
+
+@pytest.mark.parametrize(
+    ("state", "doing"),
+    [("T", Doing.STOPPED), ("t", Doing.DEBUGGED), ("D", Doing.IN_KERNEL), ("S", Doing.UNKNOWN)],
+)
+def test_the_kernels_letter_counts_without_a_stack(state, doing):
+    assert judge("", state=state).doing is doing
+
+
+def test_a_line_that_waits_for_the_gpu_is_a_wait_only_where_there_is_one():
+    text = stack(MAIN, OURS)
+    assert judge(text, source="total += loss.item()", uses_gpu=True).doing is Doing.WAITS
+    assert judge(text, source="total += loss.item()").doing is Doing.WORKS
+    assert judge(text, source="work.wait()").doing is Doing.WAITS
+    assert judge(text, source="time.sleep(5)", uses_gpu=True).doing is Doing.WORKS
+
+
+def test_a_loaders_process_that_stands_is_shown_instead_of_the_wait_for_it():
+    worker = (f"{SITE}/torch/utils/data/_utils/worker.py", 374, "_worker_loop")
+    text = stack((f"{STD}/queue.py", 180, "get"), LOADER, MAIN, OURS)
+    idle = stack((f"{STD}/queue.py", 1, "get"), worker, MAIN, OURS)
+    busy = stack(("/home/u/data.py", 88, "read"), FETCH, worker, MAIN, OURS)
+    assert waits_for_loader(text)
+    found = judge(text, children=[idle, busy])
+    assert (found.what, found.place, found.by) == (
+        "read()",
+        "data.py:88",
+        "in a process of its loader",
+    )
+    assert not waits_for_loader(stack(("/home/u/data.py", 88, "read"), FETCH, LOADER, MAIN))
+
+
+def test_the_main_thread_is_the_one_that_we_have_started_wherever_it_stands():
+    other = stack((f"{STD}/threading.py", 1, "wait"), head="Current thread 0x01")
+    main = stack(("/home/u/data.py", 88, "read"), MAIN, OURS, head="Thread 0x02")
+    text = main_first(other + "\n" + main)
+    assert text.startswith("Thread 0x02")
+    assert user_frame(main_frames(other + "\n" + main)).name == "read"
+
+
+def test_py_spy_is_read_as_well():
+    text = (
+        "Process 12: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\n"
+        'Thread 12 (idle): "MainThread"\n    read (/home/u/data.py:88)\n    <module> (/home/u/t.py:4)\n'
+    )
+    assert [frame.place for frame in main_frames(text)] == ["data.py:88", "t.py:4"]
+
+
+@given(st.text(max_size=400), st.sampled_from("TtDSRZ"), st.text(max_size=50))
+def test_no_text_is_too_odd_to_be_read(text, state, source):
+    judge(text, state=state, source=source, children=[text], uses_gpu=True)
+    main_first(text)
+    waits_for_loader(text)
+
+
+# Sentences.
+
+
+def seen(rank, standing, since_s=None, kernel=""):
+    return Seen(
+        rank=rank, node=f"n{rank // 2 + 1}", standing=standing, since_s=since_s, kernel=kernel
+    )
+
+
+WAITS = judge(stack((C10D, 2810, "all_reduce"), LOGGED, MAIN))
+READS = judge(stack(("/home/u/data.py", 88, "read"), FETCH, LOADER, MAIN))
+
+
+def test_the_sentence_names_who_waits_and_who_does_not():
+    text = tell([seen(0, WAITS, 70), seen(1, WAITS, 70), seen(2, READS, 74), seen(3, WAITS, 70)])
+    assert text == (
+        "3 ranks wait in all_reduce (train.py:41); rank 2 on n2 is in read() (data.py:88) for 74 s"
+    )
+
+
+def test_a_single_rank_waits_in_the_singular():
+    assert tell([seen(0, WAITS)]) == "rank 0 waits in all_reduce (train.py:41)"
+
+
+def test_what_the_kernel_says_is_added():
+    standing = judge(stack(("/home/u/data.py", 88, "read"), MAIN), state="D")
+    text = tell([seen(1, standing, 12, kernel="nfs_wait")])
+    assert text == (
+        "rank 1 on n1 sleeps uninterruptibly in the kernel (nfs_wait) in read() (data.py:88) for 12 s"
+    )
+
+
+@pytest.mark.parametrize("doing", list(Doing))
+def test_every_standing_has_words(doing):
+    for single in (True, False):
+        assert describe_standing(StackReading(doing=doing), single=single)
+
+
+def test_equal_stacks_are_shown_once():
+    one = stack(MAIN, head="Current thread 0x0001")
+    two = stack(MAIN, head="Current thread 0x0002")
+    lines = group_texts([("rank 0 on n1", one), ("rank 1 on n1", two)])
+    assert lines[0] == "rank 0 on n1, rank 1 on n1:"
+    assert sum("train.py" in line for line in lines) == 1
+
+
+RENDEZVOUS = f"{SITE}/torch/distributed/rendezvous.py"
+
+
+@pytest.mark.parametrize(
+    ("frames", "source", "makes"),
+    [
+        (
+            [(RENDEZVOUS, 190, "_create_c10d_store"), (C10D, 1, "init_process_group"), MAIN],
+            "",
+            True,
+        ),
+        ([(C10D, 2169, "_new_process_group_helper"), MAIN], "", False),
+        ([MAIN], 'store = dist.TCPStore("n1", 29501, 2, False)', True),
+        ([MAIN], "data = load()", False),
+        ([], "", False),
+    ],
+)
+def test_who_makes_a_store_is_known(frames, source, makes):
+    assert makes_store(stack(*frames), source) is makes
+
+
+def test_a_store_that_the_script_opens_itself_is_a_wait():
+    standing = judge(stack(MAIN), source='store = dist.TCPStore("n1", 29501, 2, False)')
+    assert (standing.doing, standing.what, standing.is_sure) == (Doing.WAITS, "TCPStore", False)
+
+
+def test_who_imports_a_library_is_known_and_a_module_of_the_script_is_none():
+    frozen = ("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed")
+    library = (f"{SITE}/pandas/__init__.py", 3, "<module>")
+    own = ("/home/u/data.py", 4, "<module>")
+    assert imports(stack(library, frozen, MAIN))
+    assert not imports(stack(own, frozen, MAIN))
+    assert not imports(stack(library, MAIN))

@@ -1,0 +1,369 @@
+"""A hang is a rank that does nothing while others wait for it; nothing else is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.core.model.progress import RankPhase, RankProgress
+from torchmuster.launcher.facts.stacks import Doing, Frame, StackReading
+from torchmuster.launcher.head.hangs.watch import HangVerdict, HangWatch, WatchLimits
+
+LIMITS = WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)
+EVERY_S = 2.0
+READ = StackReading(
+    doing=Doing.WORKS, what="read()", frame=Frame(file="/x/data.py", line=88, name="read")
+)
+WAITS = StackReading(
+    doing=Doing.WAITS,
+    what="all_reduce",
+    frame=Frame(file="/x/train.py", line=41, name="<module>"),
+)
+
+
+class Play:
+    """A run whose ranks do what a test says, seen through the watch; time passes in digests."""
+
+    def __init__(self, num_ranks=4, limits=LIMITS, step_s=0.1, blind=False, steps=500):
+        self.now, self.step_s, self.blind = 1000.0, step_s, blind
+        ranks = {rank: f"n{rank // 2 + 1}" for rank in range(num_ranks)}
+        self.watch = HangWatch(limits=limits, ranks=ranks, began_at=self.now)
+        self.steps = dict.fromkeys(ranks, steps)
+        self.beat_at = dict.fromkeys(ranks, self.now)
+        self.active_s = dict.fromkeys(ranks, 0.0)
+        self.phase = dict.fromkeys(ranks, RankPhase.COMPUTE)
+        self.state = dict.fromkeys(ranks, "S")
+        self.standing = dict.fromkeys(ranks, WAITS)
+        self.told, self.num_asked = [], 0
+
+    def train(self, for_s):
+        for _ in range(int(for_s / EVERY_S)):
+            for rank in self.steps:
+                self.steps[rank] += int(EVERY_S / self.step_s)
+                self.beat_at[rank] = self.now + EVERY_S
+                self.active_s[rank] += EVERY_S
+            self.digest()
+
+    def stand(self, for_s, busy=()):
+        for _ in range(int(for_s / EVERY_S)):
+            for rank in busy:
+                self.active_s[rank] += EVERY_S
+            self.digest()
+            if self.told and self.told[-1].verdict is HangVerdict.END:
+                return
+
+    def digest(self):
+        self.now += EVERY_S
+        self.watch.take(self.now, [self.progress(rank) for rank in self.steps])
+        if self.watch.must_ask(self.now):
+            self.num_asked += 1
+            judged = self.watch.judge(self.now, {r: (s, "") for r, s in self.standing.items()})
+            if judged.verdict is not HangVerdict.NOTHING:
+                self.told.append(judged)
+
+    def progress(self, rank):
+        age_s = None if self.blind else self.now - self.beat_at[rank]
+        return RankProgress(
+            rank=rank,
+            state=self.state[rank],
+            active_s=self.active_s[rank],
+            beat_age_s=age_s,
+            steps_here=self.steps[rank],
+            phase=self.phase[rank],
+            p99_s=self.step_s,
+        )
+
+    @property
+    def verdicts(self):
+        return [one.verdict for one in self.told]
+
+
+def test_a_rank_that_stands_while_others_wait_is_warned_of_and_then_ended():
+    play = Play()
+    play.train(60)
+    play.standing[2] = READ
+    play.stand(200)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    warned, ended = play.told
+    assert 30 <= warned.silent_s < 36
+    assert 60 <= ended.silent_s < 70
+    assert ended.rank == 2
+    assert ended.node == "n2"
+    assert ended.headline == (
+        f"rank 2 stood still for {ended.silent_s:.0f} s while 3 ranks waited in all_reduce"
+    )
+    assert ended.sentence == (
+        "3 ranks wait in all_reduce (train.py:41);"
+        f" rank 2 on n2 is in read() (data.py:88) for {ended.silent_s:.0f} s"
+    )
+
+
+@pytest.mark.parametrize("phase", [RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN])
+def test_a_rank_that_stands_is_seen_while_others_wait_in_what_may_take_long(phase):
+    play = Play()
+    play.train(60)
+    play.phase = dict.fromkeys(play.phase, phase)
+    play.phase[2], play.standing[2] = RankPhase.COMPUTE, READ
+    play.stand(200)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    assert play.told[-1].rank == 2
+    assert 60 <= play.told[-1].silent_s < 70
+
+
+@pytest.mark.parametrize("phase", [RankPhase.SAVE, RankPhase.EVALUATE])
+def test_one_rank_may_take_long_while_the_others_wait_for_it(phase):
+    play = Play()
+    play.train(60)
+    play.phase[2], play.standing[2] = phase, READ
+    play.stand(800)
+    assert play.verdicts == []
+    play.stand(1200)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    assert play.told[-1].rank == 2
+
+
+def test_the_limit_grows_with_the_runs_own_steps_up_to_the_ceiling():
+    assert _limit(step_s=0.1) == 60.0
+    assert _limit(step_s=20.0) == 200.0
+    assert _limit(step_s=1000.0) == 1800.0
+
+
+def _limit(step_s):
+    play = Play(step_s=step_s)
+    play.digest()
+    return play.watch.limit_s()
+
+
+def test_a_stopped_rank_is_a_fault_and_is_named():
+    play = Play()
+    play.train(60)
+    play.state[1] = "T"
+    play.standing[1] = StackReading(doing=Doing.STOPPED)
+    play.stand(200)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    assert play.told[-1].rank == 1
+    assert "rank 1 was stopped (SIGSTOP) for" in play.told[-1].headline
+
+
+def test_a_job_that_somebody_stopped_as_a_whole_is_not_ended():
+    play = Play()
+    play.train(60)
+    play.state = dict.fromkeys(play.state, "T")
+    play.standing = dict.fromkeys(play.standing, StackReading(doing=Doing.STOPPED))
+    play.stand(4000)
+    assert HangVerdict.END not in play.verdicts
+
+
+def test_a_rank_in_another_collective_is_the_one():
+    play = Play()
+    play.train(60)
+    play.standing[3] = StackReading(doing=Doing.WAITS, what="barrier", frame=READ.frame)
+    play.stand(200)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    assert play.told[-1].rank == 3
+    assert "while 3 ranks waited in all_reduce" in play.told[-1].headline
+
+
+def test_a_rank_that_sleeps_in_the_kernel_is_named_before_others_that_stand():
+    play = Play()
+    play.train(60)
+    play.standing[0] = READ
+    play.standing[3] = StackReading(doing=Doing.IN_KERNEL, what="read()", frame=READ.frame)
+    play.stand(200)
+    assert play.told[-1].rank == 3
+
+
+def test_a_rank_that_has_ended_is_named_when_all_others_wait_for_it():
+    play = Play()
+    play.train(60)
+    play.watch.note_end(1, "exit code 0")
+    play.stand(200)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    assert play.told[-1].rank == 1
+    assert "rank 1 had ended (exit code 0) while 3 ranks waited" in play.told[-1].headline
+
+
+def test_who_works_is_never_taken_for_standing():
+    play = Play()
+    play.train(60)
+    play.standing[0] = READ
+    play.stand(7200, busy=[0])
+    assert play.told == []
+    assert play.num_asked < 30  # who is asked in vain is asked less often
+
+
+def test_who_would_run_if_the_machine_let_it_is_not_taken_for_standing():
+    play = Play()
+    play.train(60)
+    play.standing[0], play.state[0] = READ, "R"
+    play.stand(7200)
+    assert play.told == []
+
+
+@pytest.mark.parametrize("what", ["init_process_group", "torchmuster's once"])
+def test_who_prepares_something_while_the_others_wait_to_begin_has_until_the_ceiling(what):
+    play = Play(blind=True)
+    waits = StackReading(doing=Doing.WAITS, what=what, frame=WAITS.frame)
+    play.standing = dict.fromkeys(play.standing, waits) | {0: READ}
+    play.stand(880)
+    assert play.told == []
+
+
+@pytest.mark.parametrize("doing", [Doing.COMPILES, Doing.SAVES, Doing.EVALUATES])
+def test_who_compiles_saves_or_evaluates_has_until_the_ceiling(doing):
+    play = Play()
+    play.train(60)
+    play.standing[0] = StackReading(doing=doing, what="run()", frame=READ.frame)
+    play.stand(880)
+    assert play.told == []
+    play.stand(3600)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    assert play.told[-1].silent_s >= 1800
+
+
+@pytest.mark.parametrize(
+    "phase", [RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.OVER]
+)
+def test_a_long_phase_of_the_library_has_until_the_ceiling(phase):
+    play = Play()
+    play.train(60)
+    play.phase[0], play.standing[0] = phase, READ
+    play.stand(880)
+    assert play.told == []
+
+
+def test_the_first_steps_have_until_the_ceiling():
+    play = Play(steps=0)
+    play.phase = dict.fromkeys(play.phase, RankPhase.STARTING)
+    play.standing[0] = READ
+    play.stand(880)
+    assert play.told == []
+
+
+def test_who_sits_in_a_debugger_may_sit_for_ever():
+    play = Play()
+    play.train(60)
+    play.standing[0] = StackReading(doing=Doing.DEBUGGED, frame=READ.frame)
+    play.stand(20_000)
+    assert play.told == []
+
+
+def test_nothing_counts_while_the_watch_is_held():
+    play = Play()
+    play.train(60)
+    play.standing[2] = READ
+    play.stand(40)
+    assert play.verdicts == [HangVerdict.WARN]
+    play.watch.hold(play.now)
+    assert not play.watch.must_ask(play.now + 1)
+
+
+def test_progress_after_a_warning_forgets_it():
+    play = Play()
+    play.train(60)
+    play.standing[2] = READ
+    play.stand(40)
+    play.train(60)
+    play.stand(40)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.WARN]
+
+
+def test_a_script_without_the_library_is_ended_when_all_do_nothing_for_the_blind_limit():
+    play = Play(blind=True)
+    play.stand(10, busy=play.steps)
+    play.standing[2] = READ
+    play.stand(140)
+    assert play.told == []
+    play.stand(400)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    assert play.told[-1].rank == 2
+    assert play.told[-1].silent_s >= 300
+
+
+@given(
+    limit_s=st.sampled_from([60.0, 90.0, 300.0]),
+    blind=st.booleans(),
+    every_s=st.floats(1.5, 2.5),
+    slow_s=st.floats(0.0, 5.0),
+)
+def test_an_attempt_ends_when_the_line_says_so(limit_s, blind, every_s, slow_s):
+    limits = WatchLimits(floor_s=limit_s, ceiling_s=1800.0, blind_s=limit_s)
+    play = Play(2, limits=limits, blind=blind)
+    play.train(20)
+    play.standing[1] = READ
+    told_at = []
+    while len(told_at) < 2 and play.now < 3000:
+        play.now += every_s - EVERY_S + (slow_s if play.num_asked else 0.0)
+        play.digest()
+        if len(play.told) > len(told_at):
+            told_at.append(play.now)
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
+    promised_s = play.told[0].left_s
+    # A digest after the moment sees it; then the answer to the question.
+    assert promised_s - 0.05 * limit_s <= told_at[1] - told_at[0]
+    assert told_at[1] - told_at[0] <= promised_s + 0.05 * limit_s + 2 * (every_s + slow_s)
+
+
+def test_a_script_without_the_library_in_which_nobody_waits_is_left_alone():
+    play = Play(blind=True)
+    play.standing = dict.fromkeys(play.standing, READ)
+    play.stand(7200)
+    assert play.told == []
+
+
+def test_a_script_without_the_library_of_which_one_rank_works_is_left_alone():
+    play = Play(blind=True)
+    play.standing[0] = READ
+    play.stand(7200, busy=[0])
+    assert play.num_asked == 0
+
+
+def test_ranks_whose_stacks_nobody_can_read_are_left_alone():
+    play = Play(blind=True)
+    play.standing = {}
+    play.stand(7200)
+    assert play.told == []
+
+
+_STANDINGS = st.sampled_from(
+    [
+        WAITS,
+        READ,
+        *(StackReading(doing=doing, what="f()", frame=READ.frame) for doing in Doing),
+    ]
+)
+
+
+@given(
+    st.lists(
+        st.tuples(_STANDINGS, st.booleans(), st.sampled_from(RankPhase)), min_size=1, max_size=4
+    ),
+    st.booleans(),
+)
+def test_no_attempt_ends_without_a_warning_or_while_a_rank_that_does_not_wait_works(ranks, blind):
+    play = Play(num_ranks=len(ranks), blind=blind)
+    play.train(20)
+    for number, (standing, _, phase) in enumerate(ranks):
+        play.standing[number], play.phase[number] = standing, phase
+        if standing.doing is Doing.STOPPED:
+            play.state[number] = "T"
+    busy = [n for n, (s, works, _) in enumerate(ranks) if works and s.doing is not Doing.STOPPED]
+    play.stand(4000, busy=busy)
+    if HangVerdict.END in play.verdicts:
+        assert play.verdicts[0] is HangVerdict.WARN
+        ended = play.told[-1]
+        assert ended.rank is not None
+        assert ended.silent_s >= ended.limit_s >= LIMITS.floor_s
+        assert not any(s.doing is Doing.DEBUGGED for s, _, _ in ranks)
+        stopped = any(s.doing is Doing.STOPPED for s, _, _ in ranks)
+        works = [s for n, (s, _, _) in enumerate(ranks) if n in busy]
+        assert stopped or all(s.doing is Doing.WAITS for s in works)
+
+
+@given(st.lists(st.floats(2, 58), min_size=1, max_size=20))
+def test_pauses_below_half_of_the_floor_are_never_worth_a_word(pauses):
+    play = Play()
+    play.standing[1] = READ
+    for pause_s in pauses:
+        play.train(4)
+        play.stand(min(pause_s, 26))
+    assert play.told == []

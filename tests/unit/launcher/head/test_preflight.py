@@ -1,0 +1,280 @@
+"""The head's side of the preflight, with agents that are only messages."""
+
+from dataclasses import replace
+
+from torchmuster.core.head.membership import Member
+from torchmuster.core.model import codec
+from torchmuster.core.model.events import fields_of
+from torchmuster.core.model.network import PairResult
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.model.verdict import Report
+from torchmuster.core.net import messages
+from torchmuster.launcher.head.preflight import HOLD_S, LIMIT_S, LONG_HOLD_S, SURVEY, Preflight
+from unit.diagnose.doctor.made_up import facts
+
+READY = messages.SpawnerReady(python="3.11", torch="2.13", forks=True)
+
+
+class FakeChannel:
+    def __init__(self, address):
+        self.peer_address = address
+
+
+def make_member(k, network_id):
+    hello = messages.Hello(
+        incarnation=f"i{k}",
+        version="0",
+        host=f"n{k}",
+        pid=k,
+        boot_id="b",
+        num_workers=1,
+        place=k - 1,
+        wants_place_0=k == 1,
+        network_id=network_id,
+    )
+    return Member(hello=hello, channel=FakeChannel(f"10.0.0.{k}"), heard_at=0.0, place=k - 1)
+
+
+class House:
+    """A preflight with clocks, and agents that answer as the test says."""
+
+    def __init__(self, form="short", num_nodes=2, one_machine=False):
+        program = Program(
+            kind=ScriptKind.FILE, target="train.py", args=(), python=("python3",), cwd="/home/u"
+        )
+        plan = RunPlan(
+            run_id="r",
+            program=program,
+            min_nodes=num_nodes,
+            max_nodes=num_nodes,
+            workers_per_node=(1,),
+            node_names=tuple(f"n{k}" for k in range(1, num_nodes + 1)),
+            preflight=form,
+        )
+        self.now = 100.0
+        self.sent, self.told = [], []
+        self.preflight = Preflight(
+            plan,
+            lambda member, message: self.sent.append((member.hello.host, message)),
+            lambda member: member.hello.host,
+            lambda event: self.told.append((event.name, fields_of(event))),
+            clock=lambda: self.now,
+            wall=lambda: 1000.0 + self.now,
+            own_network_id="net1",
+        )
+        self.members = [
+            make_member(k, "net1" if one_machine else f"net{k}") for k in range(1, num_nodes + 1)
+        ]
+        for member in self.members:
+            self.preflight.greet(member)
+
+    def settle(self):
+        return self.preflight.settle(self.members, "10.0.0.1", None)
+
+    def asked(self, kind=messages.AskFacts):
+        return [host for host, message in self.sent if isinstance(message, kind)]
+
+    def answer(self, number, *, clock_s=0.0, plain=None, **parts):
+        found = facts(number + 1)
+        for name, change in parts.items():
+            found = replace(found, **{name: replace(getattr(found, name), **change)})
+        said = messages.NodeFacts(
+            facts=codec.to_plain(found) if plain is None else plain,
+            asked_at=1000.0 + self.now + clock_s,
+            sent_at=1000.0 + self.now + clock_s,
+        )
+        self.preflight.take(self.members[number], said)
+
+    def make_ready(self):
+        for member in self.members:
+            member.ready = READY
+
+    def call_each_other(self, **special):
+        for member in self.members:
+            said = messages.NetworkFacts(survey=SURVEY, ports=(5000,), interfaces=())
+            self.preflight.take(member, said)
+        self.settle()
+        for source, member in enumerate(self.members):
+            for target in range(len(self.members)):
+                if source != target:
+                    result = PairResult(
+                        candidate=target,
+                        source=source,
+                        target=target,
+                        latency_s=1e-4,
+                        bytes_per_s=1e9,
+                    )
+                    result = replace(result, **special.get(f"p{source}_{target}", {}))
+                    said = messages.ProbeResults(
+                        survey=SURVEY, candidates=(target,), results=(result,)
+                    )
+                    self.preflight.take(member, said)
+
+    def causes(self):
+        ((_, fields),) = [told for told in self.told if told[0] == "preflight"]
+        return [finding["cause"] for finding in fields.get("findings", [])]
+
+
+def test_a_healthy_pair_may_begin_when_both_have_spoken():
+    house = House()
+    assert house.asked() == ["n1", "n2"]
+    assert not house.settle()
+    house.answer(0)
+    assert not house.settle()
+    house.answer(1)
+    assert house.settle()
+    assert house.causes() == []
+
+
+def test_on_one_machine_only_the_head_is_asked():
+    house = House(one_machine=True, num_nodes=4)
+    assert house.asked() == ["n1"]
+    house.answer(0)
+    assert house.settle()
+
+
+def test_a_silent_node_holds_workers_up_for_a_fifth_of_a_second_at_most():
+    house = House()
+    house.answer(0)
+    house.make_ready()
+    assert not house.settle()
+    assert house.preflight.due == house.now + HOLD_S
+    house.now += HOLD_S
+    assert house.settle()
+    assert house.causes() == ["unknown"]
+    assert house.told[0][1]["held_s"] == HOLD_S
+
+
+def test_facts_that_come_while_torch_is_imported_hold_nothing_up():
+    house = House()
+    house.answer(0)
+    house.settle()
+    house.now += 1.0
+    house.answer(1)
+    assert house.settle()
+    assert house.told[0][1]["held_s"] == 0
+
+
+def test_another_torch_ends_the_run_with_a_report():
+    house = House()
+    house.answer(0)
+    house.answer(1, torch={"torch": "2.6.0"})
+    assert not house.settle()
+    assert house.preflight.has_failed
+    assert "torch 2.6.0" in house.preflight.error.error
+    assert "--no-preflight" in house.preflight.error.hint
+
+
+def test_a_failure_that_is_not_certain_lets_the_run_begin():
+    house = House()
+    house.answer(0)
+    house.answer(1, clock_s=-30.0)
+    assert house.settle()
+    assert house.causes() == ["clocks-differ"]
+
+
+def test_an_answer_that_makes_no_sense_is_no_answer():
+    house = House()
+    house.answer(0)
+    house.answer(1, plain={"nonsense": 1})
+    assert house.settle()
+    assert house.causes() == ["unknown"]
+
+
+def test_a_newcomer_is_looked_at_and_the_others_are_not_asked_again():
+    house = House()
+    house.answer(0)
+    house.answer(1)
+    assert house.settle()
+    house.members[1] = make_member(3, "net3")
+    house.preflight.greet(house.members[1])
+    assert house.asked() == ["n1", "n2", "n3"]
+    assert not house.settle()
+    house.answer(1)
+    assert house.settle()
+
+
+def test_the_long_form_lets_the_nodes_call_each_other_before_it_asks():
+    house = House("long")
+    assert not house.settle()
+    assert house.asked() == []
+    assert house.asked(messages.AskNetwork) == ["n1", "n2"]
+    house.call_each_other()
+    assert not house.settle()
+    assert house.asked() == ["n1", "n2"]
+    house.answer(0)
+    house.answer(1)
+    assert house.settle()
+    ((_, fields),) = [told for told in house.told if told[0] == "preflight"]
+    assert fields["pairs"] == [[0, 1, None, 100, 1000.0], [1, 0, None, 100, 1000.0]]
+    assert [row["node"] for row in fields["nodes"]] == ["n1", "n2"]
+
+
+def test_a_node_behind_a_black_hole_is_not_asked_for_more_than_it_can_send():
+    house = House("long")
+    house.settle()
+    house.call_each_other(
+        p1_0={"why": "64 KiB did not arrive", "stalled": True, "bytes_per_s": None}
+    )
+    house.settle()
+    assert house.asked() == ["n1"]
+    house.make_ready()
+    house.answer(0)
+    assert not house.settle()
+    assert house.preflight.has_failed
+    assert house.causes()[0] == "mtu-black-hole"
+    assert house.preflight.error is None  # who asked reads the findings
+
+
+def test_nodes_that_never_open_a_port_end_the_matrix_in_time():
+    house = House("long")
+    house.settle()
+    assert house.preflight.due == house.now + LIMIT_S
+    house.now += LIMIT_S
+    house.settle()
+    assert house.asked() == ["n1", "n2"]
+    house.make_ready()
+    house.settle()
+    house.now += LONG_HOLD_S
+    assert not house.settle()
+    assert house.preflight.has_failed
+
+
+def test_the_long_form_takes_over_when_no_network_connects_the_nodes():
+    report = Report(error="n1 can't reach n2", because=("hsn0: refused",))
+    assert not House().preflight.take_failure(report)
+    house = House("long")
+    assert house.preflight.take_failure(report)
+    house.settle()
+    house.call_each_other()
+    house.settle()
+    house.answer(0)
+    house.answer(1)
+    assert not house.settle()
+    assert house.causes() == ["network-unreachable"]
+
+
+def test_64_simulated_nodes_do_not_all_call_all():
+    house = House("long", num_nodes=64, one_machine=True)
+    house.settle()
+    for member in house.members:
+        house.preflight.take(
+            member, messages.NetworkFacts(survey=SURVEY, ports=(5000,), interfaces=())
+        )
+    house.settle()
+    orders = [m for _, m in house.sent if isinstance(m, messages.ProbeNetwork)]
+    assert 64 * 8 <= sum(len(order.targets) for order in orders) <= 64 * 20
+    assert {order.bulk_bytes for order in orders} == {64 << 10}  # enough for a black hole
+
+
+def test_64_machines_call_each_other_all_and_move_less_than_2_gb():
+    house = House("long", num_nodes=64)
+    house.settle()
+    for member in house.members:
+        house.preflight.take(
+            member, messages.NetworkFacts(survey=SURVEY, ports=(5000,), interfaces=())
+        )
+    house.settle()
+    orders = [m for _, m in house.sent if isinstance(m, messages.ProbeNetwork)]
+    assert sum(len(order.targets) for order in orders) == 64 * 63
+    assert sum(len(o.targets) * o.bulk_bytes for o in orders) <= 2_000_000_000

@@ -1,0 +1,29 @@
+"""The test job of `muster engines check`: what ends the wait for it."""
+
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.states import JobState
+from torchmuster.core.model.verdict import Report
+from torchmuster.launcher.jobs.check_job import JobWatch
+from torchmuster.launcher.jobs.jobs import failed_before_start
+from torchmuster.launcher.model.job import JobView
+
+
+def test_a_test_job_that_can_never_start_is_not_waited_for(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    held = JobView(job_id="3.ctl", state=JobState.HELD, reason="job held")
+    watch = JobWatch(run_dir, lambda _: held, lambda _: None, submitted_at=0.0, timeout_s=1e9)
+    never = Report(error="job 3.ctl can never start: it could not be started 20 times")
+
+    class Never:
+        def end_if_never(self, run_dir):
+            plain = codec.to_plain(failed_before_start(run_dir, 14, never))
+            atomic.write_json(run_dir.result, plain)
+
+    watch._never = Never()
+
+    check = watch.follow()
+
+    assert check.result.report == never
+    assert check.in_time

@@ -1,0 +1,116 @@
+"""The remote end of a session starts agents of its own run only, and tells when they have ended."""
+
+import os
+import threading
+
+import pytest
+
+from torchmuster.launcher.net import remote_messages
+from torchmuster.launcher.net.broker import request_agent
+from torchmuster.launcher.net.frames import FrameReader, FrameWriter
+from torchmuster.launcher.net.remote_messages import (
+    AgentEnded,
+    Placed,
+    RemoteFailed,
+    SetUpDone,
+    SetUpTasks,
+    StartNode,
+    StartTask,
+)
+from torchmuster.launcher.node.remote.main import RemoteEnd
+
+LIMIT_S = 90.0
+TOKEN = "t" * 32
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """Return a remote end and a reader of what it sends; the run's folder is `tmp_path`."""
+    (tmp_path / "shared-token").write_text(TOKEN)
+    (tmp_path / "secret").write_text("00")
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    writer = FrameWriter(writing)
+    end = RemoteEnd(writer)
+    yield end, FrameReader(reading)
+    end.leave()
+    writer.close()
+    os.close(reading)
+
+
+def set_up(remote, tmp_path, **more):
+    """Offer the workflow; return the answer."""
+    fields = {"host": "n1", "run_dir": str(tmp_path), "token": TOKEN, "may_share": True}
+    end, reader = remote
+    end.take(SetUpTasks(**{**fields, **more}))
+    answer = reader.read(LIMIT_S)
+    if isinstance(answer, Placed):
+        assert reader.read(LIMIT_S) == SetUpDone()
+    return answer
+
+
+def node(tmp_path, **more):
+    fields = {"run_dir": str(tmp_path / "tasks" / "t"), "place": 1, "heads": ("127.0.0.1:1",)}
+    return StartNode(agent_id=7, **{**fields, **more})
+
+
+def test_a_run_directory_that_is_seen_lacks_nothing(remote, tmp_path):
+    assert set_up(remote, tmp_path) == Placed(run_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "more", [{"token": "x" * 32}, {"run_dir": "/nowhere"}, {"may_share": False}]
+)
+def test_a_run_directory_that_is_not_the_client_s_is_named(remote, tmp_path, more):
+    run_dir = more.get("run_dir", str(tmp_path))
+    assert set_up(remote, tmp_path, **more) == Placed(run_dir=run_dir, lacks=(run_dir,))
+
+
+def test_a_folder_of_scripts_that_is_not_there_is_named(remote, tmp_path):
+    placed = set_up(remote, tmp_path, folders=("/", "/nowhere/at all"))
+    assert placed.lacks == ("/nowhere/at all",)
+
+
+def test_a_failing_setup_line_is_told(remote, tmp_path):
+    failed = set_up(remote, tmp_path, lines=("echo to the user >&2; exit 3",))
+    assert isinstance(failed, RemoteFailed)
+    assert "to the user" in repr(failed)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"run_dir": "/etc"}, {"run_dir": "DIR/../.."}, {"heads": ("127.0.0.1:1 --place=3",)}],
+)
+def test_an_agent_of_anything_else_is_refused(remote, tmp_path, more):
+    set_up(remote, tmp_path)
+    if "run_dir" in more:
+        more = {"run_dir": more["run_dir"].replace("DIR", str(tmp_path))}
+    end, reader = remote
+    end.take(node(tmp_path, **more))
+    ended = reader.read(LIMIT_S)
+    assert (type(ended), ended.agent_id, ended.status) == (AgentEnded, 7, 255)
+
+
+def test_an_agent_before_the_run_has_come_is_refused(remote, tmp_path):
+    remote[0].take(node(tmp_path))
+    assert "has not come" in remote[1].read(LIMIT_S).why
+
+
+def test_a_task_s_name_can_not_be_an_option(remote, tmp_path):
+    set_up(remote, tmp_path)
+    end, reader = remote
+    end.take(StartTask(agent_id=1, host="n1", group="g", task="--run-dir=/", attempt=0, port=1))
+    assert "no name" in reader.read(LIMIT_S).why
+
+
+def test_a_request_of_a_process_goes_to_the_client_and_its_end_comes_back(remote):
+    end, reader = remote
+    ended = []
+    request = remote_messages.encode(StartNode(place=1, host="n2")).decode()
+    broker = end.agents.open_broker()
+    caller = threading.Thread(target=lambda: ended.append(request_agent(broker, request)))
+    caller.start()
+    asked = reader.read(LIMIT_S)
+    assert asked == StartNode(agent_id=asked.agent_id, place=1, host="n2")
+    end.take(AgentEnded(agent_id=asked.agent_id, status=3, why="so"))
+    caller.join(LIMIT_S)
+    assert ended == [(3, "so")]

@@ -1,0 +1,58 @@
+"""The status of a run in one or two rows that fit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.launcher.model.live import BarWords, LiveTask
+from torchmuster.launcher.ui.status_line import status_rows
+from unit.launcher.model.samples import run_of, sample_of
+
+
+def test_two_rows_say_how_long_still_and_who_is_slow():
+    run = run_of(sample_of(4, slow=3, gpu_percent=(90, 90, 90, 30)))
+    assert status_rows(run, 120, 2) == [
+        (
+            "train-3f2a running 12:41 | step 350/500 20 steps/s 7 s left | loss 0.1312 | saved 300 12 s ago"
+            " | job ends in 1:20:00"
+        ),
+        (
+            "4 ranks on 2 nodes | slowest rank 3 on n2 +20 ms in data | waits 40% | CPU 2.0 | MEM 1.0G"
+            " | GPU 75%"
+        ),
+    ]
+
+
+def test_what_does_not_fit_is_left_out_whole():
+    run = run_of(sample_of(4))
+    assert status_rows(run, 80, 1) == [
+        "train-3f2a running 12:41 | step 350/500 20 steps/s 7 s left | loss 0.1312"
+    ]
+
+
+def test_a_wait_is_the_status():
+    waiting = run_of(state="waiting", waits="waiting for 1 of 2 nodes: n2 (not here); 42 s left")
+    assert "waiting for 1 of 2 nodes" in status_rows(waiting, 100, 1)[0]
+
+
+def test_a_plain_script_and_a_workflow():
+    bar = BarWords(done=5, total=10, speed="2it/s", left="00:02")
+    plain = run_of(sample_of(2, plain=True), training=None, bar=bar, ends_at=None)
+    assert status_rows(plain, 100, 1) == ["train-3f2a running 12:41 | bar 5/10 2it/s | 00:02 left"]
+    tasks = tuple(
+        LiveTask(group="g", name=str(n), state=state, attempt=0, why="")
+        for n, state in enumerate(["RUNNING", "COMPLETED", "RUNNING"])
+    )
+    assert "3 tasks: 2 RUNNING, 1 COMPLETED" in status_rows(run_of(tasks=tasks), 100, 1)[0]
+
+
+def test_a_run_that_is_over_has_no_status():
+    assert status_rows(run_of(is_final=True, state="succeeded"), 80, 2) == []
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+@given(columns=st.integers(0, 200))
+def test_rows_are_shorter_than_the_terminal(num_rows, columns):
+    rows = status_rows(run_of(sample_of(4, slow=1)), columns, num_rows)
+    assert len(rows) <= num_rows
+    assert all(len(row) < max(columns, 1) for row in rows)

@@ -1,0 +1,67 @@
+"""Numbers in few columns; what nobody knows is a dash, what is no number keeps its name."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.launcher.ui.words import (
+    curve,
+    show_bytes,
+    show_mib,
+    show_number,
+    show_share,
+    show_time,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (math.nan, "-"),
+        (-3.0, "0 s"),
+        (59.9, "59 s"),
+        (61.0, "1:01"),
+        (3661.0, "1:01:01"),
+        (90_061.0, "1 d 01:01"),
+    ],
+)
+def test_times(seconds, text):
+    assert show_time(seconds) == text
+
+
+def test_numbers_and_sizes():
+    assert [show_number(value) for value in (None, 22.154, 1234.5, math.nan, -math.inf)] == [
+        "-",
+        "22.2",
+        "1234",
+        "nan",
+        "-inf",
+    ]
+    assert [show_mib(value) for value in (None, 265, 12595)] == ["-", "265M", "12.3G"]
+    assert [show_bytes(value) for value in (None, 0, 83078, 3 << 40)] == [
+        "-",
+        "0 B",
+        "81.1 KiB",
+        "3 TiB",
+    ]
+    assert [show_share(value) for value in (None, 0.314, math.nan)] == ["-", "31%", "-"]
+
+
+def test_a_curve_falls_where_the_values_fall():
+    assert curve([8, 7, 6, 5, 4, 3, 2, 1], 8, unicode=True) == "█▇▆▅▄▃▂▁"
+    assert curve([2, 1], 8, unicode=False) == "#_"
+    assert curve([1, 1, 1], 8, unicode=False) == "___"
+    assert curve([], 8, unicode=True) == ""
+
+
+def test_a_loss_that_is_no_number_is_seen_in_the_curve():
+    assert curve([1.0, 0.5, math.nan, math.inf], 8, unicode=False) == "#_xx"
+    assert curve([math.nan], 8, unicode=True) == "x"
+
+
+@given(st.lists(st.floats(), max_size=50), st.integers(0, 20), st.booleans())
+def test_any_values_make_a_curve_that_fits(values, width, unicode):
+    assert len(curve(values, width, unicode=unicode)) <= width

@@ -1,0 +1,38 @@
+"""What the owner of a sweep takes from an earlier life of it."""
+
+import json
+
+import pytest
+
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.owner.create import create_sweep_dir
+from torchmuster.multirun.sweep.owner import SweepOwner
+from torchmuster.multirun.sweep.plan import SweepPlan
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    program = Program(
+        kind=ScriptKind.FILE, target="t.py", args=(), python=("python3",), cwd=str(tmp_path)
+    )
+    run = RunPlan(run_id="s", program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+    return SweepPlan(run=run, names=("n",), members=(("0",), ("1",)), slots=2)
+
+
+class Silent:
+    def say(self, sentence):
+        pass
+
+
+def begun(number, attempt):
+    return {"event": "member_started", "time": "t", "member": number, "attempt": attempt}
+
+
+def test_a_user_who_goes_on_with_a_sweep_gets_all_members_again_that_have_not_succeeded(plan):
+    run_dir = create_sweep_dir(plan)
+    with open(run_dir.events, "w") as file:
+        file.writelines(f"{json.dumps(event)}\n" for event in (begun(0, 0), begun(1, 4)))
+    owner = SweepOwner(plan, RunDir(run_dir.path), Silent())
+    assert owner._settle_earlier() == {}

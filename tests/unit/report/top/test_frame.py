@@ -1,0 +1,146 @@
+"""The picture of a run in 80 columns: step, what is left, what is slow, why attempts ended; and whatever is odd in it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from torchmuster.launcher.model.live import BarWords, LiveAttempt, LiveRow, LiveTask
+from torchmuster.report.top.frame import Known, draw
+from torchmuster.report.top.picture import run_picture
+from torchmuster.report.top.state import Page, ViewState
+from unit.launcher.model.samples import NOW, run_of, sample_of
+
+RUN = ViewState(page=Page.RUN, run_id="20270115-080000-train-3f2a")
+SIZES = [(80, 24), (40, 10), (200, 60), (1, 1)]
+
+
+def shown(run, state=RUN, columns=80, rows=24, unicode=True):
+    frame = draw(state, Known(run=run), columns, rows, unicode=unicode)
+    return [line.text.rstrip() for line in frame.lines]
+
+
+def test_a_run_in_80_columns(golden):
+    run = run_of(sample_of(4, slow=3, gpu_percent=(90, 91, 92, 35), gpu_mib=(70_000,) * 4))
+    lines = shown(run)
+    lines[0] = lines[0][:-8] + "12:00:00"  # the clock of this machine's zone
+
+    golden("top.txt", "a run", "\n".join(lines) + "\n")
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_plain_script_has_its_bar_and_no_steps(golden):
+    bar = BarWords(done=369, total=1000, speed="30.1it/s", left="00:21")
+    run = run_of(sample_of(4, plain=True), training=None, bar=bar, network="", ends_at=None)
+    lines = shown(run)
+    lines[0] = lines[0][:-8] + "12:00:00"
+
+    golden("top.txt", "a plain script", "\n".join(lines) + "\n")
+
+
+def test_a_queued_run_says_what_it_waits_for(golden):
+    run = run_of(
+        state="waiting",
+        elapsed_s=None,
+        attempts=(),
+        num_attempts=0,
+        training=None,
+        network="",
+        ends_at=None,
+        job="job 17 is pending: other jobs have a higher priority (Priority), expected to start"
+        " 2027-01-15T09:30:00",
+        waits="n2: staging /data/train.tar: 3 GiB of 12 GiB (25 %), 512 MiB/s, 18 s left",
+    )
+    lines = shown(run, rows=8)
+    lines[0] = lines[0][:-8] + "12:00:00"
+
+    golden("top.txt", "a queued run", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+def test_a_picture_has_the_lines_of_its_screen_whatever_the_run(columns, rows):
+    odd = run_of(
+        sample_of(512, slow=511),
+        run_id="x" * 300,
+        command="\x1b[31mred\x07\n" * 20,
+        place="\u202eevil",
+        problems=("plan.json is half written",),
+        said=("line\nline",) * 4,
+        tasks=(),
+        ended_by="why\x00",
+    )
+    for page in Page:
+        frame = draw(replace(RUN, page=page), Known(run=odd, text=["\x1b]0;x\x07"]), columns, rows)
+        text = "".join(line.text for line in frame.lines)
+        assert len(frame.lines) == max(rows, 2)
+        assert not any(ord(letter) < 32 or letter == "\u202e" for letter in text)
+
+
+def test_numbers_that_are_none_are_shown_by_their_names():
+    training = replace(run_of().training, values=(("loss", math.nan),), curve=(1.0, math.nan))
+    training = replace(training, not_finite=(("loss", 7),))
+    lines = shown(run_of(sample_of(2), training=training))
+    assert any(line.startswith("loss        nan (since step 7)") for line in lines)
+
+
+def test_ten_thousand_attempts_are_counted_and_the_last_are_listed():
+    attempts = tuple(
+        LiveAttempt(
+            number=number,
+            num_workers=4,
+            num_nodes=2,
+            began_at=NOW - 10,
+            ended_at=NOW - 9,
+            ended_by=f"why {number}",
+        )
+        for number in range(9800, 10_000)
+    )
+    run = run_of(attempts=attempts, num_attempts=10_000)
+    text = "\n".join(shown(run))
+    assert "attempts    10000" in text
+    assert "why 9999" in text
+    assert "and 9800 before them" in "\n".join(
+        shown(run, replace(RUN, page=Page.ATTEMPTS, first=10_000))
+    )
+
+
+def test_old_numbers_are_called_old():
+    run = run_of(sample_of(2), sample_at=NOW - 90, unheard="the head can't be reached from here")
+    text = "\n".join(shown(run))
+    assert "as of 1:30 ago, from the record" in text
+    assert "head        the head can't be reached from here" in text
+
+
+def test_without_unicode_everything_is_ascii():
+    text = "".join(shown(run_of(sample_of(2)), unicode=False))
+    assert text.isascii()
+
+
+def test_a_workflow_shows_its_tasks():
+    task = LiveTask(group="g", name="train", state="FAILED", attempt=2, why="exit code 1")
+    assert any("train  FAILED  2" in line for line in shown(run_of(tasks=(task,))))
+
+
+def test_the_list_of_runs_keeps_the_chosen_one_on_the_screen():
+    rows = [
+        LiveRow(
+            run_id=f"20270115-0800{number:02}-train-{number:04}",
+            state="running",
+            place="local",
+            num_workers=4,
+            step=number,
+            left_s=60.0,
+            elapsed_s=10.0,
+            why="train.py",
+        )
+        for number in range(50)
+    ]
+    state = ViewState(chosen_run=rows[49].run_id, first=40)
+    lines = [line.text for line in draw(state, Known(runs=rows), 80, 24).lines]
+    assert lines[0].split()[:3] == ["RUN", "STATE", "ON"]
+    assert any(line.startswith("> train-0049") for line in lines)
+
+
+def test_as_plain_text_every_rank_is_there():
+    lines = run_picture(run_of(sample_of(100, slow=7)), 200)
+    assert sum(" n" in line.text and "data" in line.text for line in lines) >= 100

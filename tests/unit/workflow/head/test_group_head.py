@@ -1,0 +1,559 @@
+"""The head of a group with agents in the same process that do as a test says, over real channels."""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+
+import pytest
+
+from kit.waiting import wait_until_async
+from torchmuster.core.files.disk import DiskWriter
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.states import State
+from torchmuster.core.net import messages
+from torchmuster.core.net.address import bind
+from torchmuster.core.net.channel import ChannelClosedError, connect
+from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.net.listener import Listener
+from torchmuster.workflow.head.group_head import SAY_EVERY_S, GroupHead, GroupHeadOptions
+from torchmuster.workflow.head.group_ports import port_candidates, port_names
+from torchmuster.workflow.plan import ExitAction, ExitRule, GroupPlan, TaskPlan, WorkflowPlan
+from unit.core.net.loopback import SECRET, raw_connection, run
+
+AGAIN = ExitRule(action=ExitAction.RESCHEDULE, ranges=((7, 7),))
+
+
+def group(*names, command=("true",), **options):
+    tasks = tuple(
+        TaskPlan(name=name, lead=name == names[0], command=command, exit_rules=(AGAIN,))
+        for name in names
+    )
+    return GroupPlan(name="g", tasks=tasks, **options)
+
+
+async def succeed(agent):
+    """An agent whose command ends well at once."""
+    await agent.hello()
+    agent.say(messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
+    begin = await agent.hear(messages.TaskBegin)
+    agent.say(messages.TaskEnded(attempt=agent.attempt, code=0))
+    await agent.hear(messages.TaskUpload)
+    agent.say(messages.TaskUploaded(attempt=agent.attempt))
+    await agent.hear(messages.TaskLeave)
+    return begin
+
+
+def ending(code):
+    """Return an agent whose command ends with this code."""
+
+    async def behave(agent):
+        await agent.hello()
+        agent.say(messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
+        await agent.hear(messages.TaskBegin)
+        agent.say(messages.TaskEnded(attempt=agent.attempt, code=code, tail=("the last line",)))
+        await agent.hear_until_left()
+
+    return behave
+
+
+async def wait_for_stop(agent):
+    """An agent whose command runs until it is stopped."""
+    await agent.hello()
+    agent.say(messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
+    await agent.hear_until_left()
+
+
+async def die_before_calling(agent):
+    """An agent that never calls."""
+    del agent
+
+
+async def hang_up_running(agent):
+    """An agent that is gone while its command runs."""
+    await agent.hello()
+    agent.say(messages.TaskPrepared(attempt=agent.attempt))
+    await agent.hear(messages.TaskBegin)
+    agent.channel.abort()
+
+
+class FakeAgent:
+    """One end of a channel, with the words of a task's agent."""
+
+    free_ports = ()
+
+    def __init__(self, task, attempt, port, starter=None):
+        self.starter = starter
+        self.task = task
+        self.attempt = attempt
+        self.port = port
+        self.heard = []
+
+    async def hello(self, task=None, attempt=None):
+        self.channel = None
+        while self.channel is None:  # a busy door sends callers away, who call again
+            with contextlib.suppress(HandshakeError, TimeoutError):
+                self.channel = await connect("127.0.0.1", self.port, Role.AGENT, SECRET)
+        self.num_started_when_heard = len(self.starter.started) if self.starter else 0
+        self.say(
+            messages.TaskHello(
+                task=task or self.task,
+                attempt=self.attempt if attempt is None else attempt,
+                version="0",
+                pid=1,
+                host=f"host-of-{self.task}",
+                address="127.0.0.1",
+            )
+        )
+
+    def say(self, message):
+        self.channel.send_nowait(message)
+
+    async def hear(self, kind):
+        while True:
+            message = await self.channel.receive()
+            self.heard.append(message)
+            if isinstance(message, kind):
+                return message
+
+    async def hear_until_left(self):
+        """Do as the head says until it lets go."""
+        while True:
+            match await self.hear(messages.Message):
+                case messages.TaskStop():
+                    self.say(messages.TaskEnded(attempt=self.attempt, code=143, signum=15))
+                case messages.TaskUpload():
+                    self.say(messages.TaskUploaded(attempt=self.attempt))
+                case messages.TaskLeave():
+                    return
+
+
+class FakeStarter:
+    """Starts agents as tasks of the same loop; `behaviours` are used up from the left, the last one stays."""
+
+    def __init__(self, behaviours, start_takes_s=0.0):
+        self.start_takes_s = start_takes_s
+        self.behaviours = {task: list(several) for task, several in behaviours.items()}
+        self.port = 0
+        self.started = []
+        self.killed = []
+        self.agents = []
+        self._running = []
+
+    def start(self, task, attempt):
+        ready_at = time.monotonic() + self.start_takes_s
+        while time.monotonic() < ready_at:  # as a fork: the loop stands still
+            pass
+        self.started.append((task, attempt))
+        several = self.behaviours[task]
+        behave = several.pop(0) if len(several) > 1 else several[0]
+        agent = FakeAgent(task, attempt, self.port, self)
+        self.agents.append(agent)
+        self._running.append((task, attempt, asyncio.create_task(self._live(agent, behave))))
+
+    async def _live(self, agent, behave):
+        with contextlib.suppress(ChannelClosedError):
+            await behave(agent)
+        if hasattr(agent, "channel"):
+            agent.channel.abort()
+
+    def poll(self):
+        over = [entry for entry in self._running if entry[2].done()]
+        for entry in over:
+            entry[2].result()
+            self._running.remove(entry)
+        return [(task, attempt, "exit code 1") for task, attempt, _ in over]
+
+    def kill(self, task):
+        self.killed.append(task)
+        for name, _, living in self._running:
+            if name == task:
+                living.cancel()
+
+
+class Stage:
+    """A head with its listener, its agents, and the run directory where its record is."""
+
+    def __init__(
+        self,
+        folder,
+        plan_group,
+        behaviours,
+        *,
+        backoff_s=0.05,
+        first_attempts=None,
+        start_takes_s=0.0,
+    ):
+        os.makedirs(folder)
+        self.run_dir = RunDir(str(folder))
+        os.makedirs(self.run_dir.group("g").path)
+        self.starter = FakeStarter(behaviours, start_takes_s)
+        self.starter.folder = str(folder)
+        plan = WorkflowPlan(
+            run_id="r",
+            name="r",
+            groups=(plan_group,),
+            spec_path="",
+            python=(),
+            cwd="",
+            backoff_s=backoff_s,
+            grace_s=0.5,
+            uuid="u",
+        )
+        self.disk = DiskWriter()
+        self.disk.start()
+        self.head = GroupHead(
+            GroupHeadOptions(
+                plan=plan,
+                group=plan_group,
+                run_dir=self.run_dir,
+                first_attempts=first_attempts or {},
+            ),
+            self.starter,
+            self.disk,
+        )
+
+    async def conduct(self, meanwhile=None):
+        listener = Listener(
+            bind("127.0.0.1", 0), (SECRET, None), self.head.serve, self.head.refuse_stranger
+        )
+        self.starter.port = listener.port
+        serving = asyncio.create_task(listener.serve())
+        beside = asyncio.create_task(meanwhile(self)) if meanwhile else None
+        try:
+            outcome = await self.head.conduct()
+            if beside is not None:
+                await beside
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            self.disk.flush(5.0)
+        return outcome
+
+    def events(self, name):
+        path = self.run_dir.group("g").events
+        if not os.path.exists(path):
+            return []
+        with open(path) as file:
+            return [event for line in file if (event := json.loads(line))["event"] == name]
+
+    async def event(self, name):
+        """Wait for the first event of this name."""
+        return (await wait_until_async(lambda: self.events(name), f"an event {name}"))[0]
+
+
+@pytest.fixture
+def conduct(tmp_path):
+    """Return a function that conducts a group to its end; it returns outcome and stage."""
+
+    def conduct(plan_group, behaviours, meanwhile=None, **options):
+        stage = Stage(tmp_path / "run", plan_group, behaviours, **options)
+        outcomes = []
+
+        async def whole():
+            outcomes.append(await stage.conduct(meanwhile))
+
+        run(whole())
+        return outcomes[0], stage
+
+    return conduct
+
+
+def begin_of(stage, number):
+    return next(m for m in stage.starter.agents[number].heard if isinstance(m, messages.TaskBegin))
+
+
+def test_a_group_that_succeeds_leaves_its_outcome(conduct):
+    outcome, stage = conduct(group("a", "b"), {"a": [succeed], "b": [succeed]})
+    assert outcome.state is State.COMPLETED
+    assert outcome.exit_code == 0
+    assert {task.task: task.state for task in outcome.tasks} == {
+        "a": State.COMPLETED,
+        "b": State.COMPLETED,
+    }
+    assert os.path.exists(stage.run_dir.group("g").result)
+
+
+def test_a_failure_is_reported_with_its_last_lines_and_code(conduct):
+    outcome, _ = conduct(group("a", "b"), {"a": [ending(5)], "b": [wait_for_stop]})
+    assert outcome.state is State.FAILED
+    assert outcome.exit_code == 5
+    assert outcome.report.error == "task a failed: exit code 5"
+    assert "the last line" in outcome.report.because
+
+
+def test_every_command_learns_how_all_tasks_are_reached(conduct):
+    _, stage = conduct(group("a", "b"), {"a": [succeed], "b": [succeed]})
+    for number in (0, 1):
+        hosts = begin_of(stage, number).hosts
+        assert hosts == {"a": "host-of-a", "b": "host-of-b"}
+
+
+def test_a_command_that_begins_later_learns_of_those_that_have_ended(conduct):
+    ended = asyncio.Event()
+
+    async def worker(agent):
+        await succeed(agent)
+        ended.set()
+
+    async def lead(agent):
+        await agent.hello()
+        agent.say(messages.TaskPrepared(attempt=0))
+        await agent.hear(messages.TaskBegin)
+        await ended.wait()
+        agent.say(messages.TaskEnded(attempt=0, code=7))
+        await agent.hear_until_left()
+
+    _, stage = conduct(group("a", "b"), {"a": [lead, succeed], "b": [worker]})
+    assert begin_of(stage, 2).hosts == {"a": "host-of-a", "b": "host-of-b"}
+
+
+def test_an_agent_that_dies_before_it_calls_is_replaced(conduct):
+    outcome, stage = conduct(group("a"), {"a": [die_before_calling, succeed]})
+    assert outcome.state is State.COMPLETED
+    assert stage.starter.started == [("a", 0), ("a", 1)]
+    assert "before it called" in stage.events("agent_lost")[0]["why"]
+
+
+@pytest.mark.parametrize("backoff_s", [0.0, 0.05])
+def test_one_loss_spends_one_retry(conduct, backoff_s):
+    """Its connection and its process both end: that is one loss, not two."""
+    outcome, stage = conduct(group("a"), {"a": [hang_up_running, succeed]}, backoff_s=backoff_s)
+    assert outcome.state is State.COMPLETED
+    assert stage.starter.started == [("a", 0), ("a", 1)]
+    assert len(stage.events("agent_lost")) == 1
+
+
+def test_agents_that_never_come_fail_the_group_in_the_end(conduct):
+    outcome, stage = conduct(group("a"), {"a": [die_before_calling]})
+    assert outcome.state is State.FAILED_BACKEND_ERROR
+    assert len(stage.starter.started) == 4
+    assert "tried again 3 times already" in outcome.report.error
+
+
+def test_a_group_goes_on_with_the_attempts_of_its_lost_head(conduct):
+    _, stage = conduct(group("a"), {"a": [succeed]}, first_attempts={"a": 3})
+    assert stage.starter.started == [("a", 3)]
+
+
+async def answer_of(stage, *, task, attempt):
+    stranger = FakeAgent("other", 0, stage.starter.port)
+    await stranger.hello(task, attempt)
+    return await stranger.hear(messages.Message), stranger
+
+
+@pytest.mark.parametrize(
+    ("task", "attempt"), [("a", 3), ("nobody", 0), ("a", 0)], ids=["stale", "unknown", "double"]
+)
+def test_an_agent_that_nobody_waits_for_is_sent_away(conduct, task, attempt):
+    answers = []
+    release = asyncio.Event()
+
+    async def patient(agent):
+        await agent.hello()
+        agent.say(messages.TaskPrepared(attempt=agent.attempt))
+        await agent.hear(messages.TaskBegin)
+        agent.say(messages.TaskStarted(attempt=0, pid=1))
+        await release.wait()
+        agent.say(messages.TaskEnded(attempt=agent.attempt, code=0))
+        await agent.hear_until_left()
+
+    async def intrude(stage):
+        await stage.event("task_started")
+        answer, stranger = await answer_of(stage, task=task, attempt=attempt)
+        answers.append(answer)
+        stranger.channel.abort()
+        release.set()
+
+    outcome, _ = conduct(group("a"), {"a": [patient]}, intrude)
+    assert isinstance(answers[0], messages.TaskLeave)
+    assert outcome.state is State.COMPLETED
+
+
+def test_garbage_on_the_port_changes_nothing(conduct):
+    async def disturb(stage):
+        for _ in range(20):
+            async with raw_connection(stage.starter.port) as (_, writer):
+                writer.write(os.urandom(300))
+                with contextlib.suppress(ConnectionError):
+                    await writer.drain()
+
+    outcome, stage = conduct(group("a", "b"), {"a": [succeed], "b": [succeed]}, disturb)
+    assert outcome.state is State.COMPLETED
+    assert not stage.events("agent_lost")
+
+
+def test_what_runs_longer_than_exec_timeout_is_stopped(conduct):
+    outcome, _ = conduct(
+        group("a", "b", exec_timeout_s=0.3), {"a": [wait_for_stop], "b": [wait_for_stop]}
+    )
+    assert outcome.state is State.FAILED_EXEC_TIMEOUT
+    assert "exec_timeout of 0.3 s" in outcome.report.error
+    assert outcome.exit_code != 0
+
+
+def test_a_time_limit_is_the_cause_though_a_worker_had_failed_before(conduct):
+    outcome, _ = conduct(
+        group("a", "b", exec_timeout_s=3.0), {"a": [wait_for_stop], "b": [ending(3)]}
+    )
+    assert "exec_timeout" in outcome.report.error
+    assert outcome.report.because == ("b had failed before: exit code 3",)
+
+
+def test_a_client_can_stop_a_group_and_hears_of_it(conduct):
+    heard = []
+
+    async def stop(stage):
+        client = await connect("127.0.0.1", stage.starter.port, Role.CLIENT, SECRET)
+        client.send_nowait(messages.Watch(owner=True))
+        client.send_nowait(messages.Stop(signum=15, who="the user"))
+        with contextlib.suppress(ChannelClosedError):
+            while True:
+                heard.append(await client.receive())
+        client.abort()
+
+    outcome, _ = conduct(group("a", "b"), {"a": [wait_for_stop], "b": [wait_for_stop]}, stop)
+    assert outcome.state is State.FAILED_CANCELED
+    assert "group_ended" in [message.name for message in heard if hasattr(message, "name")]
+
+
+def test_who_waits_hears_every_five_seconds_for_whom(conduct):
+    assert SAY_EVERY_S <= 5.0
+    said = asyncio.Event()
+
+    async def slow(agent):
+        await agent.hello()
+        agent.say(messages.TaskDoing(text="downloading input 0: s3://b/x"))
+        await said.wait()
+        agent.say(messages.TaskPrepared(attempt=0))
+        await agent.hear(messages.TaskBegin)
+        agent.say(messages.TaskEnded(attempt=0, code=0))
+        await agent.hear_until_left()
+
+    async def listen(stage):
+        await stage.event("group_waits")  # b is not prepared before it
+        said.set()
+
+    plan_group = group("a", "b", exec_timeout_s=60.0)
+    _, stage = conduct(plan_group, {"a": [succeed], "b": [slow]}, listen)
+    text = stage.events("group_waits")[0]["text"]
+    assert text.startswith("waiting for b (downloading input 0: s3://b/x); ")
+    assert text.endswith(" s left")
+
+
+def test_barriers_of_the_tasks_meet_at_the_head(conduct):
+    async def meet(agent):
+        await agent.hello()
+        agent.say(messages.TaskPrepared(attempt=0))
+        await agent.hear(messages.TaskBegin)
+        agent.say(messages.BarrierCall(caller_id=f"{agent.task}/1/1"))
+        answer = await agent.hear(messages.BarrierAnswer)
+        while answer.kind is messages.BarrierState.WAITING:
+            answer = await agent.hear(messages.BarrierAnswer)
+        assert answer.kind is messages.BarrierState.RELEASED
+        agent.say(messages.TaskEnded(attempt=0, code=0))
+        await agent.hear_until_left()
+
+    outcome, _ = conduct(group("a", "b"), {"a": [meet], "b": [meet]})
+    assert outcome.state is State.COMPLETED
+
+
+PORT = ("serve", "{{port}}", "{{port:other}}")
+
+
+def with_ports(*chosen):
+    """Return an agent that finds these of its group's candidates free."""
+
+    def of(behave):
+        async def live(agent):
+            agent.free_ports = chosen
+            return await behave(agent)
+
+        return live
+
+    return of
+
+
+def test_tasks_get_the_same_ports_which_are_free_for_all(conduct):
+    plan_group = group("a", "b", command=PORT)
+    plan = WorkflowPlan(
+        run_id="r", name="r", groups=(plan_group,), spec_path="", python=(), cwd="", uuid="u"
+    )
+    candidates = port_candidates(plan, plan_group)
+    assert port_names(plan_group) == ["", "other"]
+    _, stage = conduct(
+        plan_group,
+        {
+            "a": [with_ports(*candidates[1:])(succeed)],
+            "b": [with_ports(*candidates[2:])(succeed)],
+        },
+    )
+    expected = {"": candidates[2], "other": candidates[3]}
+    assert begin_of(stage, 0).ports == begin_of(stage, 1).ports == expected
+
+
+def test_who_begins_later_gets_the_ports_that_the_others_have(conduct):
+    """The lead listens on its port by then, so the newcomer does not find it free."""
+    plan_group = group("a", "b", command=PORT)
+    plan = WorkflowPlan(
+        run_id="r", name="r", groups=(plan_group,), spec_path="", python=(), cwd="", uuid="u"
+    )
+    candidates = port_candidates(plan, plan_group)
+    later = asyncio.Event()
+
+    async def lead(agent):
+        await agent.hello()
+        agent.say(messages.TaskPrepared(attempt=0, free_ports=candidates))
+        await agent.hear(messages.TaskBegin)
+        await later.wait()
+        agent.say(messages.TaskEnded(attempt=0, code=0))
+        await agent.hear_until_left()
+
+    async def second(agent):
+        await agent.hello()
+        agent.say(messages.TaskPrepared(attempt=1, free_ports=candidates[1:]))
+        await agent.hear(messages.TaskBegin)
+        later.set()
+        agent.say(messages.TaskEnded(attempt=1, code=0))
+        await agent.hear_until_left()
+
+    first = with_ports(*candidates)(ending(7))
+    _, stage = conduct(plan_group, {"a": [lead], "b": [first, second]})
+    assert [agent.task for agent in stage.starter.agents] == ["a", "b", "b"]
+    assert begin_of(stage, 2).ports == begin_of(stage, 0).ports
+
+
+def test_the_first_agents_of_a_large_group_are_heard_while_others_are_started(conduct):
+    """Else they wait for longer than their lease before anybody answers them."""
+    names = [f"t{n}" for n in range(100)]
+    behaviours = {name: [wait_for_stop] for name in names} | {"t0": [ending(0)]}
+    outcome, stage = conduct(group(*names), behaviours, start_takes_s=0.01)
+    assert outcome.state is State.COMPLETED
+    assert stage.starter.agents[0].num_started_when_heard < len(names)
+
+
+def test_the_outcome_of_a_group_that_can_not_be_written_is_told(conduct):
+    """A full disk is no lost head: whoever watches hears how the group ended."""
+    heard = []
+
+    async def watch(stage):
+        channel = await connect("127.0.0.1", stage.starter.port, Role.CLIENT, SECRET)
+        channel.send_nowait(messages.Watch(owner=True))
+        with contextlib.suppress(ChannelClosedError):
+            while True:
+                heard.append(await channel.receive())
+        channel.abort()
+
+    async def lead(agent):
+        await agent.hello()
+        os.makedirs(os.path.join(RunDir(agent.starter.folder).group("g").result, "in-the-way"))
+        agent.say(messages.TaskPrepared(attempt=0))
+        await agent.hear(messages.TaskBegin)
+        agent.say(messages.TaskEnded(attempt=0, code=5))
+        await agent.hear_until_left()
+
+    outcome, _ = conduct(group("a"), {"a": [lead]}, watch)
+    assert outcome.state is State.FAILED
+    ends = [one for one in heard if isinstance(one, messages.Event) and one.name == "group_ended"]
+    assert ends[0].fields["outcome"]["exit_code"] == 5

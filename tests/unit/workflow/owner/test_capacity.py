@@ -1,0 +1,186 @@
+"""Which groups may run beside each other, on which GPUs, and what is said about those that wait."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.workflow.owner.capacity import (
+    Capacity,
+    Machine,
+    cpus_of,
+    gpus_of,
+    shortfalls,
+    this_machine,
+)
+from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, TrainingPlan, WorkflowPlan
+
+GIB = 1 << 30
+
+
+def group(name, *tasks):
+    return GroupPlan(
+        name=name,
+        tasks=tuple(
+            TaskPlan(name=f"{name}-{n}", lead=n == 0, resources=Resources(**task))
+            for n, task in enumerate(tasks or ({},))
+        ),
+    )
+
+
+def machine(cpus=4, gpus=0, memory_bytes=64 * GIB):
+    return Machine(
+        num_cpus=cpus,
+        gpus=tuple(str(n) for n in range(gpus)),
+        memory_bytes=memory_bytes,
+        storage_bytes=100 * GIB,
+    )
+
+
+def test_groups_that_fit_run_beside_each_other_and_a_third_waits():
+    capacity = Capacity(machine(cpus=4))
+    assert capacity.try_take(group("a", {"cpu": 2})) is not None
+    assert capacity.try_take(group("b", {"cpu": 2})) is not None
+    assert capacity.try_take(group("c")) is None
+    capacity.give_back("a")
+    assert capacity.try_take(group("c")) is not None
+
+
+def test_a_task_that_asks_for_nothing_takes_one_cpu():
+    capacity = Capacity(machine(cpus=2))
+    assert capacity.try_take(group("a", {}, {})) is not None
+    assert capacity.try_take(group("b")) is None
+
+
+def test_a_group_that_asks_for_more_than_there_is_runs_alone():
+    capacity = Capacity(machine(cpus=2))
+    assert capacity.try_take(group("small")) is not None
+    assert capacity.try_take(group("large", {"cpu": 64})) is None
+    capacity.give_back("small")
+    assert capacity.try_take(group("large", {"cpu": 64})) is not None
+    assert capacity.try_take(group("small")) is None
+
+
+def test_tasks_get_gpus_of_their_own():
+    capacity = Capacity(machine(cpus=16, gpus=4))
+    assert capacity.try_take(group("a", {"gpu": 2}, {}, {"gpu": 1})) == {
+        "a-0": ["0", "1"],
+        "a-1": [],
+        "a-2": ["2"],
+    }
+    assert capacity.try_take(group("b", {"gpu": 2})) is None
+    assert capacity.try_take(group("c", {"gpu": 1})) == {"c-0": ["3"]}
+    capacity.give_back("a")
+    assert capacity.try_take(group("b", {"gpu": 2})) == {"b-0": ["0", "1"]}
+
+
+def test_tasks_share_all_gpus_when_the_group_asks_for_too_many():
+    capacity = Capacity(machine(gpus=2))
+    given_gpus = capacity.try_take(group("a", {"gpu": 4}, {}))
+    assert given_gpus == {"a-0": ["0", "1"], "a-1": []}
+
+
+def test_where_there_is_no_gpu_nothing_is_said_about_them():
+    assert Capacity(machine()).try_take(group("a", {"gpu": 1})) == {}
+
+
+def test_memory_is_not_given_twice():
+    capacity = Capacity(machine(memory_bytes=64 * GIB))
+    assert capacity.try_take(group("a", {"memory_bytes": 40 * GIB})) is not None
+    assert capacity.try_take(group("b", {"memory_bytes": 40 * GIB})) is None
+    assert capacity.try_take(group("c", {"memory_bytes": 24 * GIB})) is not None
+    capacity.give_back("a")
+    assert capacity.try_take(group("b", {"memory_bytes": 40 * GIB})) is not None
+
+
+def test_a_group_that_waits_says_for_what_and_who_holds_it():
+    capacity = Capacity(machine(cpus=2, gpus=1))
+    capacity.try_take(group("a", {"gpu": 1}, {}))
+    text = capacity.why_waiting(group("b", {"gpu": 1, "cpu": 2}))
+    assert text == "waits for 2 CPUs and 1 GPU; 0 of 2 CPUs and 0 of 1 GPU are free, a runs"
+
+
+def test_memory_is_named_when_it_is_what_a_group_waits_for():
+    capacity = Capacity(machine(memory_bytes=64 * GIB))
+    capacity.try_take(group("a", {"memory_bytes": 40 * GIB}))
+    text = capacity.why_waiting(group("b", {"memory_bytes": 30 * GIB}))
+    assert text == (
+        "waits for 1 CPU and 30 GiB of memory; 3 of 4 CPUs and 24 GiB of 64 GiB are free, a runs"
+    )
+
+
+def test_a_training_task_asks_for_each_of_its_nodes():
+    training = TrainingPlan(nodes="1:3", nproc_per_node=None, script="t.py")
+    task = TaskPlan(name="t", training=training, resources=Resources(cpu=2, gpu=1))
+    assert (cpus_of(task), gpus_of(task)) == (6, 3)
+
+
+def plan(*groups):
+    return WorkflowPlan(run_id="r", name="r", groups=groups, spec_path="", python=(), cwd="")
+
+
+def test_what_a_group_asks_for_too_much_is_said_for_each_kind():
+    found = shortfalls(
+        plan(
+            group("a", {"gpu": 2, "cpu": 3}, {"cpu": 3}),
+            group("b", {"memory_bytes": 128 * GIB, "storage_bytes": 50 * GIB}),
+        ),
+        machine(cpus=4),
+    )
+    assert found == [
+        "gpu: 2 asked for, 0 here: tasks run without one",
+        "cpu: 6 asked for, 4 here: tasks share what there is",
+        "memory: 128 GiB asked for, 64 GiB here: tasks share what there is",
+    ]
+
+
+def test_what_fits_is_not_spoken_of():
+    assert shortfalls(plan(group("a", {"cpu": 4}), group("b", {"cpu": 4})), machine(cpus=4)) == []
+
+
+def test_this_machine_has_what_the_process_may_use(tmp_path):
+    found = this_machine(str(tmp_path), ["0"])
+    assert found.num_cpus >= 1
+    assert found.gpus == ("0",)
+    assert found.memory_bytes > 0
+    assert found.storage_bytes > 0
+
+
+asks = st.fixed_dictionaries(
+    {
+        "cpu": st.integers(0, 6),
+        "gpu": st.integers(0, 6),
+        "memory_bytes": st.integers(0, 100).map(lambda n: n * GIB),
+    }
+)
+
+
+@given(st.lists(st.lists(asks, min_size=1, max_size=3), min_size=1, max_size=8), st.data())
+def test_no_gpu_is_held_twice_and_every_group_runs_in_the_end(groups, data):
+    capacity = Capacity(machine(cpus=4, gpus=4))
+    waiting = {f"g{n}": group(f"g{n}", *tasks) for n, tasks in enumerate(groups)}
+    running = {}
+    while waiting or running:
+        for name in list(waiting):
+            gpus = capacity.try_take(waiting[name])
+            if gpus is not None:
+                running[name] = {gpu for several in gpus.values() for gpu in several}
+                del waiting[name]
+            else:
+                assert capacity.why_waiting(waiting[name])
+        assert running, "somebody must run"
+        held = [gpu for several in running.values() for gpu in several]
+        assert len(held) == len(set(held))
+        name = data.draw(st.sampled_from(sorted(running)))
+        capacity.give_back(name)
+        del running[name]
+
+
+def test_a_size_of_a_terabyte_is_a_plain_number():
+    plan = WorkflowPlan(
+        run_id="r",
+        name="r",
+        groups=(group("a", {"memory_bytes": 1024 * GIB}),),
+        spec_path="",
+        python=(),
+        cwd="",
+    )
+    assert "memory: 1,024 GiB asked for, 64 GiB here" in shortfalls(plan, machine())[0]
