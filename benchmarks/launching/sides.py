@@ -194,7 +194,7 @@ def _torchrun_meetings(shape: Shape) -> list[list[str]]:
 
 
 def _is_muster_agent(command: str) -> bool:
-    return "torchmuster/programs/" in command and "spawner" not in command
+    return "torchmuster/core/programs/" in command and "spawner" not in command
 
 
 def _is_torchrun_agent(command: str) -> bool:

@@ -74,7 +74,7 @@ def test_a_node_without_the_clients_torchmuster_takes_the_copy_beside_the_run(
         chunks=(NodeChunk(),),
         head=(
             PYTHON,
-            "/nope/torchmuster/programs/__main__.py",
+            "/nope/torchmuster/core/programs/__main__.py",
             "conduct",
             "/no/such/run",
             "--engine=slurm",

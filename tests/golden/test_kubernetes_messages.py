@@ -119,7 +119,7 @@ DENIES = {
 }
 
 
-# What `kubernetes/node/start.py` leaves, see `unit/node/pod/test_start.py`.
+# What `kubernetes/node/start.py` leaves, see `unit/kubernetes/node/test_start.py`.
 LEFT_BY_OLD_PYTHON = {
     "error": "the image's Python is too old for muster",
     "because": "/usr/bin/python3 is 3.9.2",

@@ -104,7 +104,12 @@ SCHEDULER = re.compile(
 # Diagnosis explains schedulers by name; the others have a reason of their own.
 MAY_NAME_SCHEDULERS = {
     "diagnose": "looks for the traces and mistakes of each scheduler",
-    "engines": "their home",
+    "core/engines": "their home",
+    "kubernetes/engine": "the one of clusters",
+    "launcher/engines": "their home",
+    "launcher/facts": "looks for the traces of each scheduler",
+    "workflow/jobs.py": "the jobs of groups, in the words of each",
+    "multirun/engine.py": "a session's own",
     "gpucheck": "the lists of GPUs that each of them gives",
     "launcher/model/job.py": "the commands that bring an agent to another node, as values",
     "core/model/scheduler.py": "the engine that was removed",

@@ -104,7 +104,7 @@ def test_the_boot_is_named_the_same_each_time():
 DIE_WITH_PARENT = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from torchmuster import proc
+from torchmuster.core import proc
 parent = os.getpid()
 child = os.fork()
 if child == 0:
@@ -116,7 +116,7 @@ while True:
 
 
 def test_a_child_that_asked_for_it_dies_with_its_parent():
-    source = os.path.dirname(os.path.dirname(proc.__file__))
+    source = os.path.dirname(proc.PACKAGE_FOLDER)
     with subprocess.Popen(
         [sys.executable, "-IS", "-c", DIE_WITH_PARENT, source], stdout=subprocess.PIPE
     ) as parent:
@@ -130,7 +130,7 @@ def test_a_child_that_asked_for_it_dies_with_its_parent():
 END_CHILDREN = """
 import os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
-from torchmuster import proc
+from torchmuster.core import proc
 proc.become_subreaper()
 # A grandchild in a session of its own, whose parent leaves at once: it becomes ours.
 subprocess.run(["sh", "-c", "setsid sleep 600 & setsid sh -c 'sleep 600 & sleep 600' &"])
@@ -145,7 +145,7 @@ kept.wait()
 
 
 def test_every_generation_is_ended_but_those_to_be_kept():
-    source = os.path.dirname(os.path.dirname(proc.__file__))
+    source = os.path.dirname(proc.PACKAGE_FOLDER)
     done = subprocess.run(
         [sys.executable, "-IS", "-c", END_CHILDREN, source], capture_output=True, text=True
     )

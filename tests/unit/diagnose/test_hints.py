@@ -14,7 +14,7 @@ PACKAGE = Path(torchmuster.__file__).parent
 FILES = [
     *sorted((PACKAGE / "diagnose" / "doctor").glob("*.py")),
     *sorted((PACKAGE / "diagnose" / "lint").glob("*.py")),
-    PACKAGE / "owner" / "doctor.py",
+    PACKAGE / "diagnose" / "gather.py",
 ]
 # What hints tell people to call, beside muster itself; all but shell words belong to their scheduler, launcher or system.
 TOOLS = {

@@ -28,7 +28,7 @@ from torchmuster.core.node.shell import NodeShell, SetupError, Transfer
 from torchmuster.errors import MusterError
 
 _MAX_TAKES = 10
-_DOOR = os.path.join(os.path.dirname(proc.NODE_DOOR), "door.py")
+_DOOR = os.path.join(proc.PACKAGE_FOLDER, "multirun", "door", "main.py")
 
 
 class SetupHost(Protocol):

@@ -20,7 +20,7 @@ PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script na
 ENDS_AT = "MUSTER_JOB_ENDS_AT"
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+=@,-]*")
 _BROKEN_VALUE = re.compile(r"[\s'\"\\#\x00-\x1f\x7f]")
-_DOOR = "/programs/__main__.py"  # in the package: what starts every program of ours
+_DOOR = "/core/programs/__main__.py"  # in the package: what starts every program of ours
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _STDERR_LINES = 5
 

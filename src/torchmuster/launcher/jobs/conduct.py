@@ -27,7 +27,6 @@ from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import write_owner
 from torchmuster.core.owner.record import next_attempt, read_plan, read_result
 from torchmuster.core.owner.stops import Deadline
-from torchmuster.core.proc import NODE_DOOR
 from torchmuster.errors import HeadLostError, RunDirectoryError
 from torchmuster.launcher.engines.allocation import AllocationEngine
 from torchmuster.launcher.engines.base import Dialect
@@ -219,7 +218,3 @@ def _set_aside_result(run_dir: RunDir) -> bool:
     with contextlib.suppress(OSError):
         os.replace(run_dir.result, f"{run_dir.result}.{next_attempt(run_dir)}")
     return True
-
-
-if __name__ == "__main__":  # the script of a job that an earlier version has submitted
-    os.execv(sys.executable, [sys.executable, NODE_DOOR, "conduct", *sys.argv[1:]])

@@ -6,7 +6,6 @@ It starts an agent for each task on that task's first node, and stops the group 
 """
 
 import asyncio
-import os
 import sys
 from dataclasses import replace
 
@@ -15,7 +14,6 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.net.address import bind, own_addresses
-from torchmuster.core.proc import NODE_DOOR
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.own_job import OwnJob, own_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
@@ -87,7 +85,3 @@ def _wrap(job: OwnJob, nodes: dict[str, list[AllocatedNode]], environment: str) 
         return job.argv(node, task_argv(replace(order, environment=environment)))
 
     return wrap
-
-
-if __name__ == "__main__":  # the script of a job that an earlier version has submitted
-    os.execv(sys.executable, [sys.executable, NODE_DOOR, "conduct-group", *sys.argv[1:]])

@@ -254,7 +254,7 @@ def tiny_disk(tmp_path):
 
 
 def test_a_disk_that_fills_up_keeps_whole_lines_up_to_the_mark(tiny_disk, tmp_path):
-    source = str(Path(__file__).parents[3] / "src")
+    source = str(Path(__file__).parents[4] / "src")
     done = subprocess.run(
         [*tiny_disk, sys.executable, "-c", ON_A_TINY_DISK, str(tmp_path)],
         capture_output=True,

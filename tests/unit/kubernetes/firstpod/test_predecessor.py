@@ -16,7 +16,7 @@ from unit.kubernetes.pods.conftest import order_of
 
 OWNER = """
 import sys, time
-from torchmuster.model import codec
+from torchmuster.core.model import codec
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.firstpod.conduct import FirstPod
 import json

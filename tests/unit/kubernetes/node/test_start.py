@@ -11,7 +11,7 @@ import pytest
 
 from torchmuster.launcher.files import travel
 
-START = os.path.join(travel.package_folder(), "node", "pod", "start.py")
+START = os.path.join(travel.package_folder(), "kubernetes", "node", "start.py")
 FINAL = 113
 
 

@@ -27,7 +27,7 @@ def stack(*frames, head="Current thread 0x00007f1c"):
 
 
 MAIN = ("/home/u/train.py", 41, "<module>")
-OURS = ("/opt/torchmuster/node/spawner/mainmodule.py", 121, "_run_file")
+OURS = ("/opt/torchmuster/core/node/spawner/mainmodule.py", 121, "_run_file")
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
 LOGGED = (f"{SITE}/torch/distributed/c10d_logger.py", 83, "wrapper")
 BACKWARD = (

@@ -71,9 +71,14 @@ def reached_from(names, *, at_its_top=False):
 
 def test_what_nodes_import_travels():
     owners = tuple(f"torchmuster.{module}" for module in PROGRAMS.values())
-    parts = ("torchmuster.programs", "torchmuster.node", "torchmuster.head", "torchmuster.train")
+    parts = (
+        "torchmuster.core.programs",
+        "torchmuster.core.node",
+        "torchmuster.core.head",
+        "torchmuster.train",
+    )
     of_nodes = reached_from((*owners, *parts, "torchmuster.workflow.data"))
-    of_scripts = reached_from(("torchmuster.api",), at_its_top=True)
+    of_scripts = reached_from(("torchmuster.launcher.api",), at_its_top=True)
     assert sorted(name for name in of_nodes | of_scripts if not travel.travels(name)) == []
 
 
@@ -81,7 +86,7 @@ def test_what_travels_is_there_and_what_no_node_needs_is_not_on_the_list():
     root = Path(travel.package_folder())
     assert [name for name in travel.TRAVELS if not (root / name).exists()] == []
     assert set(travel.TRAVELS) == set(remote_loader.TRAVELS)
-    of_no_node = ("cli/runs/", "diagnose/lint/", "diagnose/plan/", "gpucheck/", "report/")
+    of_no_node = ("core/cli/run.py", "diagnose/lint/", "diagnose/plan/", "gpucheck/", "report/")
     names = [name for name, _ in travel.package_files(str(root))]
     assert [n for n in names if n.startswith(of_no_node) and not n.endswith("__init__.py")] == []
 

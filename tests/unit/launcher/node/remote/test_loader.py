@@ -30,7 +30,7 @@ def test_second_session_uses_what_the_first_has_unpacked(cache):
 
 def test_damaged_package_in_the_cache_is_not_used(cache):
     root, _ = remote_loader.unpack(FILES, SHA)
-    (cache / SHA / "torchmuster" / "node" / "remote" / "main.py").write_text("print(2)")
+    (cache / SHA / "torchmuster" / FILES[1][0]).write_text("print(2)")
     assert not remote_loader.has_content(root, SHA)
     fresh, temporary = remote_loader.unpack(FILES, SHA)
     assert fresh != root

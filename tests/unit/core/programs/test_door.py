@@ -60,24 +60,6 @@ def test_what_a_program_can_not_do_is_an_error_and_no_traceback():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (
-            "conduct",
-            ["/no/such/run", "--engine", "slurm", "--warn", "120", "--submitted-from", "vax"],
-        ),
-        ("conduct_group", ["--run-dir", "/no/such/run", "--group", "g", "--engine", "slurm"]),
-    ],
-)
-def test_a_job_that_an_earlier_version_has_submitted_finds_the_door(name, words):
-    path = importlib.import_module(f"torchmuster.owner.jobs.{name}").__file__
-    done = run([sys.executable, path, *words])
-    assert done.returncode == 3
-    assert "/no/such/run" in done.stderr
-    assert "can't be read" in done.stderr
-
-
 # What a user types himself, a command or a message that is passed on, a path, and the JSON of who must import little.
 NOT_TYPED = {"task-muster", "leashed", "proxy", "debugger", "view"}
 
