@@ -120,7 +120,7 @@ def read_plan_file(path: str) -> RunPlan:
 
 def _door_program(program: Program, run_dir: RunDir) -> Program:
     """Return the command of a session's door: each node has its own interpreter, torchmuster and run directory."""
-    entry = os.path.join(os.path.dirname(proc.NODE_DOOR), "door.py")
+    entry = os.path.join(proc.PACKAGE_FOLDER, "multirun", "door", "main.py")
     first, *flags = program.python
     return replace(program, target=first, args=(*flags, entry, run_dir.path))
 
