@@ -53,7 +53,8 @@ class AgentWithoutWorkers(Agent):
         voice = LogVoice(os.path.join(folder, "log"), disk)
         super().__init__(options, None, os.path.join(folder, "agent.sock"), disk, voice)
         self.spawners.ready = READY
-        self.inquiries.facts.take_torch({})
+        for part in self.parts:
+            part.take_torch({})
         self.reached_at: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     async def _obey(self, message: messages.Message) -> bool:

@@ -149,3 +149,15 @@ def found_bug(whose: str, error: BaseException | None) -> MusterError:
     except Exception:  # noqa: BLE001 - an exception that cannot be shown is reported all the same
         return MusterError(what)
     return MusterError(what, why=why, fix="please report this")
+
+
+class SessionBusyError(UsageError):
+    """Another run is in a session."""
+
+    def __init__(self, session: str, run_id: str) -> None:
+        super().__init__(
+            f"the session {session} is busy",
+            where=f"--session {session}",
+            why=f"the run {run_id} is in it, and a session has one run at a time",
+            fix=f"muster wait {run_id}, or muster cancel {run_id}",
+        )

@@ -13,7 +13,8 @@ import subprocess
 import sys
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.owner.create import create_run_dir, create_workflow_dir
+from torchmuster.core.owner.create import create_run_dir
+from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.kubernetes.node.call import call_argv
 from torchmuster.kubernetes.pods.bring import bring_run
 from torchmuster.kubernetes.pods.bring_group import bring_group, plan_group

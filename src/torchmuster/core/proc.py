@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torchmuster.errors import MusterError
 
@@ -59,6 +59,21 @@ class HasStatus(Protocol):
 
     def send_signal(self, signum: int) -> None:
         """Send a signal, unless the process has been reaped already."""
+
+
+@runtime_checkable
+class ForkedAgent(HasStatus, Protocol):
+    """An agent that something else has forked for us."""
+
+    def wait_started(self) -> None:
+        """Wait until it has begun.
+
+        Raises:
+            MusterError: It can't.
+        """
+
+    def let_go(self) -> None:
+        """Ask for its end no more: it ends by its lifeline."""
 
 
 class ForkedChild:

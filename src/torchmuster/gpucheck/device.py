@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass
 
 from torchmuster.core import proc
-from torchmuster.launcher.facts.gpu import Gpu, ask_gpus, count_devices, visible_gpus
+from torchmuster.core.node.kernel import count_devices, visible_gpus
+from torchmuster.launcher.facts.gpu import Gpu, ask_gpus
 
 PRETENDED = "pretended"
 

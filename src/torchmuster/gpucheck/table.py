@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.gpucheck.device import GpuMachine, in_use
 from torchmuster.gpucheck.kit import SCRIPTS, FailedError, ImpossibleError, Kit, Ran
 from torchmuster.launcher.engines.own_job import find_own_job
-from torchmuster.launcher.facts.gpu import visible_gpus
 
 # Numbers: starts and recovery beside torchrun, interleaved, what a step costs, and a GPT of 100 M parameters.
 

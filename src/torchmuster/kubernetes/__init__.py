@@ -1,5 +1,5 @@
 """Kubernetes: runs, groups and sweeps in pods.
 
 `engine` the dialect, manifests and answers as text; `pods` the client's side; `firstpod` owners in the first pod;
-`node` what runs in every pod; `cli` commands; `pod_world` the world that an operator has made.
+`node` what runs in every pod; `cli` commands.
 """

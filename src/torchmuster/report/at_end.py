@@ -12,8 +12,7 @@ import traceback
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir, short_id
-from torchmuster.core.owner.account import near
+from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.errors import MusterError
 from torchmuster.launcher.views.find import view_run
 

@@ -18,9 +18,9 @@ from torchmuster.core.model.events import (
 )
 from torchmuster.core.model.run import lines, listed, mapped, number, text, whole
 from torchmuster.core.model.states import RunState
-from torchmuster.core.owner.account import account_of
 from torchmuster.core.owner.record import newest_training, read_events
 from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import find_run, view_run
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.multirun.views.sweep_view import MemberView, SweepRun, SweepView

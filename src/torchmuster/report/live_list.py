@@ -10,9 +10,9 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.progress import RankSample
 from torchmuster.core.model.run import bad_loss
-from torchmuster.core.owner.account import account_of
 from torchmuster.core.owner.record import DAMAGED, RunReader, unreadable
 from torchmuster.launcher.model.live import LiveRow, left_s
+from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import all_dirs, ask_for_all, view_run
 from torchmuster.launcher.views.live import command_of, job_words, last_sample, num_workers_of
 from torchmuster.launcher.views.live_training import TrainingTail

@@ -32,11 +32,11 @@ from torchmuster.core.model.run import (
 )
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
-from torchmuster.core.owner.account import account_of, how_to_go_on
 from torchmuster.core.owner.origin import CodeVersion, Origin
 from torchmuster.core.owner.record import DAMAGED
 from torchmuster.errors import MusterError
 from torchmuster.launcher.model.training import LibraryStart, TrainingState
+from torchmuster.launcher.views.account import account_of, how_to_go_on
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.launcher.views.training import TrainingReader
 from torchmuster.report.loose import LooseRecord, object_in

@@ -255,6 +255,11 @@ class WorkflowPlan:
     setup: tuple[str, ...] = ()
     setup_origin: str = ""
 
+    @property
+    def mixes_output(self) -> bool:
+        """Return whether lines of several tasks mix, so that each needs its name from the first one on."""
+        return sum(len(group.tasks) for group in self.groups) > 1
+
     def group(self, name: str) -> GroupPlan:
         """Return the group of this name; KeyError when there is none."""
         for group in self.groups:

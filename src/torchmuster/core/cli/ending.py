@@ -3,38 +3,27 @@
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from torchmuster.errors import MusterError
+from torchmuster.core import plugs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torchmuster.core.files.layout import RunDir
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.model.plan import RunPlan
-    from torchmuster.core.model.verdict import Result, WorkflowResult
-    from torchmuster.launcher.engines.base import Dialect
-    from torchmuster.launcher.views.debugger import DebuggerDoor
-    from torchmuster.workflow.plan import WorkflowPlan
+    from torchmuster.core.model.verdict import Result
 
 
-# `muster run --on ENGINE`: a run as a job of a scheduler, and a run inside a job that is there already.
-
-
-# The status below the output of a run that is followed on a terminal: read and drawn beside everything else.
-
-
-CHOICES = ("off", "line", "full")
+CHOICES = (
+    "off",
+    "line",
+    "full",
+)  # of a status below the output of a run that is followed on a terminal
 _KEY = "torchmuster.progress"
-_BEGIN_S = 5.0  # a shorter run needs none, and its start needs the processor
-_EVERY_S = 2.0  # agents report as often
 
 
 def _keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -50,74 +39,10 @@ option = click.option(
 )
 
 
-class StatusLine:
-    """Draws the status of a run until it is closed; does nothing where nobody would see it.
-
-    Args:
-        voice: Writes on the terminal.
-        run_dir: Of the run.
-        kind: One of `CHOICES`.
-    """
-
-    def __init__(self, voice: "TerminalVoice", run_dir: "RunDir", kind: str) -> None:
-        self._voice, self._run_dir = voice, run_dir
-        self._num_rows = CHOICES.index(kind)
-        self._ends = threading.Event()
-        self._shows = threading.Lock()  # no rows come behind the end
-
-    def start(self) -> None:
-        """Begin after some seconds."""
-        if self._num_rows and is_drawable():
-            threading.Thread(target=self._work, name="status", daemon=True).start()
-
-    def close(self) -> None:
-        """Draw no more, and take away what stands there."""
-        with self._shows:
-            if not self._ends.is_set():
-                self._ends.set()
-                self._voice.show_status(())
-
-    def _work(self) -> None:
-        if self._ends.wait(_BEGIN_S):
-            return
-        from torchmuster.core.owner.record import DAMAGED
-        from torchmuster.launcher.ui.status_line import status_rows
-        from torchmuster.launcher.views.board_watch import BoardWatch
-        from torchmuster.launcher.views.find import view_run
-        from torchmuster.launcher.views.live import LiveReader
-
-        view = view_run(self._run_dir)
-        watch = BoardWatch(view, ask_every_s=_EVERY_S)
-        if view.has_ranks:
-            watch.start()
-        reader = LiveReader(self._run_dir, watch.newest)
-        while not self._ends.wait(_EVERY_S):
-            with suppress(
-                MusterError, OSError, *DAMAGED
-            ):  # a scheduler or a disk that does not answer now
-                columns = os.get_terminal_size(2).columns
-                rows = status_rows(reader.read(), columns or 80, self._num_rows)
-                with self._shows:
-                    if not self._ends.is_set():
-                        self._voice.show_status(_painted(rows))
-        watch.close()
-
-
-def is_drawable() -> bool:
-    """Say whether standard error is a terminal that can move its cursor."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
 def wanted() -> str:
     """Return what the command that runs now was told by `--progress`."""
     context = click.get_current_context(silent=True)
     return (context.meta.get(_KEY) if context is not None else None) or CHOICES[1]
-
-
-def _painted(rows: list[str]) -> list[str]:
-    if os.environ.get("NO_COLOR"):
-        return rows
-    return [f"\x1b[2m{row}\x1b[0m" for row in rows]
 
 
 GOES_ON = 130
@@ -127,86 +52,66 @@ is_launched = False
 is_brief = False
 
 
+class Screen(Protocol):
+    """What a room shows, or offers, beside the output of a run that is followed."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def end(self) -> None:
+        """Show no more: the run has ended, and its last words come."""
+
+    def close(self) -> None:
+        """Leave nothing behind, however the run was left."""
+
+
 def follow_run(
-    plan: "RunPlan | WorkflowPlan",
+    plan: Any,
     run_dir: "RunDir",
-    follow: "Callable[[TerminalVoice], Result | WorkflowResult | None]",
+    follow: "Callable[[TerminalVoice], Any]",
     *,
+    say: "Callable[[TerminalVoice, Any, RunDir], int] | None" = None,
     as_json: bool = False,
 ) -> int:
     """Follow a run on the terminal, say how it has ended, and return its exit code.
 
-    `follow` returns None where the run continues without this process, and has said how to see it again.
+    Args:
+        plan: Of the run, or of whatever else is followed.
+        run_dir: Its folder.
+        follow: Follows it to its end. Returns None where it continues without this process, and has said how to see it again.
+        say: Says how it has ended, and returns the exit code; by default that of a run.
+        as_json: Print the result, too.
     """
     from torchmuster.core.model import codec
 
     go_to_the_background(plan.run_id, run_dir)
     voice = _voice_for(plan, run_dir)
     voice.start()
-    debugger = getattr(plan, "debugger", None)
-    is_quiet = _is_read_by_doctor(plan) or debugger == "pdb"
-    status = StatusLine(voice, run_dir, "off" if is_quiet else wanted())
-    status.start()
-    door = _open_to_debuggers(plan, run_dir, voice) if debugger is not None else None
+    screens: list[Screen] = [make(plan, run_dir, voice) for make in plugs.every("screens")]
+    for screen in screens:
+        screen.start()
     try:
         result = follow(voice)
-        status.close()
+        for screen in screens:
+            screen.end()
         code = GOES_ON
         if result is not None:
-            code = say_end(voice, result, run_dir, is_read=_is_read_by_doctor(plan))
+            is_read = getattr(plan, "preflight", "") in (
+                "long",
+                "only",
+            )  # `muster doctor` says the end
+            code = (
+                say_end(voice, result, run_dir, is_read=is_read)
+                if say is None
+                else say(voice, result, run_dir)
+            )
     finally:
-        status.close()
-        if door is not None:
-            door.close()
+        for screen in screens:
+            screen.close()
         voice.flush(5.0)
     if as_json and result is not None:
         click.echo(json.dumps(codec.to_plain(result), indent=1))
     return code
-
-
-def follow_job(
-    plan: "RunPlan",
-    run_dir: "RunDir",
-    dialect: "Dialect",
-    job_id: str,
-    voice: "TerminalVoice",
-    fix: "Callable[[], str]",
-) -> "Result | None":
-    """Show a job to its end and return the result; None when it goes on without us.
-
-    Raises:
-        MusterError: It has ended without a result; `fix` says what to do then.
-    """
-    import asyncio
-
-    from torchmuster.core.files import atomic
-    from torchmuster.core.files.layout import last_lines
-    from torchmuster.core.model import codec
-    from torchmuster.core.model.states import JobState
-    from torchmuster.launcher.jobs.batch import JobFollower
-    from torchmuster.launcher.jobs.jobs import cancelled_before_start
-
-    follower = JobFollower(plan, run_dir, dialect, job_id, voice)
-    try:
-        result = asyncio.run(follower.follow())
-    finally:
-        follower.close()
-    view = follower.view
-    is_cancelled = view is not None and view.state is JobState.CANCELLED
-    if result is None and is_cancelled and os.path.exists(run_dir.cancelled):
-        result = cancelled_before_start(run_dir)  # it was in the queue: there is no head
-        atomic.write_json(run_dir.result, codec.to_plain(result))
-    if result is None and view is not None and view.state.is_final:
-        told = "\n".join(last_lines(run_dir.job_log, 12))
-        silent = f"it has written nothing: its node may not see {run_dir.path}"
-        checks = f"muster engines check {plan.engine}  # says what the nodes see"
-        raise MusterError(
-            f"job {job_id} ended without a result: {view.state.value}",
-            where=run_dir.job_log,
-            why=told or "\n".join(word for word in (view.reason, silent) if word),
-            fix=fix() if told else checks,
-        )
-    return result
 
 
 def shown_here(plan: "RunPlan", *, detach: bool = False) -> "RunPlan":
@@ -216,30 +121,17 @@ def shown_here(plan: "RunPlan", *, detach: bool = False) -> "RunPlan":
     return replace(plan, every_line=() if detach or is_launched else every_line_streams())
 
 
-def _voice_for(plan: "RunPlan | WorkflowPlan", run_dir: "RunDir") -> "TerminalVoice":
+def _voice_for(plan: Any, run_dir: "RunDir") -> "TerminalVoice":
     from torchmuster.core.files.disk import DiskWriter
     from torchmuster.core.files.terminal import BriefVoice, TerminalVoice
 
     kind = BriefVoice if is_brief else TerminalVoice
-    voice = kind(prefix_always=_shows_several(plan))
+    voice = kind(prefix_always=plan.mixes_output)
     if getattr(plan, "every_line", ()):
         disk = DiskWriter(voice.lose, run_dir.path)
         disk.start()
         voice.write_every_line(lambda: run_dir.unread, disk)
     return voice
-
-
-def _open_to_debuggers(
-    plan: "RunPlan | WorkflowPlan", run_dir: "RunDir", voice: "TerminalVoice"
-) -> "DebuggerDoor":
-    """Bring the user's debugger to the rank that waits for it, while the run is followed here."""
-    from torchmuster.core.model.plan import RunPlan
-    from torchmuster.launcher.views.debugger import DebuggerDoor
-
-    folder = plan.program.cwd if isinstance(plan, RunPlan) else os.getcwd()
-    door = DebuggerDoor(run_dir, folder, voice.explain, voice.print)
-    door.start()
-    return door
 
 
 def go_to_the_background(run_id: str, run_dir: "RunDir") -> None:
@@ -255,22 +147,6 @@ def go_to_the_background(run_id: str, run_dir: "RunDir") -> None:
     for fd in (1, 2):
         os.dup2(log, fd)
     os.close(log)
-
-
-def _is_read_by_doctor(plan: "RunPlan | WorkflowPlan") -> bool:
-    """Say whether `muster doctor` has made the run: it says itself how the run ended, behind what it has found."""
-    from torchmuster.core.model.plan import RunPlan
-
-    return isinstance(plan, RunPlan) and plan.preflight in ("long", "only")
-
-
-def _shows_several(plan: "RunPlan | WorkflowPlan") -> bool:
-    """Say whether lines of several ranks or tasks mix, so that each needs its name from the first one on."""
-    from torchmuster.core.model.plan import RunPlan, Tee
-
-    if isinstance(plan, RunPlan):
-        return plan.tee is Tee.ALL and (plan.max_nodes > 1 or plan.num_workers(0) > 1)
-    return sum(len(group.tasks) for group in plan.groups) > 1
 
 
 def leave_in_background(run_dir: "RunDir", run_id: str, *, as_json: bool = False) -> int:
@@ -291,41 +167,17 @@ def last_line(result: "Result", run_dir: "RunDir") -> str:
     """Return the last line of a run: how it ended, and how to go on if that was no success."""
     from torchmuster.core.cli.messages import summary
     from torchmuster.core.model.states import RunState
-    from torchmuster.core.owner.account import how_to_go_on, whole
 
-    went_well = result.state is RunState.SUCCEEDED
-    return summary(whole(result, run_dir), None if went_well else how_to_go_on(run_dir, result))
+    if (whole := plugs.find("ends", "whole")) is not None:
+        result = whole(result, run_dir)
+    go_on = None if result.state is RunState.SUCCEEDED else plugs.find("ends", "go_on")
+    return summary(result, go_on(run_dir, result) if go_on is not None else None)
 
 
 def say_end(
-    voice: "TerminalVoice",
-    result: "Result | WorkflowResult",
-    run_dir: "RunDir",
-    *,
-    is_read: bool = False,
+    voice: "TerminalVoice", result: "Result", run_dir: "RunDir", *, is_read: bool = False
 ) -> int:
-    """Say how a run or a workflow has ended, unless its caller reads and says it; return its exit code."""
-    from torchmuster.core.cli.messages import paint_report, uses_colour, workflow_summary
-    from torchmuster.core.model.states import State
-    from torchmuster.core.model.verdict import WorkflowResult
-
-    if not isinstance(result, WorkflowResult):
-        return _say_end_of_run(voice, result, run_dir, is_read=is_read)
-    for report in result.reports:
-        voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(workflow_summary(result))
-    if not result.state.is_failed:
-        from torchmuster.core.owner.account import what_a_workflow_left
-
-        voice.say(what_a_workflow_left(run_dir, tuple(result.groups)))
-    elif result.state is not State.FAILED_CANCELED:
-        _say_report(voice, run_dir, result.run_id)
-    return result.exit_code
-
-
-def _say_end_of_run(
-    voice: "TerminalVoice", result: "Result", run_dir: "RunDir", *, is_read: bool
-) -> int:
+    """Say how a run has ended, unless its caller reads and says it; return its exit code."""
     from torchmuster.core.cli.messages import last_report, paint_report, uses_colour
     from torchmuster.core.model.states import RunState
     from torchmuster.core.owner.record import keep_result
@@ -340,32 +192,21 @@ def _say_end_of_run(
         voice.say(
             f"this end can't be recorded in {run_dir.path} ({why}): `muster status` won't know of it"
         )
-    if not is_read and result.state is RunState.SUCCEEDED and os.path.isdir(run_dir.path):
-        from torchmuster.core.owner.account import what_is_left
-
-        voice.say(what_is_left(run_dir))
+    left = plugs.find("ends", "left") if result.state is RunState.SUCCEEDED else None
+    if not is_read and left is not None and os.path.isdir(run_dir.path):
+        voice.say(left(run_dir))
     failed = (RunState.FAILED, RunState.TIMED_OUT, RunState.LOST)
     if not is_read and result.state in failed:
-        _say_report(voice, run_dir, result.run_id)
+        say_report(voice, run_dir, result.run_id)
     return int(result.exit_code)
 
 
-def _say_report(voice: "TerminalVoice", run_dir: "RunDir", run_id: str) -> None:
+def say_report(voice: "TerminalVoice", run_dir: "RunDir", run_id: str) -> None:
     """Say where the page of a failed run is, or how to make it, when all else has been said; a replay needs none."""
     from torchmuster.core.owner.record import read_plan
 
     plan = read_plan(run_dir)
-    if os.path.isdir(run_dir.path) and not (plan is not None and plan.is_replay):
-        from torchmuster.report.at_end import report_at_end
-
-        voice.say(report_at_end(run_dir, run_id))
-
-
-def ended_with_pods(run_dir: "RunDir", result: "Result") -> bool:
-    """Say whether what a run in pods has left may be on its cluster alone: the last line does not say where."""
-    from torchmuster.core.model.states import RunState
-    from torchmuster.errors import MissingRecordError
-
-    is_left = result.state in (RunState.LOST, RunState.CANCELLED)
-    is_left |= result.exit_code == MissingRecordError.exit_code
-    return is_left and os.path.isdir(os.path.join(run_dir.path, "pods"))
+    report: Any = plugs.find("ends", "report")
+    is_replay = plan is not None and plan.is_replay
+    if report is not None and os.path.isdir(run_dir.path) and not is_replay:
+        voice.say(report(run_dir, run_id))

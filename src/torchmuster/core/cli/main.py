@@ -3,7 +3,6 @@
 Commands are imported when they are called, so that `muster --help` stays quick.
 """
 
-import importlib
 import os
 import shlex
 import sys
@@ -13,85 +12,12 @@ import click
 from click.shell_completion import CompletionItem
 
 import torchmuster
+from torchmuster.core import plugs
 from torchmuster.core.cli.spelling import hint_for_option, refuse_removed
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 
-SECTIONS = {
-    "Run": {
-        "run": ("torchmuster.core.cli.run", "Run a training script on one or many nodes."),
-        "submit": ("torchmuster.workflow.cli.submit", "Run a workflow file."),
-        "sweep": (
-            "torchmuster.multirun.cli.sweep",
-            "Run a script with many combinations of values.",
-        ),
-        "torchrun": ("torchmuster.launcher.cli.torchrun", "Take torchrun's own command line."),
-        "restart": (
-            "torchmuster.launcher.cli.restart",
-            "Start a run again; it continues where it stopped.",
-        ),
-        "session": ("torchmuster.multirun.cli.session", "Hold nodes on which runs start at once."),
-        "dev": ("torchmuster.multirun.cli.dev", "Run a script again when a file of it is saved."),
-    },
-    "Watch": {
-        "ps": ("torchmuster.launcher.cli.views", "List the runs."),
-        "top": ("torchmuster.report.cli.top", "Show a run, or all runs, live."),
-        "status": ("torchmuster.launcher.cli.views", "Show the state of a run."),
-        "logs": ("torchmuster.launcher.cli.views", "Print the output of the ranks."),
-        "wait": (
-            "torchmuster.launcher.cli.views",
-            "Wait for the end of a run; exit with its code.",
-        ),
-        "fetch": ("torchmuster.launcher.cli.views", "Take what a run in pods has left there."),
-        "cancel": ("torchmuster.launcher.cli.views", "Stop a run."),
-        "exec": (
-            "torchmuster.launcher.cli.execute",
-            "Run a command inside a task, or on a rank's node.",
-        ),
-        "stacks": ("torchmuster.launcher.cli.stacks", "Show the Python stacks of all ranks."),
-        "prune": ("torchmuster.launcher.cli.prune", "Remove old runs that have ended."),
-    },
-    "Diagnose": {
-        "doctor": (
-            "torchmuster.diagnose.cli.doctor",
-            "Check every node for problems before a job.",
-        ),
-        "explain": (
-            "torchmuster.diagnose.cli.explain",
-            "Explain from its logs why a run or another job failed.",
-        ),
-        "replay": (
-            "torchmuster.launcher.cli.replay",
-            "Make a step of a run again, and look into it.",
-        ),
-        "report": (
-            "torchmuster.report.cli.report",
-            "Write one page of all that is known of a run.",
-        ),
-        "lint": ("torchmuster.diagnose.cli.lint", "Find mistakes in a job script."),
-        "plan": ("torchmuster.diagnose.cli.plan", "Predict a training step on more nodes."),
-    },
-    "Workflows": {
-        "validate": ("torchmuster.workflow.cli.submit", "Check a workflow file."),
-        "render": ("torchmuster.workflow.cli.submit", "Fill in the template of a workflow file."),
-        "spec": ("torchmuster.workflow.cli.submit", "Print the workflow file of a run."),
-        "barrier": ("torchmuster.workflow.cli.barrier", "Wait for all tasks of the group."),
-    },
-    "Clusters": {
-        "engines": (
-            "torchmuster.launcher.cli.engines",
-            "List the engines, and what was found on this machine.",
-        ),
-        "init": (
-            "torchmuster.launcher.cli.init",
-            "Write a first muster.toml from what is found here.",
-        ),
-    },
-    "Data": {
-        "dataset": ("torchmuster.workflow.cli.dataset", "Versioned datasets."),
-        "data": ("torchmuster.workflow.cli.data", "Move files to and from URLs."),
-    },
-}
-COMMANDS = {name: told for section in SECTIONS.values() for name, told in section.items()}
+SECTIONS = ("Run", "Watch", "Diagnose", "Workflows", "Clusters", "Data")
+_OTHERS = "Other packages"
 
 
 class _ReaderHasGoneError(Exception):
@@ -109,29 +35,33 @@ class _LazyGroup(click.Group):
         return super().parse_args(ctx, args or ["--help"])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*plugs.table("commands"), *plugs.others("commands")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _ = COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(module), cmd_name)
-        if not isinstance(command, click.Command):
-            raise TypeError(cmd_name)
+        ours = plugs.table("commands").get(cmd_name)
+        command = plugs.load_other("commands", cmd_name) if ours is None else plugs.load(ours[2])
+        if command is not None and not isinstance(command, click.Command):
+            raise UsageError(f"`muster {cmd_name}` of another package is no command of click")
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
-        if name and name not in COMMANDS and not name.startswith("-"):
+        ours = plugs.table("commands")
+        if (
+            name
+            and name not in ours
+            and not name.startswith("-")
+            and name not in plugs.others("commands")
+        ):
             if name == "help":  # `muster help run`
-                known = [word for word in args[1:2] if word in COMMANDS]
+                known = [word for word in args[1:2] if word in ours]
                 return super().resolve_command(ctx, [*known, "--help"]) if known else _help(ctx)
             refuse_removed(f"muster {name}")
             from torchmuster.core.model.text import nearest
 
-            near = nearest(name, COMMANDS)
+            near = nearest(name, ours)
             fix = f"did you mean `muster {near}`?" if near else "muster --help"
             if os.path.isfile(name) or name.endswith((".py", ".sh")):
                 fix = f"muster run {shlex.join(args)}"
@@ -143,14 +73,26 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in SECTIONS}
+        for name, (title, text, _) in plugs.table("commands").items():
+            rows[title].append((name, text))
+        rows[_OTHERS] = [
+            (name, f"Of {one.dist.name if one.dist else one.value}.")
+            for name, one in plugs.others("commands").items()
+        ]
+        for title, commands in rows.items():
+            if commands:
+                with formatter.section(title):
+                    formatter.write_dl(commands)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a command's name without importing any."""
-        found = {name: text for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)}
-        return [CompletionItem(name, help=text) for name, text in found.items()]
+        ours = plugs.table("commands")
+        return [
+            CompletionItem(name, help=text)
+            for name, (_, text, _) in ours.items()
+            if name.startswith(incomplete)
+        ]
 
 
 def _help(ctx: click.Context) -> NoReturn:
@@ -243,7 +185,7 @@ def _if_the_scripts(command: str) -> str:
 
 def _translate(error: click.UsageError, words: list[str]) -> UsageError:
     """Return click's complaint in our own form."""
-    command = " ".join(["muster", *[word for word in words[:1] if word in COMMANDS]])
+    command = " ".join(["muster", *[word for word in words[:1] if word in plugs.table("commands")]])
     if error.ctx is not None and isinstance(
         getattr(error.ctx.parent, "command", None), click.Group
     ):

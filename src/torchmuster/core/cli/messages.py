@@ -2,14 +2,17 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core import plugs
+from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.repeats import Shown, shortened
-from torchmuster.core.model.states import RunState, State
-from torchmuster.core.model.text import few_of, printable, render_report, report_of_error
-from torchmuster.core.model.verdict import Report, Result, WorkflowResult
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import printable, render_report, report_of_error
+from torchmuster.core.model.verdict import Report, Result
 from torchmuster.errors import MusterError
+
+Explain = Callable[[Result, RunDir], Report | None]
 
 _RED, _BOLD, _CYAN, _RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
 _YELLOW = "\x1b[1;33m"
@@ -56,16 +59,6 @@ def print_notes(sentences: Sequence[str]) -> None:
         sys.stderr.write(f"muster: {printable(sentence)}\n")
 
 
-def workflow_summary(result: WorkflowResult) -> str:
-    """Return the last line of a workflow."""
-    text = f"{result.state.value} after {result.elapsed_s:.1f} s"
-    failed = [f"{name} {state}" for name, state in result.groups.items() if state != "COMPLETED"]
-    if result.state is State.COMPLETED:
-        return text
-    go_on = f"continue with: muster restart {short_id(result.run_id)}"
-    return f"{text} ({few_of(failed, 6)}); {go_on}" if failed else f"{text}; {go_on}"
-
-
 def summary(result: Result, how_to_go_on: str | None = None) -> str:
     """Return the last line of a run.
 
@@ -105,9 +98,8 @@ def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> 
     """
     if not is_worth_a_report(result):
         return None
-    from torchmuster.diagnose.explain.end_of_run import explained
-
-    report = explained(result, run_dir)
+    explained: Explain | None = plugs.find("ends", "explain")
+    report = result.report if explained is None else explained(result, run_dir)
     return shortened(report, result, shown) if report is not None and shown is not None else report
 
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.core import plugs
+from torchmuster.errors import UsageError
+
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir
     from torchmuster.core.files.terminal import TerminalVoice
@@ -19,13 +22,8 @@ if TYPE_CHECKING:
     from torchmuster.core.model.verdict import Result
     from torchmuster.core.spec.launch import JobLimits, RunRequest
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.launcher.engines.own_job import OwnJob
-    from torchmuster.multirun.door.messages import SessionSetup
-    from torchmuster.workflow.owner.capacity import Machine
-    from torchmuster.workflow.plan import WorkflowPlan
 
     Follow = Callable[[TerminalVoice], Result | None]
-    StartSweep = Callable[..., int]  # of a plan, and of its folder where it has one already
 
 
 # What only a scheduler's job can be asked for.
@@ -44,12 +42,14 @@ class Place:
     """A place for runs.
 
     Attributes:
+        kind: By which other rooms plug in what they start here.
         name: What plans call it.
         takes_no_job_options: Why options of a scheduler's job mean nothing here; empty where they do.
         takes_no_environment: Why `--ship-env` means nothing here; empty where it does.
         is_followed_here: The process that follows a run here prints what its ranks print.
     """
 
+    kind = ""
     name = ""
     takes_no_job_options = ""
     takes_no_environment = ""
@@ -58,7 +58,7 @@ class Place:
     # Of `muster doctor` and `muster torchrun`.
 
     is_simulated = False  # its nodes are this machine
-    job: "OwnJob | None" = None  # around this shell, whose nodes are used
+    job: Any = None  # around this shell, whose nodes are used
 
     # Of `muster engines check`: rows of check, ok (None where nobody can tell) and found.
 
@@ -102,68 +102,22 @@ class Place:
         """Start a run that has its folder; return what follows it, None where it continues without us."""
         raise NotImplementedError
 
-    # Of a workflow.
-
-    is_this_machine = False  # what this machine has decides which tasks can run
-
-    def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
-        """Refuse what can't be done here, before anything exists.
+    def cell(self, what: str) -> Any:
+        """Return what starts a `workflow`, a `sweep` or a `session` here.
 
         Raises:
-            ManyErrors: Everything of it.
+            UsageError: Nothing does.
         """
-
-    def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
-        """Print what would be started; `machine` is this one."""
-        raise NotImplementedError
-
-    def with_task_setup(self, plan: "WorkflowPlan") -> "WorkflowPlan":
-        """Return the plan with what the site says of its nodes."""
-        return plan
-
-    def submit_workflow(
-        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
-    ) -> int:
-        """Start a prepared workflow and follow it to its end, or leave it in the background; return the exit code."""
-        raise NotImplementedError
-
-    def settle_workflow_again(self, old: "RunDir") -> None:
-        """Remove what is left of an earlier start of a workflow that is to start again."""
-
-    # Of a sweep.
-
-    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
-        """Start a sweep and follow it, or show it; return the exit code.
-
-        Args:
-            given: The words of the command line.
-            problems: What is wrong with them so far.
-            start: Starts, or shows, a planned sweep that a process of this machine owns; a second argument is its folder,
-                where it has one already.
-
-        Raises:
-            ManyErrors: All that is wrong with the words.
-        """
-        raise NotImplementedError
-
-    # Of a session.
-
-    no_session = ""  # why none can be held here
-    most_nodes: int | None = None  # that a session can hold; None for any number
-
-    def settle_session(
-        self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
-    ) -> "RunPlan":
-        """Return the plan of a session for its nodes here; `given` are the words of the command line."""
-        raise NotImplementedError
-
-    def own_session(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        """Start the owner of a session."""
-        raise NotImplementedError
+        found = plugs.find("cells", f"{what} {self.kind}")
+        if found is None:
+            raise UsageError(f"a {what} can't be started on `{self.name or self.kind}`")
+        return found(self)
 
 
 class Nowhere(Place):
     """The place of a name that is none, which has been noted: what else is wrong is said with it."""
+
+    kind = "nowhere"
 
     def fill(self, request: "RunRequest") -> "RunRequest":
         return replace(request, nodes=request.nodes or "1")
@@ -173,11 +127,6 @@ class Nowhere(Place):
     ) -> None:
         del limits
         plan_elsewhere(request, run_id, request.gpus_per_node or 0, problems)
-
-    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
-        from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
-
-        return start(plan_sweep(given, sweep_request(given), [], problems, is_job=True))
 
 
 def say_ignored_of_a_job(place: Place, given: "Mapping[str, Any]") -> None:
@@ -237,6 +186,11 @@ def start_and_follow(place: Place, plan: "RunPlan", run_dir: "RunDir", *, detach
     with note_failed_start(run_dir):
         follow = place.start(plan, run_dir, detach=detach)
     return print_id(plan.run_id) if follow is None else follow_run(plan, run_dir, follow)
+
+
+def row(check: str, *, ok: bool | None, found: str) -> dict[str, Any]:
+    """Return a row of `muster engines check`; `ok` is None where nobody can tell."""
+    return {"check": check, "ok": ok, "found": found}
 
 
 def warn(sentences: Iterable[str]) -> None:

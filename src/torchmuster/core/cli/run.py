@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.core import plugs
 from torchmuster.core.cli import ending, options
-from torchmuster.core.cli.options import complete_files, complete_sessions
+from torchmuster.core.cli.options import complete, complete_files
 from torchmuster.core.model.plan import GRACE_S, MAX_RESTARTS
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class RunCommand(click.Command):
     "--session",
     metavar="NAME",
     help="Start on the nodes that a session holds: `muster session`.",
-    shell_complete=complete_sessions,
+    shell_complete=complete("sessions"),
 )
 # Of `torchmuster.launch` alone: this process stays as the owner of the run; a file says what stands in no command line.
 @click.option("--launched", hidden=True)
@@ -304,12 +305,13 @@ def read_order(path: str) -> "LaunchOrder":
 def launch(request: "RunRequest") -> int:
     """Start a run in its place and follow it to its end; return the exit code."""
     from torchmuster.core.cli import ending
-    from torchmuster.core.cli.find import show_everywhere
     from torchmuster.core.cli.spelling import option_behind, option_names
 
     ending.is_launched = request.launched
     if request.engine == "all":
-        return show_everywhere(request, launch)
+        show: Any = plugs.find("everywhere", "run")
+        if show is not None:
+            return int(show(request, launch))
     note = option_behind(request.script, request.args, option_names(run))
     if note is not None:
         click.echo(f"muster: {note}", err=True)

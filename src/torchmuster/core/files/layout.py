@@ -278,3 +278,15 @@ def trained_last(plan: RunPlan, run_dir: RunDir) -> frozenset[int]:
                 names = [node["node"] for node in json.loads(line)["nodes"]]
                 return frozenset(places[name] for name in names if name in places)
     return frozenset()
+
+
+def near(path: str) -> str:
+    """Return a path as it is typed from here, where that is shorter; from `/` it would be so by one character."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") or os.getcwd() == "/" else relative
+
+
+def member_of_id(run_id: str) -> tuple[str, int] | None:
+    """Return the sweep and the number of a member from what may be its run id."""
+    sweep, _, number = run_id.rpartition(".")
+    return (sweep, int(number)) if sweep and re.fullmatch(r"\d{1,6}", number) else None

@@ -18,7 +18,6 @@ from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.verdict import AGAIN_AFTER_S, Report, Result, StopCause, cause_of_stop
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel
-from torchmuster.launcher.head.preflight import StartChecks
 
 # The wait for the nodes of an attempt: when enough have joined, which are missing and why. Rules only.
 
@@ -244,6 +243,64 @@ TrainingAction = Record | Send | AskForNodes | OpenStore | CutOff
 LOOK_EVERY_S = 1.0
 _MAX_REFUSALS = 1024
 _EXPECT_S = 6.0  # leases of the same head end within its pings, and calls take a while
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksEnd:
+    """How the checks end the run: a report of what makes it impossible, or None when only they were asked for."""
+
+    exit_code: int
+    report: Report | None
+
+
+class StartChecks:
+    """What is checked before an attempt: nothing here. The launcher plugs in its survey, as `start_checks`.
+
+    Args:
+        policy: Whose members they are.
+        own_address: The head's, as far as it knows it.
+        own_network_id: Of the head's machine.
+
+    Attributes:
+        end: How the checks end the run; None while they don't.
+    """
+
+    def __init__(self, policy: "NodePolicy", own_address: str, own_network_id: str) -> None:
+        self.end: ChecksEnd | None = None
+        self._own_address, self._own_network_id = own_address, own_network_id
+
+    @property
+    def due(self) -> float | None:
+        """Return when `settle` has to be called again even if no message comes."""
+        return None
+
+    def greet(self, member: Member) -> None:
+        """Take note of an agent that has joined."""
+
+    def take(self, member: Member, message: messages.Message) -> None:
+        """Take what an agent has measured or found."""
+
+    def settle(self, here: Sequence[Member]) -> bool:
+        """Say whether an attempt may start with these members; once it can't, `end` says why."""
+        del here
+        return True
+
+    def interface_of(self, member: Member) -> str | None:
+        """Return the interface that a node's workers use; None where none was chosen."""
+        del member
+        return None
+
+    def master_address(self, here: Sequence[Member]) -> str:
+        """Return the address of the head that most other nodes have reached; its own when there are none."""
+        proved = [
+            member.channel.own_address
+            for member in here
+            if member.channel is not None and not member.hello.wants_place_0
+        ]
+        # The head's own agent may have called over loopback, which proves nothing to the others.
+        outside = [address for address in proved if not address.startswith("127.")]
+        proved = outside or proved
+        return max(sorted(set(proved)), key=proved.count) if proved else self._own_address
 
 
 class NodePolicy:

@@ -22,7 +22,13 @@ from torchmuster.core.head.attempt import (
     after_preemption,
 )
 from torchmuster.core.head.membership import MAX_LISTED, Member, Membership, StopRequest
-from torchmuster.core.head.node_policy import LOOK_EVERY_S, AskForNodes, NodePolicy, OpenStore
+from torchmuster.core.head.node_policy import (
+    LOOK_EVERY_S,
+    AskForNodes,
+    NodePolicy,
+    OpenStore,
+    StartChecks,
+)
 from torchmuster.core.head.options import TrainingHeadOptions
 from torchmuster.core.model import contract, events
 from torchmuster.core.model.failure import EndKind, WorkerEnd, describe, first_cause
@@ -39,8 +45,6 @@ from torchmuster.core.model.verdict import (
     notes_on_success,
 )
 from torchmuster.core.net import messages
-from torchmuster.launcher.head.hangs.watch import Debuggers
-from torchmuster.launcher.head.preflight import StartChecks
 
 SAY_EVERY_S = 5.0
 _LAST_SAY_EVERY_S = 60.0  # of a wait that stays the same
@@ -49,6 +53,32 @@ EARLY_END_SAY_S = 3.0
 PROOF_EVERY_S = 0.02
 PREEMPTION_GRACE_S = 30.0
 HEAD_IS_SILENT = "the head there does not answer any more"
+
+
+class Debuggers(set[int]):
+    """The ranks of one attempt that sit in a debugger, or wait for one."""
+
+    _is_failure_seen = False
+
+    def clear(self) -> None:
+        """Begin with the next attempt."""
+        super().clear()
+        self._is_failure_seen = False
+
+    def take(self, told: messages.Debugger) -> bool:
+        """Note what a rank says of itself; say whether the user's client has to know it, to bring a debugger.
+
+        Of ranks that have failed, only the first of an attempt is looked at: the others fail because of it, or wait until they are ended.
+        """
+        if not told.active:
+            self.discard(told.rank)
+            return False
+        if told.waits == contract.PDB:
+            if self or self._is_failure_seen:
+                return False
+            self._is_failure_seen = True
+        self.add(told.rank)
+        return bool(told.waits)
 
 
 @dataclass(slots=True)

@@ -310,6 +310,7 @@ class RunPlan:
         session: The session whose doors fork its agents; None: they are started.
         spares: Nodes beyond `max_nodes` that join and load torch, but get no ranks until one of the others is lost.
         every_line: The streams (1, 2) that the run's owner shows in a file or a pipe: nothing is left out there.
+        head_parts: What other packages add to its head (`core/plugs.py`).
     """
 
     run_id: str
@@ -338,6 +339,7 @@ class RunPlan:
     session: str | None = None
     spares: int = 0
     every_line: tuple[int, ...] = ()
+    head_parts: tuple[str, ...] = ()
 
     @property
     def num_places(self) -> int:
@@ -380,6 +382,11 @@ class RunPlan:
     def is_session(self) -> bool:
         """Return whether it holds nodes for runs, and is no run itself."""
         return self.program.target == DOOR_PROGRAM
+
+    @property
+    def mixes_output(self) -> bool:
+        """Return whether lines of several ranks mix, so that each needs its name from the first one on."""
+        return self.tee is Tee.ALL and (self.max_nodes > 1 or self.num_workers(0) > 1)
 
     @property
     def is_replay(self) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torchmuster
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files.disk import DiskWriter, remove_old, too_old
 from torchmuster.core.model import contract
 from torchmuster.core.model import progress as heartbeat
@@ -33,10 +33,10 @@ from torchmuster.core.net.ipc import (
     WorkerReport,
 )
 from torchmuster.core.node.head_link import AgentRefusedError, HeadLink
-from torchmuster.core.node.inquiries import Inquiries
+from torchmuster.core.node.heartbeats import HeldMemory
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.output import Showing, Voice
-from torchmuster.core.node.progress import HeldMemory
+from torchmuster.core.node.part import AgentPart
 from torchmuster.core.node.setup import NodeWork, refusal_of
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
@@ -48,7 +48,6 @@ from torchmuster.errors import MusterError, found_bug
 
 
 _LOOK_EVERY_S = 0.25
-_STACKS_S = 0.5
 
 
 class AttemptUser(Protocol):
@@ -65,6 +64,9 @@ class AttemptUser(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside all else."""
+
+    def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
+        """Return which of these (rank, pid) are seen to wait for other ranks."""
 
 
 class AttemptKeeper:
@@ -185,7 +187,7 @@ class AttemptKeeper:
             self.kill(ended_well=order.ended_well)
 
     async def _let_save(self, attempt: NodeAttempt, grace_s: float) -> None:
-        await let_save(attempt, grace_s)
+        await let_save(attempt, grace_s, self._user.waiting)
         if self.living() is attempt:
             self.kill()
 
@@ -220,7 +222,11 @@ class AttemptKeeper:
 # The survivors of a failure.
 
 
-async def let_save(attempt: NodeAttempt, grace_s: float) -> None:
+async def let_save(
+    attempt: NodeAttempt,
+    grace_s: float,
+    waits: Callable[[int, list[tuple[int, int]]], set[int]],
+) -> None:
     """End the ranks of this node that survive a failure, those that can use it with SIGTERM first; return when all may be killed.
 
     A rank that waits in a collective runs no handler until its peers answer, and one of them is gone. So only a rank with a
@@ -230,6 +236,7 @@ async def let_save(attempt: NodeAttempt, grace_s: float) -> None:
     Args:
         attempt: Theirs.
         grace_s: From SIGTERM to the end.
+        waits: Returns which of (rank, pid) wait for others; who can't answer is taken for one that works.
     """
     attempt.asked = True
     saving = [(rank, pid) for rank, pid in attempt.running if _can_save(attempt, rank, pid)]
@@ -238,7 +245,7 @@ async def let_save(attempt: NodeAttempt, grace_s: float) -> None:
             proc.kill_quietly(pid)
     deadline, told = time.monotonic() + grace_s, set[int]()
     while saving and time.monotonic() < deadline:
-        waiting = await asyncio.to_thread(_in_collectives, attempt.folder, attempt.attempt, saving)
+        waiting = await asyncio.to_thread(waits, attempt.attempt, saving)
         for rank, pid in saving:
             if rank in waiting:
                 proc.kill_quietly(pid)
@@ -252,19 +259,6 @@ async def let_save(attempt: NodeAttempt, grace_s: float) -> None:
 def _can_save(attempt: NodeAttempt, rank: int, pid: int) -> bool:
     has_library = os.path.exists(heartbeat.heartbeat_path(attempt.folder, attempt.attempt, rank))
     return not has_library and proc.catches_signal(pid, signal.SIGTERM)
-
-
-def _in_collectives(folder: str, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
-    """Return the ranks whose stacks show that they wait for others; who can't answer is taken for one that works."""
-    from torchmuster.launcher.facts.stacks import Doing, judge
-    from torchmuster.launcher.node.stacks import take_stacks
-
-    found = take_stacks(folder, attempt, workers, _STACKS_S)
-    return {
-        one.rank
-        for one in found
-        if judge(one.text, state=one.state, source=one.source).doing is Doing.WAITS
-    }
 
 
 _UNKNOWN_S = 1.0  # a worker may call before its spawner has come to say that it has started
@@ -292,7 +286,7 @@ class Agent:
         self._unsaid: list[str] = []
         self._socket_path = socket_path
         self._incarnation = secrets.token_hex(8)
-        self._welcome: messages.Welcome | None = None
+        self.welcome: messages.Welcome | None = None
         self.link = self.make_link()
         self.spawners = SpawnerKeeper(
             options.plan.program,
@@ -306,8 +300,8 @@ class Agent:
         self._showing = Showing(options, self.link, voice)
         self._terminal = options.terminal
         self.attempts = AttemptKeeper(self.spawners, self._showing, disk, self, take_store)
-        folder = os.path.dirname(socket_path)
-        self.inquiries = Inquiries(options, self.link, self.spawners, folder, self.attempts.living)
+        self.folder = os.path.dirname(socket_path)
+        self.parts: list[AgentPart] = [make(self) for make in plugs.every("agent_parts")]
         self._memory = HeldMemory()
         self._ended = asyncio.Event()
         self._failure: MusterError | None = None
@@ -358,7 +352,8 @@ class Agent:
             loop.add_reader(self.options.stdin_fd, self._read_stdin, self.options.stdin_fd)
         connection = loop.create_task(self._stay_connected())
         lease = loop.create_task(self._watch_lease())
-        self.spawn(self.inquiries.tell_progress())
+        for part in self.parts:
+            self.spawn(part.serve())
         end = loop.create_task(self._ended.wait())
         tasks: set[asyncio.Task[Any]] = {connection, lease, end}
         try:
@@ -371,7 +366,8 @@ class Agent:
                 running.cancel()
             await self._end_all_processes()
             worker_socket.close()
-            self.inquiries.close()
+            for part in self.parts:
+                part.close()
             if self.link.channel is not None:
                 await self.link.channel.close()
         if self._failure is not None:
@@ -422,7 +418,7 @@ class Agent:
             if self._is_taken_away:  # an attempt that it joined now would be lost in a moment
                 self.fail(MusterError(OVERUSED))
                 return
-            if self._goodbye is None and self._welcome is not None:
+            if self._goodbye is None and self.welcome is not None:
                 self.voice.say(f"the connection to the head ended: {why}; connecting again")
 
     def _hello(self) -> messages.Hello:
@@ -503,21 +499,14 @@ class Agent:
                     living.write_input(rank, text, end=end)
             case messages.TerminalSize(columns=columns, rows=rows):
                 self._resize(columns, rows)
-            case messages.AskFacts():
-                if self._welcome is not None:
-                    run_dir = self.options.run_directory(self._welcome.run_id)
-                    self.inquiries.take_ask(message, run_dir)
-            case messages.AskNetwork() | messages.ProbeNetwork() | messages.EndProbe():
-                self.inquiries.take_survey(message)
-            case messages.TakeStacks():
-                self.spawn(self.inquiries.take_stacks(message))
-            case _ if isinstance(message, messages.FromExecClient):
-                self.inquiries.take_exec(message)
             case messages.Goodbye():
                 self._goodbye = message
                 if message.sentence:
                     self.voice.say(message.sentence)
                 self._ended.set()
+            case _:
+                for part in self.parts:
+                    part.take(message)
         return True
 
     def _resize(self, columns: int, rows: int) -> None:
@@ -528,8 +517,8 @@ class Agent:
                 living.resize(self._terminal)
 
     def _take_welcome(self, welcome: messages.Welcome) -> None:
-        first = self._welcome is None
-        self._welcome = welcome
+        first = self.welcome is None
+        self.welcome = welcome
         self.disk.settle_in(self.options.run_directory(welcome.run_id).path)
         stuck = self.link.welcome(welcome)
         if stuck is not None:
@@ -567,7 +556,7 @@ class Agent:
     def tell(self, text: str) -> None:
         """Say a sentence to the user: now, or as soon as the head is there."""
         text = f"{self.options.host}: {text}"
-        if self._welcome is not None and self.link.channel is not None:
+        if self.welcome is not None and self.link.channel is not None:
             self.send(messages.Notice(text=text))
         elif len(self._unsaid) < _MAX_UNSAID:
             self._unsaid.append(text)
@@ -584,9 +573,11 @@ class Agent:
         """Take what the spawner says."""
         match event:
             case orders.TorchFound():
-                self.inquiries.facts.take_torch(event.facts)
+                for part in self.parts:
+                    part.take_torch(event.facts)
             case orders.InterpreterReady():
-                self.inquiries.facts.take_torch({})
+                for part in self.parts:
+                    part.take_torch({})
                 self.attempts.start_if_ready()
             case orders.LeaseEnded():
                 self.voice.say("the spawner had no message from this agent and ended its workers")
@@ -601,20 +592,26 @@ class Agent:
 
     async def take_spawner_loss(self, why: str, *, was_killed: bool) -> None:
         """Take that all workers have died with their spawner."""
-        self.inquiries.end_execs()
+        for part in self.parts:
+            part.end_attempt()
         await self.attempts.lose(why, was_killed=was_killed)
 
     async def _finish_attempt(self, left: tuple[LeftProcess, ...]) -> None:
-        self.inquiries.end_execs()
+        for part in self.parts:
+            part.end_attempt()
         await self.attempts.finish(left)
+
+    def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
+        """Return which of these (rank, pid) are seen to wait for other ranks; called in a thread."""
+        return set().union(*(part.waiting(attempt, workers) for part in self.parts))
 
     def settings_of(self, order: messages.StartAttempt) -> WorkerSettings | None:
         """Return what the workers of an attempt get; None while the node is not set up for them."""
-        if self._welcome is None or (self._work is not None and not self._work.is_done):
+        if self.welcome is None or (self._work is not None and not self._work.is_done):
             return None
         return worker_settings(
             self.options,
-            self._welcome,
+            self.welcome,
             order,
             environment=self.spawners.environment,
             variables=self._work.variables if self._work is not None else {},
@@ -670,7 +667,7 @@ class Agent:
         if self._ended.is_set():
             return  # the end of a job signals all of its processes
         if self.link.channel is None:
-            when = "before it had joined" if self._welcome is None else "while it called its head"
+            when = "before it had joined" if self.welcome is None else "while it called its head"
             self.fail(MusterError(f"this agent received {signum.name} {when}"))
             return
         self._is_taken_away |= signum == contract.OVERUSED_SIGNAL

@@ -26,20 +26,23 @@ from torchmuster.core.model.failure import (
     is_echo,
 )
 from torchmuster.core.model.lines import Terminal, line_prefix
+from torchmuster.core.model.network import GLOO, NCCL, TENSORPIPE, VARIABLES
 from torchmuster.core.net.address import interface_of
 from torchmuster.core.net.ipc import ValueKept, WorkerEndedWell, WorkerFailed, WorkerReport
 from torchmuster.core.net.messages import StartAttempt, Welcome
+from torchmuster.core.node import kernel as memory
+from torchmuster.core.node.heartbeats import last_step
+from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.node.launcher_ranks import VariableChange, make_true
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.output import RankOutput, Show
-from torchmuster.core.node.progress import last_step
 from torchmuster.core.node.spawner.messages import SignalWorkerProcesses, SpawnerOrder, StartWorker
-from torchmuster.launcher.facts import system as memory
-from torchmuster.launcher.facts.gpu import visible_gpus
 
 # The JSON that torchrun leaves of a failure: beside the logs, and where TORCHELASTIC_ERROR_FILE of the launcher says.
 #
 # Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py (2.13).
+
+_MAX_FILE_BYTES = 64 << 10  # of a file of NCCL's
 
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -563,8 +566,6 @@ def _network_variables(
     chosen: str | None, address: str | None, environment: Mapping[str, str]
 ) -> dict[str, str]:
     if chosen is not None:
-        from torchmuster.launcher.node.network_settings import network_variables
-
         return network_variables(chosen, environment)
     interface = interface_of(address) if address else None
     if interface is None or "GLOO_SOCKET_IFNAME" in environment:
@@ -584,3 +585,29 @@ def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[in
 def _has_input() -> bool:
     """Say whether somebody has given this process a file or a pipe to read; a terminal is read by `muster` itself."""
     return sys.stdin is not None and not os.isatty(0)
+
+
+def network_variables(interface: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that name an interface; what the user or the site has set is kept."""
+    # NCCL takes prefixes unless told that the name is exact; Gloo and TensorPipe know plain names only.
+    wanted = {GLOO: interface, NCCL: f"={interface}", TENSORPIPE: interface}
+    kept = {name for name in VARIABLES if name in environment}
+    if _is_in_nccl_file(environment):
+        kept.add(NCCL)
+    return {name: value for name, value in wanted.items() if name not in kept}
+
+
+def _is_in_nccl_file(environment: Mapping[str, str]) -> bool:
+    """Say whether a file of NCCL's names the interface; a variable would silently win over it."""
+    own = environment.get("NCCL_CONF_FILE") or os.path.join(
+        environment.get("HOME", "/"), ".nccl.conf"
+    )
+    for path in (own, "/etc/nccl.conf"):
+        try:
+            with open(path, errors="replace") as file:
+                lines = file.read(_MAX_FILE_BYTES).splitlines()
+        except OSError:
+            continue
+        if any(line.strip().startswith(f"{NCCL}=") for line in lines):
+            return True
+    return False

@@ -10,22 +10,18 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, runs_dir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.net.address import new_secret, write_secret
 from torchmuster.core.owner.origin import note_origin, write_no_more
 from torchmuster.core.plainfile import open_own
 from torchmuster.errors import MusterError, RunDirectoryError, UsageError
-
-if TYPE_CHECKING:
-    from torchmuster.multirun.sweep.plan import SweepPlan
-    from torchmuster.workflow.plan import WorkflowPlan
-
 
 # Room for a run: free bytes, free inodes and the user's quota where its records and snapshots will lie.
 
@@ -137,21 +133,6 @@ def nearest_folder(path: str) -> str:
 # Take over what an earlier run of a workflow has finished.
 
 
-def link_reused(plan: "WorkflowPlan", run_dir: RunDir) -> None:
-    """Let the tasks of reused groups have the outputs of the earlier run.
-
-    Raises:
-        OSError: A link can't be made.
-    """
-    for name, folder in plan.reused.items():
-        earlier = RunDir(folder)
-        for task in plan.group(name).tasks:
-            os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
-            output = os.path.realpath(earlier.task_output(task.name))
-            if os.path.isdir(output) and not os.path.lexists(run_dir.task_output(task.name)):
-                os.symlink(output, run_dir.task_output(task.name))
-
-
 _MOST_OF_NAME = 40
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -165,7 +146,6 @@ def note_failed_start(run_dir: RunDir) -> Iterator[None]:
         yield
     except MusterError as error:
         from torchmuster.core.model.text import report_of_error
-        from torchmuster.launcher.jobs.jobs import failed_before_start
 
         if not os.path.exists(run_dir.result):
             failed = failed_before_start(run_dir, error.exit_code, report_of_error(error))
@@ -237,29 +217,11 @@ def create_run_dir(plan: RunPlan, folder: str | None = None) -> RunDir:
     """
 
     def fill(run_dir: RunDir) -> None:
-        atomic.write_json(run_dir.plan, codec.to_plain(_with_call(plan, run_dir)))
+        atomic.write_json(run_dir.plan, codec.to_plain(with_call(plan, run_dir)))
         os.makedirs(run_dir.logs, exist_ok=True)
 
-    run_dir = _create(os.path.join(folder or runs_dir(), plan.run_id), fill)
+    run_dir = make_dir(os.path.join(folder or runs_dir(), plan.run_id), fill)
     note_origin(run_dir, plan.program)
-    return run_dir
-
-
-def create_sweep_dir(plan: "SweepPlan") -> RunDir:
-    """Make the run directory of a sweep.
-
-    Raises:
-        UsageError: It exists already.
-        RunDirectoryError: It can't be made or written.
-    """
-
-    def fill(run_dir: RunDir) -> None:
-        with_call = replace(plan, run=_with_call(plan.run, run_dir))
-        atomic.write_json(run_dir.sweep, codec.to_plain(with_call))
-        os.mkdir(run_dir.members, 0o700)
-
-    run_dir = _create(os.path.join(runs_dir(), plan.run_id), fill)
-    note_origin(run_dir, plan.run.program)
     return run_dir
 
 
@@ -278,10 +240,10 @@ def create_member_dir(plan: RunPlan, sweep: RunDir) -> RunDir:
             _share_call(sweep.call, run_dir.call)
         os.symlink(os.path.join("..", "..", os.path.basename(sweep.origin)), run_dir.origin)
 
-    return _create(os.path.join(sweep.members, plan.run_id), fill)
+    return make_dir(os.path.join(sweep.members, plan.run_id), fill)
 
 
-def _with_call(plan: RunPlan, run_dir: RunDir) -> RunPlan:
+def with_call(plan: RunPlan, run_dir: RunDir) -> RunPlan:
     """Take the call file of a function along; return the plan that says where it is now.
 
     Raises:
@@ -308,28 +270,13 @@ def _share_call(source: str, path: str) -> None:
             atomic.replace_file(path, file.read(), mode=0o600)
 
 
-def create_workflow_dir(plan: "WorkflowPlan", source: str, rendered: str) -> RunDir:
-    """Make the run directory of a workflow.
+def make_dir(path: str, fill: Callable[[RunDir], None]) -> RunDir:
+    """Make the directory of something new, private, and let `fill` write what it begins with.
 
     Raises:
         UsageError: It exists already.
         RunDirectoryError: It can't be made or written.
     """
-
-    def fill(run_dir: RunDir) -> None:
-        for path, text in ((run_dir.spec, source), (run_dir.rendered, rendered)):
-            with open(path, "w") as file:
-                file.write(text)
-        atomic.write_json(run_dir.workflow, codec.to_plain(plan))
-        for task in (task for group in plan.groups for task in group.tasks):
-            os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
-
-    run_dir = _create(os.path.join(runs_dir(), plan.run_id), fill)
-    note_origin(run_dir, None)
-    return run_dir
-
-
-def _create(path: str, fill: Callable[[RunDir], None]) -> RunDir:
     run_dir = RunDir(path)
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -429,4 +376,17 @@ def unusable(path: str, why: str) -> RunDirectoryError:
         where=path,
         why=why,
         fix="set MUSTER_HOME to a folder with space that you can write to",
+    )
+
+
+def failed_before_start(run_dir: RunDir, exit_code: int, report: Report) -> Result:
+    """Return the result of a run that made no attempt."""
+    return Result(
+        run_id=os.path.basename(run_dir.path),
+        state=RunState.FAILED,
+        exit_code=exit_code,
+        attempts=0,
+        restarts_spent=0,
+        elapsed_s=0.0,
+        report=report,
     )

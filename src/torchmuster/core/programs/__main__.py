@@ -7,45 +7,14 @@ environment needs an installation. `proc.node_program` makes the command line.
 import os
 import sys
 
-# Only the module of the program that is asked for is imported: some are about to become a task's command.
-PROGRAMS = {
-    "agent": "core.programs.main",
-    "group": "workflow.head.group_main",
-    "task": "workflow.task.task_main",
-    "enter": "launcher.programs.enter",
-    "view": "workflow.sandbox.place_launch",
-    "container": "workflow.sandbox.container",
-    "exec": "workflow.sandbox.exec_launch",
-    "network": "workflow.sandbox.network_hold",
-    "stage": "workflow.task.staging",
-    "unpack": "launcher.node.shipping.unpack",
-    "remote": "launcher.node.remote.main",
-    "proxy": "launcher.node.remote.proxy",
-    "pod": "kubernetes.node.serve",
-    "call": "kubernetes.node.call",
-    "leashed": "launcher.programs.leashed",
-    "debugger": "launcher.programs.debugger",
-    "pod-warm": "kubernetes.node.warm",
-    "task-muster": "workflow.task.task_muster",
-    "pod-record": "kubernetes.node.record",
-    "pod-keep": "kubernetes.node.keep",
-    "pod-place": "kubernetes.node.place",
-    "pod-task": "kubernetes.node.task",
-    "conduct-pods": "kubernetes.firstpod.conduct",
-    "conduct-group-pods": "kubernetes.firstpod.conduct_group",
-    "conduct": "launcher.jobs.conduct",
-    "succeed": "launcher.jobs.succeed",
-    "node-lost": "launcher.jobs.node_lost",
-    "conduct-group": "workflow.owner.conduct_group",
-    "conduct-member": "multirun.sweep.conduct",
-    "training-task": "workflow.owner.nested",
-}
-
 
 def run(words: list[str]) -> int | None:
     """Run the program that the first word names, with the others; return its exit code."""
-    module = PROGRAMS.get(words[0]) if words else None
-    if module is None:
+    from torchmuster.core import plugs  # the path is made below
+
+    # Only the module of the program that is asked for is imported: some are about to become a task's command.
+    main = plugs.find("programs", words[0]) if words else None
+    if main is None:
         # Its starter read other files than these: e.g. muster was upgraded while a run or a queued job needed it.
         asked = words[0] if words else ""
         sys.stderr.write(
@@ -55,7 +24,6 @@ def run(words: list[str]) -> int | None:
         )
         return 2
 
-    main = __import__(f"torchmuster.{module}", fromlist=["main"]).main
     try:
         code: int | None = main(words[1:])
     except Exception as error:

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.head.options import OWNER_S
 from torchmuster.core.model.events import RecordEvent, RunEndedEvent
@@ -117,28 +118,12 @@ async def _conduct(head: "TrainingHead", listening: socket.socket, place: "HeadP
     head.has_open_door = place.open_secret is not None
     listener = Listener(listening, secrets, head.serve, head.refuse_stranger, relay)
     serving = [asyncio.create_task(listener.serve())]
-    if head.plan.metrics_port is not None:
-        serving.append(asyncio.create_task(_tell_metrics(head, head.plan.metrics_port)))
+    serving += [asyncio.create_task(part.serve()) for part in head.parts.values()]
     try:
         return await head.conduct()
     finally:
         for task in serving:
             task.cancel()
-
-
-async def _tell_metrics(head: "TrainingHead", port: int) -> None:
-    """Serve the page of metrics; a port that is taken ends no run."""
-    from torchmuster.core.net.address import bind
-    from torchmuster.launcher.head.openmetrics import CONTENT_TYPE
-    from torchmuster.launcher.net.scrape import MetricsPage
-
-    try:
-        listening = bind("127.0.0.1", port)
-    except OSError as error:
-        head.notice(f"no metrics at 127.0.0.1:{port}: {error.strerror}")
-        return
-    head.notice(f"metrics for Prometheus at http://127.0.0.1:{port}/metrics of this node")
-    await MetricsPage(CONTENT_TYPE, head.metrics).serve(listening)
 
 
 def _teller(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["RecordEvent"], None]:
@@ -147,9 +132,9 @@ def _teller(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["RecordEvent
         if result is not None and result.report is not None:
             from torchmuster.core.model.repeats import shortened
             from torchmuster.core.model.text import render_report
-            from torchmuster.diagnose.explain.end_of_run import explained
 
-            report: Any = explained(result, run_dir)
+            explained: Any = plugs.find("ends", "explain")
+            report = result.report if explained is None else explained(result, run_dir)
             if report is not None:
                 voice.print(render_report(shortened(report, result, voice.shown)))
             return

@@ -11,6 +11,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
+from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.model import contract
 from torchmuster.core.node.launcher_ranks import THREADS, share_threads
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from torchmuster.core.node.output import Voice
     from torchmuster.core.node.setup import NodeWork
     from torchmuster.core.programs.head_host import HeadHost
-    from torchmuster.launcher.programs.successor import Successor
 
 
 # What makes an agent: the command line that an owner or an engine has written, or `muster torchrun`.
@@ -139,15 +139,12 @@ async def _run(
     return code
 
 
-def _make_successor(
-    launch: AgentLaunch, agent: "Agent", host: "HeadHost", disk: DiskWriter
-) -> "Successor | None":
+def _make_successor(launch: AgentLaunch, agent: "Agent", host: "HeadHost", disk: DiskWriter) -> Any:
     """Return what watches a head that this agent may replace."""
     if launch.agent.head.heirs is None:
         return None
-    from torchmuster.launcher.programs.successor import Successor
-
-    return Successor(launch.agent, agent, host, disk)
+    make = plugs.find("successors", "job")
+    return make(launch.agent, agent, host, disk) if make is not None else None
 
 
 def _make_voice(launch: AgentLaunch, disk: DiskWriter, socket_folder: str) -> "Voice":

@@ -24,7 +24,7 @@ from torchmuster.core.model.plan import (
     Tee,
 )
 from torchmuster.core.model.text import nearest
-from torchmuster.core.spec.problems import Problems, near_file
+from torchmuster.core.spec.problems import Problems, near_file, parse_set_env
 from torchmuster.core.spec.units import duration_fix, parse_size, parse_timeout
 from torchmuster.errors import UsageError
 
@@ -199,8 +199,6 @@ def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
     if options.verify_every is not None:
         environment = (*environment, (contract.VERIFY_VARIABLE, str(options.verify_every)))
     if options.set_env:
-        from torchmuster.launcher.spec.values import parse_set_env
-
         given = parse_set_env(options.set_env, problems, "--env")
         for name in given.keys() & _OF_EACH_WORKER:
             fix = "--nodes and --nproc-per-node say how many workers there are"
@@ -208,7 +206,7 @@ def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
         environment = (*environment, *given.items())
     if not options.stage and not options.before:
         return NodeSetup(environment=environment)
-    from torchmuster.workflow.spec.staging import parse_commands, parse_stages
+    from torchmuster.core.spec.staging import parse_commands, parse_stages
 
     stages = parse_stages(options.stage, options.cwd, problems)
     before = parse_commands(options.before, problems)

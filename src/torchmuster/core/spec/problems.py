@@ -1,6 +1,7 @@
 """Collects all problems of user input: of options, and of files by the path of a key."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -111,3 +112,23 @@ def near_file(path: str, folder: str = ".", suffixes: Sequence[str] = ("",)) -> 
         return f"did you mean `{os.path.join(above, below, name)}`?"
     hint = did_you_mean(name, [near for near in names if near.endswith(tuple(suffixes))])
     return hint and hint.replace("`", f"`{os.path.join(above, '')}", 1)
+
+
+def parse_set_env(
+    words: Sequence[str], problems: Problems, option: str = "--set-env"
+) -> dict[str, str]:
+    """Return the variables of `--set-env NAME=VALUE ...`; the value may hold `=`."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        where = f"{option} {name}"
+        if not equals:
+            problems.add(f"`{name}` has no value", where, fix=f"{where}=VALUE")
+        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            why = "names consist of letters, digits and `_` and don't begin with a digit"
+            problems.add(f"`{name}` is not a valid name of an environment variable", where, why)
+        elif "\0" in value:
+            problems.add(f"the value of `{name}` contains a NUL byte", where)
+        else:
+            found[name] = value
+    return found

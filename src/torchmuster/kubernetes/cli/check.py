@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.launcher.cli.engine_rows import row
+from torchmuster.core.cli.place import row
 
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir

@@ -64,6 +64,7 @@ def submit_to_pods(
     """Run a prepared workflow on a cluster and follow it to its end, or leave it in the background."""
     from torchmuster.core.cli.ending import follow_run, leave_in_background
     from torchmuster.core.files import atomic
+    from torchmuster.workflow.cli.workflow import say_end
 
     atomic.write_json(run_dir.site, {"site": site.name, "keys": dict(site.own_keys)})
     if detach:
@@ -71,13 +72,13 @@ def submit_to_pods(
 
     def follow(voice: "TerminalVoice") -> "WorkflowResult":
         from torchmuster.kubernetes.pods.group import PodPlaces
-        from torchmuster.launcher.owner.follow import follow_workflow
+        from torchmuster.workflow.owner.follow import follow_workflow
 
         logs = os.path.join(run_dir.path, "logs")
         voice.say(f"run {short_id(plan.run_id)} on {site.name}; logs in {logs}")
         return follow_workflow(run_dir, voice, elsewhere=PodPlaces(run_dir, site, voice.say))
 
-    return follow_run(plan, run_dir, follow, as_json=as_json)
+    return follow_run(plan, run_dir, follow, as_json=as_json, say=say_end)
 
 
 def show_pods(

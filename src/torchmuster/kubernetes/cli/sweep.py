@@ -29,7 +29,6 @@ def submit_to_pods(
         dialect: The cluster's.
         own: Owns a prepared sweep here: one whose members are runs in several pods, which this machine submits.
     """
-    from torchmuster.core.owner.create import create_sweep_dir
     from torchmuster.core.spec.problems import Problems
     from torchmuster.kubernetes.cli.pods import say_what_goes, show_manifest
     from torchmuster.kubernetes.engine.wishes import keeps_runs
@@ -39,6 +38,7 @@ def submit_to_pods(
     from torchmuster.kubernetes.pods.sweep_runs import note_request
     from torchmuster.launcher.jobs.jobs import note_refusal
     from torchmuster.multirun.cli.sweep_jobs import check_follower, follow_unless
+    from torchmuster.multirun.sweep.create import create_sweep_dir
     from torchmuster.multirun.sweep.stop_rules import check_rule
 
     problems = Problems()

@@ -42,8 +42,12 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import Circumstances, Result, explain_failure, final_exit_code
 from torchmuster.core.net.address import read_secret
-from torchmuster.core.owner.account import find_saved
-from torchmuster.core.owner.create import holds_snapshots, link_snapshots, write_owner
+from torchmuster.core.owner.create import (
+    failed_before_start,
+    holds_snapshots,
+    link_snapshots,
+    write_owner,
+)
 from torchmuster.core.owner.record import (
     next_attempt,
     read_events,
@@ -75,9 +79,10 @@ from torchmuster.launcher.engines.ssh_command import SshHost
 from torchmuster.launcher.engines.ssh_host import in_parallel
 from torchmuster.launcher.engines.ssh_places import SshWishes
 from torchmuster.launcher.files import code_copy
-from torchmuster.launcher.jobs.jobs import cancelled_before_start, failed_before_start
+from torchmuster.launcher.jobs.jobs import cancelled_before_start
 from torchmuster.launcher.node.remote.files import CodeOutputs, make_mark
 from torchmuster.launcher.owner.resubmit import restarts_spent
+from torchmuster.launcher.views.account import find_saved
 
 # What a first pod that was made again finds in its record: an attempt that ended with the pod before it.
 #
@@ -672,3 +677,15 @@ def _begun(run_dir: RunDir) -> float:
     """Return when the run first began: another pod may have."""
     first = next(read_events(run_dir.events), None)
     return first.at if first is not None else time.time()
+
+
+def engine_of_task(
+    plan: RunPlan, run_dir: RunDir, say: Callable[[str], None], output: str
+) -> "SshEngine":
+    """Return what starts the agents of a training over the pods of its task, of which this is the first."""
+    order, key = (
+        orders.read_order(os.environ[orders.ORDER_VARIABLE]),
+        os.environ[orders.KEY_VARIABLE],
+    )
+    code = os.path.join(order.run_dir.path, "code")
+    return pods_engine(plan, run_dir, order, key, plan.node_names, code, say, output)

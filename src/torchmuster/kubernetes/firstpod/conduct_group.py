@@ -24,7 +24,6 @@ from torchmuster.core.model.states import State
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import GroupOutcome
 from torchmuster.core.net.address import bind, read_secret
-from torchmuster.core.owner.create import link_reused
 from torchmuster.core.owner.record import next_task_attempts, read_outcome
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.firstpod.archive import wait_for_archive
@@ -47,6 +46,7 @@ from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.replica import Copy
 from torchmuster.launcher.node.remote.files import CameBack
 from torchmuster.workflow.head.group_main import ProcessStarter, conduct_group, read_plan
+from torchmuster.workflow.owner.create import link_reused
 from torchmuster.workflow.plan import GroupNodes, GroupStart
 from torchmuster.workflow.task.options import TaskOrder
 

@@ -19,8 +19,9 @@ from torchmuster.core.model.plan import Program, RunPlan, ScriptKind, StartMetho
 from torchmuster.core.node.launcher_ranks import share_threads
 from torchmuster.kubernetes.node.order import read_own
 from torchmuster.launcher.files.travel import package_folder
-from torchmuster.launcher.node.remote.door import WARM_PLACE, importable
+from torchmuster.launcher.node.remote.main import importable
 from torchmuster.multirun.door.messages import SessionSetup
+from torchmuster.multirun.door.remote import WARM_PLACE
 
 _LOG_FILE = "log"
 

@@ -3,13 +3,13 @@
 import os
 
 from torchmuster.core.files.layout import RunDir, short_id
-from torchmuster.core.owner.account import find_saved
 from torchmuster.core.owner.record import read_result
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.wishes import claims_of, keeps_runs
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.bring import Before
 from torchmuster.launcher.model.job import JobRequest
+from torchmuster.launcher.views.account import find_saved
 
 
 def find_before(old: RunDir, order: PodOrder, job: JobRequest) -> Before | None:

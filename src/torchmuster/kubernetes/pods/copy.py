@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.files.layout import RunDir, member_of_id, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.verdict import Report, Result
-from torchmuster.core.owner.account import find_saved, how_to_go_on
+from torchmuster.core.owner.create import failed_before_start
 from torchmuster.core.owner.record import read_result, record_of, told_seconds
 from torchmuster.errors import JoinTimeoutError, MissingRecordError, MusterError
 from torchmuster.kubernetes.engine.answers import LOST_AT_END
@@ -29,10 +29,10 @@ from torchmuster.kubernetes.pods.remake import ObjectsKept
 from torchmuster.kubernetes.pods.starts import PodStarts
 from torchmuster.kubernetes.pods.watch import PodWatch, looking
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.jobs import doubt_views, failed_before_start, read_request
+from torchmuster.launcher.jobs.jobs import doubt_views, read_request
 from torchmuster.launcher.jobs.links import view_newest
 from torchmuster.launcher.model.job import JobView
-from torchmuster.multirun.sweep.plan import member_of_id
+from torchmuster.launcher.views.account import find_saved, how_to_go_on
 
 _MOST_LINES = 1 << 16
 _LOOK_ON_S = 5.0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, WorkingFolder, short_id
+from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import AgentLostEvent, Stamped, TaskStartedEvent, fields_of
 from torchmuster.core.model.states import JobState, State
@@ -449,3 +450,16 @@ class PodPlaces:
     ) -> PodGroup:
         """Return what conducts a group there."""
         return PodGroup(plan, group, self.run_dir, self.site, hear, self.say)
+
+
+def cluster_of(run_dir: RunDir, voice: TerminalVoice) -> PodPlaces | None:
+    """Return the cluster on which the groups of a workflow run; None for one of this machine."""
+    from torchmuster.launcher.engines.registry import schedulers
+    from torchmuster.launcher.spec.site import load_sites
+
+    noted = atomic.read_json(run_dir.site)
+    if not isinstance(noted, dict):
+        return None
+    site = load_sites(os.getcwd(), os.environ, schedulers()).sites[str(noted["site"])]
+    keys = tuple((str(name), str(text)) for name, text in noted["keys"].items())
+    return PodPlaces(run_dir, site.model_copy(update={"own_keys": keys}), voice.say)

@@ -18,7 +18,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.text import show_size
 from torchmuster.core.model.verdict import Report, Result
-from torchmuster.core.owner.create import create_member_dir
+from torchmuster.core.owner.create import create_member_dir, failed_before_start
 from torchmuster.core.owner.record import next_attempt, read_result
 from torchmuster.errors import MissingRecordError, MusterError, UsageError
 from torchmuster.kubernetes.engine.answers import Pod, read_objects, runs_of
@@ -41,7 +41,7 @@ from torchmuster.kubernetes.pods.release import PlaceRelease, is_given_up
 from torchmuster.kubernetes.pods.remake import ObjectsKept
 from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.jobs import failed_before_start, submit_script, view_jobs
+from torchmuster.launcher.jobs.jobs import submit_script, view_jobs
 from torchmuster.launcher.jobs.never import WAITS, NeverWatch
 from torchmuster.launcher.model.job import JobArray, JobRequest
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays, read_arrays, write_arrays

@@ -19,6 +19,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.verdict import GroupOutcome, Report, Result
+from torchmuster.core.owner.create import failed_before_start
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.engine.answers import CONTAINER, Pod
 from torchmuster.kubernetes.engine.dialect import kubectl, place_of
@@ -33,7 +34,6 @@ from torchmuster.kubernetes.pods.reach import NotAllowedError, find_pod, forward
 from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.ssh_files import ACTED_UPON, own_paths
-from torchmuster.launcher.jobs.jobs import failed_before_start
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.replica import Copy, Scope
 from torchmuster.launcher.node.remote.files import CameBack

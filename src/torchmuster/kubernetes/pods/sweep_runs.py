@@ -12,8 +12,7 @@ from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.verdict import AT_ONCE
-from torchmuster.core.owner.record import next_attempt, read_plan
-from torchmuster.errors import RunDirectoryError
+from torchmuster.core.owner.record import next_attempt
 from torchmuster.kubernetes.engine.dialect import DIALECT, name_of
 from torchmuster.kubernetes.pods.bring import bring_run
 from torchmuster.kubernetes.pods.end import cancel_run
@@ -30,15 +29,15 @@ def note_request(sweep: RunDir, job: JobRequest) -> None:
     atomic.write_json(sweep.member_request, codec.to_plain(job))
 
 
-def own_member(run_dir: RunDir) -> int:
-    """Submit a member and follow it to its end; a Job of it that still runs is followed only.
+def own_if_member(plan: RunPlan, run_dir: RunDir) -> int | None:
+    """Submit a member of a sweep and follow it to its end; a Job of it that still runs is followed only. None of any other run.
 
     Raises:
-        MusterError: It has no plan, or the cluster refuses it.
+        MusterError: The cluster refuses it.
     """
-    sweep, plan = os.path.dirname(os.path.dirname(run_dir.path)), read_plan(run_dir)
-    if plan is None:
-        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    sweep = os.path.dirname(os.path.dirname(run_dir.path))
+    if not os.path.exists(RunDir(sweep).member_request):
+        return None
     plain = atomic.read_json(RunDir(sweep).member_request)
     voice = TerminalVoice()
     voice.start()

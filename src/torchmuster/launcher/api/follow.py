@@ -16,12 +16,11 @@ from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.launcher.ui.status_line import status_rows
 from torchmuster.launcher.views.board_watch import BoardWatch
 from torchmuster.launcher.views.control import LogChoice, log_files
-from torchmuster.launcher.views.find import any_result, owner_lives, view_of_sweep, view_run
+from torchmuster.launcher.views.find import any_result, owner_lives, view_run
 from torchmuster.launcher.views.live import LiveReader
 
 _POLL_S = 0.1
 _STATUS_EVERY_S = 2.0  # agents report as often
-_SWEEP_POLL_S = 1.0
 _COLUMNS = 100  # of a cell
 
 
@@ -40,8 +39,7 @@ async def follow_async(run_dir: RunDir) -> None:
 
 def _show(run_dir: RunDir) -> Generator[float, None, None]:
     """Show what is new, and yield how long to wait until the next look."""
-    cell = _cell()
-    shown: _Status = cell if cell is not None else _Terminal() if sys.stdout.isatty() else _Status()
+    shown = status_here()
     follow = Follow()
     watch = BoardWatch(view_run(run_dir), ask_every_s=_STATUS_EVERY_S)
     watch.start()
@@ -80,30 +78,6 @@ def shown(run_dir: RunDir, pauses: Iterator[float]) -> Iterator[float]:
         cell.show("")
 
 
-def follow_sweep(run_dir: RunDir) -> None:
-    """Show where the members of a sweep stand until it has ended, and then their table."""
-    from torchmuster.multirun.cli.sweep_record import counted, describe_best, members_table
-
-    cell = _cell()
-    shown: _Status = cell if cell is not None else _Terminal() if sys.stdout.isatty() else _Status()
-    best = ""
-    try:
-        while True:
-            over = any_result(run_dir) is not None or not owner_lives(run_dir)
-            view = view_of_sweep(run_dir)
-            found = describe_best(view)
-            if found is not None and found != best:
-                best = found
-                shown.write(f"best so far: {found}\n")
-            shown.show(counted(view)[: shown.columns()])
-            if over:
-                break
-            threading.Event().wait(_SWEEP_POLL_S)
-    finally:
-        shown.show("")
-    shown.write(members_table(view))
-
-
 def _new_lines(run_dir: RunDir, follow: Follow) -> Iterator[str]:
     """Yield what rank 0 has written since the last look, in its newest attempt."""
     with contextlib.suppress(NotFoundError):
@@ -111,7 +85,7 @@ def _new_lines(run_dir: RunDir, follow: Follow) -> Iterator[str]:
             yield as_bytes(text).decode(errors="replace")
 
 
-class _Status:
+class PlainStatus:
     """Where nobody sees a status: lines only."""
 
     def write(self, text: str) -> None:
@@ -132,7 +106,7 @@ class _Status:
         return _COLUMNS
 
 
-class _Terminal(_Status):
+class _Terminal(PlainStatus):
     """One row below the output, taken away before more is written."""
 
     def __init__(self) -> None:
@@ -157,7 +131,7 @@ class _Terminal(_Status):
         return shutil.get_terminal_size().columns
 
 
-class _Cell(_Status):
+class _Cell(PlainStatus):
     """An output of its own in a notebook's cell, which is replaced."""
 
     def __init__(self, display: Any) -> None:
@@ -177,6 +151,13 @@ def in_notebook() -> bool:
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return hasattr(shell, "kernel")
+
+
+def status_here() -> PlainStatus:
+    """Return what shows a status here: the cell of a notebook, a terminal, or nothing."""
+    if (cell := _cell()) is not None:
+        return cell
+    return _Terminal() if sys.stdout.isatty() else PlainStatus()
 
 
 def _cell() -> _Cell | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from torchmuster.core import plugs
 from torchmuster.core.cli.spelling import REMOVED
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.launcher.api.failures import NotLaunchedError
@@ -38,11 +39,9 @@ _OF_VALUES = ("grid", "zip")  # `sweep` takes them as Python's values
 @functools.cache
 def options(of: str = "launch") -> Mapping[str, click.Option]:
     """Return the option that each keyword of `launch`, `sweep` or `session` stands for; several may be the same: `queue`, `partition`."""
-    from torchmuster.core.cli.run import run
-    from torchmuster.multirun.cli.session import start
-    from torchmuster.multirun.cli.sweep import sweep
-
-    command = {"launch": run, "sweep": sweep, "session": start}[of]
+    command = plugs.load(plugs.table("commands")[{"launch": "run"}.get(of, of)][2])
+    if isinstance(command, click.Group):
+        command = command.commands["start"]
     return {
         keyword: param
         for param in command.params

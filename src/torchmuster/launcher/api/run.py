@@ -25,7 +25,7 @@ from torchmuster.launcher.views.find import any_result, owner_lives, view_run
 from torchmuster.launcher.views.run_view import RunView
 
 if TYPE_CHECKING:
-    from torchmuster.kubernetes.pods.copy import RunCopy
+    from torchmuster.launcher.views.elsewhere import RecordCopy
 
 
 # The values that the function of a run has returned: read, compared with the record, and only then unpickled.
@@ -387,7 +387,7 @@ class RunHandle:
     def _view(self) -> RunView:
         return view_run(self._dir)
 
-    def _look_until_ended(self, timeout_s: float | None, copy: "RunCopy | None") -> Any:
+    def _look_until_ended(self, timeout_s: float | None, copy: "RecordCopy | None") -> Any:
         """Yield how long to wait until the next look, until the run has succeeded."""
         result = yield from look_until_ended(
             self._dir,
@@ -432,13 +432,11 @@ def interrupt_cancels(run_id: str, cancel: Callable[[], None]) -> Iterator[None]
         raise Interrupted(f"cancelled {short_id(run_id)}") from None
 
 
-def copied_run(run_dir: RunDir) -> "contextlib.AbstractContextManager[RunCopy | None]":
+def copied_run(run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
     """Copy the record of a run in pods while somebody waits for it, as `muster wait` does; others need no copy."""
-    if not os.path.isdir(os.path.join(run_dir.path, "pods")):
-        return contextlib.nullcontext()  # the usual case costs no import
-    from torchmuster.kubernetes.pods.copy import copied
+    from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
 
-    return copied(run_dir)
+    return copied(run_dir) if is_elsewhere(run_dir) else contextlib.nullcontext()
 
 
 def _in_thread(action: Callable[[], T]) -> T:

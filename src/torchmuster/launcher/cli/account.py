@@ -7,7 +7,7 @@ from torchmuster.core.model.text import in_one_line
 from torchmuster.launcher.cli.echo import echo
 
 if TYPE_CHECKING:
-    from torchmuster.core.owner.account import Account
+    from torchmuster.launcher.views.account import Account
 
 
 def clock(seconds: float) -> str:

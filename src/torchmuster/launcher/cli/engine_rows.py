@@ -4,17 +4,13 @@ import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchmuster.core.cli.place import row
 from torchmuster.core.model.text import few_of
 
 if TYPE_CHECKING:
     from torchmuster.launcher.engines.ssh_command import SshHost
     from torchmuster.launcher.jobs.detect import QueueList
     from torchmuster.launcher.spec.site import Site
-
-
-def row(check: str, *, ok: bool | None, found: str) -> dict[str, Any]:
-    """Return one row: what was looked at, how it went (None: nobody can tell), what was found."""
-    return {"check": check, "ok": ok, "found": found}
 
 
 def queue_rows(site: "Site") -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli import options
+from torchmuster.core.cli.place import row
 from torchmuster.errors import UsageError
-from torchmuster.launcher.cli.engine_rows import row
 
 if TYPE_CHECKING:
     from torchmuster.core.cli.place import Place
@@ -32,7 +32,7 @@ def engines(context: click.Context, *, as_json: bool) -> int | None:
     """  # noqa: D301 - \b is click's mark
     if context.invoked_subcommand is not None:
         return None
-    from torchmuster.core.cli.options import my_sites
+    from torchmuster.launcher.cli.places.find import my_sites
 
     return show_engines(my_sites(), shutil.which, as_json=as_json)
 
@@ -54,8 +54,8 @@ def check(name: str, *, job: bool, timeout: str, as_json: bool) -> int:
     The job goes the way of `muster run --on NAME`, asks for 5 minutes and takes seconds. It tells node, processor,
     Python and torch there, and whether the folders are seen.
     """
-    from torchmuster.core.cli.options import my_sites
     from torchmuster.core.spec.units import parse_timeout
+    from torchmuster.launcher.cli.places.find import my_sites
 
     timeout_s = parse_timeout(timeout)
     if not timeout_s:

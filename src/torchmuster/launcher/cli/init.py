@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.launcher.views.elsewhere import elsewhere
 
 if TYPE_CHECKING:
     from torchmuster.launcher.engines.base import Queue
@@ -77,11 +78,9 @@ def first_file(which: "Which") -> str:
     names = [name for name in names if name not in removed]
     parts = [_HEAD, *(section(name, list_queues(name)) for name in names)]
     parts += [f"\n# {'; '.join(REMOVED_ENGINES[name])}\n" for name in removed]
-    if which("kubectl") is not None:
-        from torchmuster.kubernetes.cli.check import first_section
-
-        parts.append(first_section())
-        names.append("kubernetes")
+    if (cluster := elsewhere().first_section(which)) is not None:
+        names.append(cluster[0])
+        parts.append(cluster[1])
     if not names and not removed:
         parts.append(f"\n# Neither {' nor '.join(CLIENTS)} is on PATH: no cluster was found.\n")
     parts += [_SSH, _DEFAULTS.format(name=names[0] if names else "hosts")]

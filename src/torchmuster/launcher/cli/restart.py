@@ -45,13 +45,13 @@ def restart(run: str, *, detach: bool) -> int:
 
 def restart_run(view: "RunView", *, detach: bool) -> int:
     """Start a run again: a new one on the same snapshots."""
-    from torchmuster.core.cli.find import place_again
     from torchmuster.core.cli.place import begin
     from torchmuster.core.model.contract import replay_order
     from torchmuster.core.model.plan import Tee
     from torchmuster.core.owner.create import name_of, new_run_id
     from torchmuster.core.spec.problems import Problems
     from torchmuster.errors import NotFoundError
+    from torchmuster.launcher.cli.places.find import place_again
 
     plan = view.plan
     if plan is None:

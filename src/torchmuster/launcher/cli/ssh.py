@@ -3,8 +3,8 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.core.cli.options import my_sites
 from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.launcher.cli.places.find import my_sites
 
 if TYPE_CHECKING:
     from torchmuster.launcher.engines.ssh_bundle import Bundle

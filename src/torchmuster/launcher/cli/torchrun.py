@@ -58,9 +58,9 @@ class _TorchrunCommand(click.Command):
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
     from torchmuster.core.engines.schedulers import may_be_in_job
+    from torchmuster.core.node.kernel import visible_gpus
     from torchmuster.core.node.launcher_ranks import is_one_of_many
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.launcher.facts.gpu import visible_gpus
     from torchmuster.launcher.spec.torchrun import parse_torchrun
 
     _find_home()

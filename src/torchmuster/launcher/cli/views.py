@@ -18,7 +18,7 @@ from torchmuster.launcher.cli.account import clock, span
 from torchmuster.launcher.cli.echo import echo, echo_json
 
 if TYPE_CHECKING:
-    from torchmuster.core.owner.account import Account
+    from torchmuster.launcher.views.account import Account
     from torchmuster.launcher.views.run_view import RunView
 
 _MOST_ROWS = 20
@@ -32,9 +32,9 @@ _COLUMNS = ("RUN", "STATE", "SUBMITTED", "TIME", "ON", "WORKERS", "COMMAND", "EN
 @options.json()
 def ps(*, everything: bool, as_json: bool) -> int:
     """List the runs, the one submitted last at the end."""
-    from torchmuster.core.owner.account import account_of
     from torchmuster.launcher.cli.kinds.run import plain_of
     from torchmuster.launcher.ui.table import render_table
+    from torchmuster.launcher.views.account import account_of
     from torchmuster.launcher.views.find import all_runs, newest_and_open
 
     shown = all_runs() if everything else newest_and_open(_MOST_ROWS)
@@ -111,10 +111,10 @@ def logs(
 
     from torchmuster.core.model.lines import LineJoiner
     from torchmuster.core.model.text import as_bytes, as_output
-    from torchmuster.kubernetes.pods.copy import copied
     from torchmuster.launcher.cli.kinds.run import tell_reach
     from torchmuster.launcher.cli.kinds.table import commands_of
     from torchmuster.launcher.views.control import LogChoice, follow_logs, log_files
+    from torchmuster.launcher.views.elsewhere import copied
     from torchmuster.launcher.views.find import find_run, look_at
 
     view = find_run(run) if follow else look_at(run)
@@ -178,13 +178,14 @@ def wait(run: str) -> int:
     """Wait for the end of RUN and exit with its exit code."""
     import asyncio
 
-    from torchmuster.core.cli.ending import ended_with_pods, last_line
+    from torchmuster.core.cli.ending import last_line
     from torchmuster.core.cli.messages import paint_report, uses_colour
     from torchmuster.core.model.states import JobState
-    from torchmuster.core.owner.account import how_to_go_on
-    from torchmuster.kubernetes.pods.copy import copied
+    from torchmuster.launcher.cli.follow import ended_with_pods
     from torchmuster.launcher.model.job import describe_job
+    from torchmuster.launcher.views.account import how_to_go_on
     from torchmuster.launcher.views.control import wait_for_result
+    from torchmuster.launcher.views.elsewhere import copied
     from torchmuster.launcher.views.find import find_run, view_job
 
     view = find_run(run)
@@ -222,10 +223,10 @@ def fetch(run: str) -> int:
     Its first pod waits for that after the end (`take_within` of the site, 15 minutes), and ends when it has been taken. On a
     volume a pod is started that reads it.
     """
-    from torchmuster.kubernetes.pods.fetch import fetch as fetch_run
+    from torchmuster.launcher.views.elsewhere import elsewhere
     from torchmuster.launcher.views.find import find_run
 
-    fetch_run(find_run(run).run_dir, lambda text: echo(f"muster: {text}", err=True))
+    elsewhere().fetch(find_run(run).run_dir, lambda text: echo(f"muster: {text}", err=True))
     return 0
 
 
@@ -264,9 +265,9 @@ def cancel(run: str, *, now: bool) -> int:
     view = find_run(run)
     if view.state.is_final:
         echo(f"the run {short_id(view.run_id)} has ended already: {view.state.value}", err=True)
-        from torchmuster.kubernetes.pods.end import remove_left
+        from torchmuster.launcher.views.elsewhere import elsewhere
 
-        if left := remove_left(view.run_dir):
+        if left := elsewhere().remove_left(view.run_dir):
             echo(f"removed what was left on the cluster: {', '.join(left)}", err=True)
         return 0
     if view.is_headless_member:

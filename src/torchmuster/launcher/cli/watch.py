@@ -20,7 +20,7 @@ def watch_status(run: str, print_once: Callable[[], int]) -> int:
     Raises:
         NotFoundError: There is no such run.
     """
-    from torchmuster.kubernetes.pods.copy import copied
+    from torchmuster.launcher.views.elsewhere import copied
     from torchmuster.launcher.views.find import find_run
 
     view = find_run(run)

@@ -9,7 +9,6 @@ from torchmuster.launcher.model.job import JobRequest, NodeChunk
 
 if TYPE_CHECKING:
     from torchmuster.launcher.spec.site import Site
-    from torchmuster.workflow.plan import WorkflowPlan
 
 
 def job_of_site(site: "Site") -> JobRequest:
@@ -35,11 +34,6 @@ def job_of_site(site: "Site") -> JobRequest:
         node_lines=(*exports, *site.setup),
         warn_s=WARN_S if site.warn is None else site.warn,
     )
-
-
-def with_task_setup(plan: "WorkflowPlan", site: "Site") -> "WorkflowPlan":
-    """Return the workflow with the lines that every node of this site runs before its task."""
-    return replace(plan, setup=job_of_site(site).node_lines or (), setup_origin=setup_origin(site))
 
 
 def setup_origin(site: "Site") -> str:

@@ -15,6 +15,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import show_size
 from torchmuster.core.model.verdict import Result
+from torchmuster.errors import SessionBusyError
 from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost
 from torchmuster.launcher.engines.ssh_places import SshWishes
 from torchmuster.launcher.files import code_copy
@@ -22,7 +23,6 @@ from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece
 from torchmuster.launcher.net.replica import Copy
 from torchmuster.launcher.node.remote.files import RUN_RECORD, CameBack
-from torchmuster.multirun.door.call import busy
 
 _RECORD = (RunDir.events, RunDir.training)
 # Which Jobs are asked for and removed, and what a workflow goes on with, is the client's alone.
@@ -201,4 +201,4 @@ def check_free(hosts: Sequence[RemoteHost], plan: RunPlan, run_dir: RunDir) -> N
     own = ("", plan.run_id)
     other = next((one for one in told if one not in own and not has_result(run_dir, one)), None)
     if other is not None and plan.session is not None:
-        raise busy(plan.session, other)
+        raise SessionBusyError(plan.session, other)

@@ -24,8 +24,9 @@ from torchmuster.core import proc
 from torchmuster.core.model import contract
 from torchmuster.core.model.network import Interface
 from torchmuster.core.net.address import link_names, own_interfaces
+from torchmuster.core.node.kernel import list_folder, read_text
 from torchmuster.launcher.facts.gpu import Ask, GpuFacts, collect_gpus
-from torchmuster.launcher.facts.system import SystemFacts, collect_system, list_folder, read_text
+from torchmuster.launcher.facts.system import SystemFacts, collect_system
 
 # Names, addresses and interfaces as a node sees them. Only looking up names sends packets.
 

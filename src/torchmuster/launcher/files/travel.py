@@ -25,12 +25,15 @@ TRAVELS = {
     "core/node": "runs on every node",
     "core/owner": "owns runs in jobs and pods",
     "core/plainfile.py": "everything reads files by it",
+    "core/plugs.py": "programs and parts are found by it",
     "core/proc.py": "everything starts commands by it",
     "core/programs": "the programs that muster starts on nodes",
     "core/spec": "a task of a workflow that is a training plans it on its node",
     "diagnose/doctor": "the head compares what its nodes report before a start",
     "diagnose/explain": "owners in jobs and pods read the logs of a run that failed, before the logs are gone",
     "diagnose/finding.py": "what those find",
+    "diagnose/preflight.py": "a part of the head",
+    "kubernetes/elsewhere.py": "owners in pods, and the calls, look at records in pods",
     "kubernetes/engine": "owners in pods ask their cluster",
     "kubernetes/firstpod": "owns runs and groups in the first pod",
     "kubernetes/node": "runs in every pod",
@@ -47,9 +50,9 @@ TRAVELS = {
     "launcher/owner": "owns runs in jobs and pods",
     "launcher/programs": "programs that muster starts on nodes",
     "launcher/spec/explain.py": "as core/spec; as the next ones",
+    "launcher/spec/hostfile.py": "the same",
     "launcher/spec/scalars.py": "the same",
     "launcher/spec/site.py": "the same; where credentials of data sets stand",
-    "launcher/spec/hostfile.py": "the same",
     "launcher/spec/source.py": "the same",
     "launcher/spec/values.py": "the same",
     "launcher/ui/ranks.py": "the calls follow runs",
@@ -83,8 +86,8 @@ def package_folder() -> str:
 
 
 def travels(name: str) -> bool:
-    """Return whether nodes need a file of the package; what all of its folders need is in their `__init__.py`."""
-    is_shared = "/" not in name or name.endswith("/__init__.py")
+    """Return whether nodes need a file of the package; what all of its folders need is in their `__init__.py`, and what each room adds in its `plug.py`."""
+    is_shared = "/" not in name or name.endswith(("/__init__.py", "/plug.py"))
     return is_shared or any(name == one or name.startswith(f"{one}/") for one in TRAVELS)
 
 

@@ -25,7 +25,7 @@ from torchmuster.launcher.model.job import JobView, describe_job
 from torchmuster.launcher.views.run_view import lost_head
 
 if TYPE_CHECKING:
-    from torchmuster.kubernetes.pods.copy import RunCopy
+    from torchmuster.launcher.views.elsewhere import RecordCopy
 
 _POLL_S = 1.0
 _LOOK_S = 0.3
@@ -228,11 +228,11 @@ class JobFollower(JobsFollower[Result]):
         self._attempts: set[int] = set()
         self._never = NeverWatch()
         self._lost: tuple[str, ...] = ()
-        self._copy: RunCopy | None = None  # of a run whose nodes don't see our files
+        self._copy: RecordCopy | None = None  # of a run whose nodes don't see our files
         if object_dialect(dialect) is not None:
-            from torchmuster.kubernetes.pods import copy
+            from torchmuster.launcher.views.elsewhere import elsewhere
 
-            self._copy = copy.RunCopy.of(run_dir, voice.say, self._show_line)
+            self._copy = elsewhere().follow(run_dir, voice.say, self._show_line)
 
     def _show_line(self, line: str) -> None:
         """Show a line of the first pod's log: what its ranks print, and muster's own words."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from torchmuster.core import plugs
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, size_of
 from torchmuster.core.files.terminal import TerminalVoice
@@ -203,9 +204,10 @@ def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoic
         voice.flush(5.0)
         return result.exit_code
     if result.report is not None and result.state is not RunState.SUCCEEDED:
-        from torchmuster.diagnose.explain.end_of_run import explained
+        explained = plugs.find("ends", "explain")
 
-        report = explained(result, chain.run_dir) or result.report
+        report = explained(result, chain.run_dir) if explained is not None else None
+        report = report or result.report
         voice.print(render_report(shortened(report, result, voice.shown)))
     voice.flush(5.0)
     return result.exit_code

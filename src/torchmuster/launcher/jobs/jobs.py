@@ -19,6 +19,7 @@ from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.owner.create import failed_before_start
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import (
     PYTHON,
@@ -176,19 +177,6 @@ def read_request(old: RunDir) -> JobAgain:
     num_more = len(chain) if isinstance(chain, list) else 0
     dialect = load_dialect(str(noted.get("engine")))
     return JobAgain(dialect=dialect, request=request, num_more=num_more)
-
-
-def failed_before_start(run_dir: RunDir, exit_code: int, report: Report) -> Result:
-    """Return the result of a run that made no attempt."""
-    return Result(
-        run_id=os.path.basename(run_dir.path),
-        state=RunState.FAILED,
-        exit_code=exit_code,
-        attempts=0,
-        restarts_spent=0,
-        elapsed_s=0.0,
-        report=report,
-    )
 
 
 def cancelled_before_start(run_dir: RunDir) -> Result:

@@ -194,9 +194,9 @@ def cancel_jobs(run_dir: RunDir) -> bool:
 
 def _cancel_all(run_dir: RunDir, dialect: Dialect, job_ids: Sequence[str]) -> bool:
     if object_dialect(dialect) is not None:
-        from torchmuster.kubernetes.pods.end import cancel_run
+        from torchmuster.launcher.views.elsewhere import elsewhere
 
-        return cancel_run(run_dir)
+        return elsewhere().cancel_run(run_dir)
     newest = read_job(run_dir)
     for job_id in reversed(job_ids):
         if newest is not None and job_id == newest[1]:

@@ -13,12 +13,13 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState
 from torchmuster.core.model.verdict import Report
+from torchmuster.core.owner.create import failed_before_start
 from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import Dialect, EngineError
 from torchmuster.launcher.engines.wait_reasons import WaitReasons, reasons_of
 from torchmuster.launcher.jobs.answers import Ask, ask_scheduler
-from torchmuster.launcher.jobs.jobs import failed_before_start, read_job
+from torchmuster.launcher.jobs.jobs import read_job
 from torchmuster.launcher.jobs.links import cancel_jobs, view_newest
 from torchmuster.launcher.model.job import JobView
 

@@ -19,7 +19,7 @@ from torchmuster.core.model.codec import to_words
 from torchmuster.core.net import messages
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
-from torchmuster.workflow.sandbox.exec_launch import EntryOrder
+from torchmuster.launcher.node.exec_launch import EntryOrder
 
 HANGUP_GRACE_S = 2.0
 KILLED = 128 + signal.SIGKILL

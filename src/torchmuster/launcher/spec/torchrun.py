@@ -28,8 +28,8 @@ from torchmuster.core.spec.launch import (
 from torchmuster.core.spec.problems import Problems
 from torchmuster.core.spec.units import parse_seconds
 from torchmuster.errors import UsageError
-from torchmuster.kubernetes.pod_world import PARTS as WORLD_PARTS
-from torchmuster.kubernetes.pod_world import find_pod_world, settle_world
+from torchmuster.launcher.spec.pod_world import PARTS as WORLD_PARTS
+from torchmuster.launcher.spec.pod_world import find_pod_world, settle_world
 from torchmuster.launcher.spec.rendezvous import (
     DEFAULT_C10D_PORT,
     NO_ID,

@@ -72,26 +72,6 @@ def parse_set_strings(words: Sequence[str], problems: Problems) -> dict[str, Any
     return dict(_pairs(words, "--set-string", problems))
 
 
-def parse_set_env(
-    words: Sequence[str], problems: Problems, option: str = "--set-env"
-) -> dict[str, str]:
-    """Return the variables of `--set-env NAME=VALUE ...`; the value may hold `=`."""
-    found: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        where = f"{option} {name}"
-        if not equals:
-            problems.add(f"`{name}` has no value", where, fix=f"{where}=VALUE")
-        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            why = "names consist of letters, digits and `_` and don't begin with a digit"
-            problems.add(f"`{name}` is not a valid name of an environment variable", where, why)
-        elif "\0" in value:
-            problems.add(f"the value of `{name}` contains a NUL byte", where)
-        else:
-            found[name] = value
-    return found
-
-
 def default_values(text: str, name: str, first_line: int, problems: Problems) -> list[Default]:
     """Return the names of a section `default-values:`.
 

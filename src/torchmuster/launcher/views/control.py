@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
@@ -19,11 +18,11 @@ from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.model.verdict import AT_ONCE, Report, Result
 from torchmuster.core.net import messages
 from torchmuster.core.owner.record import Follow, told_seconds
-from torchmuster.errors import ChannelError, MusterError, NotFoundError
+from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.jobs import cancel_job, read_jobs
 from torchmuster.launcher.jobs.links import cancel_jobs
 from torchmuster.launcher.jobs.never import NeverWatch
+from torchmuster.launcher.views.elsewhere import RecordCopy
 from torchmuster.launcher.views.find import (
     any_result,
     owner_is_here,
@@ -33,18 +32,13 @@ from torchmuster.launcher.views.find import (
 )
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
-from torchmuster.multirun.sweep.array_stops import cancel_sweep
-from torchmuster.workflow.owner.view import WorkflowRun, task_logs
-
-if TYPE_CHECKING:
-    from torchmuster.kubernetes.pods.copy import RunCopy
 
 _POLL_S = 0.1
 _SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show it late
 _BEGINS_S = 5.0  # from an owner's start to its head
 
 
-async def wait_for_result(run_dir: RunDir, copy: "RunCopy | None" = None) -> Result | None:
+async def wait_for_result(run_dir: RunDir, copy: RecordCopy | None = None) -> Result | None:
     """Wait until the run has a result; None when its owner has gone without one. Of one in pods, `copy` brings it."""
     never = NeverWatch()
     while True:
@@ -63,17 +57,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     Raises:
         ChannelError: It can't be reached.
     """
-    jobs = read_jobs(view.run_dir)
-    if jobs is not None:
-        from torchmuster.kubernetes.pods.elsewhere import cancel_groups
-
-        if await asyncio.to_thread(cancel_groups, view.run_dir):
-            return
-        for job_id in jobs[1].values():
-            with contextlib.suppress(MusterError):  # it may have ended
-                cancel_job(jobs[0], job_id)
-        return
-    if cancel_sweep(view.run_dir):
+    if await asyncio.to_thread(view.stop_itself):
         return
     if view.is_conducted_by_owner:
         _signal_owner(view, signum, at_once=at_once)
@@ -148,18 +132,19 @@ def log_files(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
     Raises:
         NotFoundError: There is no such task, attempt or rank, or nobody has written yet.
     """
-    if isinstance(view, WorkflowRun):
-        return _task_logs(view, choice)
-    return _rank_logs(view, choice)
+    logs = view.task_logs()
+    return _rank_logs(view, choice) if logs is None else _task_logs(view, logs, choice)
 
 
-def _task_logs(view: WorkflowRun, choice: LogChoice) -> list[tuple[int, str]]:
+def _task_logs(
+    view: RunView, of_tasks: list[tuple[str, list[tuple[int, str]]]], choice: LogChoice
+) -> list[tuple[int, str]]:
     names, task, attempt = view.task_names, choice.task, choice.attempt
     if task is not None and task not in names:
         fix = did_you_mean(task, names, f"its tasks: {', '.join(names[:12])}")
         raise NotFoundError(f"the run {view.run_id} has no task `{task}`", fix=fix)
     found: list[tuple[int, str]] = []
-    for name, logs in task_logs(view.tasks_view(), view.run_dir):
+    for name, logs in of_tasks:
         chosen = logs[-1:] if attempt is None else [log for log in logs if log[0] == attempt]
         if task is None or name == task:
             found += [(names.index(name), path) for _, path in chosen]

@@ -24,7 +24,6 @@ from torchmuster.launcher.views.find import any_result, owner_is_here, owner_liv
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.raw_terminal import RawTerminal
 from torchmuster.launcher.views.run_view import RunView
-from torchmuster.workflow.owner.view import TaskView, WorkflowRun, WorkflowView
 
 TIMED_OUT = 124
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -68,49 +67,33 @@ class ExecResult:
         return max(self.codes.values(), default=0)
 
 
-def choose_task(view: RunView, name: str) -> TaskView:
+def choose_task(view: RunView, name: str) -> Any:
     """Return the running task of this name.
 
     Raises:
         NotFoundError: There is none.
         UsageError: It does not run.
     """
-    tasks = {task.name: task for group in _workflow(view).groups for task in group.tasks}
+    tasks = {task.name: task for group in view.groups_to_enter().values() for task in group}
     if name not in tasks:
         raise _no_such("task", name, list(tasks), view)
     _check_running(view, tasks[name])
     return tasks[name]
 
 
-def choose_group(view: RunView, name: str) -> list[TaskView]:
+def choose_group(view: RunView, name: str) -> list[Any]:
     """Return the tasks of a group, all running.
 
     Raises:
         NotFoundError: There is no such group.
         UsageError: One of its tasks does not run.
     """
-    groups = {group.name: group for group in _workflow(view).groups}
+    groups = view.groups_to_enter()
     if name not in groups:
         raise _no_such("group", name, list(groups), view)
-    for task in groups[name].tasks:
+    for task in groups[name]:
         _check_running(view, task)
-    return list(groups[name].tasks)
-
-
-def _workflow(view: RunView) -> WorkflowView:
-    if not isinstance(view, WorkflowRun) or view.workflow is None:
-        raise NotFoundError(
-            f"the run {view.run_id} has no tasks",
-            where=view.run_dir.path,
-            why="`muster exec` enters tasks of workflow files",
-        )
-    if view.workflow.plan.container != "none":
-        raise UsageError(
-            f"the tasks of the run {view.run_id} are in containers",
-            why=f"only {view.workflow.plan.container} itself can enter them",
-            fix=f"{view.workflow.plan.container} exec -it CONTAINER COMMAND",
-        )
-    return view.workflow
+    return list(groups[name])
 
 
 def _no_such(kind: str, name: str, names: Sequence[str], view: RunView) -> NotFoundError:
@@ -118,7 +101,7 @@ def _no_such(kind: str, name: str, names: Sequence[str], view: RunView) -> NotFo
     return NotFoundError(f"the run {view.run_id} has no {kind} `{name}`", fix=fix)
 
 
-def _check_running(view: RunView, task: TaskView) -> None:
+def _check_running(view: RunView, task: Any) -> None:
     if any_result(view.run_dir) is not None or not owner_lives(view.run_dir):
         raise UsageError(
             f"the run {view.run_id} has ended: it is {view.state.value}",
@@ -144,7 +127,7 @@ def _check_running(view: RunView, task: TaskView) -> None:
 
 
 async def execute(
-    view: RunView, tasks: Sequence[TaskView], order: ExecOrder, write: Write
+    view: RunView, tasks: Sequence[Any], order: ExecOrder, write: Write
 ) -> ExecResult:
     """Run a command in tasks of one group, all at once, to its end.
 

@@ -4,15 +4,14 @@ import glob
 import heapq
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import Kind, RunDir, runs_dir, short_id
+from torchmuster.core.files.layout import Kind, RunDir, member_of_id, runs_dir, short_id
 from torchmuster.core.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import did_you_mean, few_of
@@ -31,25 +30,17 @@ from torchmuster.core.owner.record import (
 )
 from torchmuster.errors import NotFoundError
 from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 from torchmuster.launcher.views.run_view import RunView, SessionRun, submitted_at
-from torchmuster.multirun.sweep.plan import member_of_id
-from torchmuster.multirun.views.sweep_view import SweepRun, SweepView, view_sweep
-from torchmuster.workflow.owner.view import (
-    WorkflowRun,
-    WorkflowView,
-    as_result,
-    read_workflow_result,
-    view_job_workflow,
-    view_workflow,
-    view_workflow_elsewhere,
-)
 
 if TYPE_CHECKING:
     from torchmuster.launcher.engines.base import Dialect
 
+ViewOfKind = Callable[[RunDir, RunRecord], RunView]
+ReadResult = Callable[[RunDir], Result | None]
+
 _MOST_CANDIDATES = 5  # of an ambiguous word
 _SLOT = re.compile(r"-session-sweep-[0-9a-f]{6}-\d+-[0-9a-f]{4}$")  # held by a sweep on hosts
-_NEXT_GROUP_S = 30.0  # from the end of a group on a cluster to the next one of its workflow
 
 
 def all_runs() -> list[RunView]:
@@ -275,24 +266,13 @@ def _on_clusters(word: str) -> RunDir | None:
 
     if not (user_file(os.environ) or project_file(os.getcwd())):
         return None  # without a section there is no cluster to ask
-    from torchmuster.kubernetes.pods.elsewhere import find_on_clusters
-
-    return find_on_clusters(word)
+    return elsewhere().find(word)
 
 
 def _view_found(run_dir: RunDir) -> RunView:
     """Return what is known of one run; of one in pods after its copy here has caught up, which a list of runs would not pay."""
-    if os.path.isdir(os.path.join(run_dir.path, "pods")):
-        from torchmuster.kubernetes.pods.elsewhere import catch_up_groups, is_elsewhere
-        from torchmuster.kubernetes.pods.end import catch_up
-        from torchmuster.kubernetes.pods.members import catch_up_members
-
-        if os.path.isfile(run_dir.arrays):
-            catch_up_members(run_dir)
-        elif is_elsewhere(run_dir):
-            catch_up_groups(run_dir)
-        else:
-            catch_up(run_dir)
+    if is_elsewhere(run_dir):
+        elsewhere().catch_up(run_dir)
     return view_run(run_dir)
 
 
@@ -324,10 +304,15 @@ def view_run(run_dir: RunDir, record: RunRecord | None = None) -> RunView:
 
 
 def _view(run_dir: RunDir, record: RunRecord) -> RunView:
-    return _VIEWS[run_dir.kind or Kind.RUN](run_dir, record)
+    kind = run_dir.kind or Kind.RUN
+    view: ViewOfKind = plugs.find("kinds", f"{kind.value} view")
+    if view is None:
+        raise LookupError(f"the room of {kind.value}s is not here")
+    return view(run_dir, record)
 
 
-def _view_of_run(run_dir: RunDir, record: RunRecord) -> RunView:
+def view_of_run(run_dir: RunDir, record: RunRecord) -> RunView:
+    """Return where a run, or a session, stands."""
     result, plan = _settled_result(run_dir), read_plan(run_dir)
     cls = SessionRun if plan is not None and plan.is_session else RunView
     return cls(
@@ -339,18 +324,6 @@ def _view_of_run(run_dir: RunDir, record: RunRecord) -> RunView:
     )
 
 
-def view_of_sweep(run_dir: RunDir) -> SweepView:
-    """Return where the members of a sweep stand.
-
-    Raises:
-        NotFoundError: Its plan can't be read, or it is no sweep.
-    """
-    view = view_run(run_dir)
-    if not isinstance(view, SweepRun):
-        raise NotFoundError("it is no sweep that can be read", where=run_dir.path, why=view.problem)
-    return view.sweep_view()
-
-
 def _settled_result(run_dir: RunDir) -> Result | None:
     result = read_result(run_dir)
     if result is None or not os.path.isfile(run_dir.job):
@@ -358,69 +331,6 @@ def _settled_result(run_dir: RunDir) -> Result | None:
     from torchmuster.launcher.jobs.links import settled_result
 
     return settled_result(run_dir)
-
-
-def _view_of_workflow(run_dir: RunDir, record: RunRecord) -> RunView:
-    del record  # its groups have records of their own
-    if os.path.isfile(run_dir.jobs):
-        workflow = _view_of_jobs(run_dir)
-        result = workflow.result if workflow is not None else None
-    else:
-        workflow = view_workflow(run_dir, is_alive=owner_lives(run_dir))
-        result = read_workflow_result(run_dir)
-    return WorkflowRun(
-        run_id=os.path.basename(run_dir.path),
-        run_dir=run_dir,
-        state=workflow.state if workflow is not None else RunState.LOST,
-        plan=None,
-        result=as_result(result) if result is not None else None,
-        workflow=workflow,
-    )
-
-
-def _view_of_sweep(run_dir: RunDir, record: RunRecord) -> RunView:
-    del record  # `view_sweep` reads its members from it
-    if os.path.isfile(run_dir.arrays):
-        from torchmuster.multirun.views.array_view import view_arrays
-
-        sweep = view_arrays(run_dir)
-    else:
-        # What was a Job is not asked for when it has ended.
-        has_ended = os.path.isfile(run_dir.job) and read_result(run_dir) is not None
-        sweep = view_sweep(run_dir, is_alive=not has_ended and owner_lives(run_dir))
-    return SweepRun(
-        run_id=os.path.basename(run_dir.path),
-        run_dir=run_dir,
-        state=sweep.state if sweep is not None else RunState.LOST,
-        plan=None,
-        result=sweep.result if sweep is not None else None,
-        sweep=sweep,
-    )
-
-
-_VIEWS: dict[Kind, Callable[[RunDir, RunRecord], RunView]] = {
-    Kind.WORKFLOW: _view_of_workflow,
-    Kind.SWEEP: _view_of_sweep,
-    Kind.RUN: _view_of_run,
-}
-
-
-def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
-    from torchmuster.launcher.jobs.jobs import read_jobs, view_jobs
-
-    found = read_jobs(run_dir)
-    if found is None:
-        return None
-    dialect, job_ids = found
-    open_ids = [i for name, i in job_ids.items() if read_outcome(run_dir, name) is None]
-    views = view_jobs(dialect, open_ids) if open_ids else {}
-    by_group = {name: views[job_id] for name, job_id in job_ids.items() if job_id in views}
-    noted = atomic.read_json(run_dir.jobs)
-    if "elsewhere" in noted:
-        begun = frozenset(job_ids)
-        is_recent = time.time() - float(noted.get("seen_at", 0.0)) < _NEXT_GROUP_S
-        return view_workflow_elsewhere(run_dir, by_group, begun, is_recent=is_recent)
-    return view_job_workflow(run_dir, by_group)
 
 
 def _state(run_dir: RunDir, record: RunRecord) -> RunState:
@@ -448,9 +358,7 @@ def _state_of_element(run_dir: RunDir) -> RunState | None:
     is_in_pods = sweep_dir.kind is Kind.SWEEP and os.path.isfile(sweep_dir.job)
     if not is_in_pods and not os.path.isfile(sweep_dir.arrays):
         return None
-    view = view_run(sweep_dir)
-    sweep = view.sweep if isinstance(view, SweepRun) else None
-    return sweep.members[named[1]].state if sweep is not None else None
+    return view_run(sweep_dir).member_state(named[1])
 
 
 def owner_is_here(run_dir: RunDir) -> bool:
@@ -465,10 +373,7 @@ def owner_lives(run_dir: RunDir) -> bool:
     """Say whether the process or job that owns the run still exists; on another machine, assume so."""
     if os.path.isfile(run_dir.job):
         return _job_lives(run_dir)
-    if os.path.isfile(run_dir.jobs):
-        workflow = _view_of_jobs(run_dir)
-        return workflow is not None and not workflow.state.is_final
-    if os.path.isfile(run_dir.arrays):
+    if os.path.isfile(run_dir.jobs) or os.path.isfile(run_dir.arrays):
         return not view_run(run_dir).state.is_final
     return owner_process_lives(run_dir)
 
@@ -514,5 +419,6 @@ def any_result(run_dir: RunDir) -> Result | None:
         return _settled_result(run_dir)  # a link of a chain may follow
     if os.path.isfile(run_dir.jobs) or os.path.isfile(run_dir.arrays):
         return view_run(run_dir).result  # no process owns it, so nobody writes one
-    workflow = read_workflow_result(run_dir)
-    return as_result(workflow) if workflow is not None else read_result(run_dir)
+    kind = run_dir.kind or Kind.RUN
+    read: ReadResult = plugs.find("kinds", f"{kind.value} result") or read_result
+    return read(run_dir)

@@ -1,8 +1,6 @@
 """Call the head of a run, or of a group of a workflow, as a client."""
 
 import asyncio
-import atexit
-import os
 
 from torchmuster.core.files import atomic
 from torchmuster.core.model.states import JobState
@@ -10,7 +8,7 @@ from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.channel import Channel, RaceError, connect, race, worst_failure
 from torchmuster.core.net.handshake import HandshakeError, Role
 from torchmuster.errors import ChannelError
-from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 from torchmuster.launcher.views.find import view_job
 from torchmuster.launcher.views.run_view import RunView
 
@@ -21,14 +19,9 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
     Raises:
         ChannelError: It can't be reached.
     """
-    folder = view.run_dir.path if group is None else view.run_dir.group(group).path
-    if os.path.exists(os.path.join(folder, "pods")):  # noqa: ASYNC240 - one look at a file, as those below
-        # Half of what a view imports before its first picture would be for pods.
-        from torchmuster.kubernetes.pods.reach import job_of, pod_order
-
-        order, job_id = pod_order(view.run_dir, group), job_of(view.run_dir, group)
-        if order is not None and job_id is not None:
-            return await _call_in_pod(view, order, job_id)
+    folder = view.run_dir if group is None else view.run_dir.group(group)
+    if is_elsewhere(folder) and (channel := await elsewhere().call_head(view, group)) is not None:
+        return channel
     path = view.run_dir.head if group is None else view.run_dir.group(group).head
     whose = f"the run {view.run_id}" if group is None else f"the group {group}"
     where = atomic.read_json(path)
@@ -64,28 +57,3 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
             fix=f"on {node}: the same command" if node else f"muster status {view.run_id}",
         ) from error
     return channel
-
-
-async def _call_in_pod(view: RunView, order: "PodOrder", job_id: str) -> Channel:
-    """Return a connection through the first pod; its way ends with this process."""
-    from torchmuster.kubernetes.pods.reach import find_pod, forward
-
-    port = order.head_port
-    pod = await asyncio.to_thread(find_pod, job_id, order.index)
-    if pod is None or not pod.is_up:
-        raise ChannelError(
-            f"the first pod of {view.run_id} does not run",
-            where=f"job {job_id}",
-            fix=f"muster status {view.run_id} tells what it waits for",
-        )
-    way = await asyncio.to_thread(forward, job_id, pod.name, port)
-    atexit.register(way.close)
-    try:
-        return await connect("127.0.0.1", way.port, Role.CLIENT, read_secret(view.run_dir.secret))
-    except (OSError, HandshakeError) as error:
-        raise ChannelError(
-            f"the head of the run {view.run_id} does not answer",
-            where=f"pod {pod.name}, port {port}",
-            why=str(error) or "the connection was closed",
-            fix="try again in a second",
-        ) from error

@@ -20,11 +20,11 @@ from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.progress import RankSample
 from torchmuster.core.model.run import AttemptRecord, RunRecord
 from torchmuster.core.model.states import JobState, RunState
-from torchmuster.core.owner.account import account_of
 from torchmuster.core.owner.record import DAMAGED, RunReader, unreadable
 from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.model.job import describe_job
 from torchmuster.launcher.model.live import BarWords, LiveAttempt, LiveRun, read_bar
+from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import view_job, view_run
 from torchmuster.launcher.views.live_training import TrainingTail
 from torchmuster.launcher.views.run_view import RunView, problems_of

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import Kind, RunDir, short_id
@@ -14,6 +14,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import in_one_line
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import changed_at
+from torchmuster.errors import NotFoundError
 from torchmuster.launcher.model.live import LiveTask
 
 
@@ -129,6 +130,36 @@ class RunView:
         """Return the folder of the last training of a task; None of what is no workflow."""
         del task
         return None
+
+    def member_state(self, number: int) -> RunState | None:
+        """Return how a member stands; None of what is no sweep."""
+        del number
+        return None
+
+    def stop_itself(self) -> bool:
+        """Stop it by means of its own, where its kind has some; say whether it has.
+
+        Raises:
+            MusterError: Its cluster refuses.
+        """
+        return False
+
+    def task_logs(self) -> "list[tuple[str, list[tuple[int, str]]]] | None":
+        """Return the logs of each task, (attempt, path); None where ranks have them."""
+        return None
+
+    def groups_to_enter(self) -> "dict[str, tuple[Any, ...]]":
+        """Return its tasks by group, for commands beside them; each has a name, a group and a state.
+
+        Raises:
+            NotFoundError: It has none.
+            UsageError: They can't be entered.
+        """
+        raise NotFoundError(
+            f"the run {self.run_id} has no tasks",
+            where=self.run_dir.path,
+            why="`muster exec` enters tasks of workflow files",
+        )
 
     @property
     def attempts(self) -> list[AttemptRecord]:

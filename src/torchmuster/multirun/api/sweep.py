@@ -26,10 +26,11 @@ from torchmuster.launcher.api import call, keywords
 from torchmuster.launcher.api.failures import NotLaunchedError, RunFailed
 from torchmuster.launcher.api.program import start_command
 from torchmuster.launcher.api.run import RunHandle, copied_run, interrupt_cancels, look_until_ended
-from torchmuster.launcher.views.find import view_of_sweep, view_run
+from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
+from torchmuster.launcher.views.find import view_run
 from torchmuster.multirun.sweep.members import member_dir
 from torchmuster.multirun.sweep.plan import MAX_MEMBERS
-from torchmuster.multirun.views.sweep_view import MemberView, SweepView
+from torchmuster.multirun.views.sweep_view import MemberView, SweepView, view_of_sweep
 
 # A sweep from Python: what its directory shows, by the same code as `muster status`, `wait` and `cancel`.
 
@@ -190,8 +191,6 @@ class SweepHandle:
             RunFailed: As of `wait`.
             KeyboardInterrupt: It was interrupted, and has been cancelled.
         """
-        from torchmuster.launcher.api.follow import follow_sweep
-
         with interrupt_cancels(self.run_id, self.cancel), copied_run(self._dir):
             follow_sweep(self._dir)
         return self.wait()
@@ -222,10 +221,8 @@ class SweepHandle:
     # How it is looked at.
 
     def _view(self) -> SweepView:
-        if os.path.isdir(os.path.join(self._dir.path, "pods")):
-            from torchmuster.kubernetes.pods.members import catch_up_members
-
-            catch_up_members(self._dir)
+        if is_elsewhere(self._dir):
+            elsewhere().catch_up(self._dir)
         return view_of_sweep(self._dir)
 
     def _look_until_ended(self, timeout_s: float | None) -> Iterator[float]:
@@ -434,3 +431,28 @@ def _of_script(
     words = [*keywords.words(options, "sweep"), "--", script]
     environment = keywords.environment(options, "sweep")
     return words, LaunchOrder(args=tuple(str(arg) for arg in args), environment=environment)
+
+
+def follow_sweep(run_dir: RunDir) -> None:
+    """Show where the members of a sweep stand until it has ended, and then their table."""
+    from torchmuster.launcher.api.follow import status_here
+    from torchmuster.launcher.views.find import any_result, owner_lives
+    from torchmuster.multirun.cli.sweep_record import counted, describe_best, members_table
+
+    shown = status_here()
+    best = ""
+    try:
+        while True:
+            over = any_result(run_dir) is not None or not owner_lives(run_dir)
+            view = view_of_sweep(run_dir)
+            found = describe_best(view)
+            if found is not None and found != best:
+                best = found
+                shown.write(f"best so far: {found}\n")
+            shown.show(counted(view)[: shown.columns()])
+            if over:
+                break
+            threading.Event().wait(_POLL_S)
+    finally:
+        shown.show("")
+    shown.write(members_table(view))

@@ -36,7 +36,7 @@ _OF_A_RUN = (
     "torchmuster.core.owner.origin",
     "torchmuster.core.owner.stops",
     "torchmuster.core.owner.supervise",
-    "torchmuster.core.owner.account",
+    "torchmuster.launcher.views.account",
     "torchmuster.launcher.views.control",
     "torchmuster.launcher.views.debugger",
     "torchmuster.multirun.views.sessions",

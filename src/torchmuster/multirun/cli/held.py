@@ -12,7 +12,8 @@ from torchmuster.core.cli.place import OF_A_JOB, Place
 from torchmuster.core.files.layout import short_id
 
 if TYPE_CHECKING:
-    from torchmuster.core.cli.place import Follow, StartSweep
+    from torchmuster.core.cli.find import Where
+    from torchmuster.core.cli.place import Follow
     from torchmuster.core.files.layout import RunDir
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.model.plan import RunPlan
@@ -40,8 +41,10 @@ class Held(Place):
         NotFoundError: There is no such session.
     """
 
+    kind = "held"
+
     def __init__(self, session: str) -> None:
-        from torchmuster.launcher.facts.gpu import visible_gpus
+        from torchmuster.core.node.kernel import visible_gpus
         from torchmuster.multirun.door.call import read_setup
         from torchmuster.multirun.views.sessions import find_session, plan_of
 
@@ -126,7 +129,7 @@ class Held(Place):
     def _own_elsewhere(
         self, plan: "RunPlan", run_dir: "RunDir", voice: "TerminalVoice"
     ) -> "Result":
-        from torchmuster.core.owner.account import near
+        from torchmuster.core.files.layout import near
         from torchmuster.multirun.held import own_on_nodes
 
         def begun(plan: "RunPlan") -> None:
@@ -135,38 +138,37 @@ class Held(Place):
 
         return own_on_nodes(plan, run_dir, self._held, voice, begun=begun)
 
-    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
-        """Start a sweep whose members run one after the other, each on all nodes of the session."""
-        from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
-
-        options = {"engine": "--on", "hosts": "--hosts", "hostfile": "--hostfile", **OF_A_JOB}
-        others = [word for option, word in options.items() if given.get(option) is not None]
-        for word in [*others, *["--per-gpu"] * (given["per_gpu"] > 1)]:
-            why = "the session has its nodes already"
-            problems.add(f"`{word}` can't be used in a session", word, why)
-        if given["slots"] not in (None, 1):
-            why = "a session has one run at a time"
-            fix = "--hosts a,b makes slots of its own on hosts"
-            problems.add("a session is one slot", f"--slots {given['slots']}", why, fix)
+    def sweep_request(self, request: "RunRequest", given: dict[str, Any]) -> "RunRequest":
+        """Return what each member of a sweep asks for here."""
         setup = self._setup
-        request = replace(
-            sweep_request(given),
+        return replace(
+            request,
             nodes=str(setup.nodes),
             nproc_per_node=given["nproc_per_node"] or setup.workers or "1",
             preload=tuple(dict.fromkeys([*setup.preload, *given["preload"]])),
             python=given["python"] if self.is_here else None,
         )
-        words = {**given, "slots": 1}
-        plan = plan_sweep(words, request, list(self.gpus), problems, is_job=not self.is_here)
-        run = replace(plan.run, session=self.session, preflight="off")
-        if request.python is None:
-            named = given["python"]
-            python = setup.python if named is None else tuple(shlex.split(named))
-            run = replace(run, program=replace(run.program, python=python))
-        if not self.is_here:
-            theirs = self._theirs
-            run = replace(run, engine=self.name, job_id=theirs.job_id, node_names=theirs.node_names)
-        return start(replace(plan, run=run))
+
+    def sweep_run(self, run: "RunPlan", python: str | None) -> "RunPlan":
+        """Return the plan of each member of a sweep here; `python` is the interpreter that was named."""
+        run = replace(run, session=self.session, preflight="off")
+        if python is None or not self.is_here:
+            words = self._setup.python if python is None else tuple(shlex.split(python))
+            run = replace(run, program=replace(run.program, python=words))
+        if self.is_here:
+            return run
+        theirs = self._theirs
+        return replace(run, engine=self.name, job_id=theirs.job_id, node_names=theirs.node_names)
+
+
+def find_held(where: "Where", problems: "Problems") -> Held | None:
+    """Return the session that is meant; None where none is.
+
+    Raises:
+        NotFoundError: There is no such session.
+    """
+    del problems
+    return Held(where.session) if where.session is not None else None
 
 
 def _own(engine: Any, voice: "TerminalVoice") -> "Result":

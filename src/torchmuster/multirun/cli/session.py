@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli import options
-from torchmuster.core.cli.options import complete_sessions
+from torchmuster.core.cli.options import complete
 from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
 from torchmuster.workflow.cli.transfers import NearMissGroup
 
 if TYPE_CHECKING:
-    from torchmuster.core.cli.place import Place
     from torchmuster.core.files.layout import RunDir
     from torchmuster.core.spec.problems import Problems
+    from torchmuster.multirun.cli.places import SessionAt
     from torchmuster.multirun.views.sessions import SessionView
 
 IDLE = "30m"
@@ -153,7 +153,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
         )
     workers: tuple[int, ...] | None = (1,)
     if given["nproc_per_node"] is not None:
-        from torchmuster.launcher.facts.gpu import visible_gpus
+        from torchmuster.core.node.kernel import visible_gpus
 
         workers = parse_workers(given["nproc_per_node"], visible_gpus(), problems)
     run_id = ""
@@ -199,22 +199,23 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
         stdin_rank=None,
         node_setup=NodeSetup(environment=((THREADS, "1"),) if several else ()),
     )
-    plan = place.settle_session(plan, setup, given)
+    plan = place.settle(plan, setup, given)
     run_dir = create_run_dir(plan)
     atomic.write_json(os.path.join(run_dir.path, SESSION_FILE), codec.to_plain(setup), mode=0o600)
-    place.own_session(plan, run_dir, given)
+    place.own(plan, run_dir, given)
     return run_dir
 
 
-def find_session_place(given: dict[str, Any], problems: "Problems") -> "Place":
-    """Return where a session is to be held; note it where none can be."""
+def find_session_place(given: dict[str, Any], problems: "Problems") -> "SessionAt":
+    """Return a session at the place that is meant; note it where none can be held."""
     from torchmuster.core.cli.find import find_place, where_of_words
 
     place = find_place(where_of_words({**given, "session": None}), problems)
-    if place.no_session:
+    at: SessionAt = place.cell("session")
+    if at.refusal:
         what = f"a session can't be held on `{place.name}`"
-        problems.add(what, f"--on {place.name}", place.no_session, _ELSEWHERE)
-    return place
+        problems.add(what, f"--on {place.name}", at.refusal, _ELSEWHERE)
+    return at
 
 
 def _duration(text: str, option: str, problems: "Problems") -> float | None:
@@ -300,7 +301,7 @@ def _row(view: "SessionView") -> tuple[str, ...]:
 
 
 @session.command()
-@click.argument("name", shell_complete=complete_sessions, required=False)
+@click.argument("name", shell_complete=complete("sessions"), required=False)
 @click.option("--name", "same", metavar="WORD", help="The same, as `session start` takes it.")
 def end(name: str | None, same: str | None) -> int:
     """End the session NAME, default `main`."""

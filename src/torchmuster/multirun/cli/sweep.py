@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli import ending, options
-from torchmuster.core.cli.options import complete_files, complete_sessions
+from torchmuster.core.cli.options import complete, complete_files
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.plan import GRACE_S
 from torchmuster.errors import UsageError
@@ -90,7 +90,7 @@ class _SweepCommand(SetCommand):
     "--session",
     metavar="NAME",
     help="One member after the other on the nodes that a session holds.",
-    shell_complete=complete_sessions,
+    shell_complete=complete("sessions"),
 )
 @options.here
 @options.python
@@ -144,11 +144,12 @@ def sweep(**given: Any) -> int:
             return _start(given, plan)
         return start_sweep(plan, run_dir, detach=given["detach"])
 
-    return place.sweep(given, problems, start)
+    code: int = place.cell("sweep").start(given, problems, start)
+    return code
 
 
 def _start(given: dict[str, Any], plan: "SweepPlan") -> int:
-    from torchmuster.core.owner.create import create_sweep_dir
+    from torchmuster.multirun.sweep.create import create_sweep_dir
 
     if given["dry_run"]:
         return _show(plan)
@@ -187,8 +188,9 @@ def _show(plan: "SweepPlan") -> int:
 
 def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
     """Own a prepared sweep to its end, or leave it in the background."""
-    from torchmuster.core.cli.ending import StatusLine, leave_in_background, wanted
+    from torchmuster.core.cli.ending import leave_in_background, wanted
     from torchmuster.core.files.terminal import TerminalVoice
+    from torchmuster.launcher.cli.follow import StatusLine
 
     if detach:
         return leave_in_background(run_dir, plan.run_id)

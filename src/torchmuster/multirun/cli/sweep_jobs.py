@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> int:
     """Submit a sweep, and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
     from torchmuster.core.files.layout import RunDir, runs_dir
-    from torchmuster.core.owner.create import create_sweep_dir
     from torchmuster.core.spec.launch import read_job_limits
     from torchmuster.launcher.engines.registry import load_dialect
     from torchmuster.launcher.engines.sites import with_node_setup
@@ -38,6 +37,7 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
         request_of,
         submit_members,
     )
+    from torchmuster.multirun.sweep.create import create_sweep_dir
 
     request = sweep_request(given)
     limits = read_job_limits(request, problems)
@@ -82,9 +82,7 @@ def submit_again(
     plan: "SweepPlan", run_dir: "RunDir", members: Sequence[int], *, detach: bool
 ) -> int:
     """Submit these members of a sweep once more, as one array."""
-    from torchmuster.kubernetes.pods.members import submit_pods
-    from torchmuster.launcher.engines.base import object_dialect
-    from torchmuster.multirun.sweep.arrays import load_arrays, submit_members
+    from torchmuster.multirun.sweep.arrays import load_arrays, object_members, submit_members
     from torchmuster.multirun.sweep.members import member_dir
 
     loaded = load_arrays(run_dir)
@@ -106,8 +104,8 @@ def submit_again(
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # while a member waits in the queue it has not ended
     job_ids: tuple[str, ...]
-    if object_dialect(dialect) is not None:
-        job_ids = (submit_pods(plan, run_dir, noted.request, members, detach=detach),)
+    if (pods := object_members(dialect)) is not None:
+        job_ids = (pods.submit(plan, run_dir, noted.request, members, detach=detach),)
     else:
         job_ids = submit_members(plan, run_dir, dialect, noted.request, members)
     return follow_unless(plan, run_dir, job_ids, dialect.name, detach=detach)
@@ -137,7 +135,7 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalV
     import asyncio
 
     from torchmuster.core.cli.ending import GOES_ON
-    from torchmuster.kubernetes.pods.copy import copied
+    from torchmuster.launcher.views.elsewhere import copied
     from torchmuster.multirun.cli.sweep_words import say_end
     from torchmuster.multirun.views.array_view import view_arrays
 
@@ -208,7 +206,8 @@ def _live_table(view: "SweepView") -> list[str]:
     """Return the rows that a terminal shows while the members run; none where there is none, or nobody wants them."""
     import shutil
 
-    from torchmuster.core.cli.ending import is_drawable, wanted
+    from torchmuster.core.cli.ending import wanted
+    from torchmuster.launcher.cli.follow import is_drawable
     from torchmuster.multirun.cli.sweep_record import members_table
 
     if wanted() == "off" or not is_drawable():

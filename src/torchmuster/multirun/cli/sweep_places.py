@@ -35,8 +35,8 @@ def _places(
     site: str, hosts: Sequence[str], num_slots: int, num_gpus: int, num_workers: int
 ) -> "tuple[SweepPlace, ...]":
     """Return where the slots are: on the hosts in turn, and on each the GPUs in turn."""
-    from torchmuster.kubernetes.pods.slots import gpus_of_slots
     from torchmuster.multirun.sweep.plan import SweepPlace
+    from torchmuster.multirun.sweep.slots import gpus_of_slots
 
     on_one = -(-num_slots // len(hosts))
     gpus = gpus_of_slots([str(n) for n in range(num_gpus)], on_one, num_workers)

@@ -46,8 +46,8 @@ def check_replay(view: "SweepRun") -> None:
 
 def print_status(view: "SweepRun", *, as_json: bool) -> int:
     """Show where a sweep stands: its members with their values, states and metric."""
-    from torchmuster.core.owner.account import account_of
     from torchmuster.launcher.cli.account import print_account
+    from torchmuster.launcher.views.account import account_of
 
     sweep = view.sweep_view()
     if as_json:

@@ -16,7 +16,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
 from torchmuster.core.model.message import decode
-from torchmuster.errors import ChannelError, MusterError, UsageError
+from torchmuster.errors import ChannelError, MusterError, SessionBusyError
 from torchmuster.multirun.door import messages
 
 SESSION_FILE = "session.json"
@@ -235,7 +235,7 @@ class DoorAgent:
             case messages.TemplateRenewed(why=why):
                 self.on_renewal(why)
             case messages.DoorBusy(run_id=run_id):
-                self._refusal = busy(self.session, run_id)
+                self._refusal = SessionBusyError(self.session, run_id)
                 self._end(1)
             case messages.DoorRefused(why=why):
                 self._refusal = ChannelError(
@@ -266,16 +266,6 @@ class DoorAgent:
         if self._pidfd is not None and self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signum)
-
-
-def busy(session: str, run_id: str) -> UsageError:
-    """Return the error of a session in which another run is."""
-    return UsageError(
-        f"the session {session} is busy",
-        where=f"--session {session}",
-        why=f"the run {run_id} is in it, and a session has one run at a time",
-        fix=f"muster wait {run_id}, or muster cancel {run_id}",
-    )
 
 
 def wait_for_door(run_dir: RunDir, place: int, lives: Callable[[], bool]) -> socket.socket:

@@ -156,7 +156,7 @@ def become_remote(
         for target, fd in enumerate(fds[1:]):
             os.dup2(fd, target)
             os.close(fd)
-        from torchmuster.launcher.node.remote.main import serve_beside_door
+        from torchmuster.multirun.door.remote import serve_beside_door
 
         serve_beside_door(session, place, node)
     except BaseException as error:  # noqa: BLE001 - nothing of it may run on as a door

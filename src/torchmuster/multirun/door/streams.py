@@ -4,13 +4,20 @@ So whoever may follow the session may start a run in it, and no other way to the
 """
 
 from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.net import messages
+from torchmuster.core.net.messages import Message
+from torchmuster.core.node.part import AgentPart
 from torchmuster.core.proc import HasStatus
-from torchmuster.launcher.node.exec import Execs, ExecTarget, Send
+from torchmuster.launcher.node.exec import Execs, ExecTarget
 from torchmuster.multirun.door.call import DoorAgent, call_door, send_order
 from torchmuster.multirun.door.messages import ForkRemote
+
+if TYPE_CHECKING:
+    from torchmuster.core.node.agent import Agent
 
 _LEAVE_S = 15.0  # a remote end takes up to 10 s to end its agents
 
@@ -31,32 +38,44 @@ class _Door:
         return None
 
 
-class RemoteEnds:
-    """The remote ends that the door of this node has forked.
+class RemoteEnds(AgentPart):
+    """The remote ends that the door of this node has forked."""
 
-    Args:
-        run_dir: Of the session.
-        place: Of this node in it.
-        host: Its name, for messages.
-        send: Takes messages for the head.
-    """
+    def __init__(self, agent: "Agent") -> None:
+        super().__init__(agent)
+        self._execs: Execs | None = None
 
-    def __init__(self, run_dir: RunDir, place: int, host: str, send: Send) -> None:
-        self._run_dir, self._place = run_dir, place
-        self._execs = Execs(host, send, self._launch, _LEAVE_S)
+    def take(self, message: Message) -> bool:
+        """Carry out a message of a client that has proved who it is."""
+        if not isinstance(message, messages.FromExecClient):
+            return False
+        channel = self.agent.link.channel
+        if channel is not None and channel.is_open:
+            return False
+        if isinstance(message, messages.ExecStart) and message.door and self._execs is None:
+            options = self.agent.options
+            run_dir = options.run_directory(options.plan.run_id)
+            launch = partial(_launch, run_dir, options.place or 0)
+            self._execs = Execs(options.host, self.agent.link.send, launch, _LEAVE_S)
+        if self._execs is None or (isinstance(message, messages.ExecStart) and not message.door):
+            return False
+        self._execs.take(message, _Door())  # of other commands it knows nothing, and takes nothing
+        return True
 
-    def take(self, message: messages.FromExecClient) -> None:
-        """Carry out a message of a client."""
-        self._execs.take(message, _Door())
-
-    def end_all(self, why: str) -> None:
+    def end_attempt(self) -> None:
         """End all of them; their agents end with them."""
-        self._execs.end_all(why)
+        if self._execs is not None:
+            self._execs.end_all("the session has lost a node, or ends")
 
-    def _launch(
-        self, order: messages.ExecStart, target: ExecTarget, streams: tuple[int, int, int]
-    ) -> HasStatus:
-        del order, target
-        line = call_door(self._run_dir, self._place)
-        send_order(line, ForkRemote(), streams)
-        return DoorAgent(line, self._run_dir.path)
+
+def _launch(
+    run_dir: RunDir,
+    place: int,
+    order: messages.ExecStart,
+    target: ExecTarget,
+    streams: tuple[int, int, int],
+) -> HasStatus:
+    del order, target
+    line = call_door(run_dir, place)
+    send_order(line, ForkRemote(), streams)
+    return DoorAgent(line, run_dir.path)

@@ -7,9 +7,15 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.message import event_line, utc_now
 from torchmuster.core.model.states import RunState
 from torchmuster.errors import MusterError
-from torchmuster.launcher.engines.base import ArrayDialect, object_dialect
+from torchmuster.launcher.engines.base import ArrayDialect
 from torchmuster.launcher.jobs.jobs import cancel_job
-from torchmuster.multirun.sweep.arrays import SweepArrays, cancel_arrays, element_of, load_arrays
+from torchmuster.multirun.sweep.arrays import (
+    SweepArrays,
+    cancel_arrays,
+    element_of,
+    load_arrays,
+    object_members,
+)
 from torchmuster.multirun.sweep.members import member_dir
 from torchmuster.multirun.sweep.metric import MetricReader
 from torchmuster.multirun.sweep.plan import SweepPlan
@@ -84,10 +90,8 @@ def cancel_member(run_dir: RunDir, loaded: tuple[ArrayDialect, SweepArrays], num
     Raises:
         MusterError: It can't be asked for: the member may have ended.
     """
-    if object_dialect(loaded[0]) is not None:
-        from torchmuster.kubernetes.pods.members import stop_pod
-
-        stop_pod(run_dir, number)
+    if (pods := object_members(loaded[0])) is not None:
+        pods.stop(run_dir, number)
     elif (element := element_of(loaded, number)) is not None:
         cancel_job(loaded[0], element)
 
@@ -99,9 +103,7 @@ def cancel_sweep(run_dir: RunDir) -> bool:
         EngineError: A cluster refuses.
     """
     loaded = load_arrays(run_dir)
-    if loaded is not None and object_dialect(loaded[0]) is not None:
-        from torchmuster.kubernetes.pods.members import cancel_pods
-
-        cancel_pods(run_dir)
+    if loaded is not None and (pods := object_members(loaded[0])) is not None:
+        pods.cancel(run_dir)
         return True
     return cancel_arrays(run_dir)

@@ -3,16 +3,23 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import to_words
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.launcher.engines.base import PYTHON, ArrayDialect, Dialect, array_dialect
+from torchmuster.launcher.engines.base import (
+    PYTHON,
+    ArrayDialect,
+    Dialect,
+    array_dialect,
+    object_dialect,
+)
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.answers import ask_scheduler
 from torchmuster.launcher.jobs.jobs import cancel_job, submit_script
@@ -236,3 +243,44 @@ def cancel_arrays(run_dir: RunDir) -> bool:
         with contextlib.suppress(MusterError):  # it may have ended
             cancel_job(dialect, array.job_id)
     return True
+
+
+class ObjectMembers(Protocol):
+    """Members that are parts of one object of a cluster's API: their room plugs them in as `arrays`."""
+
+    def submit(
+        self,
+        plan: SweepPlan,
+        run_dir: RunDir,
+        request: JobRequest,
+        members: Sequence[int],
+        *,
+        detach: bool,
+    ) -> str:
+        """Submit these members as one job; return its id.
+
+        Raises:
+            MusterError: It can't be submitted.
+        """
+
+    def stop(self, run_dir: RunDir, number: int) -> None:
+        """End one member.
+
+        Raises:
+            MusterError: It can't be asked for.
+        """
+
+    def cancel(self, run_dir: RunDir) -> None:
+        """End all.
+
+        Raises:
+            EngineError: The cluster refuses.
+        """
+
+
+def object_members(dialect: Dialect) -> ObjectMembers | None:
+    """Return what handles members of a sweep of this dialect; None of a scheduler's arrays."""
+    if object_dialect(dialect) is None:
+        return None
+    make: Callable[[], ObjectMembers] = plugs.find("arrays", "objects")
+    return make()

@@ -17,13 +17,13 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.owner.account import find_saved
 from torchmuster.core.owner.record import record_of
 from torchmuster.errors import MusterError
-from torchmuster.kubernetes.pods.slots import MemberEnd, TakeEnd
+from torchmuster.launcher.views.account import find_saved
 from torchmuster.multirun.engine import HeldSession
 from torchmuster.multirun.sweep.plan import SweepPlace, SweepPlan
 from torchmuster.multirun.sweep.runs import RunSlots
+from torchmuster.multirun.sweep.slots import MemberEnd, TakeEnd
 from torchmuster.multirun.views.sessions import find_session, lives
 
 _IDLE = "5m"  # how long a session outlives an owner that was killed

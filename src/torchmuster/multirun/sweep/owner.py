@@ -30,10 +30,11 @@ from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import Report, Result, explain_refused_start
 from torchmuster.core.net import messages
 from torchmuster.core.net.ipc import AskMemory, CallTaken, IpcCall, IpcServer, WorkerReport
+from torchmuster.core.node.heartbeats import HeldMemory
+from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.node.launcher_ranks import THREADS
 from torchmuster.core.node.leftovers import make_socket_folder, sweep_beside
 from torchmuster.core.node.output import LogVoice, Voice
-from torchmuster.core.node.progress import HeldMemory
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import SpawnerKeeper
 from torchmuster.core.node.workers import NodeAttempt, WorkerSettings
@@ -42,8 +43,6 @@ from torchmuster.core.owner.record import read_result
 from torchmuster.core.owner.session import EarlyStop
 from torchmuster.core.owner.stops import Stops
 from torchmuster.errors import MusterError, RunDirectoryError
-from torchmuster.kubernetes.pods.slots import MemberEnd, Slots, TakeEnd, gpus_of_slots
-from torchmuster.launcher.facts.gpu import visible_gpus
 from torchmuster.multirun.sweep.members import (
     MemberRecords,
     member_dir,
@@ -57,6 +56,7 @@ from torchmuster.multirun.sweep.metric import MetricReader
 from torchmuster.multirun.sweep.plan import SweepPlan
 from torchmuster.multirun.sweep.policy import MemberStart, SweepPolicy
 from torchmuster.multirun.sweep.runs import RunSlots, SessionSlots
+from torchmuster.multirun.sweep.slots import MemberEnd, Slots, TakeEnd, gpus_of_slots
 from torchmuster.multirun.sweep.stop_rules import StopRule, load_rule
 from torchmuster.multirun.views.sweep_view import read_sweep, view_sweep
 
@@ -742,3 +742,14 @@ class SweepOwner:
             because=tuple(because),
             hint=f"once that is mended, muster restart {short_id(self.plan.run_id)} runs those again",
         )
+
+
+def own_in_background(run_dir: RunDir) -> int:
+    """Own a sweep that has its folder to its end, and return its exit code."""
+    from torchmuster.core.files.terminal import TerminalVoice
+
+    voice = TerminalVoice()
+    voice.start()
+    result = follow_sweep(run_dir, voice)
+    voice.flush(5.0)
+    return result.exit_code

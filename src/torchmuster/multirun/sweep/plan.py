@@ -152,9 +152,3 @@ def member_environment(sweep: str, number: int, values: dict[str, str]) -> dict[
         MEMBER_VARIABLE: str(number),
         **{variable_of(name): value for name, value in values.items()},
     }
-
-
-def member_of_id(run_id: str) -> tuple[str, int] | None:
-    """Return the sweep and the number of a member from what may be its run id."""
-    sweep, _, number = run_id.rpartition(".")
-    return (sweep, int(number)) if sweep and re.fullmatch(r"\d{1,6}", number) else None

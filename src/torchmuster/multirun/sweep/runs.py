@@ -13,8 +13,8 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import AT_ONCE, Report
 from torchmuster.core.owner.create import write_owner
 from torchmuster.core.owner.record import read_result
-from torchmuster.kubernetes.pods.slots import MemberEnd, TakeEnd
-from torchmuster.multirun.door.call import busy
+from torchmuster.errors import SessionBusyError
+from torchmuster.multirun.sweep.slots import MemberEnd, TakeEnd
 from torchmuster.multirun.views.sessions import find_session, view_session
 
 _POLL_S = 0.02
@@ -141,7 +141,7 @@ class SessionSlots(RunSlots):
             self._say(f"the session {self._name} has ended")
             return replace(end, has_begun=has_begun, has_lost_slot=True)
         report = result.report if result is not None and not has_begun else None
-        if report is None or report.error != busy(self._name, "").what:
+        if report is None or report.error != SessionBusyError(self._name, "").what:
             return end
         self.is_busy = True
         why = "; ".join(report.because)

@@ -11,9 +11,9 @@ from torchmuster.core.model.failure import WorkerEnd
 from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.plan import Limits
 from torchmuster.core.net import messages
-from torchmuster.core.node.progress import NodeProgress
 from torchmuster.core.node.workers import NodeAttempt
 from torchmuster.launcher.head.hangs.monitor import HangMonitor, watch_limits
+from torchmuster.launcher.node.progress import NodeProgress
 from torchmuster.launcher.node.stacks import take_stacks
 
 _LOOK_EVERY_S = 2.0

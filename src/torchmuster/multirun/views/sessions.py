@@ -237,3 +237,8 @@ def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan
         is_open=bool(states),
         where=f"{where}: {', '.join(plan.node_names)}",
     )
+
+
+def session_names() -> list[str]:
+    """Return the names of all sessions, for completion: whether they live costs more than a key."""
+    return list(dict.fromkeys(name_of_session(one) for one in session_dirs()))

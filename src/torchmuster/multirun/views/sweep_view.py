@@ -18,6 +18,7 @@ from torchmuster.core.model.events import (
     SweepStartedEvent,
 )
 from torchmuster.core.model.plan import GRACE_S
+from torchmuster.core.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import few_of, in_one_line
 from torchmuster.core.model.verdict import Result
@@ -102,6 +103,20 @@ class SweepRun(RunView):
         if self.sweep is None:
             return "sweep"
         return f"sweep of {' '.join(self.sweep.plan.run.program.display())}"
+
+    def member_state(self, number: int) -> RunState | None:
+        """Return how a member stands; None where the plan can't be read."""
+        return self.sweep.members[number].state if self.sweep is not None else None
+
+    def stop_itself(self) -> bool:
+        """Cancel its arrays, or its Job; say whether it has any.
+
+        Raises:
+            EngineError: A cluster refuses.
+        """
+        from torchmuster.multirun.sweep.array_stops import cancel_sweep
+
+        return cancel_sweep(self.run_dir)
 
     @property
     def size(self) -> str:
@@ -260,3 +275,40 @@ def _after(member: MemberView, one: Stamped) -> MemberView:
                 why=event.why,
             )
     return member
+
+
+def view_of_sweep(run_dir: RunDir) -> SweepView:
+    """Return where the members of a sweep stand.
+
+    Raises:
+        NotFoundError: Its plan can't be read, or it is no sweep.
+    """
+    from torchmuster.launcher.views.find import view_run
+
+    view = view_run(run_dir)
+    if not isinstance(view, SweepRun):
+        raise NotFoundError("it is no sweep that can be read", where=run_dir.path, why=view.problem)
+    return view.sweep_view()
+
+
+def view_of_record(run_dir: RunDir, record: RunRecord) -> RunView:
+    """Return where a sweep stands."""
+    from torchmuster.launcher.views.find import owner_lives
+
+    del record  # `view_sweep` reads its members from it
+    if os.path.isfile(run_dir.arrays):
+        from torchmuster.multirun.views.array_view import view_arrays
+
+        sweep = view_arrays(run_dir)
+    else:
+        # What was a Job is not asked for when it has ended.
+        has_ended = os.path.isfile(run_dir.job) and read_result(run_dir) is not None
+        sweep = view_sweep(run_dir, is_alive=not has_ended and owner_lives(run_dir))
+    return SweepRun(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=sweep.state if sweep is not None else RunState.LOST,
+        plan=None,
+        result=sweep.result if sweep is not None else None,
+        sweep=sweep,
+    )

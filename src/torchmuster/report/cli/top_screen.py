@@ -194,7 +194,7 @@ class _Viewer:
 
         self._is_called = True
         if os.path.isdir(os.path.join(view.run_dir.path, "pods")):
-            from torchmuster.kubernetes.pods.copy import copied
+            from torchmuster.launcher.views.elsewhere import copied
 
             self._stack.enter_context(copied(view.run_dir))
         self._watch = BoardWatch(view)

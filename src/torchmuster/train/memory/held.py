@@ -23,7 +23,7 @@ import torch
 from torchmuster.core.model import codec, contract
 from torchmuster.core.net import ipc
 from torchmuster.core.net.ipc import AgentAnswer, AskMemory, CallFailed, MemoryHeld
-from torchmuster.launcher.facts.system import free_bytes
+from torchmuster.core.node.kernel import free_bytes
 from torchmuster.train.snapshot.state import NoRoomError, SnapshotError
 
 PAGE_BYTES = 4096

@@ -14,8 +14,8 @@ from torchmuster.core import proc
 from torchmuster.core.model import contract
 from torchmuster.core.model.contract import NODE_VARIABLE
 from torchmuster.core.model.text import show_size
+from torchmuster.core.node.kernel import free_bytes
 from torchmuster.errors import UsageError
-from torchmuster.launcher.facts.system import free_bytes
 from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_json
 from torchmuster.train.memory.folder import HeldFolder, Neighbours
 from torchmuster.train.memory.held import HeldFile, NodeMemory, Part, agent_socket

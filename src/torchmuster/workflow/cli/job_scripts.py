@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.core.cli.options import my_sites
 from torchmuster.core.engines.schedulers import sees_files
 from torchmuster.errors import UsageError
+from torchmuster.launcher.cli.places.find import my_sites
 from torchmuster.launcher.engines.registry import load_dialect
 
 if TYPE_CHECKING:

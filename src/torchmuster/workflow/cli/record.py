@@ -37,9 +37,10 @@ def check_replay(view: "WorkflowRun") -> None:
 
 def print_status(view: "WorkflowRun", *, as_json: bool) -> int:
     """Show where a workflow stands: every task with its state and the reason for every wait."""
-    from torchmuster.core.cli.messages import paint_report, workflow_summary
-    from torchmuster.core.owner.account import account_of
+    from torchmuster.core.cli.messages import paint_report
     from torchmuster.launcher.cli.account import print_account
+    from torchmuster.launcher.views.account import account_of
+    from torchmuster.workflow.cli.workflow import workflow_summary
 
     workflow = view.tasks_view()
     if as_json:
@@ -105,7 +106,8 @@ def restart(view: "WorkflowRun", *, detach: bool) -> int:
     import uuid
     from dataclasses import replace
 
-    from torchmuster.core.owner.create import create_workflow_dir, new_run_id
+    from torchmuster.core.owner.create import new_run_id
+    from torchmuster.workflow.owner.create import create_workflow_dir
 
     workflow = view.tasks_view()
     if workflow.is_elsewhere:
@@ -130,8 +132,9 @@ def restart(view: "WorkflowRun", *, detach: bool) -> int:
         except OSError:
             texts.append("")
     place = _place_of(view)
-    place.check_workflow(plan, detach=detach)
-    place.settle_workflow_again(view.run_dir)
+    at = place.cell("workflow")
+    at.check(plan, detach=detach)
+    at.settle_again(view.run_dir)
     run_dir = create_workflow_dir(plan, texts[0], texts[1])
     for task in (task for group in plan.groups for task in group.tasks):
         earlier = os.path.join(view.run_dir.task_folder(task.name), "snapshots")
@@ -139,7 +142,8 @@ def restart(view: "WorkflowRun", *, detach: bool) -> int:
             os.symlink(
                 os.path.realpath(earlier), os.path.join(run_dir.task_folder(task.name), "snapshots")
             )
-    return place.submit_workflow(run_dir, plan, detach=detach, as_json=False)
+    code: int = at.submit(run_dir, plan, detach=detach, as_json=False)
+    return code
 
 
 def _place_of(view: "WorkflowRun") -> "Place":

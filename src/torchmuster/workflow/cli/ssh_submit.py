@@ -61,10 +61,11 @@ def submit_to_hosts(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, as
     """
     from torchmuster.core.cli.ending import follow_run
     from torchmuster.core.files import atomic
+    from torchmuster.workflow.cli.workflow import say_end
 
     atomic.write_json(run_dir.site, {"site": site.name})
     follow = partial(_follow, run_dir, plan, site)
-    return follow_run(plan, run_dir, follow, as_json=as_json)
+    return follow_run(plan, run_dir, follow, as_json=as_json, say=say_end)
 
 
 def _task_hosts(
@@ -92,7 +93,7 @@ def _task_hosts(
 def _follow(
     run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", voice: "TerminalVoice"
 ) -> "WorkflowResult":
-    from torchmuster.launcher.owner.follow import follow_workflow
+    from torchmuster.workflow.owner.follow import follow_workflow
     from torchmuster.workflow.owner.host_capacity import HostCapacity, crowded
 
     hosts = _task_hosts(run_dir, plan, site, voice)

@@ -77,8 +77,8 @@ def submit(**given: Any) -> int:
     """  # noqa: D301 - \b is click's mark
     from torchmuster.core.cli.find import Where, find_place
     from torchmuster.core.cli.place import Nowhere
-    from torchmuster.core.owner.create import create_workflow_dir
     from torchmuster.core.spec.problems import Problems
+    from torchmuster.workflow.owner.create import create_workflow_dir
 
     if given["help_values"]:
         return _show_values(given["file"])
@@ -88,21 +88,23 @@ def submit(**given: Any) -> int:
     place = (
         Nowhere() if shows_all else find_place(Where(engine=given["engine"], here=here), problems)
     )
-    given["elsewhere"] = not place.is_this_machine
+    at = place.cell("workflow")
+    given["elsewhere"] = not at.is_this_machine
     loaded = _load(given)
     plan, machine = _plan(loaded, given, problems)
-    place.check_workflow(plan, detach=given["detach"])
+    at.check(plan, detach=given["detach"])
     if shows_all:
         show_jobs(plan, ALL, as_json=given["as_json"])
         return 0
     if given["dry_run"]:
-        place.show_workflow(plan, machine, as_json=given["as_json"])
+        at.show(plan, machine, as_json=given["as_json"])
         return 0
     _upload_local_datasets(loaded)
-    plan = place.with_task_setup(plan)
+    plan = at.with_task_setup(plan)
     run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
     detach, as_json = given["detach"], given["as_json"]
-    return place.submit_workflow(run_dir, plan, detach=detach, as_json=as_json)
+    code: int = at.submit(run_dir, plan, detach=detach, as_json=as_json)
+    return code
 
 
 @click.command(cls=SetCommand)
@@ -202,10 +204,10 @@ def _plan(
     loaded: "LoadedWorkflow", given: dict[str, Any], problems: "Problems"
 ) -> "tuple[WorkflowPlan, Machine]":
     from torchmuster.core.cli.messages import print_notes
+    from torchmuster.core.node.kernel import visible_gpus
     from torchmuster.core.owner.create import check_run_id, new_run_id
     from torchmuster.core.spec.units import parse_timeout
     from torchmuster.errors import ManyErrors
-    from torchmuster.launcher.facts.gpu import visible_gpus
     from torchmuster.workflow.owner.capacity import shortfalls, this_machine
     from torchmuster.workflow.plan import TaskNetwork
     from torchmuster.workflow.sandbox.container import container_problems

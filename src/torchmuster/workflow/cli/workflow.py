@@ -27,8 +27,8 @@ def start_workflow(
 
     if detach:
         return leave_in_background(run_dir, plan.run_id, as_json=as_json)
-    from torchmuster.core.owner.account import near
-    from torchmuster.launcher.owner.follow import follow_workflow
+    from torchmuster.core.files.layout import near
+    from torchmuster.workflow.owner.follow import follow_workflow
 
     shown = near(os.path.dirname(os.path.dirname(run_dir.logs)))
 
@@ -36,7 +36,7 @@ def start_workflow(
         voice.say(f"run {short_id(plan.run_id)}: {size_of(plan.groups)}; logs in {shown}")
         return follow_workflow(run_dir, voice)
 
-    return follow_run(plan, run_dir, follow, as_json=as_json)
+    return follow_run(plan, run_dir, follow, say=say_end, as_json=as_json)
 
 
 def submit_to_scheduler(
@@ -52,7 +52,7 @@ def submit_to_scheduler(
     if detach:
         return print_id(plan.run_id, as_json=as_json, jobs=job_ids)
     follow = partial(_follow_jobs, run_dir, dialect, job_ids)
-    return follow_run(plan, run_dir, follow, as_json=as_json)
+    return follow_run(plan, run_dir, follow, say=say_end, as_json=as_json)
 
 
 def _follow_jobs(
@@ -97,6 +97,36 @@ def show_plan(plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> Non
         f"\nlocal: {size_of(plan.groups)}; {machine.num_cpus} CPUs, {len(machine.gpus)} GPUs here"
     )
     click.echo("nothing was started (--dry-run)", err=True)
+
+
+def workflow_summary(result: "WorkflowResult") -> str:
+    """Return the last line of a workflow."""
+    from torchmuster.core.model.states import State
+    from torchmuster.core.model.text import few_of
+
+    text = f"{result.state.value} after {result.elapsed_s:.1f} s"
+    failed = [f"{name} {state}" for name, state in result.groups.items() if state != "COMPLETED"]
+    if result.state is State.COMPLETED:
+        return text
+    go_on = f"continue with: muster restart {short_id(result.run_id)}"
+    return f"{text} ({few_of(failed, 6)}); {go_on}" if failed else f"{text}; {go_on}"
+
+
+def say_end(voice: "TerminalVoice", result: "WorkflowResult", run_dir: "RunDir") -> int:
+    """Say how a workflow has ended; return its exit code."""
+    from torchmuster.core.cli.ending import say_report
+    from torchmuster.core.cli.messages import paint_report, uses_colour
+    from torchmuster.core.model.states import State
+    from torchmuster.launcher.views.account import what_a_workflow_left
+
+    for report in result.reports:
+        voice.print(paint_report(report, colour=uses_colour()))
+    voice.say(workflow_summary(result))
+    if not result.state.is_failed:
+        voice.say(what_a_workflow_left(run_dir, tuple(result.groups)))
+    elif result.state is not State.FAILED_CANCELED:
+        say_report(voice, run_dir, result.run_id)
+    return result.exit_code
 
 
 def size_of(groups: Any) -> str:

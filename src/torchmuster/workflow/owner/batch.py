@@ -11,7 +11,6 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.states import State
 from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import WorkflowResult
-from torchmuster.core.owner.create import link_reused
 from torchmuster.core.owner.record import Follow
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import Dialect
@@ -21,6 +20,7 @@ from torchmuster.launcher.jobs.jobs import cancel_job, submit_script, view_jobs
 from torchmuster.launcher.jobs.never import NeverWatch, note_group
 from torchmuster.launcher.views.find import view_run
 from torchmuster.workflow.jobs import plan_jobs
+from torchmuster.workflow.owner.create import link_reused
 from torchmuster.workflow.owner.view import WorkflowRun, WorkflowView, task_logs
 from torchmuster.workflow.plan import WorkflowPlan
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torchmuster.core import plugs
 from torchmuster.core.engines.local import LocalEngine
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.files.terminal import TerminalVoice
@@ -21,17 +22,15 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import WARN_S, Limits, Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
+from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.owner.create import create_run_dir, link_snapshots, new_run_id
 from torchmuster.core.owner.supervise import own_run
 from torchmuster.core.spec.launch import check_script, count_workers
 from torchmuster.core.spec.problems import Problems
-from torchmuster.kubernetes.firstpod.conduct import pods_engine
-from torchmuster.kubernetes.node.order import KEY_VARIABLE, ORDER_VARIABLE, read_order
 from torchmuster.launcher.engines.allocation import AllocationEngine
 from torchmuster.launcher.engines.own_job import OwnJob, find_own_job
-from torchmuster.launcher.facts.gpu import visible_gpus
 from torchmuster.launcher.jobs.inside import make_deadline, own_run_inside
-from torchmuster.launcher.owner.beside import BesideEngine, task_hosts
+from torchmuster.workflow.owner.beside import BesideEngine, task_hosts
 from torchmuster.workflow.plan import PODS_ENGINE, TaskNode, TrainingStart
 
 
@@ -77,17 +76,15 @@ def _own_in_pods(
     start: TrainingStart, plan: RunPlan, run_dir: RunDir, voice: TerminalVoice
 ) -> Result:
     """Conduct the run over the pods of its task, of which this is the first; each has an `{{output}}` of its own."""
-    order, key = read_order(os.environ[ORDER_VARIABLE]), os.environ[KEY_VARIABLE]
-    code = os.path.join(order.run_dir.path, "code")
     make = (f"mkdir -p {shlex.join(start.folders)}",)
     plan = replace(plan, node_setup=replace(plan.node_setup, before=make))
-    names, output = plan.node_names, start.folders[0]
-    engine = pods_engine(plan, run_dir, order, key, names, code, voice.say, output)
+    engine = plugs.find("task_engines", "pods")(plan, run_dir, voice.say, start.folders[0])
     try:
         engine.start_all()
         result = own_run(engine, voice)
         engine.finish()
-        return engine.localized(result)
+        localized: Result = engine.localized(result)
+        return localized
     finally:
         engine.abandon()
 

@@ -1,8 +1,10 @@
 """A workflow as its run directory shows it: made from the records of its owner and of its groups' heads."""
 
+import contextlib
 import graphlib
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +19,7 @@ from torchmuster.core.model.events import (
     TaskStateEvent,
 )
 from torchmuster.core.model.plan import GRACE_S
+from torchmuster.core.model.run import RunRecord
 from torchmuster.core.model.states import JobState, RunState, State, workflow_state
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.model.verdict import Result, WorkflowResult
@@ -27,13 +30,14 @@ from torchmuster.core.owner.record import (
     read_outcome,
     told_seconds,
 )
-from torchmuster.errors import NotFoundError
+from torchmuster.errors import MusterError, NotFoundError, UsageError
 from torchmuster.launcher.model.job import JobView, describe_job
 from torchmuster.launcher.model.live import LiveTask
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
 
 _CANCELLED_CODE = 128 + signal.SIGTERM
+_NEXT_GROUP_S = 30.0  # from the end of a group on a cluster to the next one of its workflow
 _LOST = "it had not ended when its owner was killed"
 
 
@@ -125,6 +129,49 @@ class WorkflowRun(RunView):
         """Where it was sent, where it has no job."""
         noted = atomic.read_json(self.run_dir.site)
         return str(noted.get("site", "ssh")) if isinstance(noted, dict) else "local"
+
+    def stop_itself(self) -> bool:
+        """Cancel its jobs, or its groups on a cluster; say whether it has any.
+
+        Raises:
+            MusterError: A cluster refuses.
+        """
+        from torchmuster.launcher.jobs.jobs import cancel_job, read_jobs
+        from torchmuster.launcher.views.elsewhere import elsewhere
+
+        jobs = read_jobs(self.run_dir)
+        if jobs is None:
+            return False
+        if not elsewhere().cancel_groups(self.run_dir):
+            for job_id in jobs[1].values():
+                with contextlib.suppress(MusterError):  # it may have ended
+                    cancel_job(jobs[0], job_id)
+        return True
+
+    def task_logs(self) -> list[tuple[str, list[tuple[int, str]]]]:
+        """Return the logs of each task: (attempt, path).
+
+        Raises:
+            NotFoundError: Its plan can't be read.
+        """
+        return list(task_logs(self.tasks_view(), self.run_dir))
+
+    def groups_to_enter(self) -> dict[str, tuple[TaskView, ...]]:
+        """Return its tasks by group, for commands beside them.
+
+        Raises:
+            NotFoundError: Its plan can't be read.
+            UsageError: They are in containers.
+        """
+        if self.workflow is None:
+            return super().groups_to_enter()
+        if (container := self.workflow.plan.container) != "none":
+            raise UsageError(
+                f"the tasks of the run {self.run_id} are in containers",
+                why=f"only {container} itself can enter them",
+                fix=f"{container} exec -it CONTAINER COMMAND",
+            )
+        return {group.name: group.tasks for group in self.workflow.groups}
 
     @property
     def task_names(self) -> list[str]:
@@ -451,3 +498,48 @@ def _run_state(
         return RunState.LOST
     runs = any(group.state.of_run is RunState.RUNNING for group in groups)
     return RunState.RUNNING if runs else RunState.WAITING
+
+
+def view_of_record(run_dir: RunDir, record: RunRecord) -> RunView:
+    """Return where a workflow stands."""
+    from torchmuster.launcher.views.find import owner_lives
+
+    del record  # its groups have records of their own
+    if os.path.isfile(run_dir.jobs):
+        workflow = _view_of_jobs(run_dir)
+        result = workflow.result if workflow is not None else None
+    else:
+        workflow = view_workflow(run_dir, is_alive=owner_lives(run_dir))
+        result = read_workflow_result(run_dir)
+    return WorkflowRun(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=workflow.state if workflow is not None else RunState.LOST,
+        plan=None,
+        result=as_result(result) if result is not None else None,
+        workflow=workflow,
+    )
+
+
+def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
+    from torchmuster.launcher.jobs.jobs import read_jobs, view_jobs
+
+    found = read_jobs(run_dir)
+    if found is None:
+        return None
+    dialect, job_ids = found
+    open_ids = [i for name, i in job_ids.items() if read_outcome(run_dir, name) is None]
+    views = view_jobs(dialect, open_ids) if open_ids else {}
+    by_group = {name: views[job_id] for name, job_id in job_ids.items() if job_id in views}
+    noted = atomic.read_json(run_dir.jobs)
+    if "elsewhere" in noted:
+        begun = frozenset(job_ids)
+        is_recent = time.time() - float(noted.get("seen_at", 0.0)) < _NEXT_GROUP_S
+        return view_workflow_elsewhere(run_dir, by_group, begun, is_recent=is_recent)
+    return view_job_workflow(run_dir, by_group)
+
+
+def result_of_record(run_dir: RunDir) -> Result | None:
+    """Return the result of a workflow as that of a run; None while it has none."""
+    workflow = read_workflow_result(run_dir)
+    return as_result(workflow) if workflow is not None else None

@@ -33,7 +33,6 @@ from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import GroupOutcome, Report, WorkflowResult
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import bind
-from torchmuster.core.owner.create import link_reused
 from torchmuster.core.owner.head_follower import HeadFollower
 from torchmuster.core.owner.parts import RecordWriter
 from torchmuster.core.owner.record import next_task_attempts, read_outcome
@@ -41,6 +40,7 @@ from torchmuster.core.owner.session import EarlyStop
 from torchmuster.core.owner.stops import Stops
 from torchmuster.errors import MusterError
 from torchmuster.workflow.owner.capacity import Capacity, Machine
+from torchmuster.workflow.owner.create import link_reused
 from torchmuster.workflow.plan import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.workflow.task.options import GroupOrder
 

@@ -15,7 +15,8 @@ import struct
 from typing import Any
 
 from torchmuster.core.model import codec
-from torchmuster.workflow.sandbox import namespaces, network_stack
+from torchmuster.launcher.node import namespaces
+from torchmuster.workflow.sandbox import network_stack
 from torchmuster.workflow.sandbox.network_stack import NetworkOrder
 
 # As much of the kernel's route netlink as a private network needs: links, addresses, a default route.

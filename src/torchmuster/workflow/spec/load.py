@@ -26,6 +26,7 @@ from torchmuster.core.spec.problems import (
     KeyPath,
     Problems,
     near_file,
+    parse_set_env,
     show_path,
 )
 from torchmuster.errors import ManyErrors, MusterError, UsageError
@@ -35,7 +36,6 @@ from torchmuster.launcher.spec.values import (
     Default,
     check_name,
     default_values,
-    parse_set_env,
     parse_set_strings,
     parse_sets,
 )

@@ -30,11 +30,11 @@ from torchmuster.core.net.ipc import (
     TaskRequest,
 )
 from torchmuster.core.node.head_link import HeadLink
+from torchmuster.core.node.kernel import explain_kill, read_counters
 from torchmuster.core.node.options import HeadPlace
 from torchmuster.core.node.output import RankOutput, Voice
 from torchmuster.core.node.shell import NodeShell, SetupError
 from torchmuster.errors import MusterError, found_bug
-from torchmuster.launcher.facts.system import explain_kill, read_counters
 from torchmuster.launcher.node.exec import Execs
 from torchmuster.workflow.sandbox.view import CommandView
 from torchmuster.workflow.task.command import CommandFailedError, TaskCommand

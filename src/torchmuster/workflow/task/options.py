@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torchmuster.core.files.layout import RunDir
+from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
 
 # The wait for the names of other pods: DNS learns them some time after the pods run, and remembers for a while what it did not know.
@@ -118,3 +119,15 @@ class TaskOptions:
     socket_path: str = ""
     address: str | None = None
     host_name: str | None = None
+
+
+def remote_order(message: messages.StartTask, run_dir: str, head: str, address: str) -> TaskOrder:
+    """Return what the agent of a task is told on a host of ssh."""
+    return TaskOrder(
+        run_dir=run_dir,
+        group=message.group,
+        task=message.task,
+        attempt=message.attempt,
+        head=(head,),
+        address=address,
+    )

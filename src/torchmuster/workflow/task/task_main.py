@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
@@ -13,7 +13,6 @@ from torchmuster.core.net.address import read_secret, split_endpoint
 from torchmuster.core.node.launcher_ranks import take_environment
 from torchmuster.core.node.leftovers import make_socket_folder
 from torchmuster.core.node.output import LogVoice
-from torchmuster.kubernetes.node.order import own_host
 from torchmuster.workflow.head.group_main import end_with_lifeline, read_plan, read_start
 from torchmuster.workflow.head.group_ports import port_candidates
 from torchmuster.workflow.plan import TaskNetwork, WorkflowPlan
@@ -41,6 +40,7 @@ async def _serve(order: TaskOrder) -> int:
     voice = LogVoice(run_dir.agent_log(order.task), disk)
     folder = make_socket_folder()
     _place_muster(folder)
+    own_name = plugs.find("host_names", "pod")
     agent = TaskAgent(
         TaskOptions(
             plan=plan,
@@ -55,7 +55,7 @@ async def _serve(order: TaskOrder) -> int:
             port_candidates=port_candidates(plan, group),
             socket_path=os.path.join(folder, "task.sock"),
             address=order.address,
-            host_name=own_host(os.environ),
+            host_name=own_name(os.environ) if own_name is not None else None,
         ),
         disk,
         voice,

@@ -28,7 +28,8 @@ from torchmuster.errors import ManyErrors, MusterError
 from torchmuster.launcher.api.launch import launch_by
 from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.launcher.jobs.jobs import failed_before_start, make_job
+from torchmuster.core.owner.create import failed_before_start
+from torchmuster.launcher.jobs.jobs import make_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
 from torchmuster.multirun.door.messages import SessionSetup
 from torchmuster.multirun.sweep.arrays import SweepArrays

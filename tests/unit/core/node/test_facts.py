@@ -9,7 +9,7 @@ from kit.waiting import wait_until_async
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.plan import Program, ScriptKind
 from torchmuster.core.net import messages
-from torchmuster.core.node.inquiries import FactsServer, script_path
+from torchmuster.launcher.node.inquiries import FactsServer, script_path
 
 PROGRAM = Program(
     kind=ScriptKind.FILE, target="train.py", args=(), python=("python3",), cwd="/home/u"

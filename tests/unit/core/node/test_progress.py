@@ -11,7 +11,8 @@ import pytest
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.model import progress as heartbeat
-from torchmuster.core.node.progress import NodeProgress, last_step
+from torchmuster.core.node.heartbeats import last_step
+from torchmuster.launcher.node.progress import NodeProgress
 from torchmuster.train.heartbeat import open_heartbeat
 
 

@@ -38,7 +38,7 @@ def test_words_of_another_version_are_refused_in_a_sentence():
 def test_what_becomes_a_task_imports_little():
     [python, *flags, door] = proc.node_program("view")[:-1]
     done = run([python, "-X", "importtime", *flags, door, "view", "--probe"])
-    assert "torchmuster.workflow.sandbox.place_launch" in done.stderr
+    assert "torchmuster.launcher.node.place_launch" in done.stderr
     assert not any(
         f" {name}\n" in done.stderr for name in ("argparse", "subprocess", "torchmuster.core.proc")
     )

@@ -11,7 +11,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
-from torchmuster.core.owner.account import find_saved, how_to_go_on
+from torchmuster.launcher.views.account import find_saved, how_to_go_on
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.kubernetes.firstpod.conduct import link_before
 from torchmuster.kubernetes.pods.again import find_before

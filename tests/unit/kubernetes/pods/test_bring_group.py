@@ -13,7 +13,7 @@ import pytest
 
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.owner.create import create_workflow_dir, link_reused
+from torchmuster.workflow.owner.create import create_workflow_dir, link_reused
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.pods.bring_group import (
     bring_group,

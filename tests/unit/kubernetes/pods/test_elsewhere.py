@@ -10,7 +10,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState, RunState, State
 from torchmuster.core.model.verdict import GroupOutcome, Report
-from torchmuster.core.owner.create import create_workflow_dir
+from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.kubernetes.engine.dialect import DIALECT
 from torchmuster.kubernetes.pods.bring_group import bring_group, plan_group
 from torchmuster.kubernetes.pods.elsewhere import (

@@ -16,7 +16,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
-from torchmuster.core.owner.create import create_sweep_dir
+from torchmuster.multirun.sweep.create import create_sweep_dir
 from torchmuster.core.owner.record import read_lines, read_result
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.node import order as orders

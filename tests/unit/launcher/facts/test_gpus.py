@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.launcher.facts.gpu import visible_gpus
+from torchmuster.core.node.kernel import visible_gpus
 
 
 @pytest.mark.parametrize(

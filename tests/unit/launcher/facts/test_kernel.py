@@ -1,6 +1,6 @@
 """What the kernel shows as files: what can't be read is empty."""
 
-from torchmuster.launcher.facts.system import list_folder, log_records, read_bytes, read_text
+from torchmuster.core.node.kernel import list_folder, log_records, read_bytes, read_text
 
 
 def test_what_is_not_there_is_empty(tmp_path):

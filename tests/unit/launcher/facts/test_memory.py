@@ -1,13 +1,8 @@
 import pytest
 
 from torchmuster.launcher.facts import system
-from torchmuster.launcher.facts.system import (
-    _KERNEL_LINE,
-    MemoryCounters,
-    _ancestors,
-    explain_kill,
-    read_counters,
-)
+from torchmuster.core.node.kernel import MemoryCounters, explain_kill, read_counters
+from torchmuster.launcher.facts.system import _KERNEL_LINE, _ancestors
 
 
 @pytest.mark.parametrize(

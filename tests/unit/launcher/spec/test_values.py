@@ -5,12 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.spec.problems import Problems
-from torchmuster.launcher.spec.values import (
-    default_values,
-    parse_set_env,
-    parse_set_strings,
-    parse_sets,
-)
+from torchmuster.core.spec.problems import parse_set_env
+from torchmuster.launcher.spec.values import default_values, parse_set_strings, parse_sets
 
 
 def accepted(parse, *words):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.owner.create import create_sweep_dir
+from torchmuster.multirun.sweep.create import create_sweep_dir
 from torchmuster.multirun.sweep.members import prepare_member
 from torchmuster.multirun.sweep.plan import SweepPlan
 

@@ -6,7 +6,7 @@ import pytest
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.owner.create import create_sweep_dir
+from torchmuster.multirun.sweep.create import create_sweep_dir
 from torchmuster.multirun.sweep.owner import SweepOwner
 from torchmuster.multirun.sweep.plan import SweepPlan
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from torchmuster.core.model.plan import Stage
 from torchmuster.core.spec.problems import Problems
-from torchmuster.workflow.spec.staging import parse_commands, parse_stages
+from torchmuster.core.spec.staging import parse_commands, parse_stages
 
 
 def parse(*texts, cwd="/home/me"):

@@ -13,13 +13,13 @@ from torchmuster.core.model.lease import LEASE_S, OwnClock, Stillness
 from torchmuster.core.model.plan import Program
 from torchmuster.core.model.verdict import MORE_MEMORY
 from torchmuster.core.net.messages import Message, Notice, SpawnerReady, SpawnerRefused
+from torchmuster.core.node import kernel as memory
 from torchmuster.core.node.output import Voice
 from torchmuster.core.node.setup import other_interpreter
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.start import SpawnerLink, make_link, start_spawner
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
-from torchmuster.launcher.facts import system as memory
 
 REAP_EVERY_S = 0.01
 _STOPPED_S = 3.0

@@ -1,6 +1,5 @@
 """What `muster status`, `logs`, `restart` and `replay` show and do of a run, and of a session."""
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,11 @@ from torchmuster.core.model.text import few_of, in_one_line
 from torchmuster.errors import NotFoundError
 from torchmuster.launcher.cli.account import print_account
 from torchmuster.launcher.cli.echo import echo, echo_json
+from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 
 if TYPE_CHECKING:
-    from torchmuster.core.owner.account import Account
     from torchmuster.launcher.model.training import EpochView
+    from torchmuster.launcher.views.account import Account
     from torchmuster.launcher.views.run_view import RunView
     from torchmuster.launcher.views.training import TrainingView
 
@@ -57,7 +57,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
     from torchmuster.core.cli.ending import last_line
     from torchmuster.core.cli.messages import last_report, paint_report
     from torchmuster.core.model import codec
-    from torchmuster.core.owner.account import account_of, find_saved, how_to_go_on
+    from torchmuster.launcher.views.account import account_of, find_saved, how_to_go_on
     from torchmuster.launcher.views.find import view_job
     from torchmuster.launcher.views.run_view import problems_of
     from torchmuster.launcher.views.training import training_of
@@ -129,11 +129,9 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
 
 def tell_reach(view: "RunView") -> bool:
     """Say why only its first pod's log is known of a run in pods; return whether that is so."""
-    if not os.path.isdir(os.path.join(view.run_dir.path, "pods")):
+    if not is_elsewhere(view.run_dir):
         return False
-    from torchmuster.kubernetes.pods.end import words_on_reach
-
-    words = words_on_reach(view.run_dir)
+    words = elsewhere().words_on_reach(view.run_dir)
     if words is not None:
         echo(f"muster: {words}", err=True)
     return words is not None

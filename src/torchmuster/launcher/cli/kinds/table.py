@@ -1,31 +1,15 @@
-"""What commands do with each kind of record: two tables, so that no command asks what a folder is the record of."""
+"""What commands do with each kind of record: no command asks what a folder is the record of."""
 
-import importlib
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-from torchmuster.core.files.layout import Kind
+from torchmuster.core import plugs
 
 if TYPE_CHECKING:
     from torchmuster.launcher.views.run_view import RunView
 
-_MODULES = {
-    Kind.RUN: "torchmuster.launcher.cli.kinds.run",
-    Kind.SESSION: "torchmuster.launcher.cli.kinds.run",
-    Kind.WORKFLOW: "torchmuster.workflow.cli.record",
-    Kind.SWEEP: "torchmuster.multirun.cli.sweep_record",
-}
-
-
-_RESTARTS = {
-    Kind.RUN: ("torchmuster.launcher.cli.restart", "restart_run"),
-    Kind.SESSION: ("torchmuster.launcher.cli.restart", "restart_run"),
-    Kind.WORKFLOW: ("torchmuster.workflow.cli.record", "restart"),
-    Kind.SWEEP: ("torchmuster.multirun.cli.sweep", "restart_sweep"),
-}
-
 
 class KindCommands(Protocol):
-    """What a module of the table has."""
+    """What the module has that a kind plugs in as its `commands`."""
 
     def print_status(self, view: "RunView", *, as_json: bool) -> int:
         """Print where it stands, and return the exit code."""
@@ -46,10 +30,11 @@ class Restart(Protocol):
 
 def restart_of(view: "RunView") -> Restart:
     """Return what starts a record of this kind again."""
-    module, name = _RESTARTS[view.kind]
-    return cast("Restart", getattr(importlib.import_module(module), name))
+    found: Restart = plugs.find("kinds", f"{view.kind.value} restart")
+    return found
 
 
 def commands_of(view: "RunView") -> KindCommands:
     """Return what commands do with a record of this kind."""
-    return cast("KindCommands", importlib.import_module(_MODULES[view.kind]))
+    found: KindCommands = plugs.find("kinds", f"{view.kind.value} commands")
+    return found

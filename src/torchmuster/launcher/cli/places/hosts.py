@@ -4,22 +4,21 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.core.cli.options import my_sites
 from torchmuster.core.cli.place import Place, too_few
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.events import RecordEvent, WorkerEndedEvent
 from torchmuster.errors import UsageError
+from torchmuster.launcher.cli.places.find import my_sites
 from torchmuster.launcher.cli.ssh import find_ssh_site, make_bundle_for, make_wishes
 
 if TYPE_CHECKING:
-    from torchmuster.core.cli.place import Follow, StartSweep
+    from torchmuster.core.cli.place import Follow
     from torchmuster.core.files.layout import RunDir
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.model.plan import RunPlan
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from torchmuster.launcher.engines.ssh_places import SshWishes
     from torchmuster.launcher.spec.site import Site
     from torchmuster.launcher.views.run_view import RunView
-    from torchmuster.multirun.door.messages import SessionSetup
-    from torchmuster.workflow.owner.capacity import Machine
-    from torchmuster.workflow.plan import WorkflowPlan
 
 _DOOR_ENDED = (0, "exit code 0")  # of the first node, by itself
 # Without the variable the line fails: the workers must not run in what else is there.
@@ -46,15 +42,15 @@ _SENT_LINES = (
 class Hosts(Place):
     """Hosts of ssh; a run on them ends with this process."""
 
+    kind = "hosts"
     takes_no_job_options = "plain hosts have no scheduler"
 
     def __init__(self, site: "Site", *, by_slots: bool = False) -> None:
         self.name, self.site = site.name, site
-        self._wishes = make_wishes(site, by_slots=by_slots)
-        self.most_nodes = len(self._wishes.hosts)
+        self.wishes = make_wishes(site, by_slots=by_slots)
 
     def fill(self, request: "RunRequest") -> "RunRequest":
-        from torchmuster.core.cli.options import nodes_of_site
+        from torchmuster.launcher.cli.places.find import nodes_of_site
 
         nodes = request.nodes or nodes_of_site(self.site, spares=request.spares) or "1"
         return replace(request, nodes=nodes)
@@ -77,7 +73,7 @@ class Hosts(Place):
         plan = plan_run(asked, run_id, (), problems)
         if plan is None:
             return None
-        hosts = self._wishes.hosts
+        hosts = self.wishes.hosts
         if (short := too_few(plan, len(hosts))) is not None:
             what = f"{short[0]} are asked for, there are {len(hosts)} hosts"
             problems.add(what, f"--nodes {request.nodes}", fix=short[1])
@@ -101,22 +97,22 @@ class Hosts(Place):
         """
         from torchmuster.launcher.cli.ship import begin_to_pack
 
-        self._wishes = replace(self._wishes, environment=begin_to_pack(named))
+        self.wishes = replace(self.wishes, environment=begin_to_pack(named))
         old = plan.node_setup
         setup = replace(old, lines=(*old.lines, *_SENT_LINES), python_follows=True)
         program = replace(plan.program, python=("python3", *plan.program.python[1:]))
         return replace(plan, node_setup=setup, program=program)
 
     def _bundle(self, plan: "RunPlan") -> "Bundle":
-        return make_bundle_for((sys.executable, plan.program.python[0]), self._wishes)
+        return make_bundle_for((sys.executable, plan.program.python[0]), self.wishes)
 
     def show(self, plan: "RunPlan") -> None:
         from torchmuster.launcher.files.code_copy import find_code
 
         bundle = self._bundle(plan)
-        if self._wishes.environment is not None:
-            self._wishes.environment()
-        for place, host in enumerate(self._wishes.hosts):
+        if self.wishes.environment is not None:
+            self.wishes.environment()
+        for place, host in enumerate(self.wishes.hosts):
             spare = "" if place < plan.max_nodes else "  # spare"
             spare += ", with torch loaded" if plan.max_nodes <= place < plan.num_places else ""
             click.echo(f"$ {shlex.join(bundle.argv(host))}{spare}")
@@ -126,67 +122,19 @@ class Hosts(Place):
 
     def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow":
         del detach  # it was refused
-        return partial(own_on_hosts, plan, run_dir, self._wishes, self._bundle(plan))
+        return partial(own_on_hosts, plan, run_dir, self.wishes, self._bundle(plan))
 
     def look(self) -> list[dict[str, Any]]:
         from torchmuster.launcher.cli.engine_rows import host_rows
 
-        return host_rows(self._wishes.hosts)
+        return host_rows(self.wishes.hosts)
 
     def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
         from torchmuster.launcher.cli.engine_rows import reach_rows
 
         del limit_s  # ssh has its own
         note = "each host was contacted, nothing was started there"
-        return reach_rows(self._wishes.hosts), note
-
-    def check_workflow(self, plan: "WorkflowPlan", *, detach: bool) -> None:
-        from torchmuster.workflow.cli.ssh_submit import refuse_what_hosts_can_not
-
-        refuse_what_hosts_can_not(plan, self.site, detach=detach)
-
-    def show_workflow(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
-        from torchmuster.workflow.cli.ssh_submit import show_hosts
-
-        del machine
-        show_hosts(plan, self.site, as_json=as_json)
-
-    def submit_workflow(
-        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
-    ) -> int:
-        from torchmuster.workflow.cli.ssh_submit import submit_to_hosts
-
-        del detach  # it was refused
-        return submit_to_hosts(run_dir, plan, self.site, as_json=as_json)
-
-    def sweep(self, given: dict[str, Any], problems: "Problems", start: "StartSweep") -> int:
-        from torchmuster.multirun.cli.sweep_places import plan_on_hosts
-
-        if given["time_limit"] is not None:
-            fix = "leave it out; `--stop` ends members early"
-            raise UsageError("`--time` is for sweeps that are jobs", where="--time", fix=fix)
-        return start(plan_on_hosts(given, self.site, problems))
-
-    def settle_session(
-        self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
-    ) -> "RunPlan":
-        from torchmuster.multirun.cli.session_places import with_setup, with_site
-
-        names = tuple(host.name for host in self._wishes.hosts)[: plan.max_nodes]
-        plan = replace(plan, engine=self.name, node_names=names)
-        plan = with_site(plan, self.site, python_given=given["python"] is not None)
-        if not setup.preload:  # without modules of the user's own no code has to come with it
-            plan = replace(plan, program=replace(plan.program, cwd="/"))
-        return with_setup(plan, replace(setup, folder="", variables=()))
-
-    def own_session(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        """Start `muster session hold` in the background: it keeps the connections."""
-        from torchmuster.multirun.cli.session_places import start_owner
-
-        del plan
-        words = [w for o in ("hosts", "hostfile") if given[o] for w in (f"--{o}", given[o])]
-        argv = [sys.executable, "-m", "torchmuster", "session", "hold", run_dir.path]
-        start_owner([*argv, "--on", self.name, *words], run_dir, own_package=True)
+        return reach_rows(self.wishes.hosts), note
 
 
 def own_on_hosts(
@@ -260,7 +208,7 @@ def hosts_again(plan: "RunPlan", view: "RunView") -> Hosts:
     Raises:
         UsageError: Its snapshots are on its hosts only, or its environment was sent to them.
     """
-    from torchmuster.core.owner.account import find_saved
+    from torchmuster.launcher.views.account import find_saved
 
     old, name = view.run_dir, short_id(view.run_id)
     if _SENT_LINES[0] in plan.node_setup.lines:

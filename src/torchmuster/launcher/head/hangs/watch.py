@@ -15,10 +15,8 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.core.model import contract
 from torchmuster.core.model.progress import RankPhase, RankProgress
 from torchmuster.core.model.ranks import name_ranks
-from torchmuster.core.net import messages
 from torchmuster.launcher.facts.stacks import Doing, StackReading
 
 # Where ranks stand, in one sentence: equal ones together, who waits first.
@@ -148,32 +146,6 @@ def _ranks_in(texts: Sequence[str]) -> set[int]:
 
 
 # Which ranks somebody debugs: meanwhile no rank hangs, and nothing is started again.
-
-
-class Debuggers(set[int]):
-    """The ranks of one attempt that sit in a debugger, or wait for one."""
-
-    _is_failure_seen = False
-
-    def clear(self) -> None:
-        """Begin with the next attempt."""
-        super().clear()
-        self._is_failure_seen = False
-
-    def take(self, told: messages.Debugger) -> bool:
-        """Note what a rank says of itself; say whether the user's client has to know it, to bring a debugger.
-
-        Of ranks that have failed, only the first of an attempt is looked at: the others fail because of it, or wait until they are ended.
-        """
-        if not told.active:
-            self.discard(told.rank)
-            return False
-        if told.waits == contract.PDB:
-            if self or self._is_failure_seen:
-                return False
-            self._is_failure_seen = True
-        self.add(told.rank)
-        return bool(told.waits)
 
 
 FACTOR = 10.0  # times the 99th percentile of the run's steps

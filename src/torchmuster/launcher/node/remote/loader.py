@@ -21,13 +21,14 @@ MAX_BYTES = 64 << 20
 # `launcher/files/travel.py` says why each.
 TRAVELS = (
     *("core/cli/spelling.py", "core/engines", "core/files", "core/head", "core/model"),
-    *("core/net", "core/node", "core/owner", "core/plainfile.py", "core/proc.py"),
-    *("core/programs", "core/spec", "diagnose/doctor", "diagnose/explain", "diagnose/finding.py"),
+    *("core/net", "core/node", "core/owner", "core/plainfile.py", "core/plugs.py"),
+    *("core/proc.py", "core/programs", "core/spec", "diagnose/doctor", "diagnose/explain"),
+    *("diagnose/finding.py", "diagnose/preflight.py", "kubernetes/elsewhere.py"),
     *("kubernetes/engine", "kubernetes/firstpod", "kubernetes/node", "kubernetes/pods"),
     *("launcher/api", "launcher/engines", "launcher/facts", "launcher/files", "launcher/head"),
     *("launcher/jobs", "launcher/model", "launcher/net", "launcher/node", "launcher/owner"),
-    *("launcher/programs", "launcher/spec/explain.py", "launcher/spec/scalars.py"),
-    *("launcher/spec/site.py", "launcher/spec/hostfile.py", "launcher/spec/source.py"),
+    *("launcher/programs", "launcher/spec/explain.py", "launcher/spec/hostfile.py"),
+    *("launcher/spec/scalars.py", "launcher/spec/site.py", "launcher/spec/source.py"),
     *("launcher/spec/values.py", "launcher/ui/ranks.py", "launcher/ui/run_lines.py"),
     *("launcher/ui/status_line.py", "launcher/ui/words.py", "launcher/views", "multirun/api"),
     *("multirun/door", "multirun/engine.py", "multirun/held.py", "multirun/sweep"),
@@ -74,7 +75,7 @@ def tree_files(package: str) -> list[tuple[str, bytes]]:
         for name in files:
             path = os.path.join(folder, name)
             relative = os.path.relpath(path, package)
-            is_shared = "/" not in relative or name == "__init__.py"
+            is_shared = "/" not in relative or name in ("__init__.py", "plug.py")
             is_needed = is_shared or any(
                 relative == one or relative.startswith(one + "/") for one in TRAVELS
             )

@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, muster_home
 from torchmuster.core.model import codec, contract
@@ -48,7 +49,6 @@ from torchmuster.launcher.net.remote_messages import (
     SetUpTasks,
 )
 from torchmuster.launcher.net.replica import Copy, CopyState, Feed, Scope
-from torchmuster.launcher.node.remote.door import WARM_VARIABLE, RemoteDoor, WarmDoor, importable
 from torchmuster.launcher.node.remote.files import (
     RUN_RECORD,
     CodeOutputs,
@@ -58,14 +58,10 @@ from torchmuster.launcher.node.remote.files import (
     send_made,
     write_private,
 )
-from torchmuster.launcher.node.remote.loader import num_gpus
 from torchmuster.launcher.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
 from torchmuster.launcher.node.shipping import shelf as shelves
 from torchmuster.launcher.node.shipping.arrival import ComingEnvironment
 from torchmuster.launcher.node.shipping.shelf import VARIABLE, Shelf, check_fit, try_torch
-from torchmuster.multirun.door.call import DoorAgent
-from torchmuster.multirun.door.messages import DoorNode
-from torchmuster.workflow.task.options import TaskOrder
 
 # A session's side of an environment that comes to this host (`node/shipping`): what the client says of it, and what it hears.
 
@@ -169,6 +165,40 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
 _HEAD = re.compile(r"[0-9a-zA-Z.:]{1,300}")
 
 
+class Door(Protocol):
+    """Forks the agents of this node: that of a session, or of a pod that has imported torch."""
+
+    say: Callable[[str], None]
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that agents get."""
+
+    def wait_open(self) -> bool:
+        """Wait until agents can be asked for; say whether they can."""
+
+    def state(self) -> messages.SessionTold:
+        """Return how it is.
+
+        Raises:
+            ChannelError: It does not answer.
+        """
+
+    def fork(
+        self, order: AgentOrder, environment: Mapping[str, str], fds: Sequence[int]
+    ) -> proc.ForkedAgent:
+        """Ask for an agent with these descriptors: its lifeline, and the head's socket.
+
+        Raises:
+            ChannelError: It does not answer.
+        """
+
+
+def importable(path: str | None, root: str) -> str:
+    """Return a PYTHONPATH by which scripts can import torchmuster from a folder that has nothing else."""
+    return os.pathsep.join([*([path] if path else []), root])
+
+
 class RemoteAgents:
     """The agents of one run, or of the tasks of one workflow, on one host.
 
@@ -186,10 +216,10 @@ class RemoteAgents:
         session: SendsMessages,
         relay: Relay,
         ended: Callable[[], None],
-        door: RemoteDoor | None = None,
+        door: Door | None = None,
     ) -> None:
         self._door = door
-        self.environment = dict(os.environ if door is None else door.node.environment)
+        self.environment = dict(os.environ if door is None else door.environment)
         self.run_dir: RunDir | None = None
         self._session = session
         self._relay = relay
@@ -212,7 +242,7 @@ class RemoteAgents:
             with self._lock:
                 started, child = self._start(message)
                 self._agents[message.agent_id] = child
-            if isinstance(child, DoorAgent):
+            if isinstance(child, proc.ForkedAgent):
                 child.wait_started()
         except (MusterError, OSError, ValueError) as error:
             self._agents.pop(message.agent_id, None)
@@ -249,7 +279,7 @@ class RemoteAgents:
         return replace(started, port=port, addresses=tuple(own_addresses())), child
 
     def _launch(
-        self, program: str, order: AgentOrder | TaskOrder, environment: dict[str, str], *fds: int
+        self, program: str, order: Any, environment: dict[str, str], *fds: int
     ) -> HasStatus:
         if self._lifeline is None:
             self._lifeline = os.pipe2(os.O_CLOEXEC)
@@ -274,18 +304,11 @@ class RemoteAgents:
             environment=RunDir(run_dir).environment,
         )
 
-    def _task_order(self, message: messages.StartTask) -> TaskOrder:
-        for name in (message.group, message.task):
-            if not _NAME.fullmatch(name):
-                raise ValueError(f"`{name}` is no name")
-        return TaskOrder(
-            run_dir=self._path(),
-            group=message.group,
-            task=message.task,
-            attempt=message.attempt,
-            head=(f"127.0.0.1:{self._port(message.port)}",),
-            address=_own_address(),
-        )
+    def _task_order(self, message: messages.StartTask) -> Any:
+        make = plugs.find("host_orders", "task")
+        if make is None or not all(map(_NAME.fullmatch, (message.group, message.task))):
+            raise ValueError(f"`{message.task}` is no task that can be started here")
+        return make(message, self._path(), f"127.0.0.1:{self._port(message.port)}", _own_address())
 
     def _path(self) -> str:
         if self.run_dir is None:
@@ -383,7 +406,7 @@ class RemoteAgents:
             self._broker.close()
         self.cut_lifeline()
         for child in list(self._agents.values()):
-            if isinstance(child, DoorAgent):
+            if isinstance(child, proc.ForkedAgent):
                 child.let_go()
         with self._changed:
             self._changed.wait_for(lambda: not self._agents, _GENTLE_S)
@@ -540,7 +563,7 @@ _SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes 
 class RemoteEnd:
     """One host's side of one session."""
 
-    def __init__(self, session: FrameWriter, door: RemoteDoor | None = None) -> None:
+    def __init__(self, session: FrameWriter, door: Door | None = None) -> None:
         self._session = session
         self._relay = Relay(session, first_id=2)
         self.agents = RemoteAgents(session, self._relay, self._send_record, door)
@@ -762,37 +785,21 @@ class RemoteOrder:
 def main(arguments: list[str]) -> None:
     """Serve one session."""
     order = from_words(RemoteOrder, arguments)
-    incoming, outgoing = _take_streams()
+    incoming, outgoing = take_streams()
     if order.importable:  # by the script: the folder holds only this torchmuster
         os.environ["PYTHONPATH"] = importable(os.environ.get("PYTHONPATH"), order.root)
-    warm = os.environ.get(WARM_VARIABLE)
-    door = WarmDoor(warm) if warm is not None else None
+    doors = (make() for make in plugs.every("remote_doors"))
+    door = next((one for one in doors if one is not None), None)
     try:
-        _serve(RemoteEnd(FrameWriter(outgoing), door), incoming)
+        serve(RemoteEnd(FrameWriter(outgoing), door), incoming)
     finally:
         if order.temporary:
             shutil.rmtree(order.root, ignore_errors=True)
     os._exit(0)
 
 
-def serve_beside_door(session: RunDir, place: int, node: DoorNode) -> None:
-    """Serve the owner of a run in a session; the door of this place has forked us, and forks the agents."""
-    incoming, outgoing = _take_streams()
-    writer = FrameWriter(outgoing)
-    facts = messages.RemoteFacts(
-        has_package=True,
-        num_cpus=len(os.sched_getaffinity(0)),
-        num_gpus=num_gpus(),
-        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    )
-    writer.send(facts)
-    door = RemoteDoor(session, place, node)
-    writer.send(door.state())
-    _serve(RemoteEnd(writer, door), incoming)
-    os._exit(0)
-
-
-def _serve(end: RemoteEnd, incoming: int) -> None:
+def serve(end: RemoteEnd, incoming: int) -> None:
+    """Serve the other end of a connection until it leaves."""
     signal.signal(signal.SIGTERM, lambda *_: end.shut_down())
     signal.signal(contract.OVERUSED_SIGNAL, lambda signum, _: end.agents.pass_on(signum))
     try:
@@ -801,7 +808,7 @@ def _serve(end: RemoteEnd, incoming: int) -> None:
         end.leave()
 
 
-def _take_streams() -> tuple[int, int]:
+def take_streams() -> tuple[int, int]:
     """Return our input and output; nothing that is started here may write between our messages, or read them."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

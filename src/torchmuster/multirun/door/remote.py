@@ -45,6 +45,11 @@ class RemoteDoor:
         self.say: Callable[[str], None] = lambda _: None
         self._session, self._place = session, place
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that agents get."""
+        return self.node.environment
+
     def wait_open(self) -> bool:
         """Wait until agents can be asked for; say whether they can."""
         return True
@@ -119,6 +124,28 @@ class WarmDoor(RemoteDoor):
             ask(self._session, self._place, EndSession(why="it is of no use"))
 
 
-def importable(path: str | None, root: str) -> str:
-    """Return a PYTHONPATH by which scripts can import torchmuster from a folder that has nothing else."""
-    return os.pathsep.join([*([path] if path else []), root])
+def warm_door() -> WarmDoor | None:
+    """Return the door of this pod; None where nothing is imported there."""
+    told = os.environ.get(WARM_VARIABLE)
+    return WarmDoor(told) if told is not None else None
+
+
+def serve_beside_door(session: RunDir, place: int, node: DoorNode) -> None:
+    """Serve the owner of a run in a session; the door of this place has forked us, and forks the agents."""
+    from torchmuster.launcher.net.frames import FrameWriter
+    from torchmuster.launcher.node.remote.loader import num_gpus
+    from torchmuster.launcher.node.remote.main import RemoteEnd, serve, take_streams
+
+    incoming, outgoing = take_streams()
+    writer = FrameWriter(outgoing)
+    facts = messages.RemoteFacts(
+        has_package=True,
+        num_cpus=len(os.sched_getaffinity(0)),
+        num_gpus=num_gpus(),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+    writer.send(facts)
+    door = RemoteDoor(session, place, node)
+    writer.send(door.state())
+    serve(RemoteEnd(writer, door), incoming)
+    os._exit(0)

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from torchmuster.core import proc
-from torchmuster.workflow.sandbox.exec_launch import find_shell, read_environment
-from torchmuster.workflow.sandbox.place_launch import NOT_FOUND, VIEW_FAILED, LaunchError
+from torchmuster.launcher.node.exec_launch import find_shell, read_environment
+from torchmuster.launcher.node.place_launch import NOT_FOUND, VIEW_FAILED, LaunchError
 
 
 @pytest.fixture

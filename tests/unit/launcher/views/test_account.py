@@ -12,13 +12,8 @@ from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.repeats import Shown
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
-from torchmuster.core.owner.account import (
-    account_of,
-    how_to_go_on,
-    near,
-    what_a_workflow_left,
-    what_is_left,
-)
+from torchmuster.core.files.layout import near
+from torchmuster.launcher.views.account import account_of, how_to_go_on, what_a_workflow_left, what_is_left
 from torchmuster.core.owner.create import choose_run_id
 from torchmuster.core.spec.launch import JobLimits, RunRequest
 from torchmuster.errors import NotFoundError, UsageError

@@ -1,13 +1,12 @@
 """What can be told of a run in few words, also long after its end: where it ran, how long, how it ended, what is left."""
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torchmuster.core.files.layout import RunDir, short_id
-from torchmuster.core.model import codec, contract
+from torchmuster.core.files.layout import RunDir, near, short_id
+from torchmuster.core.model import contract
 from torchmuster.core.model.events import DatasetVersionEvent
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import few_of
@@ -22,9 +21,9 @@ from torchmuster.core.owner.record import (
     told_seconds,
 )
 from torchmuster.errors import MissingRecordError
+from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 
 if TYPE_CHECKING:  # nothing of it is needed at the end of a run that has succeeded
-    from torchmuster.kubernetes.node.order import PodOrder
     from torchmuster.launcher.views.run_view import RunView
 
 _STEP = re.compile(r"step-(\d{9,})")
@@ -150,9 +149,9 @@ def find_saved(run_dir: RunDir) -> Saved | None:
     step = None if _is_of_a_host(run_dir, folder) else last_step(folder)
     if step is not None:
         return Saved(step=step, folder=folder, is_seen=True)
-    order = _order(run_dir.path)
-    by_pods = order is not None and folder.startswith(f"{order.home}/")
-    on_volume = order is not None and order.has_volume
+    kept = elsewhere().kept(run_dir) if is_elsewhere(run_dir) else None
+    by_pods = kept is not None and folder.startswith(f"{kept.home}/")
+    on_volume = kept is not None and kept.outlives
     if recorded is not None and by_pods and on_volume:
         return Saved(step=recorded, folder=folder, is_seen=True)  # by the pods that go on
     # What is not there was removed, or is on a disk of another host.
@@ -172,15 +171,6 @@ def _is_of_a_host(run_dir: RunDir, folder: str) -> bool:
     return of_run and os.path.realpath(folder) != os.path.realpath(own)
 
 
-def _order(folder: str) -> "PodOrder | None":
-    from torchmuster.kubernetes.node.order import ORDER_FILE, read_order
-
-    path = os.path.join(folder, "pods", ORDER_FILE)
-    with contextlib.suppress(codec.CodecError):
-        return read_order(path) if os.path.exists(path) else None
-    return None
-
-
 def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
     """Return what a run that has ended without success has saved, and how to go on from it; None when it says nothing.
 
@@ -198,8 +188,8 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
     stopped_at = result.trained_step if result is not None else None
     told = result.saved_step if result is not None else None  # by the library, as it stopped
     if told is not None and (saved is None or saved.step is None):  # the record has not come back
-        order = _order(run_dir.path)
-        went = order is not None and not order.has_volume
+        there = elsewhere().kept(run_dir) if is_elsewhere(run_dir) else None
+        went = there is not None and not there.outlives
         saved = Saved(step=told, folder=run_dir.snapshots, is_seen=False, went=went)
     if saved is None and stopped_at is None:
         return None
@@ -261,9 +251,10 @@ def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
     if versions:
         word = "datasets" if len(versions) > 1 else "dataset"
         parts.append(f"{word} {few_of(versions, 8)}")
-    orders = filter(None, (_order(run_dir.group(group).path) for group in groups))
-    if (order := next(orders, None)) is not None and order.has_volume:
-        parts.append(f"outputs on the volume, in {os.path.join(order.run_dir.path, 'tasks')}")
+    folders = [run_dir.group(group) for group in groups]
+    all_kept = filter(None, (elsewhere().kept(one) for one in folders if is_elsewhere(one)))
+    if (kept := next(all_kept, None)) is not None and kept.outlives:
+        parts.append(f"outputs on the volume, in {os.path.join(kept.path, 'tasks')}")
     else:
         parts.append(f"outputs in {near(os.path.join(run_dir.path, 'tasks'))}")
     parts.append(f"logs in {near(os.path.join(run_dir.path, 'logs'))}")
@@ -277,9 +268,3 @@ def last_step(folder: str) -> int | None:
     except OSError:
         return None
     return max((int(match.group(1)) for match in found if match), default=None)
-
-
-def near(path: str) -> str:
-    """Return a path as it is typed from here, where that is shorter; from `/` it would be so by one character."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") or os.getcwd() == "/" else relative

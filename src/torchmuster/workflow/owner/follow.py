@@ -1,15 +1,18 @@
 """Own a prepared workflow to its end, with a terminal or a log as its voice."""
 
 import asyncio
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torchmuster.core import plugs
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model.verdict import WorkflowResult
+from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.owner.session import EarlyStop, note_on_session
 from torchmuster.errors import RunDirectoryError
-from torchmuster.launcher.facts.gpu import visible_gpus
 from torchmuster.workflow.owner.capacity import this_machine
 from torchmuster.workflow.owner.view import read_workflow
 from torchmuster.workflow.owner.workflow import WorkflowOwner
@@ -56,3 +59,17 @@ def follow_workflow(
     machine = this_machine(run_dir.path, visible_gpus())
     owner = WorkflowOwner(plan, run_dir, machine, _TaskDisplay(voice), hosts, elsewhere)
     return asyncio.run(owner.run(early))
+
+
+def own_in_background(run_dir: RunDir) -> int:
+    """Own a workflow that has its folder to its end, on this machine or on its cluster, and return its exit code."""
+    voice = TerminalVoice(prefix_always=True)
+    voice.start()
+    places: Callable[[RunDir, TerminalVoice], Elsewhere] | None = plugs.find(
+        "workflow_places", "cluster"
+    )
+    on_cluster = places is not None and os.path.exists(run_dir.site)
+    elsewhere = places(run_dir, voice) if places is not None and on_cluster else None
+    result = follow_workflow(run_dir, voice, elsewhere=elsewhere)
+    voice.flush(5.0)
+    return result.exit_code

@@ -16,7 +16,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from torchmuster.workflow.sandbox import namespaces
+from torchmuster.launcher.node import namespaces
 
 VIEW_FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 

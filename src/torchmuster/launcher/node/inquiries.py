@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
+from torchmuster.core.model.network import VARIABLES
 from torchmuster.core.model.plan import Program, ScriptKind
 from torchmuster.core.net import messages
-from torchmuster.core.node.head_link import HeadLink
+from torchmuster.core.net.address import link_names, own_interfaces
 from torchmuster.core.node.launcher_ranks import VariableChange
-from torchmuster.core.node.options import AgentOptions
-from torchmuster.core.node.spawner.keeper import SpawnerKeeper
+from torchmuster.core.node.part import AgentPart
 from torchmuster.core.node.workers import NodeAttempt
 
 if TYPE_CHECKING:
-    from torchmuster.core.node.progress import NodeProgress
+    from torchmuster.core.node.agent import Agent
     from torchmuster.launcher.node.exec import Execs
     from torchmuster.launcher.node.probe import NetworkProbe
-    from torchmuster.multirun.door.streams import RemoteEnds
+    from torchmuster.launcher.node.progress import NodeProgress
 
 
 # The agent's part in `muster exec` and a training run: a command beside a rank, with the rank's own variables.
@@ -193,41 +193,81 @@ def script_path(program: Program, instead: str | None) -> str | None:
 
 
 PROGRESS_EVERY_S = 2.0
+_STACKS_S = 0.5
+_MAX_VALUE = 200
 
 
-class Inquiries:
-    """Answers the head, and clients through it.
+def network_facts(
+    survey: int, ports: tuple[int, ...], environment: Mapping[str, str], local_addr: str | None
+) -> messages.NetworkFacts:
+    """Return this node's interfaces, and what the user has set himself.
 
-    Args:
-        options: The agent's.
-        link: Its connection to the head.
-        spawners: They know the job's interpreter and variables.
-        folder: Where workers leave what they are asked for.
-        living: Returns the attempt of which something is left on this node.
+    With `local_addr`, the address that the user names for this node, only its interface counts.
     """
+    interfaces = own_interfaces()
+    if local_addr is not None:
+        interfaces = tuple(i for i in interfaces if i.address == local_addr) or interfaces
+    return messages.NetworkFacts(
+        survey=survey,
+        ports=ports,
+        interfaces=interfaces,
+        names=link_names(),
+        variables={
+            name: environment[name][:_MAX_VALUE] for name in VARIABLES if environment.get(name)
+        },
+    )
 
-    def __init__(
-        self,
-        options: AgentOptions,
-        link: HeadLink,
-        spawners: SpawnerKeeper,
-        folder: str,
-        living: Callable[[], NodeAttempt | None],
-    ) -> None:
-        self.facts = FactsServer(link.send)
-        self._options, self._link, self._spawners = options, link, spawners
-        self._folder, self._living = folder, living
+
+class Inquiries(AgentPart):
+    """Answers the head, and clients through it."""
+
+    def __init__(self, agent: "Agent") -> None:
+        super().__init__(agent)
+        self._link, self._spawners, self._options = agent.link, agent.spawners, agent.options
+        self.facts = FactsServer(self._link.send)
+        self._folder, self._living = agent.folder, agent.attempts.living
         self._probe: NetworkProbe | None = None
         self._execs: Execs | None = None
-        self._remotes: RemoteEnds | None = None
+
+    def take(self, message: messages.Message) -> bool:
+        """Take what the head asks."""
+        match message:
+            case messages.AskFacts():
+                if self.agent.welcome is not None:
+                    run_dir = self._options.run_directory(self.agent.welcome.run_id)
+                    self._take_ask(message, run_dir)
+            case messages.AskNetwork() | messages.ProbeNetwork() | messages.EndProbe():
+                self._take_survey(message)
+            case messages.TakeStacks():
+                self.agent.spawn(self._take_stacks(message))
+            case _ if isinstance(message, messages.FromExecClient):
+                self._take_exec(message)
+            case _:
+                return False
+        return True
+
+    def take_torch(self, found: Mapping[str, Any]) -> None:
+        """Take what the spawner says of the torch that it imports."""
+        self.facts.take_torch(found)
+
+    def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
+        """Return the ranks whose stacks show that they wait for others; who can't answer is taken for one that works."""
+        from torchmuster.launcher.facts.stacks import Doing, judge
+        from torchmuster.launcher.node.stacks import take_stacks
+
+        found = take_stacks(self._folder, attempt, workers, _STACKS_S)
+        return {
+            one.rank
+            for one in found
+            if judge(one.text, state=one.state, source=one.source).doing is Doing.WAITS
+        }
 
     # Before the start.
 
-    def take_survey(
+    def _take_survey(
         self, message: messages.AskNetwork | messages.ProbeNetwork | messages.EndProbe
     ) -> None:
         """Say which networks there are, call other nodes, or end that."""
-        from torchmuster.launcher.node.network_settings import network_facts
         from torchmuster.launcher.node.probe import NetworkProbe
 
         if isinstance(message, messages.AskNetwork):
@@ -245,7 +285,7 @@ class Inquiries:
         else:
             self.close()
 
-    def take_ask(self, ask: messages.AskFacts, run_dir: RunDir) -> None:
+    def _take_ask(self, ask: messages.AskFacts, run_dir: RunDir) -> None:
         """Collect the facts of this node."""
         self.facts.take(ask, self._spawners.program, self._spawners.environment, run_dir)
 
@@ -257,7 +297,7 @@ class Inquiries:
 
     # While workers run.
 
-    async def tell_progress(self) -> None:
+    async def serve(self) -> None:
         """Tell every two seconds how far the workers are."""
         reader: NodeProgress | None = None
         while True:
@@ -266,7 +306,7 @@ class Inquiries:
             if attempt is None or not attempt.running or self._link.channel is None:
                 continue
             if reader is None or reader.attempt != attempt.attempt:
-                from torchmuster.core.node import progress
+                from torchmuster.launcher.node import progress
 
                 gpus = self._gpus_of(attempt)
                 reader = progress.NodeProgress(self._folder, attempt.attempt, gpus)
@@ -276,7 +316,7 @@ class Inquiries:
 
     def _gpus_of(self, attempt: NodeAttempt) -> dict[int, str]:
         """Return the GPU of each rank: of those that it sees, the one with its local rank."""
-        from torchmuster.launcher.facts.gpu import visible_gpus
+        from torchmuster.core.node.kernel import visible_gpus
 
         found = {}
         for rank in attempt.ranks:
@@ -287,7 +327,7 @@ class Inquiries:
                 found[rank] = ids[local_rank]
         return found
 
-    async def take_stacks(self, order: messages.TakeStacks) -> None:
+    async def _take_stacks(self, order: messages.TakeStacks) -> None:
         """Say where the ranks of this node are."""
         from torchmuster.launcher.node.stacks import pieces, take_stacks
 
@@ -300,7 +340,7 @@ class Inquiries:
         for piece, is_last in pieces(stacks):
             self._link.send(messages.Stacks(number=order.number, stacks=piece, is_last=is_last))
 
-    def take_exec(self, message: messages.FromExecClient) -> None:
+    def _take_exec(self, message: messages.FromExecClient) -> None:
         """Start a command beside a rank, or pass on what belongs to one."""
         from torchmuster.launcher.node.exec import Execs
 
@@ -309,10 +349,7 @@ class Inquiries:
                 self._link.send(refuse_unproved(message))
             return
         if isinstance(message, messages.ExecStart) and message.door:
-            self._remote_ends().take(message)
-            return
-        if self._remotes is not None:
-            self._remotes.take(message)  # each takes what is its own
+            return  # of a session
         if self._execs is None:
             self._execs = Execs(self._options.host, self._link.send)
         attempt, target = self._living(), None
@@ -328,18 +365,7 @@ class Inquiries:
                 target = rank_target(pid, node_environment(every, of_rank))
         self._execs.take(message, target)
 
-    def _remote_ends(self) -> "RemoteEnds":
-        if self._remotes is None:
-            from torchmuster.multirun.door.streams import RemoteEnds
-
-            options = self._options
-            run_dir = options.run_directory(options.plan.run_id)
-            self._remotes = RemoteEnds(run_dir, options.place or 0, options.host, self._link.send)
-        return self._remotes
-
-    def end_execs(self) -> None:
+    def end_attempt(self) -> None:
         """End the commands beside the ranks: the attempt has ended."""
-        if self._remotes is not None:
-            self._remotes.end_all("the session has lost a node, or ends")
         if self._execs is not None:
             self._execs.end_all("the attempt has ended")

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from torchmuster.core import proc
 from torchmuster.core.model.codec import from_words
-from torchmuster.workflow.sandbox import namespaces
-from torchmuster.workflow.sandbox.place_launch import VIEW_FAILED, LaunchError, become, find_command
+from torchmuster.launcher.node import namespaces
+from torchmuster.launcher.node.place_launch import VIEW_FAILED, LaunchError, become, find_command
 
 _KINDS = (
     ("user", namespaces.NEW_USER),  # first: it gives the right to enter the others

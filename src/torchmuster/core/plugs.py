@@ -1,0 +1,160 @@
+"""Plug points: the tables by which other rooms, and other packages, add to what is here (docs/plugging-in.md).
+
+A room has a module `plug` with `PLUGS`: for each point that it adds to, names and what they mean, as "module:name" below
+`torchmuster`. Other packages add by an entry point of the group `torchmuster.POINT`, under a name that none of ours has.
+Nothing is imported before it is asked for, and a room that is not here adds nothing.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torchmuster.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+# In the order in which they are asked: what a plain run needs is found in the first.
+ROOMS = ("core", "launcher", "workflow", "multirun", "kubernetes", "diagnose", "report")
+
+
+@functools.cache
+def _plugs(room: str) -> dict[str, dict[str, Any]]:
+    name = f"torchmuster.{room}.plug"
+    try:
+        found: dict[str, dict[str, Any]] = importlib.import_module(name).PLUGS
+    except ModuleNotFoundError as error:
+        if error.name not in (name, name.removesuffix(".plug")):
+            raise
+        return {}
+    return found
+
+
+def table(point: str) -> dict[str, Any]:
+    """Return what our rooms add to a point, by name, without importing it."""
+    return {name: what for room in ROOMS for name, what in _plugs(room).get(point, {}).items()}
+
+
+def load(what: str) -> Any:
+    """Return what "module:name", or a module alone, means below `torchmuster`."""
+    module, _, name = what.partition(":")
+    found = importlib.import_module(f"torchmuster.{module}")
+    return getattr(found, name) if name else found
+
+
+def find(point: str, name: str) -> Any:
+    """Return what a name of a point means in our rooms, loaded; None where no room that is here adds it."""
+    for room in ROOMS:
+        if (what := _plugs(room).get(point, {}).get(name)) is not None:
+            return load(what)
+    return None
+
+
+def every(point: str) -> Iterator[Any]:
+    """Yield all that our rooms add to a point, loaded, in the order of the rooms."""
+    yield from map(load, table(point).values())
+
+
+@functools.cache
+def _is_mentioned() -> bool:
+    """Say whether any installed package adds something: a tenth of the time that `importlib.metadata` takes to look."""
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder or "."):
+                if name.endswith((".dist-info", ".egg-info")):
+                    with (
+                        contextlib.suppress(OSError),
+                        open(os.path.join(folder, name, "entry_points.txt"), "rb") as file,
+                    ):
+                        if b"[torchmuster." in file.read():
+                            return True
+    return False
+
+
+@functools.cache
+def others(point: str) -> "dict[str, EntryPoint]":
+    """Return what other packages add to a point, by name.
+
+    Raises:
+        UsageError: Two bring the same name, or a name is ours.
+    """
+    if not _is_mentioned():
+        return {}
+    from importlib.metadata import entry_points
+
+    found: dict[str, EntryPoint] = {}
+    ours = table(point)
+    for one in entry_points(group=f"torchmuster.{point}"):
+        if one.name in ours or one.name in found:
+            source = one.dist.name if one.dist is not None else one.value
+            other = found.get(one.name)
+            owner = other.dist.name if other is not None and other.dist is not None else "muster"
+            raise UsageError(
+                f"two packages bring the same of {point}: `{one.name}`, of {owner} and {source}",
+                where=f"entry point torchmuster.{point}: {one.name} = {one.value}",
+                fix=f"pip uninstall {source}",
+            )
+        found[one.name] = one
+    return found
+
+
+def load_other(point: str, name: str) -> Any:
+    """Return what another package adds under a name, loaded; None where there is none.
+
+    Raises:
+        UsageError: It can't be imported.
+    """
+    one = others(point).get(name)
+    if one is None:
+        return None
+    try:
+        return one.load()
+    except (ImportError, AttributeError) as error:
+        source = one.dist.name if one.dist is not None else one.value
+        raise UsageError(
+            f"`{name}` of {source} can't be loaded",
+            where=f"entry point torchmuster.{point}: {one.name} = {one.value}",
+            why=str(error),
+            fix=f"install {source} again, or without it: pip uninstall {source}",
+        ) from error
+
+
+def carried(point: str) -> tuple[str, ...]:
+    """Return what other packages add to a point of programs on nodes, for a plan: nodes look for no packages.
+
+    Each is "name=folder|module:name"; the folder is the one from which the module is imported.
+    """
+    found = []
+    for name, one in others(point).items():
+        folder = one.dist.locate_file("") if one.dist is not None else ""
+        found.append(f"{name}={folder}|{one.value}")
+    return tuple(sorted(found))
+
+
+def load_carried(those: Iterable[str]) -> dict[str, Any]:
+    """Return what a plan carries, loaded, by name.
+
+    Raises:
+        UsageError: It can't be imported on this node.
+    """
+    found = {}
+    for one in those:
+        name, _, rest = one.partition("=")
+        folder, _, value = rest.partition("|")
+        module, _, attribute = value.partition(":")
+        if folder and folder not in sys.path:
+            sys.path.append(folder)  # behind our own: nothing of it stands for a module of ours
+        try:
+            found[name] = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"the part `{name}` of the head can't be loaded on this node",
+                where=f"{folder}: {value}",
+                why=str(error),
+                fix="install its package on a file system that the nodes see, or uninstall it here",
+            ) from error
+    return found

@@ -1,0 +1,185 @@
+"""Runs as pods, which bring along what they need; and what a workflow and a sweep need of a cluster."""
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchmuster.core.cli.place import warn
+from torchmuster.core.files.layout import RunDir, runs_dir, short_id
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.launcher.cli.places.jobs import AsJob, SameJob, submit
+from torchmuster.multirun.cli.places import StartSweep, SweepAt
+from torchmuster.workflow.cli.places import WorkflowAt
+
+if TYPE_CHECKING:
+    from torchmuster.core.cli.place import Follow
+    from torchmuster.core.model.plan import RunPlan
+    from torchmuster.core.spec.launch import RunRequest
+    from torchmuster.core.spec.problems import Problems
+    from torchmuster.launcher.engines.base import ObjectDialect
+    from torchmuster.launcher.model.job import JobRequest
+    from torchmuster.workflow.owner.capacity import Machine
+    from torchmuster.workflow.plan import WorkflowPlan
+
+
+class AsPods(AsJob):
+    """Pods of a cluster; without a volume the run lives in them."""
+
+    kind = "pods"
+    takes_no_environment = "pods have an image"
+    has_own_disks = True
+    dialect: "ObjectDialect"
+
+    def fill(self, request: "RunRequest") -> "RunRequest":
+        if request.take_within is not None:
+            keys = {**dict(self.site.own_keys), "take_within": request.take_within}
+            self.site = self.site.model_copy(update={"own_keys": tuple(keys.items())})
+        return super().fill(request)
+
+    def _fit(self, plan: "RunPlan") -> "RunPlan":
+        from torchmuster.kubernetes.cli.pods import fit
+
+        return fit(plan, self._request, self.site)
+
+    def _job(self, plan: "RunPlan") -> "JobRequest":
+        from torchmuster.kubernetes.pods.bring import check_code, python_of, settle_place
+
+        check_code(plan)
+        job = replace(super()._job(plan), python=python_of(self.site), run_id=plan.run_id)
+        return settle_place(job, job.num_nodes)
+
+    def show(self, plan: "RunPlan") -> None:
+        from torchmuster.kubernetes.cli.pods import show_manifest
+        from torchmuster.kubernetes.pods.bring import shown_files
+
+        show_manifest(replace(self._job(plan), brings=shown_files()), self.dialect)
+
+    def settle(self, plan: "RunPlan") -> "RunPlan":
+        from torchmuster.kubernetes.pods.bring import lost_with_pods
+        from torchmuster.kubernetes.pods.check import look_at_claims
+        from torchmuster.kubernetes.pods.release import words_on_leavers
+
+        self._settled = self._job(plan)
+        warn([*look_at_claims(self._settled), *lost_with_pods(self._settled)])
+        is_named = self._request.run_id is not None
+        if is_named and (text := words_on_leavers(self._settled)) is not None:
+            warn([text])
+        return plan
+
+    def start(self, plan: "RunPlan", run_dir: RunDir, *, detach: bool) -> "Follow | None":
+        from torchmuster.kubernetes.cli.pods import say_what_goes
+        from torchmuster.kubernetes.pods.bring import bring_run
+
+        request, warn_s = self._request, self._limits.warn_s
+        warn_s = (self.site.warn or 0.0) if warn_s is None else warn_s
+        limit_s = plan.limits.join_timeout_s if request.join_timeout is not None else None
+        job = bring_run(plan, run_dir, self._settled, warn_s, limit_s)
+        warn(self.dialect.unmapped(job))
+        say_what_goes(job, detach=detach)
+        return submit(plan, run_dir, job, self.dialect, num_more=0, detach=detach)
+
+    def look(self) -> list[dict[str, Any]]:
+        from torchmuster.kubernetes.cli.check import cluster_rows
+
+        return cluster_rows(self.site)
+
+    def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
+        from torchmuster.kubernetes.cli.check import try_pods
+
+        note = (
+            "nothing is left on the cluster; the run's files stay here: muster prune removes them"
+        )
+        return try_pods(self.site, limit_s), note
+
+
+class SamePods(SameJob):
+    """The cluster of an earlier run in pods, on the snapshots of the one before where these have outlived its pods."""
+
+    def settle(self, plan: "RunPlan") -> "RunPlan":
+        from torchmuster.kubernetes.pods.again import find_before
+        from torchmuster.kubernetes.pods.bring import check_code, settle_place
+        from torchmuster.kubernetes.pods.check import look_at_claims
+        from torchmuster.kubernetes.pods.reach import pod_order
+        from torchmuster.launcher.engines.base import object_dialect
+
+        order = pod_order(self._old)
+        if order is None or object_dialect(self._asked.dialect) is None:
+            raise MusterError(
+                "the run's record does not tell what its pods were told",
+                where=os.path.join(self._old.path, "pods"),
+                fix="type its command again",
+            )
+        self._order = order
+        self._before = find_before(self._old, order, self._asked.request)
+        check_code(plan)
+        job = self._asked.renamed(RunDir(os.path.join(runs_dir(), plan.run_id)))
+        self._job = settle_place(replace(job, run_id=plan.run_id), job.num_nodes)
+        warn(look_at_claims(self._job))
+        return plan
+
+    def start(self, plan: "RunPlan", run_dir: RunDir, *, detach: bool) -> "Follow | None":
+        from torchmuster.kubernetes.cli.pods import say_what_goes
+        from torchmuster.kubernetes.pods.bring import bring_run
+
+        order = self._order
+        job = bring_run(plan, run_dir, self._job, order.warn_s, order.start_limit_s, self._before)
+        say_what_goes(job, detach=detach)
+        return submit(plan, run_dir, job, self._asked.dialect, num_more=0, detach=detach)
+
+
+def pods_again(old: RunDir) -> SamePods:
+    """Return where a run that was in pods is started again.
+
+    Raises:
+        UsageError: It was found on its cluster: its code, and what it asked for, are where it was submitted.
+        MusterError: What it asked for is not in its record.
+    """
+    from torchmuster.kubernetes.node.order import CODE_FILE
+    from torchmuster.kubernetes.pods.reach import is_submitted_here
+    from torchmuster.launcher.jobs.jobs import read_request
+
+    has_code = os.path.exists(os.path.join(old.path, "pods", CODE_FILE))
+    if not is_submitted_here(old) and not has_code:
+        raise UsageError(
+            f"the run {short_id(os.path.basename(old.path))} was submitted on another machine",
+            where=old.path,
+            why="its code, and what it asked of the cluster, are there",
+            fix="restart it there, or type its command here",
+        )
+    return SamePods(old, read_request(old))
+
+
+class GroupsInPods(WorkflowAt):
+    """A workflow whose groups are Jobs of a cluster."""
+
+    def check(self, plan: "WorkflowPlan", *, detach: bool) -> None:
+        from torchmuster.kubernetes.cli.submit import check_for_pods
+
+        del detach
+        self.place.site = check_for_pods(plan, self.place.site)
+
+    def show(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+        from torchmuster.kubernetes.cli.submit import show_pods
+
+        del machine
+        show_pods(plan, self.place.site, self.place.dialect, as_json=as_json)
+
+    def submit(self, run_dir: RunDir, plan: "WorkflowPlan", *, detach: bool, as_json: bool) -> int:
+        from torchmuster.kubernetes.cli.submit import submit_to_pods
+
+        return submit_to_pods(run_dir, plan, self.place.site, detach=detach, as_json=as_json)
+
+    def settle_again(self, old: RunDir) -> None:
+        from torchmuster.kubernetes.pods.end import remove_groups
+
+        remove_groups(old)
+
+
+class SweepInPods(SweepAt):
+    """A sweep whose members are the pods of one Job."""
+
+    def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
+        from torchmuster.kubernetes.cli.sweep import submit_to_pods
+
+        del problems
+        return submit_to_pods(given, self.place.site, self.place.dialect, start)

@@ -1,0 +1,29 @@
+"""What runs in pods add."""
+
+PLUGS = {
+    "programs": {
+        "pod": "kubernetes.node.serve:main",
+        "call": "kubernetes.node.call:main",
+        "pod-warm": "kubernetes.node.warm:main",
+        "pod-record": "kubernetes.node.record:main",
+        "pod-keep": "kubernetes.node.keep:main",
+        "pod-place": "kubernetes.node.place:main",
+        "pod-task": "kubernetes.node.task:main",
+        "conduct-pods": "kubernetes.firstpod.conduct:main",
+        "conduct-group-pods": "kubernetes.firstpod.conduct_group:main",
+    },
+    "job_places": {
+        "objects": "kubernetes.cli.places:AsPods",
+        "again": "kubernetes.cli.places:pods_again",
+    },
+    "cells": {
+        "sweep pods": "kubernetes.cli.places:SweepInPods",
+        "workflow pods": "kubernetes.cli.places:GroupsInPods",
+    },
+    "elsewhere": {"pods": "kubernetes.elsewhere:InPods"},
+    "run_owners": {"member": "kubernetes.pods.sweep_runs:own_if_member"},
+    "workflow_places": {"cluster": "kubernetes.pods.group:cluster_of"},
+    "arrays": {"objects": "kubernetes.elsewhere:MemberPods"},
+    "task_engines": {"pods": "kubernetes.firstpod.conduct:engine_of_task"},
+    "host_names": {"pod": "kubernetes.node.order:own_host"},
+}

@@ -1,0 +1,259 @@
+"""Which of the launcher's places a command means: the only module that asks for kinds of sites and the job around this shell."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.core import plugs
+from torchmuster.core.cli.find import Where
+from torchmuster.core.cli.place import Nowhere, Place
+from torchmuster.core.spec.site_files import project_file, user_file
+from torchmuster.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.core.model.plan import RunPlan
+    from torchmuster.core.spec.launch import RunRequest
+    from torchmuster.core.spec.problems import Problems
+    from torchmuster.launcher.engines.own_job import OwnJob
+    from torchmuster.launcher.spec.site import Site, Sites
+    from torchmuster.launcher.views.run_view import RunView
+
+
+def find_place(where: Where, problems: "Problems") -> Place | None:
+    """Return the hosts, the scheduler, the cluster or the job around this shell that is meant; None for this machine.
+
+    Raises:
+        UsageError: Hosts are named for another kind of engine, or nobody names any; this is a login node.
+    """
+    if where.session is not None:
+        return None
+    names_hosts = bool(where.hosts or where.hostfile)
+    named = where.engine or ("ssh" if names_hosts else None)
+    engine = choose_engine(named, here=where.here)
+    if engine == "local" and not names_hosts:
+        from torchmuster.launcher.cli.places.in_job import InJob
+
+        inside = None if where.here else find_allocation()
+        return None if inside is None else InJob(inside)
+    if (make := plugs.load_other("places", engine)) is not None:
+        other: Place = make(where, problems)
+        return other
+    from torchmuster.launcher.cli.ssh import find_ssh_site
+
+    if (hosts := find_ssh_site(engine, where.hosts, where.hostfile)) is not None:
+        from torchmuster.launcher.cli.places.hosts import Hosts
+
+        return Hosts(hosts, by_slots=where.by_slots)
+    site = check_engine(engine, problems)
+    return _place_of_jobs(site) if site is not None else Nowhere()
+
+
+def _place_of_jobs(site: "Site") -> Place:
+    """Return the place of a site that takes jobs: of objects of a cluster's API that of the room that makes them."""
+    from torchmuster.launcher.cli.places.jobs import AsJob
+    from torchmuster.launcher.engines.base import object_dialect
+    from torchmuster.launcher.engines.registry import load_dialect
+
+    dialect = load_dialect(site.kind)
+    as_objects = (
+        plugs.find("job_places", "objects") if object_dialect(dialect) is not None else None
+    )
+    place: Place = (as_objects or AsJob)(site, dialect)
+    return place
+
+
+def my_sites() -> "Sites":
+    """Return what `--on` can name here; files that are left alone are said on standard error.
+
+    Raises:
+        ManyErrors: Everything that is wrong with the files.
+    """
+    from torchmuster.core.cli.messages import print_notes
+    from torchmuster.core.spec.site_files import is_new
+    from torchmuster.launcher.engines.registry import schedulers
+    from torchmuster.launcher.spec.site import load_sites
+
+    sites = load_sites(os.getcwd(), os.environ, schedulers())
+    print_notes([note for note in sites.notes if is_new(note)])
+    return sites
+
+
+def place_again(plan: "RunPlan", view: "RunView") -> tuple[Place, str | None]:
+    """Return where an earlier run is started again, and the folder of its snapshots where it has one to link.
+
+    Raises:
+        UsageError: It can't be: what it needs is not there.
+    """
+    snapshots = view.run_dir.snapshots
+    if os.path.isfile(view.run_dir.job):
+        from torchmuster.launcher.cli.places.jobs import job_again
+
+        return job_again(view.run_dir)
+    if plan.job_id is not None:
+        return _job_around(plan, view), snapshots
+    if plan.engine != "local":
+        from torchmuster.launcher.cli.places.hosts import hosts_again
+
+        return hosts_again(plan, view), snapshots
+    from torchmuster.core.cli.here import Here
+
+    _check_snapshots(view)
+    return Here(), snapshots
+
+
+def _job_around(plan: "RunPlan", view: "RunView") -> Place:
+    """Return the job around us; the one that the run was in has ended, or is this one."""
+    from torchmuster.core.files.layout import short_id
+    from torchmuster.launcher.cli.places.in_job import InJob
+
+    if (inside := find_allocation()) is not None:
+        return InJob(inside)
+    name = short_id(view.run_id)
+    what = f"the run {name} used the nodes of job {plan.job_id}, and this shell is not in a job"
+    raise UsageError(what, fix=f"in a new job: muster restart {name}")
+
+
+def _check_snapshots(view: "RunView") -> None:
+    """Refuse where what the training has saved is gone: it would begin again at step 0 without a word."""
+    from torchmuster.core.files.layout import short_id
+    from torchmuster.core.owner.create import holds_snapshots
+    from torchmuster.launcher.views.account import find_saved
+
+    saved = find_saved(view.run_dir)
+    if saved is not None and not saved.is_seen and not holds_snapshots(saved.folder):
+        raise UsageError(
+            f"the snapshots of {short_id(view.run_id)} are gone: the last was of step {saved.step}",
+            where=saved.folder,
+            fix="put them back, or type its command again to start over at step 0",
+        )
+
+
+def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") -> int:
+    """Print for each engine the commands and scripts that it would get; one that can't take it says why.
+
+    Raises:
+        UsageError: It is no dry run: a run goes to one place.
+    """
+    from torchmuster.core.engines.schedulers import sees_files
+    from torchmuster.core.owner.create import new_run_id
+    from torchmuster.errors import ManyErrors, MusterError, UsageError
+    from torchmuster.launcher.spec.site import BUILT_IN
+
+    if not request.dry_run:
+        what = "`--on all` works with --dry-run only: a run uses one engine"
+        raise UsageError(what, where="--on all", fix="--dry-run, or one of `muster engines`")
+    run_id = request.run_id or new_run_id(request.script, request.name)
+    request = replace(request, run_id=run_id, name=None)  # the name is part of the id now
+    refused = 0
+    for site in my_sites().sites.values():
+        if site.origin == BUILT_IN and not sees_files(site.kind):
+            continue  # without a section nobody knows the image
+        title = site.name if site.name == site.kind else f"{site.name} ({site.kind})"
+        click.echo(f"# ======== {title}")
+        try:
+            show(replace(request, engine=site.name, here=site.kind == "local"))
+        except (MusterError, ManyErrors) as error:
+            refused += 1
+            for one in error.errors if isinstance(error, ManyErrors) else [error]:
+                click.echo(f"# not possible: {one.what}")
+        click.echo("")
+    return 2 if refused else 0
+
+
+def choose_engine(named: str | None, *, here: bool) -> str:
+    """Return where a run goes: `--on`, else $MUSTER_ON, else the configuration, else this machine.
+
+    Raises:
+        UsageError: This is a login node, and nobody said that it is meant.
+    """
+    if named is not None:
+        return named
+    if here:
+        return "local"
+    if os.environ.get("MUSTER_ON"):
+        return os.environ["MUSTER_ON"]
+    # Looking for the files is cheap; reading them would slow every start down.
+    is_configured = user_file(os.environ) or project_file(os.getcwd())
+    sites = my_sites() if is_configured else None
+    if sites is not None and sites.default_on is not None:
+        click.echo(f"muster: --on {sites.default_on}, as [defaults] says", err=True)
+        return sites.default_on
+    from torchmuster.core.engines.schedulers import guard
+
+    names = [site.name for site in sites.configured if site.is_batch] if sites is not None else []
+    refusal = guard(os.environ, shutil.which, names)
+    if refusal is not None:
+        raise refusal
+    return "local"
+
+
+def find_site(name: str) -> "Site":
+    """Return the site that `--on` names, one that takes jobs.
+
+    Raises:
+        UsageError: There is none, or it takes no jobs.
+    """
+    site = my_sites().get(name)
+    if not site.is_batch:
+        what = f"`{name}` takes no jobs: it is of kind {site.kind}"
+        fix = "muster run --here" if site.kind == "local" else "muster run or submit --on " + name
+        from torchmuster.launcher.engines.registry import engine_entries
+
+        kinds = ", ".join(engine_entries())
+        raise UsageError(what, where=site.origin, fix=f"{fix}; kinds that do: {kinds}")
+    return site
+
+
+def nodes_of_site(site: "Site", *, spares: int = 0) -> str | None:
+    """Return what the site says of nodes, as `--nodes` has it: all hosts of ssh but the spare ones, None when it says nothing."""
+    if site.nodes is None:
+        from torchmuster.launcher.spec.site import site_hosts
+
+        return str(max(len(site_hosts(site)) - spares, 1)) if site.kind == "ssh" else None
+    least, most = site.nodes
+    return str(most) if least == most else f"{least}:{most}"
+
+
+def check_engine(name: str, problems: "Problems") -> "Site | None":
+    """Return the site of an engine that takes jobs; note one that does not exist or takes none."""
+    try:
+        return find_site(name)
+    except UsageError as error:
+        problems.found.append(error)
+        return None
+
+
+def find_allocation() -> "OwnJob | None":
+    """Return the job that we are in; None outside of one."""
+    from torchmuster.core.engines.schedulers import may_be_in_job
+
+    if not may_be_in_job(os.environ):
+        return None  # the usual case costs no import
+    from torchmuster.launcher.engines.own_job import find_own_job
+
+    return find_own_job()
+
+
+def engine_names() -> list[str]:
+    """Return the kinds of engines and the names of the user's own, for completion."""
+    from torchmuster.launcher.engines.registry import engine_entries
+
+    names = ["local", "ssh", *engine_entries()]
+    for path in (user_file(os.environ), project_file(os.getcwd())):
+        names += _engines_of(path) if path is not None else []
+    return names
+
+
+def _engines_of(path: str) -> list[str]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            engines: Any = tomllib.load(file).get("engines")
+    except (OSError, ValueError):
+        return []
+    return list(engines) if isinstance(engines, dict) else []

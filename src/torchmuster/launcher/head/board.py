@@ -1,0 +1,250 @@
+"""How all ranks of a run stand: takes what agents report, answers who looks, and writes the record.
+
+A value of a sample is what has changed between two reports of a rank. Those who look get a window of ten to twenty
+seconds, so that the numbers are steady. The record (`samples.jsonl`) has a line every ten seconds at first; the
+interval doubles with every 4 MiB that the file has, whoever wrote them, so its size grows with the logarithm of the
+run's time: a line of 512 ranks has about 60 KB, and a week of them about 40 MiB.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.core.model import codec
+from torchmuster.core.model.failure import WorkerEnd
+from torchmuster.core.model.message import utc_now
+from torchmuster.core.model.progress import RankPhase, RankProgress, RankSample, split
+from torchmuster.core.net import messages
+from torchmuster.launcher.head.hangs.stragglers import StepParts, per_step, waits_s
+from torchmuster.launcher.head.hangs.watch import was_active
+
+WRITE_EVERY_S = 10.0
+DOUBLE_EVERY_BYTES = 4 << 20
+_WINDOW_S = 10.0  # of those who look: one to two of it
+_FRESH_S = 1.0  # one sample serves all who look within it
+_RANKS_PER_MESSAGE = 1024  # with names of 100 characters still half a frame
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What an agent has told of a rank, and when."""
+
+    at: float
+    progress: RankProgress
+
+
+@dataclass(slots=True)
+class _Base:
+    """With what the newest reports are compared."""
+
+    at: float
+    ranks: dict[int, _Told] = field(default_factory=dict)
+
+
+class Board:
+    """Knows how the ranks of the attempt that runs stand.
+
+    Args:
+        write: Takes a line of the record.
+        has_bytes: How large the record is already, of heads before this one.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], has_bytes: int = 0) -> None:
+        self._write, self._has_bytes = write, has_bytes
+        self.attempt: int | None = None
+        self._nodes: tuple[str, ...] = ()
+        self._ended: set[int] = set()
+        self._num_ends = 0
+        self._told: dict[int, _Told] = {}
+        self._stepped: dict[int, _Told] = {}  # each rank's first report of a step
+        self._active_at: dict[int, float] = {}
+        self._written = self._older = self._newer = _Base(0.0)
+        self._is_news = False
+        self._shown: tuple[float, RankSample] | None = None
+
+    # What comes in.
+
+    def begin(self, now: float, attempt: int, nodes: Mapping[int, str]) -> None:
+        """Begin with an attempt; `nodes` has the node of every rank."""
+        self.end(now)
+        self.attempt = attempt
+        self._nodes = tuple(nodes[rank] for rank in sorted(nodes))
+        self._told, self._stepped, self._ended, self._num_ends = {}, {}, set(), 0
+        self._active_at = {}
+        self._written = self._older = self._newer = _Base(now)
+
+    def take(self, now: float, progress: Sequence[RankProgress]) -> None:
+        """Take an agent's report."""
+        for one in progress:
+            if not 0 <= one.rank < len(self._nodes):
+                continue
+            before = self._told.get(one.rank)
+            if before is None or was_active(before.progress, one, now - before.at):
+                self._active_at[one.rank] = now
+            told = self._told[one.rank] = _Told(now, one)
+            for base in (self._written, self._older, self._newer):
+                base.ranks.setdefault(one.rank, told)  # its first: there is nothing to compare yet
+            if one.steps_here:
+                self._stepped.setdefault(one.rank, told)
+            self._is_news = True
+        if now - self._newer.at >= _WINDOW_S:
+            self._older, self._newer = self._newer, _Base(now, dict(self._told))
+
+    def note_ends(self, ends: Sequence[WorkerEnd]) -> None:
+        """Note which workers have ended: all that the attempt knows, in the order of their ends."""
+        self._ended.update(end.rank for end in ends[self._num_ends :])
+        self._num_ends = len(ends)
+
+    def advance(self, now: float) -> None:
+        """Write a line when it is due."""
+        every_s = WRITE_EVERY_S * 2 ** (self._has_bytes // DOUBLE_EVERY_BYTES)
+        if self._is_news and now - self._written.at >= every_s:
+            self._record(now)
+
+    def end(self, now: float) -> None:
+        """Write what is not written yet: the attempt has ended."""
+        if self.attempt is not None and self._is_news:
+            self._record(now)
+        self.attempt = self._shown = None
+
+    # What goes out.
+
+    def answer(self, now: float, ask_id: str) -> list[messages.BoardTold]:
+        """Return the answer to a client."""
+        sample = self.newest(now)
+        if sample is None:
+            return [messages.BoardTold(ask_id=ask_id, sample=None)]
+        parts = split(sample, _RANKS_PER_MESSAGE)
+        return [
+            messages.BoardTold(ask_id=ask_id, sample=part, is_last=part is parts[-1])
+            for part in parts
+        ]
+
+    def newest(self, now: float) -> RankSample | None:
+        """Return how all ranks stand now; None while no attempt runs."""
+        if self.attempt is None:
+            return None
+        if self._shown is None or now - self._shown[0] >= _FRESH_S:
+            self._shown = (now, self._sample(now, self._older))
+        return self._shown[1]
+
+    def _record(self, now: float) -> None:
+        sample = self._sample(now, self._written)
+        plain = {name: value for name, value in codec.to_plain(sample).items() if value != []}
+        line = json.dumps(plain, separators=(",", ":")).encode() + b"\n"
+        self._write(line)
+        self._has_bytes += len(line)
+        self._written, self._is_news = _Base(now, dict(self._told)), False
+
+    def _sample(self, now: float, base: _Base) -> RankSample:
+        ranks = range(len(self._nodes))
+        rows = [self._row(now, rank, base) for rank in ranks]
+        steps = {rank: row.parts for rank, row in enumerate(rows) if row.parts is not None}
+        waits = waits_s(steps)
+        for rank, wait_s in waits.items():
+            rows[rank].values["wait_s"] = round(wait_s * rows[rank].num_steps, 3)
+        return RankSample(
+            time=utc_now(),
+            attempt=self.attempt or 0,
+            over_s=round(max(now - base.at, 0.0), 3),
+            nodes=self._nodes,
+            **{name: _column(rows, name) for name in _COLUMNS},
+        )
+
+    def _row(self, now: float, rank: int, base: _Base) -> "_Row":
+        told = self._told.get(rank)
+        if told is None:
+            return _Row({"states": "" if rank in self._ended else "?"})
+        progress, before = told.progress, base.ranks[rank]
+        values: dict[str, Any] = {
+            "states": "" if rank in self._ended else progress.state,
+            "report_ages_s": round(max(now - told.at, 0.0), 1),
+            "still_s": round(told.at - self._active_at[rank], 1),
+            "rss_mib": progress.rss_mib,
+            "gpu_percent": progress.gpu_percent,
+            "gpu_mib": progress.gpu_mib,
+            **_of_kernel(before, told),
+        }
+        if progress.beat_age_s is None:
+            return _Row(values)
+        values["ages_s"] = round(progress.beat_age_s + max(now - told.at, 0.0), 1)
+        # What came before the first step is no step's time.
+        start = before if before.progress.steps_here else self._stepped.get(rank, told)
+        values |= _of_library(before.progress, start.progress, progress)
+        num_steps = progress.steps_here - start.progress.steps_here
+        over_s = progress.step_at - start.progress.step_at
+        if num_steps <= 0 or over_s <= 0:
+            return _Row(values)
+        parts = per_step(start.progress, progress)
+        values["steps_per_s"] = round(num_steps / over_s, 4)
+        values["rest_s"] = round(parts.rest_s * num_steps, 3)
+        return _Row(values, num_steps, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The values of one rank, by column; `parts` where it has made steps."""
+
+    values: dict[str, Any]
+    num_steps: int = 0
+    parts: StepParts | None = None
+
+
+def _of_kernel(before: _Told, now: _Told) -> dict[str, Any]:
+    over_s = now.at - before.at
+    if over_s <= 0:
+        return {}
+    busy_s = now.progress.active_s - before.progress.active_s
+    io_bytes = now.progress.io_bytes - before.progress.io_bytes
+    return {
+        "cpus": round(max(busy_s, 0.0) / over_s, 2),
+        "io_mib": round(max(io_bytes, 0) / _MIB, 1),
+    }
+
+
+def _of_library(before: RankProgress, start: RankProgress, now: RankProgress) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "steps": now.step if now.steps_here else None,
+        "steps_here": now.steps_here,
+        "phases": now.phase.name.lower(),
+        "median_s": now.median_s or None,
+    }
+    if len(now.seconds) != _NUM_PHASES:
+        return values
+    for name, (phase, is_of_steps) in _PHASES.items():
+        first = start if is_of_steps else before
+        if len(first.seconds) == _NUM_PHASES:
+            values[name] = round(max(now.seconds[phase] - first.seconds[phase], 0.0), 3)
+    return values
+
+
+_NUM_PHASES = len(RankPhase)
+_PHASES = {  # and whether it is a part of every step
+    "data_s": (RankPhase.DATA, True),
+    "forward_s": (RankPhase.FORWARD, True),
+    "save_s": (RankPhase.SAVE, False),
+    "evaluate_s": (RankPhase.EVALUATE, False),
+}
+_COLUMNS = (
+    *(
+        "states",
+        "report_ages_s",
+        "still_s",
+        "steps",
+        "steps_here",
+        "ages_s",
+        "phases",
+        "steps_per_s",
+    ),
+    *("median_s", "data_s", "forward_s", "rest_s", "wait_s", "save_s", "evaluate_s"),
+    *("cpus", "rss_mib", "io_mib", "gpu_percent", "gpu_mib"),
+)
+
+
+def _column(rows: Sequence[_Row], name: str) -> tuple[Any, ...]:
+    """Return a column; empty where no rank has it."""
+    nothing = "" if name == "phases" else None
+    column = tuple(row.values.get(name, nothing) for row in rows)
+    return column if any(value is not nothing for value in column) else ()

@@ -1,0 +1,201 @@
+"""The launcher's parts of a head: how ranks stand, hangs, `muster exec`, the page for Prometheus."""
+
+from typing import TYPE_CHECKING
+
+from torchmuster.core.head.attempt import Attempt
+from torchmuster.core.head.head import HeadClient
+from torchmuster.core.head.membership import Member
+from torchmuster.core.head.part import HeadPart
+from torchmuster.core.net import messages
+from torchmuster.launcher.head.board import Board
+
+if TYPE_CHECKING:
+    from torchmuster.core.head.training_head import TrainingHead
+    from torchmuster.launcher.head.exec_relay import ExecRelay
+    from torchmuster.launcher.head.hangs.monitor import HangMonitor
+    from torchmuster.launcher.head.openmetrics import NewestTraining
+
+
+class BoardPart(HeadPart):
+    """How all ranks stand."""
+
+    def __init__(self, head: "TrainingHead") -> None:
+        super().__init__(head)
+        disk, samples = head.disk, head.options.run_dir.samples
+        self.board = Board(lambda line: disk.append(samples, line), head.options.samples_bytes)
+
+    def take_word(self, member: Member, message: messages.Message) -> bool:
+        """Take how far ranks are."""
+        attempt = self.head.policy.running
+        if not isinstance(message, messages.Progress):
+            return False
+        if attempt is None or member.place is None or message.attempt != attempt.number:
+            return True
+        now = self.head.clock()
+        if self.board.attempt != attempt.number:
+            self.board.begin(now, attempt.number, self.head.rank_nodes(attempt))
+        self.board.take(now, message.ranks)
+        return True
+
+    def take_request(self, client: HeadClient, message: messages.Message) -> bool:
+        """Answer who looks."""
+        if not isinstance(message, messages.AskBoard):
+            return False
+        for told in self.board.answer(self.head.clock(), message.ask_id):
+            client.channel.send_nowait(told)
+        return True
+
+    def advance(self, now: float) -> None:
+        """Write a line of the record when it is due."""
+        attempt = self.head.policy.running
+        if attempt is None:
+            self.board.end(now)
+        else:
+            self.board.note_ends(attempt.ends)
+            self.board.advance(now)
+
+
+class HangPart(HeadPart):
+    """Ranks that stand still: watched in the attempt that runs, from its first progress on."""
+
+    def __init__(self, head: "TrainingHead") -> None:
+        super().__init__(head)
+        self._hangs: HangMonitor | None = None
+
+    def take_word(self, member: Member, message: messages.Message) -> bool:
+        """Take how far ranks are, and their stacks."""
+        attempt = self.head.policy.running
+        if not isinstance(message, messages.Progress | messages.Stacks):
+            return False
+        if attempt is None or member.place is None:
+            return True
+        if isinstance(message, messages.Stacks):
+            if self._hangs is not None:
+                self._hangs.take_stacks(member.place, message)
+        elif message.attempt == attempt.number:
+            self._monitor(attempt).take_progress(self.head.clock(), message)
+        return True
+
+    def take_request(self, client: HeadClient, message: messages.Message) -> bool:
+        """Ask for the stacks of all ranks."""
+        if not isinstance(message, messages.AskStacks):
+            return False
+        attempt, send, ask_id = self.head.policy.running, client.channel.send_nowait, message.ask_id
+        if attempt is None:
+            send(messages.StacksTold(ask_id=ask_id, sentence="no worker runs now", lines=()))
+        else:
+            self._monitor(attempt).ask_for(self.head.clock(), ask_id, send)
+        return True
+
+    def lose(self, member: Member, why: str) -> None:
+        """Take that a node was lost: it answers no question."""
+        del why
+        if member.place is not None and self._hangs is not None:
+            self._hangs.lose(member.place)
+
+    def advance(self, now: float) -> None:
+        """Judge who stands still."""
+        policy, hangs = self.head.policy, self._hangs
+        attempt = policy.running
+        if attempt is None or hangs is None or hangs.attempt != attempt.number:
+            return
+        hangs.note_ends(attempt.ends)
+        if (end := hangs.advance(now, held=policy.is_held)) is not None:
+            policy.hung(now, end)
+
+    def _monitor(self, attempt: Attempt) -> "HangMonitor":
+        if self._hangs is None or self._hangs.attempt != attempt.number:
+            from torchmuster.launcher.head.hangs.monitor import HangMonitor, watch_limits
+
+            options = self.head.options
+            self._hangs = HangMonitor(
+                attempt.number,
+                self.head.rank_nodes(attempt),
+                watch_limits(self.head.plan.limits),
+                options.run_dir.attempt_logs(attempt.number),
+                self.head,
+                self.head.clock(),
+                attempt.store,
+                options.relay_port,
+            )
+            self._hangs.note_ends(attempt.ends)
+        return self._hangs
+
+
+class ExecPart(HeadPart):
+    """Commands beside ranks, passed on between clients and agents."""
+
+    def __init__(self, head: "TrainingHead") -> None:
+        super().__init__(head)
+        self._execs: ExecRelay[Member] | None = None
+
+    def take_word(self, member: Member, message: messages.Message) -> bool:
+        """Pass on what an agent says."""
+        if not isinstance(message, messages.FromExecTask):
+            return False
+        if self._execs is not None:
+            self._execs.from_agent(member, message)
+        return True
+
+    def take_request(self, client: HeadClient, message: messages.Message) -> bool:
+        """Pass on what a client asks for."""
+        if not isinstance(message, messages.FromExecClient):
+            return False
+        if self._execs is None:
+            from torchmuster.launcher.head.exec_relay import ExecRelay
+            from torchmuster.launcher.head.rank_relay import NamedAgents
+
+            policy = self.head.policy
+            agents = NamedAgents(lambda: policy.attempt, policy.members.name)
+            self._execs = ExecRelay(agents.find, policy.send, agents.why_not)
+        self._execs.from_client(client.channel, message)
+        return True
+
+    def client_gone(self, client: HeadClient) -> None:
+        """End the commands of a client that has gone."""
+        if self._execs is not None:
+            self._execs.client_gone(client.channel)
+
+    def lose(self, member: Member, why: str) -> None:
+        """Tell the clients of commands on a node that was lost."""
+        if self._execs is not None:
+            name = self.head.policy.members.name(member)
+            self._execs.agent_gone(member, f"{name} was lost: {why}")
+
+
+class MetricsPart(HeadPart):
+    """The page that Prometheus reads, where there is a port for it."""
+
+    def __init__(self, head: "TrainingHead") -> None:
+        super().__init__(head)
+        self._training: NewestTraining | None = None
+
+    async def serve(self) -> None:
+        """Serve the page; a port that is taken ends no run."""
+        port = self.head.plan.metrics_port
+        if port is None:
+            return
+        from torchmuster.core.net.address import bind
+        from torchmuster.launcher.head.openmetrics import CONTENT_TYPE
+        from torchmuster.launcher.net.scrape import MetricsPage
+
+        try:
+            listening = bind("127.0.0.1", port)
+        except OSError as error:
+            self.head.notice(f"no metrics at 127.0.0.1:{port}: {error.strerror}")
+            return
+        self.head.notice(f"metrics for Prometheus at http://127.0.0.1:{port}/metrics of this node")
+        await MetricsPage(CONTENT_TYPE, self.page).serve(listening)
+
+    def page(self) -> str:
+        """Return the page."""
+        from torchmuster.launcher.head.openmetrics import NewestTraining, render
+
+        head, board = self.head, self.head.parts["board"]
+        if self._training is None:
+            self._training = NewestTraining(head.options.run_dir.training)
+        self._training.read()
+        attempt = head.policy.attempt
+        started = attempt.number + 1 if attempt is not None else head.options.first_attempt
+        newest = board.board.newest(head.clock()) if isinstance(board, BoardPart) else None
+        return render(head.plan.run_id, started, newest, self._training)

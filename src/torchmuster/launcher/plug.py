@@ -1,0 +1,86 @@
+"""What the launcher adds."""
+
+PLUGS = {
+    "commands": {
+        "torchrun": ("Run", "Take torchrun's own command line.", "launcher.cli.torchrun:torchrun"),
+        "restart": (
+            "Run",
+            "Start a run again; it continues where it stopped.",
+            "launcher.cli.restart:restart",
+        ),
+        "ps": ("Watch", "List the runs.", "launcher.cli.views:ps"),
+        "status": ("Watch", "Show the state of a run.", "launcher.cli.views:status"),
+        "logs": ("Watch", "Print the output of the ranks.", "launcher.cli.views:logs"),
+        "wait": (
+            "Watch",
+            "Wait for the end of a run; exit with its code.",
+            "launcher.cli.views:wait",
+        ),
+        "fetch": ("Watch", "Take what a run in pods has left there.", "launcher.cli.views:fetch"),
+        "cancel": ("Watch", "Stop a run.", "launcher.cli.views:cancel"),
+        "exec": (
+            "Watch",
+            "Run a command inside a task, or on a rank's node.",
+            "launcher.cli.execute:exec",
+        ),
+        "stacks": ("Watch", "Show the Python stacks of all ranks.", "launcher.cli.stacks:stacks"),
+        "prune": ("Watch", "Remove old runs that have ended.", "launcher.cli.prune:prune"),
+        "replay": (
+            "Diagnose",
+            "Make a step of a run again, and look into it.",
+            "launcher.cli.replay:replay",
+        ),
+        "engines": (
+            "Clusters",
+            "List the engines, and what was found on this machine.",
+            "launcher.cli.engines:engines",
+        ),
+        "init": (
+            "Clusters",
+            "Write a first muster.toml from what is found here.",
+            "launcher.cli.init:init",
+        ),
+    },
+    "programs": {
+        "view": "launcher.node.place_launch:main",
+        "exec": "launcher.node.exec_launch:main",
+        "enter": "launcher.programs.enter:main",
+        "unpack": "launcher.node.shipping.unpack:main",
+        "remote": "launcher.node.remote.main:main",
+        "proxy": "launcher.node.remote.proxy:main",
+        "leashed": "launcher.programs.leashed:main",
+        "debugger": "launcher.programs.debugger:main",
+        "conduct": "launcher.jobs.conduct:main",
+        "succeed": "launcher.jobs.succeed:main",
+        "node-lost": "launcher.jobs.node_lost:main",
+    },
+    "places": {"launcher": "launcher.cli.places.find:find_place"},
+    "completions": {"engines": "launcher.cli.places.find:engine_names"},
+    "everywhere": {"run": "launcher.cli.places.find:show_everywhere"},
+    "screens": {
+        "status": "launcher.cli.follow:status_screen",
+        "debugger": "launcher.cli.follow:DebuggerScreen",
+    },
+    "ends": {
+        "whole": "launcher.views.account:whole",
+        "go_on": "launcher.views.account:how_to_go_on",
+        "left": "launcher.views.account:what_is_left",
+    },
+    "head_parts": {
+        "board": "launcher.head.parts:BoardPart",
+        "hangs": "launcher.head.parts:HangPart",
+        "exec": "launcher.head.parts:ExecPart",
+        "metrics": "launcher.head.parts:MetricsPart",
+    },
+    "start_checks": {"survey": "launcher.head.start_checks:SurveyedStart"},
+    "agent_parts": {"inquiries": "launcher.node.inquiries:Inquiries"},
+    "kinds": {
+        "run view": "launcher.views.find:view_of_run",
+        "run commands": "launcher.cli.kinds.run",
+        "run restart": "launcher.cli.restart:restart_run",
+        "session view": "launcher.views.find:view_of_run",
+        "session commands": "launcher.cli.kinds.run",
+        "session restart": "launcher.cli.restart:restart_run",
+    },
+    "successors": {"job": "launcher.programs.successor:Successor"},
+}

@@ -1,0 +1,45 @@
+"""What sessions, `muster dev` and sweeps add."""
+
+PLUGS = {
+    "commands": {
+        "sweep": (
+            "Run",
+            "Run a script with many combinations of values.",
+            "multirun.cli.sweep:sweep",
+        ),
+        "session": (
+            "Run",
+            "Hold nodes on which runs start at once.",
+            "multirun.cli.session:session",
+        ),
+        "dev": ("Run", "Run a script again when a file of it is saved.", "multirun.cli.dev:dev"),
+    },
+    "programs": {
+        "conduct-member": "multirun.sweep.conduct:main",
+    },
+    "places": {"session": "multirun.cli.held:find_held"},
+    "completions": {"sessions": "multirun.views.sessions:session_names"},
+    "cells": {
+        "sweep here": "multirun.cli.places:SweepHere",
+        "sweep in-job": "multirun.cli.places:SweepInJob",
+        "sweep hosts": "multirun.cli.places:SweepOnHosts",
+        "sweep job": "multirun.cli.places:SweepAsArray",
+        "sweep held": "multirun.cli.places:SweepInSession",
+        "sweep nowhere": "multirun.cli.places:SweepNowhere",
+        "session here": "multirun.cli.places:SessionHere",
+        "session in-job": "multirun.cli.places:SessionInJob",
+        "session hosts": "multirun.cli.places:SessionOnHosts",
+        "session job": "multirun.cli.places:SessionAsJob",
+        "session nowhere": "multirun.cli.places:SessionAt",
+        "session pods": "multirun.cli.places:NoSessionInPods",
+    },
+    "agent_parts": {"remote ends": "multirun.door.streams:RemoteEnds"},
+    "kinds": {
+        "sweep view": "multirun.views.sweep_view:view_of_record",
+        "sweep commands": "multirun.cli.sweep_record",
+        "sweep restart": "multirun.cli.sweep:restart_sweep",
+        "sweep own": "multirun.sweep.owner:own_in_background",
+    },
+    "run_owners": {"session": "multirun.held:own_in_session"},
+    "remote_doors": {"warm": "multirun.door.remote:warm_door"},
+}

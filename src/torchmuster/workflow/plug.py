@@ -1,0 +1,46 @@
+"""What workflows and data add."""
+
+PLUGS = {
+    "commands": {
+        "submit": ("Run", "Run a workflow file.", "workflow.cli.submit:submit"),
+        "validate": ("Workflows", "Check a workflow file.", "workflow.cli.submit:validate"),
+        "render": (
+            "Workflows",
+            "Fill in the template of a workflow file.",
+            "workflow.cli.submit:render",
+        ),
+        "spec": ("Workflows", "Print the workflow file of a run.", "workflow.cli.submit:spec"),
+        "barrier": (
+            "Workflows",
+            "Wait for all tasks of the group.",
+            "workflow.cli.barrier:barrier",
+        ),
+        "dataset": ("Data", "Versioned datasets.", "workflow.cli.dataset:dataset"),
+        "data": ("Data", "Move files to and from URLs.", "workflow.cli.data:data"),
+    },
+    "programs": {
+        "group": "workflow.head.group_main:main",
+        "task": "workflow.task.task_main:main",
+        "container": "workflow.sandbox.container:main",
+        "network": "workflow.sandbox.network_hold:main",
+        "stage": "workflow.task.staging:main",
+        "task-muster": "workflow.task.task_muster:main",
+        "conduct-group": "workflow.owner.conduct_group:main",
+        "training-task": "workflow.owner.nested:main",
+    },
+    "cells": {
+        "workflow here": "workflow.cli.places:OnThisMachine",
+        "workflow in-job": "workflow.cli.places:InThisJob",
+        "workflow hosts": "workflow.cli.places:OnHosts",
+        "workflow job": "workflow.cli.places:AsJobs",
+        "workflow nowhere": "workflow.cli.places:WorkflowAt",
+    },
+    "kinds": {
+        "workflow view": "workflow.owner.view:view_of_record",
+        "workflow result": "workflow.owner.view:result_of_record",
+        "workflow commands": "workflow.cli.record",
+        "workflow restart": "workflow.cli.record:restart",
+        "workflow own": "workflow.owner.follow:own_in_background",
+    },
+    "host_orders": {"task": "workflow.task.options:remote_order"},
+}
