@@ -17,9 +17,9 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import create_run_dir, write_owner
-from torchmuster.errors import ChannelError
+from torchmuster.errors import ChannelError, SessionBusyError
 from torchmuster.multirun.cli.session_places import error_at_end
-from torchmuster.multirun.door.call import SESSION_FILE, DoorAgent, busy
+from torchmuster.multirun.door.call import SESSION_FILE, DoorAgent
 from torchmuster.multirun.door.messages import SessionSetup
 from torchmuster.multirun.engine import HeldSession, ended
 from torchmuster.multirun.sweep.hosts import error_of_start
@@ -125,7 +125,7 @@ def test_a_session_that_never_opened_is_told_in_the_words_of_its_result(make, tm
 
 
 def test_what_a_door_refuses_is_said_in_these_words(make, tmp_path, golden):
-    golden(FILE, "busy_session", said(busy("main", "20261122-120100-train-34cd")))
+    golden(FILE, "busy_session", said(SessionBusyError("main", "20261122-120100-train-34cd")))
     agent = DoorAgent(None, "main", "the door of node 1 does not answer")
     with pytest.raises(ChannelError) as gone:
         agent.wait_started()

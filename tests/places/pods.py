@@ -14,12 +14,12 @@ import sys
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.owner.create import create_run_dir
-from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.kubernetes.node.call import call_argv
 from torchmuster.kubernetes.pods.bring import bring_run
 from torchmuster.kubernetes.pods.bring_group import bring_group, plan_group
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
 from torchmuster.launcher.spec.site import Site
+from torchmuster.workflow.owner.create import create_workflow_dir
 
 PORT = 29517
 # Nobody follows these: the first pod does not wait for a client.

@@ -107,6 +107,8 @@ MAY_NAME_SCHEDULERS = {
     "core/engines": "their home",
     "kubernetes/engine": "the one of clusters",
     "launcher/engines": "their home",
+    "launcher/plug.py": "names the engines",
+    "kubernetes/plug.py": "names the engine",
     "launcher/facts": "looks for the traces of each scheduler",
     "workflow/jobs.py": "the jobs of groups, in the words of each",
     "multirun/engine.py": "a session's own",

@@ -13,13 +13,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 19_750,
-    "launcher": 22_500,
-    "diagnose": 12_560,
-    "workflow": 11_560,
+    "core": 18_670,
+    "launcher": 23_500,
+    "diagnose": 12_690,
+    "workflow": 11_480,
     "train": 7_830,
-    "kubernetes": 8_150,
-    "multirun": 5_980,
+    "kubernetes": 8_230,
+    "multirun": 6_440,
     "report": 4_410,
     "gpucheck": 1_410,
     "(top)": 200,

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.errors import ChannelError
-from torchmuster.launcher.views.elsewhere import Elsewhere, Folder, Kept, RecordCopy
+from torchmuster.launcher.views.elsewhere import (
+    HasPath,
+    KeptElsewhere,
+    RecordCopy,
+    RecordsElsewhere,
+)
 
 if TYPE_CHECKING:
     from torchmuster.core.net.channel import Channel
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
     from torchmuster.multirun.sweep.plan import SweepPlan
 
 
-class InPods(Elsewhere):
+class InPods(RecordsElsewhere):
     """Records that lie in pods, or on a volume of theirs."""
 
     def copied(self, run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
@@ -62,14 +67,16 @@ class InPods(Elsewhere):
 
         return words_on_reach(run_dir)
 
-    def kept(self, run_dir: Folder) -> Kept | None:
+    def kept(self, run_dir: HasPath) -> KeptElsewhere | None:
         from torchmuster.kubernetes.node.order import ORDER_FILE, read_order
 
         path = os.path.join(run_dir.path, "pods", ORDER_FILE)
         with contextlib.suppress(codec.CodecError):
             if os.path.exists(path):
                 order = read_order(path)
-                return Kept(home=order.home, path=order.run_dir.path, outlives=order.has_volume)
+                return KeptElsewhere(
+                    home=order.home, path=order.run_dir.path, outlives=order.has_volume
+                )
         return None
 
     async def call_head(self, view: "RunView", group: str | None) -> "Channel | None":

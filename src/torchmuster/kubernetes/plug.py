@@ -26,4 +26,5 @@ PLUGS = {
     "arrays": {"objects": "kubernetes.elsewhere:MemberPods"},
     "task_engines": {"pods": "kubernetes.firstpod.conduct:engine_of_task"},
     "host_names": {"pod": "kubernetes.node.order:own_host"},
+    "schedulers": {"kubernetes": "kubernetes.engine.facts:KUBERNETES"},
 }

@@ -83,4 +83,8 @@ PLUGS = {
         "session restart": "launcher.cli.restart:restart_run",
     },
     "successors": {"job": "launcher.programs.successor:Successor"},
+    "schedulers": {
+        "slurm": "launcher.engines.facts:SLURM",
+        "pbs": "launcher.engines.facts:PBS",
+    },
 }

@@ -4,96 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from torchmuster.core.model.scheduler import KeyKind, SchedulerFacts
+from torchmuster.core import plugs
+from torchmuster.core.model.scheduler import SchedulerFacts
 from torchmuster.errors import UsageError
 
-_PBS_TOOLS = ("qsub", "qstat", "qdel")
 _OF_ENTRY = ("name", "module", "install", "source")  # what a package's entry point says
-SCHEDULERS = {
-    entry.name: entry
-    for entry in (
-        SchedulerFacts(
-            name="slurm",
-            module="torchmuster.launcher.engines.slurm",
-            install="Slurm's commands (Debian: slurm-client)",
-            client="sbatch",
-            tools=("sbatch", "squeue", "scancel"),
-            job_variables=("SLURM_JOB_ID", "SLURM_JOBID"),
-            variables=("SLURM_", "SLURMD_"),
-            variables_of_users=("SLURM_CONF", "SLURM_CONF_SERVER"),
-            directive="#SBATCH",
-            example="--reservation=NAME",
-            queue_word="partition",
-            keys=frozenset({"qos", "constraint"}),
-            instead={
-                "project": "Slurm has no project beside the account: `account`",
-                "start_with": "Slurm starts agents by srun",
-            },
-        ),
-        SchedulerFacts(
-            name="pbs",
-            module="torchmuster.launcher.engines.pbs",
-            install="the commands of OpenPBS or PBS Professional (openpbs-client)",
-            client="qsub",
-            tools=_PBS_TOOLS,
-            job_variables=("PBS_JOBID",),
-            variables=("PBS_",),
-            variables_of_users=("PBS_CONF_FILE", "PBS_SERVER"),
-            directive="#PBS",
-            example="-l place=scatter:excl",
-            keys=frozenset({"project", "start_with"}),
-            instead={
-                "qos": "PBS has none: a queue stands for it",
-                "constraint": 'PBS asks for keys of a chunk: chunk = { KEY = "VALUE" }',
-            },
-        ),
-        SchedulerFacts(
-            name="kubernetes",
-            module="torchmuster.kubernetes.engine.dialect",
-            install="kubectl, with a context that works: kubectl auth whoami",
-            tools=("kubectl",),  # laptops have it: it makes no login node, so it is no `client`
-            directive="",
-            example="spec.template.spec.runtimeClassName=nvidia",
-            queue_word="queue of Kueue",
-            sees_files=False,
-            own_keys={
-                "context": KeyKind.LINE,
-                "namespace": KeyKind.WORD,
-                "image": KeyKind.WORD,
-                "pull_policy": KeyKind.WORD,
-                "pull_secrets": KeyKind.LINES,
-                "memory": KeyKind.WORD,
-                "shm": KeyKind.WORD,
-                "scratch_size": KeyKind.WORD,
-                "gpu_resource": KeyKind.WORD,
-                "devices": KeyKind.PAIRS,
-                "claims": KeyKind.LINES,
-                "home": KeyKind.LINE,
-                "node_selector": KeyKind.PAIRS,
-                "tolerations": KeyKind.LINES,
-                "priority_class": KeyKind.WORD,
-                "queue_priority": KeyKind.WORD,
-                "topology": KeyKind.WORD,
-                "gang": KeyKind.WORD,
-                "jobset": KeyKind.YES,
-                "service_account": KeyKind.WORD,
-                "pod_security": KeyKind.WORD,
-                "run_as": KeyKind.COUNT,
-                "host_network": KeyKind.YES,
-                "lock_memory": KeyKind.YES,
-                "door_port": KeyKind.COUNT,
-                "take_within": KeyKind.WORD,
-            },
-            instead={
-                "project": "Kubernetes has namespaces: `namespace`",
-                "qos": "`priority_class` of the cluster, or `queue_priority` of Kueue",
-                "constraint": 'node_selector = { "LABEL" = "VALUE" }',
-                "start_with": "its pods start agents by themselves",
-            },
-            keys=frozenset(),
-        ),
-    )
-}
+SCHEDULERS: dict[str, SchedulerFacts] = {one.name: one for one in plugs.every("schedulers")}
 # Each client once: what is found of several schedulers is taken for the first.
 CLIENTS: dict[str, str] = {}
 for _entry in SCHEDULERS.values():

@@ -30,7 +30,6 @@ from torchmuster.core.head.node_policy import (
     TrainingAction,
 )
 from torchmuster.core.head.options import OWNER_S, TrainingHeadOptions
-from torchmuster.core.head.part import HeadPart
 from torchmuster.core.head.training_policy import TrainingPolicy
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import (
@@ -358,3 +357,38 @@ class TrainingHead(Head[Member]):
             return OWNER_S
         is_expected = self.policy.members.present() or self.policy.more_may_come
         return _GOODBYE_S if is_expected else 0.0
+
+
+class HeadPart:
+    """A part of the head of a training run, made with it; this one does nothing.
+
+    Rooms plug theirs in as `head_parts`, other packages too (docs/plugging-in.md). What one raises ends the head.
+    """
+
+    def __init__(self, head: TrainingHead) -> None:
+        self.head = head
+
+    async def serve(self) -> None:
+        """Work as long as the head conducts its run; cancelled at its end."""
+
+    def hear(self, event: RecordEvent) -> None:
+        """Take an event that has just been written."""
+
+    def take_word(self, member: Member, message: messages.Message) -> bool:
+        """Take what an agent says; say whether it was for this part."""
+        del member, message
+        return False
+
+    def take_request(self, client: HeadClient, message: messages.Message) -> bool:
+        """Take what a client asks for; say whether it was for this part."""
+        del client, message
+        return False
+
+    def client_gone(self, client: HeadClient) -> None:
+        """Take the end of a client's connection."""
+
+    def lose(self, member: Member, why: str) -> None:
+        """Take that a node was lost."""
+
+    def advance(self, now: float) -> None:
+        """Do what is due; called whenever something has come, and at least each second while workers run."""

@@ -36,7 +36,6 @@ from torchmuster.core.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.core.node.heartbeats import HeldMemory
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.output import Showing, Voice
-from torchmuster.core.node.part import AgentPart
 from torchmuster.core.node.setup import NodeWork, refusal_of
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
@@ -676,3 +675,35 @@ class Agent:
 
 def _as_muster_error(error: BaseException | None) -> MusterError:
     return error if isinstance(error, MusterError) else found_bug("the agent", error)
+
+
+class AgentPart:
+    """A part of an agent: what a node does beside its workers. Made with the agent; this one does nothing.
+
+    Rooms plug theirs in as `agent_parts` (docs/plugging-in.md).
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+
+    async def serve(self) -> None:
+        """Work as long as the agent lives; cancelled at its end."""
+
+    def take(self, message: messages.Message) -> bool:
+        """Take what the head sends; say whether it was for this part."""
+        del message
+        return False
+
+    def take_torch(self, found: Mapping[str, Any]) -> None:
+        """Take what the spawner says of the torch that it imports; nothing of it once it is ready."""
+
+    def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
+        """Return which of these (rank, pid) are seen to wait for other ranks; called in a thread."""
+        del attempt, workers
+        return set()
+
+    def end_attempt(self) -> None:
+        """End what belongs to the workers of the attempt that has ended."""
+
+    def close(self) -> None:
+        """Give back what is held."""

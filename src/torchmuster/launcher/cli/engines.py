@@ -32,7 +32,7 @@ def engines(context: click.Context, *, as_json: bool) -> int | None:
     """  # noqa: D301 - \b is click's mark
     if context.invoked_subcommand is not None:
         return None
-    from torchmuster.launcher.cli.places.find import my_sites
+    from torchmuster.launcher.cli.sites import my_sites
 
     return show_engines(my_sites(), shutil.which, as_json=as_json)
 
@@ -55,7 +55,7 @@ def check(name: str, *, job: bool, timeout: str, as_json: bool) -> int:
     Python and torch there, and whether the folders are seen.
     """
     from torchmuster.core.spec.units import parse_timeout
-    from torchmuster.launcher.cli.places.find import my_sites
+    from torchmuster.launcher.cli.sites import my_sites
 
     timeout_s = parse_timeout(timeout)
     if not timeout_s:

@@ -36,7 +36,7 @@ def prune_hosts(
         ManyErrors: Hosts can't be used; the others were asked.
     """
     from torchmuster.core.files.layout import RunDir
-    from torchmuster.launcher.cli.places.find import my_sites
+    from torchmuster.launcher.cli.sites import my_sites
     from torchmuster.launcher.cli.ssh import KIND, find_ssh_site, make_bundle_for, make_wishes
     from torchmuster.launcher.engines.ssh_command import HostProblem
     from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel

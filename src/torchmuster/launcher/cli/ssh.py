@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.launcher.cli.places.find import my_sites
+from torchmuster.launcher.cli.sites import my_sites
 
 if TYPE_CHECKING:
     from torchmuster.launcher.engines.ssh_bundle import Bundle

@@ -73,7 +73,6 @@ TRAVELS = {
     "workflow/owner": "owns groups in jobs and pods",
     "workflow/plan.py": "values that all share",
     "workflow/sandbox": "what a task sees on its node",
-    "workflow/spec/staging.py": "as core/spec",
     "workflow/task": "runs on the nodes of tasks",
     "workflow/task_call.py": "a task's program calls its agent",
 }

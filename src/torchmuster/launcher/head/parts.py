@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING
 from torchmuster.core.head.attempt import Attempt
 from torchmuster.core.head.head import HeadClient
 from torchmuster.core.head.membership import Member
-from torchmuster.core.head.part import HeadPart
+from torchmuster.core.head.training_head import HeadPart, TrainingHead
 from torchmuster.core.net import messages
 from torchmuster.launcher.head.board import Board
 
 if TYPE_CHECKING:
-    from torchmuster.core.head.training_head import TrainingHead
     from torchmuster.launcher.head.exec_relay import ExecRelay
     from torchmuster.launcher.head.hangs.monitor import HangMonitor
     from torchmuster.launcher.head.openmetrics import NewestTraining
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 class BoardPart(HeadPart):
     """How all ranks stand."""
 
-    def __init__(self, head: "TrainingHead") -> None:
+    def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
         disk, samples = head.disk, head.options.run_dir.samples
         self.board = Board(lambda line: disk.append(samples, line), head.options.samples_bytes)
@@ -58,7 +57,7 @@ class BoardPart(HeadPart):
 class HangPart(HeadPart):
     """Ranks that stand still: watched in the attempt that runs, from its first progress on."""
 
-    def __init__(self, head: "TrainingHead") -> None:
+    def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
         self._hangs: HangMonitor | None = None
 
@@ -125,7 +124,7 @@ class HangPart(HeadPart):
 class ExecPart(HeadPart):
     """Commands beside ranks, passed on between clients and agents."""
 
-    def __init__(self, head: "TrainingHead") -> None:
+    def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
         self._execs: ExecRelay[Member] | None = None
 
@@ -166,7 +165,7 @@ class ExecPart(HeadPart):
 class MetricsPart(HeadPart):
     """The page that Prometheus reads, where there is a port for it."""
 
-    def __init__(self, head: "TrainingHead") -> None:
+    def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
         self._training: NewestTraining | None = None
 

@@ -16,12 +16,11 @@ from torchmuster.core.model.network import VARIABLES
 from torchmuster.core.model.plan import Program, ScriptKind
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import link_names, own_interfaces
+from torchmuster.core.node.agent import Agent, AgentPart
 from torchmuster.core.node.launcher_ranks import VariableChange
-from torchmuster.core.node.part import AgentPart
 from torchmuster.core.node.workers import NodeAttempt
 
 if TYPE_CHECKING:
-    from torchmuster.core.node.agent import Agent
     from torchmuster.launcher.node.exec import Execs
     from torchmuster.launcher.node.probe import NetworkProbe
     from torchmuster.launcher.node.progress import NodeProgress
@@ -221,7 +220,7 @@ def network_facts(
 class Inquiries(AgentPart):
     """Answers the head, and clients through it."""
 
-    def __init__(self, agent: "Agent") -> None:
+    def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
         self._link, self._spawners, self._options = agent.link, agent.spawners, agent.options
         self.facts = FactsServer(self._link.send)

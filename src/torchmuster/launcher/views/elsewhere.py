@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchmuster.launcher.views.run_view import RunView
 
 
-class Folder(Protocol):
+class HasPath(Protocol):
     """The folder of a run, or of a group."""
 
     @property
@@ -56,7 +56,7 @@ class RecordCopy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptElsewhere:
     """Where the nodes of a run keep what they write.
 
     Attributes:
@@ -70,7 +70,7 @@ class Kept:
     outlives: bool
 
 
-class Elsewhere:
+class RecordsElsewhere:
     """Where records lie that are not here; this one stands for none. The room of Kubernetes plugs in another."""
 
     def copied(self, run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
@@ -113,7 +113,7 @@ class Elsewhere:
         del run_dir
         return None
 
-    def kept(self, run_dir: Folder) -> Kept | None:
+    def kept(self, run_dir: HasPath) -> KeptElsewhere | None:
         """Return where a run's nodes keep what they write; None where that is here."""
         del run_dir
         return None
@@ -148,13 +148,13 @@ class Elsewhere:
         return None
 
 
-def elsewhere() -> Elsewhere:
+def elsewhere() -> RecordsElsewhere:
     """Return what is plugged in."""
-    found: Callable[[], Elsewhere] | None = plugs.find("elsewhere", "pods")
-    return found() if found is not None else Elsewhere()
+    found: Callable[[], RecordsElsewhere] | None = plugs.find("elsewhere", "pods")
+    return found() if found is not None else RecordsElsewhere()
 
 
-def is_elsewhere(run_dir: Folder) -> bool:
+def is_elsewhere(run_dir: HasPath) -> bool:
     """Say whether the record of a run may be kept elsewhere: the usual case costs no import."""
     return os.path.isdir(os.path.join(run_dir.path, "pods"))
 

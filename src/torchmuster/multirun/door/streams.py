@@ -5,19 +5,15 @@ So whoever may follow the session may start a run in it, and no other way to the
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.net import messages
 from torchmuster.core.net.messages import Message
-from torchmuster.core.node.part import AgentPart
+from torchmuster.core.node.agent import Agent, AgentPart
 from torchmuster.core.proc import HasStatus
 from torchmuster.launcher.node.exec import Execs, ExecTarget
 from torchmuster.multirun.door.call import DoorAgent, call_door, send_order
 from torchmuster.multirun.door.messages import ForkRemote
-
-if TYPE_CHECKING:
-    from torchmuster.core.node.agent import Agent
 
 _LEAVE_S = 15.0  # a remote end takes up to 10 s to end its agents
 
@@ -41,7 +37,7 @@ class _Door:
 class RemoteEnds(AgentPart):
     """The remote ends that the door of this node has forked."""
 
-    def __init__(self, agent: "Agent") -> None:
+    def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
         self._execs: Execs | None = None
 

@@ -10,7 +10,7 @@ import click
 
 from torchmuster.core.engines.schedulers import sees_files
 from torchmuster.errors import UsageError
-from torchmuster.launcher.cli.places.find import my_sites
+from torchmuster.launcher.cli.sites import my_sites
 from torchmuster.launcher.engines.registry import load_dialect
 
 if TYPE_CHECKING:

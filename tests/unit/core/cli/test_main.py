@@ -1,4 +1,3 @@
-import importlib
 import os
 import re
 import subprocess
@@ -8,7 +7,8 @@ import click
 import pytest
 
 from kit.command import SOURCE, run_muster
-from torchmuster.core.cli.main import COMMANDS, SECTIONS
+from torchmuster.core import plugs
+from torchmuster.core.cli.main import SECTIONS
 
 
 def muster(*words, home):
@@ -72,7 +72,7 @@ def test_commands_are_grouped_and_all_are_there(tmp_path):
     shown = muster("--help", home=tmp_path).stdout
 
     assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == ["Options", *SECTIONS]
-    assert all(f"\n  {name} " in shown for name in COMMANDS)
+    assert all(f"\n  {name} " in shown for name in plugs.table("commands"))
 
 
 @pytest.mark.parametrize("words", [("help", "ps"), ("ps", "--help")])
@@ -81,8 +81,8 @@ def test_help_is_a_command_too(words, tmp_path):
 
 
 def test_no_help_text_shows_the_mark_that_keeps_lines_apart(tmp_path):
-    for name, (module, _) in COMMANDS.items():
-        command = getattr(importlib.import_module(module), name)
+    for name, (_, _, what) in plugs.table("commands").items():
+        command = plugs.load(what)
         context = click.Context(command, info_name=name, help_option_names=["-h", "--help"])
         assert "\\b" not in command.get_help(context)
 

@@ -14,7 +14,7 @@ from kit.work import num_calls
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.head.attempt import AttemptPhase
 from torchmuster.core.head.membership import Membership
-from torchmuster.core.head.node_policy import AskForNodes, CutOff, OpenStore, Send
+from torchmuster.core.head.node_policy import AskForNodes, CutOff, OpenStore, Send, StartChecks
 from torchmuster.core.head.options import TrainingHeadOptions
 from torchmuster.core.head.training_policy import TrainingPolicy
 from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd, first_cause
@@ -23,7 +23,6 @@ from torchmuster.core.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import StopCause
 from torchmuster.core.net import messages
-from torchmuster.launcher.head.preflight import StartChecks
 
 VERSION = "1"
 WORKERS_PER_NODE = 2
@@ -120,16 +119,7 @@ class World:
         self.policy = TrainingPolicy(options, members, self.now, self.checks)
 
     def checks(self, policy):
-        return StartChecks(
-            self.plan,
-            "off",
-            send=policy.send,
-            name_of=policy.members.name,
-            tell=policy.tell,
-            clock=lambda: self.now,
-            own_address="10.0.0.1",
-            own_network_id="net",
-        )
+        return StartChecks(policy, "10.0.0.1", "net")
 
     # What the head does.
 

@@ -14,10 +14,10 @@ from torchmuster.core.model import contract
 from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.ranks import assign_ranks
 from torchmuster.core.net import messages
+from torchmuster.core.node import kernel as memory
 from torchmuster.core.node.agent import AttemptKeeper
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.workers import WorkerSettings
-from torchmuster.launcher.facts import system as memory
 
 READY = orders.InterpreterReady(python="3.11", torch="2.13", forks=True, why=None)
 KILLED = int(signal.SIGKILL)
@@ -73,6 +73,9 @@ class Agent:
 
     def send(self, message):
         self.sent.append(message)
+
+    def waiting(self, attempt, workers):
+        return set()
 
 
 def order_of(attempt):

@@ -8,12 +8,14 @@ import sys
 
 import pytest
 
-from torchmuster.core import proc
-from torchmuster.core.programs.__main__ import PROGRAMS
+from torchmuster.core import plugs, proc
 
 
 def run(argv):
     return subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd="/", env={})
+
+
+PROGRAMS = {name: what.partition(":")[0] for name, what in plugs.table("programs").items()}
 
 
 @pytest.mark.parametrize("module", PROGRAMS.values())
@@ -38,7 +40,7 @@ def test_words_of_another_version_are_refused_in_a_sentence():
 def test_what_becomes_a_task_imports_little():
     [python, *flags, door] = proc.node_program("view")[:-1]
     done = run([python, "-X", "importtime", *flags, door, "view", "--probe"])
-    assert "torchmuster.launcher.node.place_launch" in done.stderr
+    assert "torchmuster.launcher.node.namespaces" in done.stderr  # what the program itself imports
     assert not any(
         f" {name}\n" in done.stderr for name in ("argparse", "subprocess", "torchmuster.core.proc")
     )

@@ -3,7 +3,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from torchmuster.core.cli.main import COMMANDS
+from torchmuster.core import plugs
 from torchmuster.diagnose.cli.plan import plan
 from torchmuster.errors import UsageError
 
@@ -21,7 +21,7 @@ def predicted(*words):
 
 
 def test_plan_is_a_command():
-    assert COMMANDS["plan"][0] == "torchmuster.diagnose.cli.plan"
+    assert plugs.table("commands")["plan"][2] == "diagnose.cli.plan:plan"
 
 
 def test_the_worked_example_scales_at_10_percent_on_10_gbe():

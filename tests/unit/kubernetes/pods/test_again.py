@@ -11,12 +11,12 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
-from torchmuster.launcher.views.account import find_saved, how_to_go_on
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.kubernetes.firstpod.conduct import link_before
 from torchmuster.kubernetes.pods.again import find_before
 from torchmuster.kubernetes.pods.bring import Before
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
+from torchmuster.launcher.views.account import find_saved, how_to_go_on
 from unit.kubernetes.pods.conftest import RUN_ID, order_of
 
 ON_VOLUME = order_of(home="/home/team/muster", has_volume=True)

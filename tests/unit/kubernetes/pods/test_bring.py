@@ -170,9 +170,13 @@ def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_need
     with tarfile.open(path) as archive:
         names = archive.getnames()
     assert "torchmuster/kubernetes/node/start.py" in names
-    of_clients = ("torchmuster/cli/runs/", "torchmuster/report/", "torchmuster/diagnose/lint/")
+    of_clients = (
+        "torchmuster/core/cli/run.py",
+        "torchmuster/report/",
+        "torchmuster/diagnose/lint/",
+    )
     kept = [name for name in names if name.startswith(of_clients)]
-    assert {name.rpartition("/")[2] for name in kept} <= {"__init__.py"}
+    assert {name.rpartition("/")[2] for name in kept} <= {"__init__.py", "plug.py"}
 
 
 @pytest.mark.parametrize(

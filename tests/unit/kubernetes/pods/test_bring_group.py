@@ -13,7 +13,6 @@ import pytest
 
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
-from torchmuster.workflow.owner.create import create_workflow_dir, link_reused
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.pods.bring_group import (
     bring_group,
@@ -23,6 +22,7 @@ from torchmuster.kubernetes.pods.bring_group import (
 )
 from torchmuster.kubernetes.pods.group import PodGroup
 from torchmuster.launcher.spec.site import Site
+from torchmuster.workflow.owner.create import create_workflow_dir, link_reused
 from torchmuster.workflow.plan import (
     Credential,
     GroupPlan,

@@ -10,7 +10,6 @@ from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState, RunState, State
 from torchmuster.core.model.verdict import GroupOutcome, Report
-from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.kubernetes.engine.dialect import DIALECT
 from torchmuster.kubernetes.pods.bring_group import bring_group, plan_group
 from torchmuster.kubernetes.pods.elsewhere import (
@@ -26,6 +25,7 @@ from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.spec.site import Site
 from torchmuster.launcher.views.control import stop_and_wait
 from torchmuster.launcher.views.find import find_run, owner_lives, view_run
+from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.workflow.owner.view import view_workflow_elsewhere
 from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, WorkflowPlan
 

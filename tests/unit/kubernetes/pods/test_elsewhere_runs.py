@@ -11,12 +11,12 @@ import pytest
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
 from torchmuster.core.model.verdict import Report
+from torchmuster.core.owner.create import failed_before_start
 from torchmuster.errors import NotFoundError
 from torchmuster.kubernetes.pods.copy import RunCopy
 from torchmuster.kubernetes.pods.elsewhere import find_on_clusters
 from torchmuster.kubernetes.pods.reach import job_of, pod_order
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.core.owner.create import failed_before_start
 from unit.kubernetes.pods.conftest import JOB_ID, RUN_ID, order_of
 
 JOB = {

@@ -16,7 +16,6 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
-from torchmuster.multirun.sweep.create import create_sweep_dir
 from torchmuster.core.owner.record import read_lines, read_result
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.node import order as orders
@@ -35,6 +34,7 @@ from torchmuster.launcher.jobs.jobs import forget_views
 from torchmuster.launcher.jobs.never import STANDS_S
 from torchmuster.launcher.views.find import view_run
 from torchmuster.multirun.sweep.arrays import read_arrays
+from torchmuster.multirun.sweep.create import create_sweep_dir
 from torchmuster.multirun.sweep.members import member_dir
 from torchmuster.multirun.sweep.plan import SweepPlan
 from torchmuster.multirun.views import array_view

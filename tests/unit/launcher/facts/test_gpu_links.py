@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model import codec
-from torchmuster.launcher.facts.gpu import GpuLinks, count_redirecting, read_nvlinks, read_p2p, read_topology, redirects
+from torchmuster.launcher.facts.gpu import (
+    GpuLinks,
+    count_redirecting,
+    read_nvlinks,
+    read_p2p,
+    read_topology,
+    redirects,
+)
 
 SWITCH = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m

@@ -5,9 +5,11 @@ import io
 import zipfile
 from pathlib import Path
 
-from torchmuster.core.programs.__main__ import PROGRAMS
+from torchmuster.core import plugs
 from torchmuster.launcher.files import travel
 from torchmuster.launcher.node.remote import loader as remote_loader
+
+PROGRAMS = {name: what.partition(":")[0] for name, what in plugs.table("programs").items()}
 
 FILES = [("a.py", b"1"), ("b/c.py", b"2")]
 

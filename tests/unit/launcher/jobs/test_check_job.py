@@ -5,8 +5,8 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState
 from torchmuster.core.model.verdict import Report
-from torchmuster.launcher.jobs.check_job import JobWatch
 from torchmuster.core.owner.create import failed_before_start
+from torchmuster.launcher.jobs.check_job import JobWatch
 from torchmuster.launcher.model.job import JobView
 
 

@@ -1,6 +1,7 @@
 """What a node says of its networks, and which variables workers get."""
 
-from torchmuster.launcher.node.network_settings import network_facts, network_variables
+from torchmuster.core.node.workers import network_variables
+from torchmuster.launcher.node.inquiries import network_facts
 
 
 def test_each_library_is_told_the_name_in_its_own_grammar(tmp_path):

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.spec.problems import Problems
-from torchmuster.core.spec.problems import parse_set_env
+from torchmuster.core.spec.problems import Problems, parse_set_env
 from torchmuster.launcher.spec.values import default_values, parse_set_strings, parse_sets
 
 

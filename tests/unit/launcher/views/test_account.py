@@ -6,14 +6,12 @@ from click.testing import CliRunner
 
 from torchmuster.core.cli.ending import last_line, say_end
 from torchmuster.core.files.atomic import write_json
-from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.repeats import Shown
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
-from torchmuster.core.files.layout import near
-from torchmuster.launcher.views.account import account_of, how_to_go_on, what_a_workflow_left, what_is_left
 from torchmuster.core.owner.create import choose_run_id
 from torchmuster.core.spec.launch import JobLimits, RunRequest
 from torchmuster.errors import NotFoundError, UsageError
@@ -23,6 +21,12 @@ from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.jobs import cancel_job, make_job, note_refusal
 from torchmuster.launcher.spec.site import Site
+from torchmuster.launcher.views.account import (
+    account_of,
+    how_to_go_on,
+    what_a_workflow_left,
+    what_is_left,
+)
 from torchmuster.launcher.views.find import find_run, view_run
 
 RUN_ID = "20260101-000000-train-ab12"

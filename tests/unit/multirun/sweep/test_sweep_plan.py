@@ -1,9 +1,15 @@
 """How the values of a member reach its script."""
 
+from torchmuster.core.files.layout import member_of_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.files.layout import member_of_id
-from torchmuster.multirun.sweep.plan import MetricChoice, SweepPlan, ValueStyle, variable_of, with_values
+from torchmuster.multirun.sweep.plan import (
+    MetricChoice,
+    SweepPlan,
+    ValueStyle,
+    variable_of,
+    with_values,
+)
 
 PROGRAM = Program(
     kind=ScriptKind.FILE, target="train.py", args=("--epochs", "3"), python=("python",), cwd="/"

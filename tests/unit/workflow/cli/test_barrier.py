@@ -16,11 +16,7 @@ from torchmuster.core.model.contract import TASK_SOCKET_VARIABLE
 from unit.core.node.fake_head import FakeHead
 
 DEADLINE_S = 60.0
-COMMAND = (
-    "from torchmuster.core.cli.main import COMMANDS, main;"
-    "COMMANDS.setdefault('barrier', ('torchmuster.workflow.cli.barrier', 'Wait for the others.'));"
-    "main()"
-)
+COMMAND = "from torchmuster.core.cli.main import main;main()"
 GARBAGE = [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"MUSTERCH" + b"\xff" * 200, b"1\n", b"{\n"]
 
 

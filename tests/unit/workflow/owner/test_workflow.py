@@ -7,9 +7,9 @@ import sys
 import threading
 
 from torchmuster.core.model.states import State
-from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.workflow.owner import workflow
 from torchmuster.workflow.owner.capacity import Machine
+from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.workflow.owner.workflow import WorkflowOwner
 from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
 

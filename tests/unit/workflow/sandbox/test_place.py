@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.workflow.sandbox import place_launch
+from torchmuster.launcher.node import place_launch
 from torchmuster.workflow.sandbox.place import (
     PlacedFile,
     namespaces_available,

@@ -15,8 +15,8 @@ from torchmuster.core.net.address import bind, read_secret
 from torchmuster.core.net.listener import Listener
 from torchmuster.core.node import head_link
 from torchmuster.core.node.output import LogVoice
-from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.workflow.head.group_main import task_argv
+from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.workflow.task import agent as task_agent
 from torchmuster.workflow.task.agent import TaskAgent

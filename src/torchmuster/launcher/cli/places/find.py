@@ -13,13 +13,14 @@ from torchmuster.core.cli.find import Where
 from torchmuster.core.cli.place import Nowhere, Place
 from torchmuster.core.spec.site_files import project_file, user_file
 from torchmuster.errors import UsageError
+from torchmuster.launcher.cli.sites import my_sites
 
 if TYPE_CHECKING:
     from torchmuster.core.model.plan import RunPlan
     from torchmuster.core.spec.launch import RunRequest
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.engines.own_job import OwnJob
-    from torchmuster.launcher.spec.site import Site, Sites
+    from torchmuster.launcher.spec.site import Site
     from torchmuster.launcher.views.run_view import RunView
 
 
@@ -64,22 +65,6 @@ def _place_of_jobs(site: "Site") -> Place:
     )
     place: Place = (as_objects or AsJob)(site, dialect)
     return place
-
-
-def my_sites() -> "Sites":
-    """Return what `--on` can name here; files that are left alone are said on standard error.
-
-    Raises:
-        ManyErrors: Everything that is wrong with the files.
-    """
-    from torchmuster.core.cli.messages import print_notes
-    from torchmuster.core.spec.site_files import is_new
-    from torchmuster.launcher.engines.registry import schedulers
-    from torchmuster.launcher.spec.site import load_sites
-
-    sites = load_sites(os.getcwd(), os.environ, schedulers())
-    print_notes([note for note in sites.notes if is_new(note)])
-    return sites
 
 
 def place_again(plan: "RunPlan", view: "RunView") -> tuple[Place, str | None]:
@@ -206,16 +191,6 @@ def find_site(name: str) -> "Site":
         kinds = ", ".join(engine_entries())
         raise UsageError(what, where=site.origin, fix=f"{fix}; kinds that do: {kinds}")
     return site
-
-
-def nodes_of_site(site: "Site", *, spares: int = 0) -> str | None:
-    """Return what the site says of nodes, as `--nodes` has it: all hosts of ssh but the spare ones, None when it says nothing."""
-    if site.nodes is None:
-        from torchmuster.launcher.spec.site import site_hosts
-
-        return str(max(len(site_hosts(site)) - spares, 1)) if site.kind == "ssh" else None
-    least, most = site.nodes
-    return str(most) if least == most else f"{least}:{most}"
 
 
 def check_engine(name: str, problems: "Problems") -> "Site | None":

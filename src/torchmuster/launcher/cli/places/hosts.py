@@ -14,7 +14,7 @@ from torchmuster.core.cli.place import Place, too_few
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.events import RecordEvent, WorkerEndedEvent
 from torchmuster.errors import UsageError
-from torchmuster.launcher.cli.places.find import my_sites
+from torchmuster.launcher.cli.sites import my_sites
 from torchmuster.launcher.cli.ssh import find_ssh_site, make_bundle_for, make_wishes
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Hosts(Place):
         self.wishes = make_wishes(site, by_slots=by_slots)
 
     def fill(self, request: "RunRequest") -> "RunRequest":
-        from torchmuster.launcher.cli.places.find import nodes_of_site
+        from torchmuster.launcher.cli.sites import nodes_of_site
 
         nodes = request.nodes or nodes_of_site(self.site, spares=request.spares) or "1"
         return replace(request, nodes=nodes)

@@ -41,7 +41,7 @@ class AsJob(Place):
         self.name, self.site, self.dialect = site.name, site, dialect
 
     def fill(self, request: "RunRequest") -> "RunRequest":
-        from torchmuster.launcher.cli.places.find import nodes_of_site
+        from torchmuster.launcher.cli.sites import nodes_of_site
 
         detach = request.detach or request.launched  # the job owns its run
         return replace(

@@ -33,7 +33,7 @@ TRAVELS = (
     *("launcher/ui/status_line.py", "launcher/ui/words.py", "launcher/views", "multirun/api"),
     *("multirun/door", "multirun/engine.py", "multirun/held.py", "multirun/sweep"),
     *("multirun/views", "train", "workflow/data", "workflow/head", "workflow/jobs.py"),
-    *("workflow/owner", "workflow/plan.py", "workflow/sandbox", "workflow/spec/staging.py"),
+    *("workflow/owner", "workflow/plan.py", "workflow/sandbox"),
     *("workflow/task", "workflow/task_call.py"),
 )
 PATIENCE_S = 120

@@ -165,7 +165,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
 _HEAD = re.compile(r"[0-9a-zA-Z.:]{1,300}")
 
 
-class Door(Protocol):
+class AgentForker(Protocol):
     """Forks the agents of this node: that of a session, or of a pod that has imported torch."""
 
     say: Callable[[str], None]
@@ -216,7 +216,7 @@ class RemoteAgents:
         session: SendsMessages,
         relay: Relay,
         ended: Callable[[], None],
-        door: Door | None = None,
+        door: AgentForker | None = None,
     ) -> None:
         self._door = door
         self.environment = dict(os.environ if door is None else door.environment)
@@ -305,9 +305,12 @@ class RemoteAgents:
         )
 
     def _task_order(self, message: messages.StartTask) -> Any:
+        for name in (message.group, message.task):
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"`{name}` is no name")
         make = plugs.find("host_orders", "task")
-        if make is None or not all(map(_NAME.fullmatch, (message.group, message.task))):
-            raise ValueError(f"`{message.task}` is no task that can be started here")
+        if make is None:
+            raise ValueError("what runs tasks of workflows is not here")
         return make(message, self._path(), f"127.0.0.1:{self._port(message.port)}", _own_address())
 
     def _path(self) -> str:
@@ -563,7 +566,7 @@ _SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes 
 class RemoteEnd:
     """One host's side of one session."""
 
-    def __init__(self, session: FrameWriter, door: Door | None = None) -> None:
+    def __init__(self, session: FrameWriter, door: AgentForker | None = None) -> None:
         self._session = session
         self._relay = Relay(session, first_id=2)
         self.agents = RemoteAgents(session, self._relay, self._send_record, door)

@@ -1,6 +1,5 @@
 """Kinds of records: one table says what a folder is the record of, and one what commands do with it."""
 
-import importlib
 import inspect
 import re
 from pathlib import Path
@@ -8,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import torchmuster
+from torchmuster.core import plugs
 from torchmuster.core.files.layout import Kind
-from torchmuster.launcher.cli.kinds.table import _MODULES, _RESTARTS, KindCommands
+from torchmuster.launcher.cli.kinds.table import KindCommands
 
 SOURCE = Path(torchmuster.__file__).parent
 ASKING = re.compile(r"(?:isfile|exists)\([^)]*\.(?:workflow|sweep)\)|\bis_workflow\b")
@@ -17,13 +17,12 @@ ASKING = re.compile(r"(?:isfile|exists)\([^)]*\.(?:workflow|sweep)\)|\bis_workfl
 
 @pytest.mark.parametrize("kind", Kind)
 def test_each_kind_has_all_that_commands_need(kind):
-    module = importlib.import_module(_MODULES[kind])
+    module = plugs.find("kinds", f"{kind.value} commands")
     for name, needed in inspect.getmembers(KindCommands, inspect.isfunction):
         if not name.startswith("_"):
             own = inspect.signature(getattr(module, name)).parameters
             assert list(own) == list(inspect.signature(needed).parameters)[1:], (kind, name)
-    module, name = _RESTARTS[kind]
-    restart = getattr(importlib.import_module(module), name)
+    restart = plugs.find("kinds", f"{kind.value} restart")
     assert list(inspect.signature(restart).parameters) == ["view", "detach"]
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from torchmuster.core.head.training_policy import Debuggers
 from torchmuster.core.net.messages import Debugger
-from torchmuster.launcher.head.hangs.watch import Debuggers
 
 
 @pytest.fixture

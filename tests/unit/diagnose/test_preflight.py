@@ -9,7 +9,7 @@ from torchmuster.core.model.network import PairResult
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
-from torchmuster.launcher.head.preflight import HOLD_S, LIMIT_S, LONG_HOLD_S, SURVEY, Preflight
+from torchmuster.diagnose.preflight import HOLD_S, LIMIT_S, LONG_HOLD_S, SURVEY, Preflight
 from unit.diagnose.doctor.made_up import facts
 
 READY = messages.SpawnerReady(python="3.11", torch="2.13", forks=True)

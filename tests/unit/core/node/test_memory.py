@@ -1,8 +1,12 @@
 import pytest
 
-from torchmuster.launcher.facts import system
-from torchmuster.core.node.kernel import MemoryCounters, explain_kill, read_counters
-from torchmuster.launcher.facts.system import _KERNEL_LINE, _ancestors
+from torchmuster.core.node.kernel import (
+    _KERNEL_LINE,
+    MemoryCounters,
+    _ancestors,
+    explain_kill,
+    read_counters,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +58,3 @@ def test_a_counter_that_moved_since_the_start_is_the_evidence():
 
     assert said.startswith("the kernel killed 2 processes because memory ran out")
     assert path in said
-
-
-@pytest.mark.parametrize(
-    ("counted", "limit"),
-    [("memory.events", "memory.max"), ("memory.oom_control", "memory.limit_in_bytes")],
-)
-def test_the_smallest_limit_above_us_counts(monkeypatch, tmp_path, counted, limit):
-    for number, text in enumerate(("max", "4096", "8192")):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / limit).write_text(f"{text}\n")
-    files = [str(tmp_path / str(number) / counted) for number in range(3)]
-    monkeypatch.setattr(system, "counter_files", lambda: files)
-    assert system.memory_limit() == 4096

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from torchmuster.core.head.training_head import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board
 from torchmuster.core.model import codec
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.progress import RankPhase, RankProgress, RankSample
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import MAX_FRAME_BYTES
+from torchmuster.launcher.head.board import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 

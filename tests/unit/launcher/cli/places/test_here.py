@@ -4,13 +4,14 @@ import os
 
 import pytest
 
-from torchmuster.core.cli.here import InJob, ThisMachine
 from torchmuster.core.spec.launch import JobLimits, RunRequest
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
+from torchmuster.launcher.cli.places.in_job import InJob
 from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
+from torchmuster.multirun.cli.places import SweepHere
 
 
 def in_job(*names):
@@ -23,31 +24,36 @@ def in_job(*names):
 def started(monkeypatch):
     """Where a sweep or a command would have been started."""
     places = []
-    monkeypatch.setattr(ThisMachine, "sweep", lambda *given: places.append("this node") or 0)
+    monkeypatch.setattr(SweepHere, "start", lambda *given: places.append("this node") or 0)
     monkeypatch.setattr(InJob, "instead", lambda job: None if job.from_here else 5)
     return places
 
 
 def test_a_sweep_says_that_the_other_nodes_of_the_job_are_left_out(started, capsys):
-    assert in_job(os.uname().nodename, "n2").sweep({"dry_run": False}, Problems(), None) == 0
+    assert (
+        in_job(os.uname().nodename, "n2").cell("sweep").start({"dry_run": False}, Problems(), None)
+        == 0
+    )
     assert capsys.readouterr().err == "muster: members run on this node alone, of 2 in job 7\n"
-    assert in_job(os.uname().nodename).sweep({"dry_run": False}, Problems(), None) == 0
+    assert (
+        in_job(os.uname().nodename).cell("sweep").start({"dry_run": False}, Problems(), None) == 0
+    )
     assert capsys.readouterr().err == ""
     assert len(started) == 2
 
 
 def test_members_don_t_run_beside_the_job(started):
-    place = in_job("n1", "n2")
-    assert place.sweep({"dry_run": False}, Problems(), None) == 5
+    place = in_job("n1", "n2").cell("sweep")
+    assert place.start({"dry_run": False}, Problems(), None) == 5
     assert started == []
-    assert place.sweep({"dry_run": True}, Problems(), None) == 0
+    assert place.start({"dry_run": True}, Problems(), None) == 0
 
 
 def test_a_workflow_does_not_run_beside_the_job():
     with pytest.raises(UsageError, match="not a node of job 7") as told:
-        in_job("n1").check_workflow(None, detach=False)
+        in_job("n1").cell("workflow").check(None, detach=False)
     assert told.value.fix == "start it on n1, or here with --here"
-    assert in_job(os.uname().nodename).check_workflow(None, detach=False) is None
+    assert in_job(os.uname().nodename).cell("workflow").check(None, detach=False) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import os
 import subprocess
 
 from torchmuster.core.net import messages
-from torchmuster.core.node import inquiries
+from torchmuster.launcher.node import inquiries
 
 
 def start(word):

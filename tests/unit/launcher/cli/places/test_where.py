@@ -15,26 +15,26 @@ import pytest
 from click.testing import CliRunner
 
 from torchmuster.core.cli.main import muster
-from torchmuster.core.cli.options import my_sites
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind, StartMethod
 from torchmuster.core.model.states import State
 from torchmuster.core.model.verdict import Report, WorkflowResult
+from torchmuster.core.owner.create import failed_before_start
 from torchmuster.core.spec.launch import RunRequest, read_job_limits
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import ManyErrors, MusterError
 from torchmuster.launcher.api.launch import launch_by
+from torchmuster.launcher.cli.sites import my_sites
 from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.core.owner.create import failed_before_start
 from torchmuster.launcher.jobs.jobs import make_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
 from torchmuster.multirun.door.messages import SessionSetup
 from torchmuster.multirun.sweep.arrays import SweepArrays
 
-PAGE = Path(__file__).parents[4] / "docs" / "where.md"
+PAGE = Path(__file__).parents[5] / "docs" / "where.md"
 PLACES = {
     "here": "--here",
     "in a job": "",
@@ -114,8 +114,8 @@ STARTS = (
 
 # They make the folder of what is started.
 MAKES = (
-    "torchmuster.core.owner.create.create_workflow_dir",
-    "torchmuster.core.owner.create.create_sweep_dir",
+    "torchmuster.workflow.owner.create.create_workflow_dir",
+    "torchmuster.multirun.sweep.create.create_sweep_dir",
 )
 
 
@@ -157,7 +157,8 @@ def world(tmp_path, monkeypatch):
     job = OwnJob(dialect=load_dialect("slurm"), allocation=Allocation(job_id="7", nodes=nodes))
     is_inside = [False]
     monkeypatch.setattr(
-        "torchmuster.core.cli.options.find_allocation", lambda: job if is_inside[0] else None
+        "torchmuster.launcher.cli.places.find.find_allocation",
+        lambda: job if is_inside[0] else None,
     )
     hold(tmp_path, monkeypatch)
     with monkeypatch.context() as making:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from torchmuster.core.model.network import PairResult
 from torchmuster.core.net import messages
-from torchmuster.launcher.head.preflight import LIMIT_S, SURVEY, Matrix
+from torchmuster.diagnose.preflight import LIMIT_S, SURVEY, Matrix
 
 
 class Bench:
