@@ -11,7 +11,6 @@
 * worker: its heartbeats and its share of its agent's reports, together in percent of a step of 10 ms.
 """
 
-from torchmuster.launcher.head.board import Board
 import argparse
 import asyncio
 import multiprocessing
@@ -26,6 +25,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from torchmuster.launcher.head.board import Board
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 sys.path.insert(0, str(SOURCE))
@@ -44,8 +45,8 @@ from torchmuster.core.model import codec  # noqa: E402
 from torchmuster.core.model.progress import RankPhase, RankProgress  # noqa: E402
 from torchmuster.core.net import listener, messages  # noqa: E402
 from torchmuster.core.node.leftovers import make_socket_folder  # noqa: E402
-from torchmuster.launcher.node.progress import NodeProgress  # noqa: E402
 from torchmuster.core.programs.head_host import StorePorts  # noqa: E402
+from torchmuster.launcher.node.progress import NodeProgress  # noqa: E402
 
 WORKERS = 8
 RUN_ID = "20270115-080000-train-3f2a"

@@ -11,7 +11,6 @@ from torchmuster.launcher.engines.base import ArrayDialect
 from torchmuster.launcher.jobs.jobs import cancel_job
 from torchmuster.multirun.sweep.arrays import (
     SweepArrays,
-    cancel_arrays,
     element_of,
     load_arrays,
     object_members,
@@ -94,16 +93,3 @@ def cancel_member(run_dir: RunDir, loaded: tuple[ArrayDialect, SweepArrays], num
         pods.stop(run_dir, number)
     elif (element := element_of(loaded, number)) is not None:
         cancel_job(loaded[0], element)
-
-
-def cancel_sweep(run_dir: RunDir) -> bool:
-    """Cancel all arrays of a sweep, or its Job; say whether it has any.
-
-    Raises:
-        EngineError: A cluster refuses.
-    """
-    loaded = load_arrays(run_dir)
-    if loaded is not None and (pods := object_members(loaded[0])) is not None:
-        pods.cancel(run_dir)
-        return True
-    return cancel_arrays(run_dir)

@@ -284,3 +284,16 @@ def object_members(dialect: Dialect) -> ObjectMembers | None:
         return None
     make: Callable[[], ObjectMembers] = plugs.find("arrays", "objects")
     return make()
+
+
+def cancel_sweep(run_dir: RunDir) -> bool:
+    """Cancel all arrays of a sweep, or its Job; say whether it has any.
+
+    Raises:
+        EngineError: A cluster refuses.
+    """
+    loaded = load_arrays(run_dir)
+    if loaded is not None and (pods := object_members(loaded[0])) is not None:
+        pods.cancel(run_dir)
+        return True
+    return cancel_arrays(run_dir)

@@ -114,7 +114,7 @@ class SweepRun(RunView):
         Raises:
             EngineError: A cluster refuses.
         """
-        from torchmuster.multirun.sweep.array_stops import cancel_sweep
+        from torchmuster.multirun.sweep.arrays import cancel_sweep
 
         return cancel_sweep(self.run_dir)
 
