@@ -31,7 +31,6 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
     from torchmuster.launcher.jobs.jobs import make_job, note_refusal
     from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
     from torchmuster.multirun.sweep.array_stops import stops_of
-    from torchmuster.multirun.sweep.arrays import cancel_sweep
     from torchmuster.multirun.sweep.arrays import (
         array_request,
         find_arrays,
@@ -160,7 +159,6 @@ class _SweepFollower(JobsFollower["SweepView"]):
     ) -> None:
         from torchmuster.launcher.jobs.answers import FIRST_POLL_S
         from torchmuster.multirun.sweep.array_stops import stops_of
-    from torchmuster.multirun.sweep.arrays import cancel_sweep
 
         super().__init__(voice, engine)
         self._run_dir = run_dir
@@ -173,7 +171,7 @@ class _SweepFollower(JobsFollower["SweepView"]):
         return self._view if self._view is not None and self._view.result is not None else None
 
     def cancel(self) -> None:
-        from torchmuster.multirun.sweep.array_stops import cancel_sweep
+        from torchmuster.multirun.sweep.arrays import cancel_sweep
 
         cancel_sweep(self._run_dir)
 
