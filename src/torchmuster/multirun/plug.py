@@ -35,7 +35,7 @@ PLUGS = {
     },
     "agent_parts": {"remote ends": "multirun.door.streams:RemoteEnds"},
     "kinds": {
-        "sweep view": "multirun.views.sweep_view:view_of_record",
+        "sweep view": "multirun.views.array_view:view_of_record",
         "sweep commands": "multirun.cli.sweep_record",
         "sweep restart": "multirun.cli.sweep:restart_sweep",
         "sweep own": "multirun.sweep.owner:own_in_background",

@@ -9,6 +9,7 @@ from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model.contract import EX_TEMPFAIL
 from torchmuster.core.model.events import MemberStoppedEvent
+from torchmuster.core.model.run import RunRecord
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.record import (
@@ -22,12 +23,19 @@ from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.launcher.engines.base import ArrayDialect, object_dialect
 from torchmuster.launcher.jobs.answers import FIRST_POLL_S, ask_scheduler
 from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.views.run_view import RunView
 from torchmuster.multirun.sweep.arrays import SweepArrays, load_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir, why_of
 from torchmuster.multirun.sweep.metric import MetricReader
 from torchmuster.multirun.sweep.plan import SweepPlan
 from torchmuster.multirun.sweep.policy import state_of_sweep
-from torchmuster.multirun.views.sweep_view import MemberView, SweepView, read_sweep
+from torchmuster.multirun.views.sweep_view import (
+    MemberView,
+    SweepRun,
+    SweepView,
+    read_sweep,
+    view_sweep,
+)
 
 Ask = Callable[[Sequence[str]], proc.Answered]
 _CODES = {RunState.FAILED: 1, RunState.PREEMPTED: EX_TEMPFAIL, RunState.CANCELLED: 143}
@@ -253,4 +261,25 @@ def _reasons(plan: SweepPlan, members: Sequence[MemberView]) -> tuple[str, ...]:
     name = short_id(plan.run_id)
     return tuple(
         f"{name}.{m.number}: {m.why or 'no reason is known'}" for m in members[:_MAX_EVIDENCE]
+    )
+
+
+def view_of_record(run_dir: RunDir, record: RunRecord) -> RunView:
+    """Return where a sweep stands."""
+    from torchmuster.launcher.views.find import owner_lives
+
+    del record  # `view_sweep` reads its members from it
+    if os.path.isfile(run_dir.arrays):
+        sweep = view_arrays(run_dir)
+    else:
+        # What was a Job is not asked for when it has ended.
+        has_ended = os.path.isfile(run_dir.job) and read_result(run_dir) is not None
+        sweep = view_sweep(run_dir, is_alive=not has_ended and owner_lives(run_dir))
+    return SweepRun(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=sweep.state if sweep is not None else RunState.LOST,
+        plan=None,
+        result=sweep.result if sweep is not None else None,
+        sweep=sweep,
     )

@@ -18,7 +18,6 @@ from torchmuster.core.model.events import (
     SweepStartedEvent,
 )
 from torchmuster.core.model.plan import GRACE_S
-from torchmuster.core.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import few_of, in_one_line
 from torchmuster.core.model.verdict import Result
@@ -289,26 +288,3 @@ def view_of_sweep(run_dir: RunDir) -> SweepView:
     if not isinstance(view, SweepRun):
         raise NotFoundError("it is no sweep that can be read", where=run_dir.path, why=view.problem)
     return view.sweep_view()
-
-
-def view_of_record(run_dir: RunDir, record: RunRecord) -> RunView:
-    """Return where a sweep stands."""
-    from torchmuster.launcher.views.find import owner_lives
-
-    del record  # `view_sweep` reads its members from it
-    if os.path.isfile(run_dir.arrays):
-        from torchmuster.multirun.views.array_view import view_arrays
-
-        sweep = view_arrays(run_dir)
-    else:
-        # What was a Job is not asked for when it has ended.
-        has_ended = os.path.isfile(run_dir.job) and read_result(run_dir) is not None
-        sweep = view_sweep(run_dir, is_alive=not has_ended and owner_lives(run_dir))
-    return SweepRun(
-        run_id=os.path.basename(run_dir.path),
-        run_dir=run_dir,
-        state=sweep.state if sweep is not None else RunState.LOST,
-        plan=None,
-        result=sweep.result if sweep is not None else None,
-        sweep=sweep,
-    )
