@@ -5,13 +5,13 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from cluster.test_fake_slurm import SCRIPT
 from examples.example_runs import EXAMPLES
+from kit.installed import install_metadata
 from kit.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -21,14 +21,7 @@ DOC = ROOT / "docs" / "writing-an-engine.md"
 
 def install(folder):
     """Do what `pip install examples/toy_engine` does, without a network: metadata and commands."""
-    project = tomllib.loads((TOY / "pyproject.toml").read_text())["project"]
-    metadata = folder / "site" / "toy_engine-0.1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-engine\nVersion: 0.1.0\n")
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    project = install_metadata(TOY / "pyproject.toml", folder / "site")
     (folder / "bin").mkdir()
     for name, value in project["scripts"].items():
         module, _, function = value.partition(":")

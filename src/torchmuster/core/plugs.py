@@ -54,6 +54,13 @@ def find(point: str, name: str) -> Any:
     return None
 
 
+def entry(name: str) -> str:
+    """Return the path of a program that the job's interpreter runs itself; empty where no room has it."""
+    path = table("entries").get(name)
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.join(package, *path.split("/")) if path is not None else ""
+
+
 def every(point: str) -> Iterator[Any]:
     """Yield all that our rooms add to a point, loaded, in the order of the rooms."""
     yield from map(load, table(point).values())
@@ -135,13 +142,10 @@ def carried(point: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def load_carried(those: Iterable[str]) -> dict[str, Any]:
-    """Return what a plan carries, loaded, by name.
-
-    Raises:
-        UsageError: It can't be imported on this node.
-    """
-    found = {}
+def load_carried(those: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return what a plan carries, loaded, by name; and for what this node lacks a sentence each."""
+    found: dict[str, Any] = {}
+    lacking = []
     for one in those:
         name, _, rest = one.partition("=")
         folder, _, value = rest.partition("|")
@@ -151,10 +155,5 @@ def load_carried(those: Iterable[str]) -> dict[str, Any]:
         try:
             found[name] = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise UsageError(
-                f"the part `{name}` of the head can't be loaded on this node",
-                where=f"{folder}: {value}",
-                why=str(error),
-                fix="install its package on a file system that the nodes see, or uninstall it here",
-            ) from error
-    return found
+            lacking.append(f"`{name}` ({value}, from {folder}) is left out: {error}")
+    return found, lacking

@@ -17,4 +17,10 @@ PLUGS = {
     },
     "ends": {"explain": "diagnose.explain.end_of_run:explained"},
     "start_checks": {"preflight": "diagnose.preflight:of_run"},
+    "travels": {
+        "diagnose/doctor": "the head compares what its nodes report before a start",
+        "diagnose/explain": "owners in jobs and pods read the logs of a run that failed, before the logs are gone",
+        "diagnose/finding.py": "what those find",
+        "diagnose/preflight.py": "a part of the head",
+    },
 }

@@ -27,4 +27,11 @@ PLUGS = {
     "task_engines": {"pods": "kubernetes.firstpod.conduct:engine_of_task"},
     "host_names": {"pod": "kubernetes.node.order:own_host"},
     "schedulers": {"kubernetes": "kubernetes.engine.facts:KUBERNETES"},
+    "travels": {
+        "kubernetes/elsewhere.py": "owners in pods, and the calls, look at records in pods",
+        "kubernetes/engine": "owners in pods ask their cluster",
+        "kubernetes/firstpod": "owns runs and groups in the first pod",
+        "kubernetes/node": "runs in every pod",
+        "kubernetes/pods": "owners in pods ask their cluster",
+    },
 }

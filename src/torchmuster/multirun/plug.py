@@ -42,4 +42,13 @@ PLUGS = {
     },
     "run_owners": {"session": "multirun.held:own_in_session"},
     "remote_doors": {"warm": "multirun.door.remote:warm_door"},
+    "entries": {"door": "multirun/door/main.py"},
+    "travels": {
+        "multirun/api": "as launcher/api",
+        "multirun/door": "runs on each node that a session holds",
+        "multirun/engine.py": "starts agents of a session's runs",
+        "multirun/held.py": "the owner of a run in a session",
+        "multirun/sweep": "a sweep's owner in a job or in pods",
+        "multirun/views": "the calls follow sessions and sweeps",
+    },
 }

@@ -43,4 +43,14 @@ PLUGS = {
         "workflow own": "workflow.owner.follow:own_in_background",
     },
     "host_orders": {"task": "workflow.task.options:remote_order"},
+    "travels": {
+        "workflow/data": "programs of tasks copy data sets and models",
+        "workflow/head": "the head of a group runs on a node of it",
+        "workflow/jobs.py": "scripts of a workflow's jobs",
+        "workflow/owner": "owns groups in jobs and pods",
+        "workflow/plan.py": "values that all share",
+        "workflow/sandbox": "what a task sees on its node",
+        "workflow/task": "runs on the nodes of tasks",
+        "workflow/task_call.py": "a task's program calls its agent",
+    },
 }

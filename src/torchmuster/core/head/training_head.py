@@ -86,8 +86,10 @@ class TrainingHead(Head[Member]):
         )
         self.policy = TrainingPolicy(options, members, self.clock(), self._checks)
         made = {name: plugs.load(what) for name, what in plugs.table("head_parts").items()}
-        made |= plugs.load_carried(self.plan.head_parts)
-        self.parts: dict[str, HeadPart] = {name: make(self) for name, make in made.items()}
+        others, self._lacking = plugs.load_carried(self.plan.head_parts)
+        self.parts: dict[str, HeadPart] = {
+            name: make(self) for name, make in (made | others).items()
+        }
         self.has_open_door = False  # who has no common key may come in with the public one
 
     def _checks(self, policy: NodePolicy) -> StartChecks:
@@ -152,6 +154,8 @@ class TrainingHead(Head[Member]):
         """Conduct the run to its end and return its result."""
         first = self.options.first_attempt
         self.event(RunStartedEvent(run_id=self.plan.run_id, first_attempt=first))
+        for sentence in self._lacking:
+            self.notice(f"a part of the head of another package, {sentence}")
         await self.run()
         return await self._say_goodbye()
 

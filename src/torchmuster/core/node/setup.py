@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.model import codec, contract
 from torchmuster.core.model.plan import Program, ShippedEnvironment, StageOrder, UnpackOrder
@@ -28,7 +28,6 @@ from torchmuster.core.node.shell import NodeShell, SetupError, Transfer
 from torchmuster.errors import MusterError
 
 _MAX_TAKES = 10
-_DOOR = os.path.join(proc.PACKAGE_FOLDER, "multirun", "door", "main.py")
 
 
 class SetupHost(Protocol):
@@ -197,7 +196,7 @@ def _with_names(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str
 
 def _with_python(program: Program, python: str, *flags: str) -> Program:
     """Return the program with another interpreter; a door is a command that begins with its own."""
-    target = python if _DOOR in program.args else program.target
+    target = python if plugs.entry("door") in program.args else program.target
     return replace(program, target=target, python=(python, *flags))
 
 

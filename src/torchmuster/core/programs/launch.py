@@ -6,7 +6,7 @@ import os
 import socket
 from dataclasses import dataclass, replace
 
-from torchmuster.core import proc
+from torchmuster.core import plugs
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir, size_of, trained_last
 from torchmuster.core.head.options import Office, TrainingHeadOptions
@@ -120,7 +120,7 @@ def read_plan_file(path: str) -> RunPlan:
 
 def _door_program(program: Program, run_dir: RunDir) -> Program:
     """Return the command of a session's door: each node has its own interpreter, torchmuster and run directory."""
-    entry = os.path.join(proc.PACKAGE_FOLDER, "multirun", "door", "main.py")
+    entry = plugs.entry("door")
     first, *flags = program.python
     return replace(program, target=first, args=(*flags, entry, run_dir.path))
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torchmuster.core import plugs
 from torchmuster.core.model import contract
 from torchmuster.core.model.plan import (
     MAX_RESTARTS,
@@ -186,6 +187,7 @@ def plan_run(
         restart_policy=RestartPolicy(options.restart_policy),
         metrics_port=options.metrics_port,
         spares=options.spares,
+        head_parts=plugs.carried("head_parts"),
     )
 
 

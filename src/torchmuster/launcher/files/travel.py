@@ -10,72 +10,12 @@ import os
 import zipfile
 from collections.abc import Iterable
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import muster_home
 
 # Of the package what a node, host or pod needs, and why; the rest stays here. A name is a folder or a file.
-TRAVELS = {
-    "core/cli/spelling.py": "near misses, for the calls",
-    "core/engines": "owners in jobs and pods ask their scheduler",
-    "core/files": "everything keeps its files by it",
-    "core/head": "runs on the first node",
-    "core/model": "values that all share",
-    "core/net": "how nodes talk",
-    "core/node": "runs on every node",
-    "core/owner": "owns runs in jobs and pods",
-    "core/plainfile.py": "everything reads files by it",
-    "core/plugs.py": "programs and parts are found by it",
-    "core/proc.py": "everything starts commands by it",
-    "core/programs": "the programs that muster starts on nodes",
-    "core/spec": "a task of a workflow that is a training plans it on its node",
-    "diagnose/doctor": "the head compares what its nodes report before a start",
-    "diagnose/explain": "owners in jobs and pods read the logs of a run that failed, before the logs are gone",
-    "diagnose/finding.py": "what those find",
-    "diagnose/preflight.py": "a part of the head",
-    "kubernetes/elsewhere.py": "owners in pods, and the calls, look at records in pods",
-    "kubernetes/engine": "owners in pods ask their cluster",
-    "kubernetes/firstpod": "owns runs and groups in the first pod",
-    "kubernetes/node": "runs in every pod",
-    "kubernetes/pods": "owners in pods ask their cluster",
-    "launcher/api": "scripts import the calls of `torchmuster` at their top, also those whose functions are workers",
-    "launcher/engines": "owners in jobs start agents on the job's nodes",
-    "launcher/facts": "each node looks at its GPUs, network and memory",
-    "launcher/files": "what a node sends on to others",
-    "launcher/head": "parts of the head",
-    "launcher/jobs": "owns runs in jobs",
-    "launcher/model": "values that all share",
-    "launcher/net": "copies of growing files, and commands elsewhere",
-    "launcher/node": "runs on every node",
-    "launcher/owner": "owns runs in jobs and pods",
-    "launcher/programs": "programs that muster starts on nodes",
-    "launcher/spec/explain.py": "as core/spec; as the next ones",
-    "launcher/spec/hostfile.py": "the same",
-    "launcher/spec/scalars.py": "the same",
-    "launcher/spec/site.py": "the same; where credentials of data sets stand",
-    "launcher/spec/source.py": "the same",
-    "launcher/spec/values.py": "the same",
-    "launcher/ui/ranks.py": "the calls follow runs",
-    "launcher/ui/run_lines.py": "the calls follow runs",
-    "launcher/ui/status_line.py": "the calls follow runs",
-    "launcher/ui/words.py": "the calls follow runs",
-    "launcher/views": "the calls follow runs",
-    "multirun/api": "as launcher/api",
-    "multirun/door": "runs on each node that a session holds",
-    "multirun/engine.py": "starts agents of a session's runs",
-    "multirun/held.py": "the owner of a run in a session",
-    "multirun/sweep": "a sweep's owner in a job or in pods",
-    "multirun/views": "the calls follow sessions and sweeps",
-    "train": "the library in the script",
-    "workflow/data": "programs of tasks copy data sets and models",
-    "workflow/head": "the head of a group runs on a node of it",
-    "workflow/jobs.py": "scripts of a workflow's jobs",
-    "workflow/owner": "owns groups in jobs and pods",
-    "workflow/plan.py": "values that all share",
-    "workflow/sandbox": "what a task sees on its node",
-    "workflow/task": "runs on the nodes of tasks",
-    "workflow/task_call.py": "a task's program calls its agent",
-}
+TRAVELS = plugs.table("travels")
 _THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the least that a zip can hold: the content alone names it
 
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from torchmuster.core import plugs
 from torchmuster.core.model import contract
 from torchmuster.core.model.failure import RanCode, RanFile
 from torchmuster.core.net import ipc
@@ -113,7 +114,6 @@ class CodeNote:
 
 
 _FOLDER = os.path.dirname(__file__)
-_OWN_FOLDERS = (_FOLDER, os.path.join(_OURS, "multirun", "door"))  # a session's door is a program
 _kept: list[object] = []
 
 
@@ -190,7 +190,11 @@ def strip_own_frames(error: BaseException) -> types.TracebackType | None:
 
 
 def _is_ours(frame: types.FrameType) -> bool:
-    return os.path.dirname(frame.f_code.co_filename) in _OWN_FOLDERS
+    folder = os.path.dirname(frame.f_code.co_filename)
+    return folder in (
+        _FOLDER,
+        *(os.path.dirname(plugs.entry(name)) for name in plugs.table("entries")),
+    )
 
 
 def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
