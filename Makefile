@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export MUSTER_ON ?= local
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo docs picture test test-all check format unit bench chaos pairs matrix lab lab-kubernetes frameworks gpu test-versions system-packages clean
+.PHONY: help demo docs picture test test-all check format unit core-alone launcher-alone bench chaos pairs matrix lab lab-kubernetes frameworks gpu test-versions system-packages clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -34,6 +34,12 @@ format: $(STAMP) ## let ruff format and mend
 
 unit: $(STAMP) ## the quick tests only
 	@$(BIN)/python -m pytest tests/unit tests/kit
+
+core-alone: $(STAMP) ## the core's tests, in a tree without the other rooms
+	@scripts/alone $(VENV) core
+
+launcher-alone: $(STAMP) ## the launcher's tests, in a tree of it and the core
+	@scripts/alone $(VENV) launcher
 
 # PEER=/elsewhere/bin/torchrun make bench   measures another environment's torchrun beside.
 bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-written code
@@ -67,7 +73,7 @@ matrix: $(STAMP) system-packages ## twelve faults on every engine, for docs/matr
 	@$(BIN)/python tests/matrix
 
 lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and networks in namespaces (root on Debian)
-	@MUSTER_LAB=1 $(BIN)/python -m pytest --timeout 900 tests/unit/diagnose tests/unit/cli tests/cluster tests/ssh tests/lab tests/faults tests/workflows tests/gpucheck tests/benchmarks tests/places tests/sweeps tests/pairs tests/train tests/sessions
+	@MUSTER_LAB=1 $(BIN)/python -m pytest --timeout 900 tests/unit tests/cluster tests/ssh tests/lab tests/faults tests/workflows tests/gpucheck tests/benchmarks tests/places tests/sweeps tests/pairs tests/train tests/sessions
 
 # KUBE_BIN=FOLDER make matrix   has the column of Kubernetes, too.
 lab-kubernetes: $(STAMP) ## runs on a real Kubernetes of the programs in KUBE_BIN (root; docs/kubernetes.md)

@@ -20,11 +20,11 @@ def test_a_walk_passes_few_files_and_each_exists(walk):
     assert [name for name in files if not (SOURCE / name).is_file()] == []
 
 
-def test_there_are_four_walks():
-    assert len(WALKS) == 4
+def test_there_are_six_walks():
+    assert len(WALKS) == 6
 
 
-def test_every_folder_of_the_source_has_its_row():
+def test_every_room_has_its_row():
     rows = re.findall(r"^\| (`[^|]+`) \|", INSIDE.partition("## ")[0], re.MULTILINE)
     named = set(re.findall(r"`(\w+)/`", " ".join(rows)))
 

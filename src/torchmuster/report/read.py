@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torchmuster
+from torchmuster.core import plugs
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import AttemptNode
@@ -720,9 +721,12 @@ class _Reading:
         )
 
     def _explained(self) -> Any:
-        from torchmuster.diagnose.explain.end_of_run import explained
-
-        return explained(self.view.result, self.run_dir) if self.view.result is not None else None
+        explained, result = plugs.find("ends", "explain"), self.view.result
+        return (
+            explained(result, self.run_dir)
+            if explained is not None and result is not None
+            else None
+        )
 
     def _account_end(self) -> str:
         try:

@@ -141,3 +141,25 @@ def option_behind(script: str, args: Sequence[str], ours: Collection[str]) -> st
             continue
         return f"`{name}` comes after {script}, so {script} gets it; options of muster go before the script"
     return None
+
+
+class NearMissGroup(click.Group):
+    """A group that says which command was meant."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help when there is no command."""
+        return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest command for one that does not exist."""
+        name = args[0] if args else ""
+        if name and name not in self.commands and not name.startswith("-"):
+            from torchmuster.core.model.text import nearest
+
+            near = nearest(name, self.commands)
+            path = ctx.command_path
+            fix = f"did you mean `{path} {near}`?" if near else f"{path} --help"
+            raise UsageError(f"`{path}` has no command `{name}`", fix=fix)
+        return super().resolve_command(ctx, args)

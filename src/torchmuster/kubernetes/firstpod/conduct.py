@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Generic, TypeVar
 
+from torchmuster.core import plugs
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.files.terminal import TerminalVoice
@@ -532,9 +533,9 @@ class PodOwner(OwnerInPod[Result]):
         """Say how the run ended: in the pod's log, in its last message, and to those who read its record."""
         result = ended
         if result.report is not None and result.state is not RunState.SUCCEEDED:
-            from torchmuster.diagnose.explain.end_of_run import explained
-
-            report = explained(result, self.run_dir) or result.report
+            explained = plugs.find("ends", "explain")
+            report = explained(result, self.run_dir) if explained is not None else None
+            report = report or result.report
             result = replace(result, report=report)
             self._keep(result)
             self.voice.print(render_report(shortened(report, result, self.voice.shown)))

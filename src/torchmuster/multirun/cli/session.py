@@ -10,8 +10,8 @@ import click
 
 from torchmuster.core.cli import options
 from torchmuster.core.cli.options import complete
+from torchmuster.core.cli.spelling import NearMissGroup
 from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
-from torchmuster.workflow.cli.transfers import NearMissGroup
 
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir

@@ -10,7 +10,7 @@ from torchmuster.core.cli.options import complete, complete_files
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.plan import GRACE_S
 from torchmuster.errors import UsageError
-from torchmuster.workflow.cli.sets import SetCommand
+from torchmuster.launcher.cli.sets import SetCommand
 
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir

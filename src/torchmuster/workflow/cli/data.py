@@ -5,8 +5,9 @@ import json
 import click
 
 from torchmuster.core.cli import options
+from torchmuster.core.cli.spelling import NearMissGroup
 from torchmuster.errors import UsageError
-from torchmuster.workflow.cli.transfers import Bar, NearMissGroup, describe, say
+from torchmuster.workflow.cli.transfers import Bar, describe, say
 
 
 @click.group(cls=NearMissGroup)

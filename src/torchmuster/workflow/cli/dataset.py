@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.core.cli import options
+from torchmuster.core.cli.spelling import NearMissGroup
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.cli.echo import echo
-from torchmuster.workflow.cli.transfers import Bar, NearMissGroup, describe, say
+from torchmuster.workflow.cli.transfers import Bar, describe, say
 
 if TYPE_CHECKING:
     from torchmuster.workflow.data.dataset import DatasetStore

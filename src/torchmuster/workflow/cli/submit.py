@@ -11,8 +11,8 @@ from torchmuster.core.cli.options import complete_files, complete_runs
 from torchmuster.core.model.plan import GRACE_S
 from torchmuster.core.model.text import few_of
 from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.launcher.cli.sets import SetCommand, value_options
 from torchmuster.workflow.cli.job_scripts import ALL, show_jobs
-from torchmuster.workflow.cli.sets import SetCommand, value_options
 
 if TYPE_CHECKING:
     from torchmuster.core.spec.problems import Problems

@@ -8,35 +8,11 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
-from torchmuster.errors import UsageError
-
 if TYPE_CHECKING:
     from torchmuster.workflow.data.progress import Moved, TransferProgress
 
 _REDRAW_S = 0.2
 _BAR_WIDTH = 30
-
-
-class NearMissGroup(click.Group):
-    """A group that says which command was meant."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Show the help when there is no command."""
-        return super().parse_args(ctx, args or ["--help"])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest command for one that does not exist."""
-        name = args[0] if args else ""
-        if name and name not in self.commands and not name.startswith("-"):
-            from torchmuster.core.model.text import nearest
-
-            near = nearest(name, self.commands)
-            path = ctx.command_path
-            fix = f"did you mean `{path} {near}`?" if near else f"{path} --help"
-            raise UsageError(f"`{path}` has no command `{name}`", fix=fix)
-        return super().resolve_command(ctx, args)
 
 
 class Bar:

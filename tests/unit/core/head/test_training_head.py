@@ -18,9 +18,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result, StopCause
 from torchmuster.core.net.channel import ChannelClosedError, Role
 from torchmuster.core.net.messages import (
-    AskBoard,
     AskStacks,
-    BoardTold,
     Goodbye,
     JobEnds,
     Output,
@@ -224,21 +222,20 @@ def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it
     assert whys["n2"] == "no agent has connected: mpiexec said no"
 
 
-def test_who_looks_is_answered_and_the_end_of_the_time_is_recorded(make_head):
+def test_the_end_of_the_time_is_recorded(make_head):
     async def go():
         head = make_head(2)
         said = []
         head.on_event = lambda event: said.append((event.name, fields_of(event)))
         conduct = asyncio.create_task(head.conduct())
-        looks = [AskBoard(ask_id="x"), JobEnds(ends_at=99.5), Stop(signum=15)]
+        looks = [JobEnds(ends_at=99.5), Stop(signum=15)]
         client = Line(*looks, None)
         client.role = Role.CLIENT
         await head.serve(client)
         await asyncio.wait_for(conduct, 30)
-        return client.heard, said
+        return said
 
-    heard, said = asyncio.run(go())
-    assert BoardTold(ask_id="x", sample=None) in heard, "no attempt runs"
+    said = asyncio.run(go())
     assert ("time_limit", {"ends_at": 99.5}) in said
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from torchmuster.core.engines.schedulers import set_by_schedulers
+from torchmuster.core.engines.schedulers import SCHEDULERS, set_by_schedulers
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.engines.registry import (
     GROUP,
@@ -100,7 +100,7 @@ def test_its_own_keys_are_keys_of_its_sites(lsf, tmp_path):
 def test_a_dialect_is_loaded_only_for_what_it_says(lsf, monkeypatch):
     monkeypatch.delitem(sys.modules, "lsf_engine")
     assert "lsf" in lsf
-    assert list(lsf) == ["slurm", "pbs", "kubernetes", "lsf"]
+    assert list(lsf) == [*SCHEDULERS, "lsf"]
     assert lsf["slurm"].client == "sbatch"
     assert lsf["lsf"].tools == (), "one that can't be loaded is told when it is named"
 

@@ -1,15 +1,19 @@
 """The board of a run: what changed between two reports, who waits for whom, and a record that stays small."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.progress import RankPhase, RankProgress, RankSample
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import MAX_FRAME_BYTES
+from torchmuster.core.net.messages import AskBoard, BoardTold
 from torchmuster.launcher.head.board import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board
+from torchmuster.launcher.head.parts import BoardPart
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 
@@ -169,3 +173,16 @@ def test_the_speed_is_known_soon_after_the_first_step(board):
 
     assert sample.steps_per_s == (10.0,) * 4
     assert sample.wait_s == (0.0,) * 4
+
+
+def test_who_looks_while_no_attempt_runs_is_told_so():
+    head = SimpleNamespace(
+        disk=None,
+        options=SimpleNamespace(run_dir=RunDir("/r"), samples_bytes=0),
+        clock=lambda: 0.0,
+        policy=SimpleNamespace(running=None),
+    )
+    sent = []
+    client = SimpleNamespace(channel=SimpleNamespace(send_nowait=sent.append))
+    assert BoardPart(head).take_request(client, AskBoard(ask_id="x"))
+    assert sent == [BoardTold(ask_id="x", sample=None)]

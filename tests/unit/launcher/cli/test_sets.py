@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.errors import UsageError
-from torchmuster.workflow.cli.sets import MANY, spread
+from torchmuster.launcher.cli.sets import MANY, spread
 
 
 def test_each_value_gets_an_option_of_its_own():

@@ -34,7 +34,7 @@ from torchmuster.launcher.model.job import AllocatedNode, Allocation
 from torchmuster.multirun.door.messages import SessionSetup
 from torchmuster.multirun.sweep.arrays import SweepArrays
 
-PAGE = Path(__file__).parents[5] / "docs" / "where.md"
+PAGE = Path(__file__).parents[2] / "docs" / "where.md"
 PLACES = {
     "here": "--here",
     "in a job": "",
