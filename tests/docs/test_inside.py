@@ -39,3 +39,24 @@ def test_the_map_of_contributing_names_what_exists():
 
     assert len(rows) >= 10
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_each_rule_of_the_design_is_of_one_room():
+    text = (ROOT / "docs" / "design.md").read_text()
+    rules = [int(number) for number in re.findall(r"^(\d+)\. \*\*", text, re.MULTILINE)]
+    table = text.partition("| room | rules |")[2].partition("\n\n")[0]
+    listed = []
+    for _, row in re.findall(r"^\| (\w+) \| ([^|]+) \|$", table, re.MULTILINE):
+        for part in row.split(", "):
+            first, _, last = part.partition(" to ")
+            listed += range(int(first), int(last or first) + 1)
+
+    assert rules == list(range(1, len(rules) + 1))
+    assert sorted(listed) == rules
+
+
+def test_no_page_names_a_folder_that_is_gone():
+    gone = r"`(?:node|head|owner|programs|engines|spec|net|model|cli|api|ui|data|files)/[\w/.*]*`"
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    found = {f"{page.name}: {name}" for page in pages for name in re.findall(gone, page.read_text())}
+    assert found == set()

@@ -13,7 +13,7 @@ from torchmuster.core.model.contract import STACK_FD
 # The heartbeat of a rank: its progress, in a small file in its agent's folder.
 #
 # The training library overwrites the one record in place (`train/heartbeat.py`), the agent reads it every two seconds
-# (`core/node/progress.py`). So a step never waits for the agent, and the record is always the newest.
+# (`launcher/node/progress.py`). So a step never waits for the agent, and the record is always the newest.
 
 
 HEARTBEAT_FD = STACK_FD + 1

@@ -686,7 +686,7 @@ class ExecStart(Message):
         tty: The command gets a terminal of this size; otherwise three pipes.
         term: The kind of terminal, for TERM.
         debugger: Not a command: a stream to the rank, which waits for its debugger.
-        door: Not a command: a remote end (`node/remote`), which the door of that node forks.
+        door: Not a command: a remote end (`launcher/node/remote`), which the door of that node forks.
         claim: In which first pod the owner of a run in pods is that asks; empty for all others.
         window_bytes: How much of each direction may be on its way: over a long way more has to be.
     """

@@ -280,7 +280,7 @@ class KubernetesDialect:
         return None
 
     def node_argv(self, start: NodeStart) -> list[str]:
-        """Raise: pods start agents through their doors (`node/pod`)."""
+        """Raise: pods start agents through their doors (`kubernetes/node`)."""
         raise EngineError("a pod is not a node of an allocation")
 
     def allocation(

@@ -1,6 +1,6 @@
 """The commands that callers run in a pod, each on an authenticated channel of its own (`launcher/node/exec.py`, `launcher/net/command.py`).
 
-When the connection ends, so does the command's input: what runs there is a remote end (`node/remote`), which then ends what it
+When the connection ends, so does the command's input: what runs there is a remote end (`launcher/node/remote`), which then ends what it
 has started.
 
 The owner of a run says before its commands which first pod it is in. Of two, the one that came later has the run: sessions of the

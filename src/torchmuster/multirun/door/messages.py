@@ -160,7 +160,7 @@ class ForkAgent(DoorOrder):
 
 
 class ForkRemote(DoorOrder):
-    """Become the remote end (`node/remote`) of a run's owner on another machine; its three streams come with it."""
+    """Become the remote end (`launcher/node/remote`) of a run's owner on another machine; its three streams come with it."""
 
 
 class AskDoor(DoorOrder):

@@ -1,4 +1,4 @@
-"""The watch of a member that is a single process: that of a head (`head/hangs`), with the process at hand."""
+"""The watch of a member that is a single process: that of a head (`launcher/head/hangs`), with the process at hand."""
 
 import asyncio
 import time

@@ -1,6 +1,6 @@
 """The one form of what explain knows: the wordings of a message, what it means, how much it tells, the cause, what helps.
 
-All rows stand in the text files of this folder, a paragraph each (`files/paragraphs.py`): messages of programs in files by
+All rows stand in the text files of this folder, a paragraph each (`core/files/paragraphs.py`): messages of programs in files by
 program, shapes of lines that many programs print in `lines.txt`, causes that rules argue in `rules.txt`.
 """
 

@@ -63,7 +63,7 @@ from torchmuster.launcher.node.shipping import shelf as shelves
 from torchmuster.launcher.node.shipping.arrival import ComingEnvironment
 from torchmuster.launcher.node.shipping.shelf import VARIABLE, Shelf, check_fit, try_torch
 
-# A session's side of an environment that comes to this host (`node/shipping`): what the client says of it, and what it hears.
+# A session's side of an environment that comes to this host (`launcher/node/shipping`): what the client says of it, and what it hears.
 
 
 _MAX_ADDRESSES = 16
