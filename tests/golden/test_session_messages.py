@@ -18,7 +18,7 @@ from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import create_run_dir, write_owner
 from torchmuster.errors import ChannelError, SessionBusyError
-from torchmuster.multirun.cli.session_places import error_at_end
+from torchmuster.multirun.cli.places import error_at_end
 from torchmuster.multirun.door.call import SESSION_FILE, DoorAgent
 from torchmuster.multirun.door.messages import SessionSetup
 from torchmuster.multirun.engine import HeldSession, ended

@@ -14,8 +14,13 @@ from torchmuster.core.owner.record import DAMAGED, RunReader, unreadable
 from torchmuster.launcher.model.live import LiveRow, left_s
 from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import all_dirs, ask_for_all, view_run
-from torchmuster.launcher.views.live import command_of, job_words, last_sample, num_workers_of
-from torchmuster.launcher.views.live_training import TrainingTail
+from torchmuster.launcher.views.live import (
+    TrainingTail,
+    command_of,
+    job_words,
+    last_sample,
+    num_workers_of,
+)
 from torchmuster.launcher.views.run_view import RunView
 
 _MOST_ENDED = 5

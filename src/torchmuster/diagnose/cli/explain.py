@@ -55,11 +55,11 @@ def explain(what: tuple[str, ...], script: str | None, as_json: bool) -> int:
     if script is not None:
         verdict = _with_script(verdict, script)
     if as_json:
-        from torchmuster.diagnose.explain.words import as_values
+        from torchmuster.diagnose.explain.end_of_run import as_values
 
         click.echo(json.dumps(as_values(verdict), indent=2))
     else:
-        from torchmuster.diagnose.explain.words import render_verdict
+        from torchmuster.diagnose.explain.end_of_run import render_verdict
 
         click.echo(render_verdict(verdict, own), nl=False)
     return _exit_code(verdict)
@@ -72,8 +72,8 @@ def _with_script(verdict: "LogVerdict", script: str) -> "LogVerdict":
         UsageError: The script can't be read.
     """
     from torchmuster.diagnose.cli.lint import read_script
-    from torchmuster.diagnose.lint.jobscript import parse
     from torchmuster.diagnose.lint.lint import lint
+    from torchmuster.diagnose.lint.numbers import parse
     from torchmuster.diagnose.logs.script import with_script
 
     found = lint(parse(read_script(script), script))
@@ -191,7 +191,7 @@ def _refuse_zstd(paths: list[str]) -> None:
     Raises:
         UsageError: A file is packed by zstd, and nothing here unpacks that.
     """
-    from torchmuster.diagnose.logs.unpack import by_hand, can_unpack, packing_of
+    from torchmuster.diagnose.logs.sources import by_hand, can_unpack, packing_of
 
     for path in filter(os.path.isfile, paths):
         try:

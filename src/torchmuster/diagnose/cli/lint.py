@@ -33,9 +33,9 @@ def lint(files: tuple[str, ...], as_json: bool) -> int:
     muster lint job.sh
     muster lint --json *.sbatch
     """  # noqa: D301 - \b is click's mark
-    from torchmuster.diagnose.lint.jobscript import parse
     from torchmuster.diagnose.lint.lint import lint as find
     from torchmuster.diagnose.lint.lint import starts_training
+    from torchmuster.diagnose.lint.numbers import parse
 
     found: list[tuple[str, LintFinding]] = []
     for path in files:

@@ -258,7 +258,7 @@ def _write_svg(path: str, predictions: list["Prediction"], title: str) -> None:
 
 def _list_links() -> int:
     from torchmuster.diagnose.cli.plan_view import say_link
-    from torchmuster.diagnose.plan.networks import BETWEEN, INSIDE
+    from torchmuster.diagnose.plan.advice import BETWEEN, INSIDE
     from torchmuster.launcher.ui.table import render_table
 
     rows = [

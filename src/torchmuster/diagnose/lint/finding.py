@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from torchmuster.diagnose.finding import Finding, Level
-from torchmuster.diagnose.lint.jobscript import JobScript
-from torchmuster.diagnose.lint.numbers import number
+from torchmuster.diagnose.lint.numbers import JobScript, number
 from torchmuster.diagnose.lint.starts import ScriptStart
 
 

@@ -10,7 +10,7 @@ from torchmuster.diagnose.lint import rules_shell as lint_shell
 from torchmuster.diagnose.lint import rules_starts as lint_starts
 from torchmuster.diagnose.lint import rules_variables as lint_variables
 from torchmuster.diagnose.lint.finding import LintFinding, ScriptView
-from torchmuster.diagnose.lint.jobscript import JobScript
+from torchmuster.diagnose.lint.numbers import JobScript
 from torchmuster.diagnose.lint.starts import find_starts
 
 RULES = (

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from torchmuster.diagnose.lint.allocation import Scheduler
 from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
-from torchmuster.diagnose.lint.launchers import workers_per_node
 from torchmuster.diagnose.lint.numbers import counts_slots, number
+from torchmuster.diagnose.lint.rules_launchers import workers_per_node
 from torchmuster.diagnose.lint.shell_lex import shown
 from torchmuster.diagnose.lint.starts import ScriptStart, option, takes_part, tasks, tasks_per_node
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from torchmuster.diagnose.lint.allocation import option_pairs, whole
-from torchmuster.diagnose.lint.jobscript import JobScript
-from torchmuster.diagnose.lint.numbers import number
+from torchmuster.diagnose.lint.numbers import JobScript, number
 from torchmuster.diagnose.lint.shell_lex import (
     DEFERRED,
     FIXED,

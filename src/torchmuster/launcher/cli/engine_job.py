@@ -108,7 +108,7 @@ def job_rows(check: "JobCheck", here: str, timeout_s: float) -> list[dict[str, A
 
 
 def _processor_row(found: dict[str, Any], here: str) -> dict[str, Any]:
-    from torchmuster.launcher.jobs.processor import describe_difference
+    from torchmuster.launcher.jobs.conduct import describe_difference
 
     line = describe_difference(here, str(found["node"]), str(found["processor"]))
     if line is None:

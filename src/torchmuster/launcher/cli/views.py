@@ -1,7 +1,11 @@
 """`muster ps`, `status`, `logs`, `wait` and `cancel`."""
 
+import contextlib
+import io
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +24,52 @@ from torchmuster.launcher.cli.echo import echo, echo_json
 if TYPE_CHECKING:
     from torchmuster.launcher.views.account import Account
     from torchmuster.launcher.views.run_view import RunView
+
+
+# `muster status --watch`: the same again, in place on a terminal; elsewhere only what has changed in it.
+
+
+_EVERY_S = 2.0
+
+
+def watch_status(run: str, print_once: Callable[[], int]) -> int:
+    """Print until the run has ended; return the code of the last time.
+
+    Args:
+        run: Names it.
+        print_once: Prints where it stands.
+
+    Raises:
+        NotFoundError: There is no such run.
+    """
+    from torchmuster.launcher.views.elsewhere import copied
+    from torchmuster.launcher.views.find import find_run
+
+    view = find_run(run)
+    before, pause = "", threading.Event()
+    with copied(view.run_dir), contextlib.suppress(KeyboardInterrupt):
+        while True:
+            has_ended = find_run(
+                view.run_dir.path
+            ).state.is_final  # first: the picture of the end is the last
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                code = print_once()
+            text = said.getvalue()
+            if text != before:
+                _show(text)
+            before = text
+            if has_ended:
+                return code
+            pause.wait(_EVERY_S)
+    return 130
+
+
+def _show(text: str) -> None:
+    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        text = "\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[J"
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
 
 _MOST_ROWS = 20
 _COLUMNS = ("RUN", "STATE", "SUBMITTED", "TIME", "ON", "WORKERS", "COMMAND", "ENDED BY")
@@ -73,8 +123,6 @@ def _row(view: "RunView", account: "Account") -> list[str]:
 def status(run: str, *, watch: bool, as_json: bool) -> int:
     """Show the state of RUN: its nodes, attempts, training and verdict."""
     if watch:
-        from torchmuster.launcher.cli.watch import watch_status
-
         return watch_status(run, lambda: print_status(run, as_json=as_json))
     return print_status(run, as_json=as_json)
 

@@ -19,8 +19,7 @@ from torchmuster.core.model.events import DebuggerWaitsEvent
 from torchmuster.core.owner.record import Follow
 from torchmuster.errors import MusterError
 from torchmuster.launcher.net.port_owner import is_own_connection
-from torchmuster.launcher.views.exec_threads import Write
-from torchmuster.launcher.views.execute import ExecOrder, ExecResult
+from torchmuster.launcher.views.execute import ExecOrder, ExecResult, Write
 from torchmuster.launcher.views.find import view_run
 from torchmuster.launcher.views.ranks import execute_beside
 

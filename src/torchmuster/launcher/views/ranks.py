@@ -17,8 +17,7 @@ from torchmuster.errors import ChannelError, HeadLostError, UsageError
 from torchmuster.launcher.head.hangs.monitor import shown, standing_of
 from torchmuster.launcher.head.hangs.watch import Seen, tell
 from torchmuster.launcher.node.stacks import take_stacks
-from torchmuster.launcher.views.exec_threads import Write
-from torchmuster.launcher.views.execute import ExecOrder, ExecResult, ExecSession
+from torchmuster.launcher.views.execute import ExecOrder, ExecResult, ExecSession, Write
 from torchmuster.launcher.views.find import any_result, owner_lives
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView

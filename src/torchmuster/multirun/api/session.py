@@ -18,8 +18,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.errors import MusterError
 from torchmuster.launcher.api import keywords
 from torchmuster.launcher.api.failures import NotLaunchedError
-from torchmuster.launcher.api.launch import as_error, launch_by
-from torchmuster.launcher.api.program import command
+from torchmuster.launcher.api.launch import as_error, command, launch_by
 from torchmuster.launcher.api.run import RunHandle
 
 _END_S = 60.0

@@ -24,7 +24,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.launcher.api import call, keywords
 from torchmuster.launcher.api.failures import NotLaunchedError, RunFailed
-from torchmuster.launcher.api.program import start_command
+from torchmuster.launcher.api.launch import start_command
 from torchmuster.launcher.api.run import RunHandle, copied_run, interrupt_cancels, look_until_ended
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 from torchmuster.launcher.views.find import view_run
@@ -201,7 +201,7 @@ class SweepHandle:
         Raises:
             NotLaunchedError: All have succeeded.
         """
-        from torchmuster.launcher.api.program import start_command
+        from torchmuster.launcher.api.launch import start_command
 
         start_command("restart", ["--detach", self.run_id])
         return self

@@ -91,7 +91,7 @@ class Held(Place):
         return plan if self.is_here else self._on_its_nodes(plan, request)
 
     def _on_its_nodes(self, plan: "RunPlan", request: "RunRequest") -> "RunPlan":
-        from torchmuster.multirun.cli.session_places import for_runs
+        from torchmuster.multirun.cli.places import for_runs
 
         given = request.python is not None
         return replace(
@@ -110,7 +110,7 @@ class Held(Place):
         from torchmuster.core.cli.ending import go_to_the_background
         from torchmuster.core.owner.detach import detach_supervisor
         from torchmuster.core.owner.session import own_terminal
-        from torchmuster.multirun.cli.session_places import say_when_it_ends
+        from torchmuster.multirun.cli.places import say_when_it_ends
         from torchmuster.multirun.engine import SessionEngine
 
         if self.is_here:

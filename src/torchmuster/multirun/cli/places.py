@@ -1,18 +1,194 @@
 """What a sweep, and a session, need of a place."""
 
+import json
+import os
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from torchmuster.core import proc
 from torchmuster.core.cli.place import OF_A_JOB, say_ignored_of_a_job, warn
-from torchmuster.errors import UsageError
+from torchmuster.errors import ChannelError, MusterError, UsageError
 
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir
-    from torchmuster.core.model.plan import RunPlan
+    from torchmuster.core.model.plan import NodeSetup, RunPlan
     from torchmuster.core.spec.problems import Problems
+    from torchmuster.launcher.spec.site import Site
     from torchmuster.multirun.door.messages import SessionSetup
+    from torchmuster.multirun.sweep.plan import SweepPlace, SweepPlan
+
+
+# What a session needs of its place: its set-up on the nodes, its owner, the wait for its job, and what is said at its end.
+
+
+_SOON_S = 600.0
+
+
+def with_site(plan: "RunPlan", site: "Site", *, python_given: bool) -> "RunPlan":
+    """Return the plan with what the site says of its nodes; the doors learn which variables are the site's."""
+    from torchmuster.core.model import contract
+    from torchmuster.launcher.engines.sites import with_node_setup
+
+    of_site = dict(site.environment)
+    own = tuple((name, text) for name, text in plan.node_setup.environment if name not in of_site)
+    names = (contract.SITE_NAMES_VARIABLE, " ".join(of_site))
+    plan = replace(plan, node_setup=replace(plan.node_setup, environment=(*own, names)))
+    return with_node_setup(plan, site, python_given=python_given)
+
+
+def for_runs(setup: "NodeSetup", of_session: "RunPlan", *, python_given: bool) -> "NodeSetup":
+    """Return the set-up of a run on the held nodes: the doors have done the session's, an ordinary restart does it again."""
+    from torchmuster.core.model import contract
+
+    theirs = of_session.node_setup
+    variables = dict(theirs.environment)
+    of_site = variables.get(contract.SITE_NAMES_VARIABLE, "").split()
+    exports = tuple(f"export {name}={shlex.quote(variables[name])}" for name in of_site)
+    return replace(
+        setup,
+        lines=(*exports, *theirs.lines),
+        scratch=theirs.scratch,
+        origin=theirs.origin,
+        python_follows=theirs.python_follows and not python_given,
+    )
+
+
+def with_setup(plan: "RunPlan", setup: "SessionSetup") -> "RunPlan":
+    """Let the doors read what the session was started with: not every node sees the client's files."""
+    from torchmuster.core.model import codec, contract
+
+    text = json.dumps(codec.to_plain(setup))
+    added = (*plan.node_setup.environment, (contract.SESSION_VARIABLE, text))
+    return replace(plan, node_setup=replace(plan.node_setup, environment=added))
+
+
+def start_owner(argv: list[str], run_dir: "RunDir", *, own_package: bool = False) -> None:
+    """Start the owner of a session in the background."""
+    from torchmuster.core.owner.create import write_owner
+
+    log = os.open(run_dir.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    environment = proc.own_package_environment() if own_package else None
+    try:
+        child = proc.start(argv, env=environment, stdout=log, stderr=log)
+    finally:
+        os.close(log)
+    write_owner(run_dir, child.pid)
+
+
+class JobWait:
+    """Says where the job of a session stands, until it is open."""
+
+    def __init__(self, run_dir: "RunDir") -> None:
+        from torchmuster.launcher.jobs.batch import JobNews
+
+        self._run_dir, self._news = run_dir, JobNews()
+
+    def look(self, name: str) -> None:
+        """Ask and say.
+
+        Raises:
+            MusterError: The job has ended.
+        """
+        from torchmuster.core.files.layout import last_lines
+        from torchmuster.launcher.jobs.links import view_newest
+        from torchmuster.launcher.model.job import describe_job
+
+        view = view_newest(self._run_dir)
+        if view is None:
+            return
+        text = describe_job(view)
+        if self._news.is_told(text, view, time.monotonic()):
+            click.echo(f"muster: {text}", err=True)
+        if view.state.is_final:
+            raise MusterError(
+                f"the session {name} has ended before it was open",
+                where=self._run_dir.job_log,
+                why="\n".join(last_lines(self._run_dir.job_log, 12)) or view.reason,
+                fix=f"muster session start --name {name}",
+            )
+
+
+def error_at_end(run_dir: "RunDir", name: str) -> MusterError:
+    """Return the error of a session that has ended before it was open, with the words of its result where it has one."""
+    from torchmuster.core.files.layout import short_id
+    from torchmuster.core.owner.record import read_result
+
+    what, result = f"the session {name} has ended before it was open", read_result(run_dir)
+    report = result.report if result is not None else None
+    has_logs = os.path.isdir(run_dir.logs) and any(
+        entry.startswith("attempt-") for entry in os.listdir(run_dir.logs)
+    )
+    logs = f"muster logs {short_id(os.path.basename(run_dir.path))}" if has_logs else None
+    if report is None:
+        return MusterError(what, where=run_dir.path, fix=logs or f"cat {run_dir.supervisor_log}")
+    at = f"at: {report.at}" if report.at is not None else ""
+    why = "\n".join(filter(None, (report.error, at, *report.because)))
+    return MusterError(what, where=run_dir.path, why=why, fix=report.hint or logs)
+
+
+def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
+    """Warn of the end of the session's time: its idle time begins anew with the run."""
+    from torchmuster.core.model.text import in_minutes
+    from torchmuster.multirun.door import messages
+    from torchmuster.multirun.door.call import ask
+
+    try:
+        state = ask(run_dir, 0, messages.AskDoor())
+    except ChannelError:
+        return  # the start says it
+    if not isinstance(state, messages.DoorState):
+        return
+    left_s = state.ends_in_s
+    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
+        click.echo(
+            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
+        )
+
+
+# `muster sweep --hosts a,b`: the slots that members have on hosts.
+
+
+def plan_on_hosts(given: dict[str, Any], site: "Site", problems: "Problems") -> "SweepPlan":
+    """Return the plan of a sweep with slots on hosts of ssh: by default one on each.
+
+    Raises:
+        ManyErrors: All that is wrong with the options and the hosts.
+    """
+    from torchmuster.launcher.engines.sites import with_node_setup
+    from torchmuster.launcher.spec.site import site_hosts
+    from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
+
+    hosts = [host.name for host in site_hosts(site)]
+    request = sweep_request(given)
+    num_gpus = given["gpus_per_node"] or site.gpus_per_node or 0
+    slots = given["slots"] or len(hosts)
+    words = {**given, "slots": slots}
+    plan = plan_sweep(words, request, [], problems, is_job=True)
+    run = with_node_setup(plan.run, site, python_given=request.python is not None)
+    places = _places(site.name, hosts, plan.slots, num_gpus, run.num_workers(0))
+    return replace(plan, run=run, places=places)
+
+
+def _places(
+    site: str, hosts: Sequence[str], num_slots: int, num_gpus: int, num_workers: int
+) -> "tuple[SweepPlace, ...]":
+    """Return where the slots are: on the hosts in turn, and on each the GPUs in turn."""
+    from torchmuster.multirun.sweep.plan import SweepPlace
+    from torchmuster.multirun.sweep.runs import gpus_of_slots
+
+    on_one = -(-num_slots // len(hosts))
+    gpus = gpus_of_slots([str(n) for n in range(num_gpus)], on_one, num_workers)
+    return tuple(
+        SweepPlace(site=site, host=hosts[slot % len(hosts)], gpus=gpus[slot // len(hosts)])
+        for slot in range(num_slots)
+    )
+
 
 StartSweep = Callable[..., int]  # of a plan, and of its folder where it has one already
 
@@ -78,8 +254,6 @@ class SweepOnHosts(SweepAt):
     """On hosts of ssh."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
-        from torchmuster.multirun.cli.sweep_places import plan_on_hosts
-
         if given["time_limit"] is not None:
             fix = "leave it out; `--stop` ends members early"
             raise UsageError("`--time` is for sweeps that are jobs", where="--time", fix=fix)
@@ -172,8 +346,6 @@ class SessionInJob(SessionAt):
     def settle(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
     ) -> "RunPlan":
-        from torchmuster.multirun.cli.session_places import with_setup
-
         del given
         job = self.place.from_here or self.place.job
         names = job.node_names[: plan.max_nodes]
@@ -186,7 +358,6 @@ class SessionInJob(SessionAt):
         from torchmuster.core.model.codec import to_words
         from torchmuster.core.model.plan import WARN_S
         from torchmuster.launcher.jobs.succession import ConductWords
-        from torchmuster.multirun.cli.session_places import start_owner
 
         del given
         conduct = ConductWords(run_dir=run_dir.path, engine=plan.engine, warn=WARN_S)
@@ -205,8 +376,6 @@ class SessionOnHosts(SessionAt):
     def settle(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
     ) -> "RunPlan":
-        from torchmuster.multirun.cli.session_places import with_setup, with_site
-
         names = tuple(host.name for host in self.place.wishes.hosts)[: plan.max_nodes]
         plan = replace(plan, engine=self.place.name, node_names=names)
         plan = with_site(plan, self.place.site, python_given=given["python"] is not None)
@@ -216,8 +385,6 @@ class SessionOnHosts(SessionAt):
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
         """Start `muster session hold` in the background: it keeps the connections."""
-        from torchmuster.multirun.cli.session_places import start_owner
-
         del plan
         words = [w for o in ("hosts", "hostfile") if given[o] for w in (f"--{o}", given[o])]
         argv = [sys.executable, "-m", "torchmuster", "session", "hold", run_dir.path]
@@ -230,8 +397,6 @@ class SessionAsJob(SessionAt):
     def settle(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
     ) -> "RunPlan":
-        from torchmuster.multirun.cli.session_places import with_setup, with_site
-
         plan = replace(plan, engine=self.place.name)
         plan = with_site(plan, self.place.site, python_given=given["python"] is not None)
         return with_setup(plan, setup)

@@ -234,7 +234,7 @@ def wait_until_open(run_dir: "RunDir", name: str) -> None:
     Raises:
         MusterError: The session has ended before.
     """
-    from torchmuster.multirun.cli.session_places import JobWait, error_at_end
+    from torchmuster.multirun.cli.places import JobWait, error_at_end
     from torchmuster.multirun.views.sessions import lives
 
     wait = JobWait(run_dir) if os.path.isfile(run_dir.job) else None

@@ -22,8 +22,7 @@ from torchmuster.errors import MusterError
 from torchmuster.launcher.views.account import find_saved
 from torchmuster.multirun.engine import HeldSession
 from torchmuster.multirun.sweep.plan import SweepPlace, SweepPlan
-from torchmuster.multirun.sweep.runs import RunSlots
-from torchmuster.multirun.sweep.slots import MemberEnd, TakeEnd
+from torchmuster.multirun.sweep.runs import MemberEnd, RunSlots, TakeEnd
 from torchmuster.multirun.views.sessions import find_session, lives
 
 _IDLE = "5m"  # how long a session outlives an owner that was killed

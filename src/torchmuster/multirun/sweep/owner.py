@@ -55,8 +55,14 @@ from torchmuster.multirun.sweep.members import (
 from torchmuster.multirun.sweep.metric import MetricReader
 from torchmuster.multirun.sweep.plan import SweepPlan
 from torchmuster.multirun.sweep.policy import MemberStart, SweepPolicy
-from torchmuster.multirun.sweep.runs import RunSlots, SessionSlots
-from torchmuster.multirun.sweep.slots import MemberEnd, Slots, TakeEnd, gpus_of_slots
+from torchmuster.multirun.sweep.runs import (
+    MemberEnd,
+    RunSlots,
+    SessionSlots,
+    Slots,
+    TakeEnd,
+    gpus_of_slots,
+)
 from torchmuster.multirun.sweep.stop_rules import StopRule, load_rule
 from torchmuster.multirun.views.sweep_view import read_sweep, view_sweep
 

@@ -17,9 +17,9 @@ from torchmuster.core.plainfile import write_all
 from torchmuster.errors import MusterError
 from torchmuster.launcher.head.hangs.watch import rank_first
 from torchmuster.launcher.model.live import LiveRow, LiveRun
+from torchmuster.launcher.views.execute import RawTerminal
 from torchmuster.launcher.views.find import find_run
 from torchmuster.launcher.views.live import LiveReader
-from torchmuster.launcher.views.raw_terminal import RawTerminal
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.report.live_list import ListReader
 from torchmuster.report.top.frame import Known, draw

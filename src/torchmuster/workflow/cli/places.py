@@ -1,14 +1,159 @@
 """What a workflow needs of a place: what is refused there, shown, and started."""
 
+import json
+import os
+import shlex
+import shutil
+import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.errors import UsageError
+import click
+
+from torchmuster.core.files.layout import short_id
+from torchmuster.errors import ChannelError, ManyErrors, UsageError
+from torchmuster.launcher.cli.ssh import make_bundle_for, make_wishes
 
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir
+    from torchmuster.core.files.terminal import TerminalVoice
+    from torchmuster.core.model.verdict import WorkflowResult
+    from torchmuster.launcher.spec.site import Site
     from torchmuster.workflow.owner.capacity import Machine
+    from torchmuster.workflow.owner.task_hosts import TaskHosts
     from torchmuster.workflow.plan import WorkflowPlan
+
+
+# `muster submit FILE --on NAME` where NAME is hosts of ssh: this process owns the workflow, its tasks run there.
+
+
+def refuse_what_hosts_can_not(plan: "WorkflowPlan", site: "Site", *, detach: bool) -> None:
+    """Refuse what can't be done over ssh, before anything exists.
+
+    Raises:
+        ManyErrors: Everything of it.
+    """
+    from torchmuster.workflow.owner.host_capacity import most_hosts
+    from torchmuster.workflow.plan import TaskNetwork
+
+    found: list[UsageError] = []
+    if detach:
+        words = [word for word in sys.argv[1:] if word != "--detach"]
+        fix = f"tmux new -d '{shlex.join(['muster', *words])}'"
+        why = "a workflow on plain hosts ends with its client: nothing else would watch it"
+        what = "`--detach` can't be used with ssh"
+        found.append(UsageError(what, where="--detach", why=why, fix=fix))
+    if plan.network is TaskNetwork.PRIVATE:
+        what = "`--task-network private` is for one machine: tasks on hosts use their network"
+        found.append(UsageError(what, where="--task-network", fix="leave it out"))
+    task, needed = most_hosts(plan)
+    hosts = make_wishes(site, by_slots=True).hosts
+    if needed > len(hosts):
+        number = f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}"
+        what = f"the task {task} needs {needed} hosts, {site.name} has {number}"
+        found.append(UsageError(what, where=site.origin, fix=f"nodes: {len(hosts)}, or more hosts"))
+    if found:
+        raise ManyErrors(found)
+
+
+def submit_to_hosts(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> int:
+    """Run a prepared workflow on the hosts of a site and follow it to its end.
+
+    Raises:
+        ChannelError: Too few hosts can be used.
+        UsageError: Hosts don't see the run directory.
+    """
+    from torchmuster.core.cli.ending import follow_run
+    from torchmuster.core.files import atomic
+    from torchmuster.workflow.cli.workflow import say_end
+
+    atomic.write_json(run_dir.site, {"site": site.name})
+    follow = partial(_follow, run_dir, plan, site)
+    return follow_run(plan, run_dir, follow, as_json=as_json, say=say_end)
+
+
+def _task_hosts(
+    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", voice: "TerminalVoice"
+) -> "TaskHosts":
+    from torchmuster.launcher.engines.sites import setup_origin
+    from torchmuster.launcher.net.remote_messages import SetUpTasks
+    from torchmuster.workflow.owner.host_capacity import most_hosts
+    from torchmuster.workflow.owner.task_hosts import TaskHosts
+
+    wishes = make_wishes(site, by_slots=True)
+    trains = any(task.training is not None for group in plan.groups for task in group.tasks)
+    set_up = SetUpTasks(
+        run_dir=run_dir.path,
+        may_share=wishes.may_share,
+        folders=(plan.cwd,) if trains else (),
+        lines=tuple(site.setup),
+        environment=dict(site.environment),
+        origin=setup_origin(site),
+    )
+    bundle = make_bundle_for((sys.executable,), wishes)
+    return TaskHosts(run_dir, wishes, bundle, set_up, most_hosts(plan)[1], voice.say)
+
+
+def _follow(
+    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", voice: "TerminalVoice"
+) -> "WorkflowResult":
+    from torchmuster.workflow.owner.follow import follow_workflow
+    from torchmuster.workflow.owner.host_capacity import HostCapacity, crowded
+
+    hosts = _task_hosts(run_dir, plan, site, voice)
+    try:
+        try:
+            hosts.open()
+        except (ChannelError, UsageError):  # nothing has been started: there is nothing to look at
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+            raise
+        used = ", ".join(one.name for one in hosts.facts)
+        logs = os.path.join(run_dir.path, "logs")
+        voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {logs}")
+        sentence = crowded(plan, len(hosts.facts))
+        if sentence is not None:
+            voice.say(sentence)
+        return follow_workflow(run_dir, voice, HostCapacity(hosts.facts, hosts.broker))
+    finally:
+        hosts.close()
+
+
+def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:
+    """Print the ssh command of each host, and where tasks would go while nothing else runs."""
+    from torchmuster.workflow.owner.host_capacity import crowded
+
+    wishes = make_wishes(site, by_slots=True)
+    bundle = make_bundle_for((sys.executable,), wishes)
+    commands = [bundle.argv(host) for host in wishes.hosts]
+    placed = _first_places(plan, [host.name for host in wishes.hosts])
+    if as_json:
+        names = [host.name for host in wishes.hosts]
+        shown = {"site": site.name, "hosts": names, "commands": commands, "tasks": placed}
+        click.echo(json.dumps(shown, indent=1))
+        return
+    for command in commands:
+        click.echo(f"$ {shlex.join(command)}")
+    click.echo("\n# tasks, while no other group runs:")
+    for task, hosts in placed.items():
+        click.echo(f"#   {task}: {', '.join(hosts)}")
+    sentence = crowded(plan, len(wishes.hosts))
+    if sentence is not None:
+        click.echo(f"# {sentence}")
+    click.echo("# all hosts must see $MUSTER_HOME: tasks pass data on through the run directory")
+    click.echo("no host was contacted (--dry-run)", err=True)
+
+
+def _first_places(plan: "WorkflowPlan", names: list[str]) -> dict[str, list[str]]:
+    """Return the hosts of each task, in turn: what hosts have is known when they are called."""
+    placed: dict[str, list[str]] = {}
+    for group in plan.groups:
+        turn = 0
+        for task in group.tasks:
+            count = min(task.num_nodes, len(names))
+            placed[task.name] = [names[(turn + i) % len(names)] for i in range(count)]
+            turn += count
+    return placed
 
 
 class WorkflowAt:
@@ -84,21 +229,15 @@ class OnHosts(WorkflowAt):
     """On hosts of ssh."""
 
     def check(self, plan: "WorkflowPlan", *, detach: bool) -> None:
-        from torchmuster.workflow.cli.ssh_submit import refuse_what_hosts_can_not
-
         refuse_what_hosts_can_not(plan, self.place.site, detach=detach)
 
     def show(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
-        from torchmuster.workflow.cli.ssh_submit import show_hosts
-
         del machine
         show_hosts(plan, self.place.site, as_json=as_json)
 
     def submit(
         self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
     ) -> int:
-        from torchmuster.workflow.cli.ssh_submit import submit_to_hosts
-
         del detach  # it was refused
         return submit_to_hosts(run_dir, plan, self.place.site, as_json=as_json)
 

@@ -36,7 +36,7 @@ from torchmuster.core.node.output import RankOutput, Voice
 from torchmuster.core.node.shell import NodeShell, SetupError
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.launcher.node.exec import Execs
-from torchmuster.workflow.sandbox.view import CommandView
+from torchmuster.workflow.sandbox.container_view import CommandView
 from torchmuster.workflow.task.command import CommandFailedError, TaskCommand
 from torchmuster.workflow.task.data import Stored, fetch_inputs, publish, upload_outputs
 from torchmuster.workflow.task.options import TaskOptions, wait_for_names

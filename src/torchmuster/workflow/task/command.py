@@ -17,7 +17,7 @@ from torchmuster.core.node.shell import Transfer
 from torchmuster.errors import MusterError
 from torchmuster.workflow.plan import GroupNodes, TrainingStart
 from torchmuster.workflow.sandbox.container import CODE_START
-from torchmuster.workflow.sandbox.view import CommandView
+from torchmuster.workflow.sandbox.container_view import CommandView
 from torchmuster.workflow.task import setup as task_setup
 from torchmuster.workflow.task.data import start_checkpoint
 from torchmuster.workflow.task.options import TaskOptions

@@ -13,8 +13,8 @@ from torchmuster.core.net.address import read_secret, split_endpoint
 from torchmuster.core.node.launcher_ranks import take_environment
 from torchmuster.core.node.leftovers import make_socket_folder
 from torchmuster.core.node.output import LogVoice
+from torchmuster.workflow.head.group_head import port_candidates
 from torchmuster.workflow.head.group_main import end_with_lifeline, read_plan, read_start
-from torchmuster.workflow.head.group_ports import port_candidates
 from torchmuster.workflow.plan import TaskNetwork, WorkflowPlan
 from torchmuster.workflow.task.agent import TaskAgent
 from torchmuster.workflow.task.options import NetworkShare, TaskOptions, TaskOrder

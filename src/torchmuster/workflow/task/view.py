@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torchmuster.core import proc
 from torchmuster.errors import MusterError
-from torchmuster.workflow.sandbox.container_view import ContainerView
+from torchmuster.workflow.sandbox.container_view import CommandView, ContainerView
 from torchmuster.workflow.sandbox.place import (
     PlacedFile,
     PlacePlan,
@@ -23,7 +23,6 @@ from torchmuster.workflow.sandbox.place import (
     prepare_place,
 )
 from torchmuster.workflow.sandbox.place_real import RealPlace
-from torchmuster.workflow.sandbox.view import CommandView
 from torchmuster.workflow.task import setup as task_setup
 from torchmuster.workflow.task.options import TaskOptions
 from torchmuster.workflow.task.setup import TaskFacts

@@ -5,7 +5,7 @@ Nothing here is copied: names, times, order and noise are ours, the forms are th
 
 import pytest
 
-from torchmuster.diagnose.explain.words import as_sure
+from torchmuster.diagnose.explain.end_of_run import as_sure
 from unit.diagnose.explain.logs import explain
 
 WRAPPED = """\

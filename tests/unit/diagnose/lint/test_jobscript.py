@@ -1,7 +1,7 @@
 import pytest
 
 from torchmuster.diagnose.lint.allocation import Scheduler
-from torchmuster.diagnose.lint.jobscript import parse
+from torchmuster.diagnose.lint.numbers import parse
 
 
 def job(*lines):

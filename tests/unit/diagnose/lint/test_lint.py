@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmuster.diagnose.lint.jobscript import parse
+from torchmuster.diagnose.lint.numbers import parse
 from torchmuster.diagnose.lint.lint import RULES, lint
 
 SLURM = """\

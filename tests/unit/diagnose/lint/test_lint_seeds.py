@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmuster.diagnose.lint.jobscript import parse
+from torchmuster.diagnose.lint.numbers import parse
 from torchmuster.diagnose.lint.lint import lint
 
 EAP, MILA, MILA_JOB = (

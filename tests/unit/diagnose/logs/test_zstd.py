@@ -12,7 +12,7 @@ import types
 import pytest
 
 from torchmuster.diagnose.logs import zstd
-from torchmuster.diagnose.logs.unpack import can_unpack, unpacked
+from torchmuster.diagnose.logs.sources import can_unpack, unpacked
 
 DATA = random.Random(1).randbytes(300_000) + b"a line of text\n" * 20_000
 needs_program = pytest.mark.skipif(shutil.which("zstd") is None, reason="no program zstd")

@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.diagnose.plan.networks import BETWEEN, INSIDE, next_faster, parse_link
+from torchmuster.diagnose.plan.advice import BETWEEN, INSIDE, next_faster, parse_link
 from torchmuster.diagnose.plan.scaling import NetworkLink
 
 

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from torchmuster.launcher.files.relocation import conda_records, in_binary, relocate
+from torchmuster.launcher.files.environment import conda_records, in_binary, relocate
 
 PLACEHOLDER = b"/opt/anaconda1anaconda2anaconda3" + b"/placehold" * 22 + b"abc"
 INSTALLED = b"/home/me/conda/envs/train"

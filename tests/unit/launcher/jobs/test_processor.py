@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import replace
 
-from torchmuster.launcher.jobs.processor import describe_difference, elf_machine, fit_interpreter
+from torchmuster.launcher.jobs.conduct import describe_difference, elf_machine, fit_interpreter
 from unit.launcher.views.test_prune import PLAN
 
 

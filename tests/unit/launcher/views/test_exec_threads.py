@@ -5,7 +5,7 @@ import os
 import threading
 
 from torchmuster.core.net.messages import EXEC_WINDOW_BYTES
-from torchmuster.launcher.views.exec_threads import InputThread, OutputThread
+from torchmuster.launcher.views.execute import InputThread, OutputThread
 
 LIMIT_S = 90.0
 

@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from torchmuster.launcher.views.raw_terminal import DEFAULT_SIZE, RawTerminal
+from torchmuster.launcher.views.execute import DEFAULT_SIZE, RawTerminal
 
 
 @pytest.fixture

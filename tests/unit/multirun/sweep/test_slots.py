@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.multirun.sweep.slots import gpus_of_slots
+from torchmuster.multirun.sweep.runs import gpus_of_slots
 
 
 @pytest.mark.parametrize(

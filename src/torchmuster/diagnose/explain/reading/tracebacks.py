@@ -15,8 +15,7 @@ from torchmuster.diagnose.explain.reading.chains import (
     hands_on,
     was_only_asked,
 )
-from torchmuster.diagnose.explain.reading.patterns import Meaning, match
-from torchmuster.diagnose.explain.reading.sentences import of_a_file
+from torchmuster.diagnose.explain.reading.patterns import Meaning, match, of_a_file
 
 # What an exception means by its type and its message: its kind, its role in the story, what it names.
 

@@ -10,9 +10,9 @@ from torchmuster.diagnose.explain.catalogue.entry import TOLD, Row, Weight
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS, rule_rows
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.chains import BETWEEN, STANDARD_LIBRARY
-from torchmuster.diagnose.explain.reading.sentences import of_a_file
+from torchmuster.diagnose.explain.reading.patterns import of_a_file
 from torchmuster.diagnose.explain.rules import shape
-from torchmuster.diagnose.explain.rules.ranks import raised_by
+from torchmuster.diagnose.explain.rules.collective import raised_by
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, at, fits, found_by, words_of
 from torchmuster.diagnose.explain.rules.signals import code_of, ended_process, signal_of
 from torchmuster.diagnose.explain.rules.system import row_of_number

@@ -10,8 +10,8 @@ from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.catalogue.entry import Row, Weight
 from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS, rule_rows
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
-from torchmuster.diagnose.explain.reading.sentences import SENTENCES
-from torchmuster.diagnose.explain.rules.ranks import raised_by
+from torchmuster.diagnose.explain.reading.patterns import SENTENCES
+from torchmuster.diagnose.explain.rules.collective import raised_by
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, at, found_by, words_of
 
 _ROWS = {
