@@ -20,8 +20,8 @@ from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.catalogue.entry import Row, Tells
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS
 from torchmuster.diagnose.explain.causes import CAUSES
-from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.end_of_run import render_verdict
+from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.finding import Confidence
 from torchmuster.diagnose.logs.sources import read_logs
 

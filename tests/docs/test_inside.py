@@ -58,5 +58,7 @@ def test_each_rule_of_the_design_is_of_one_room():
 def test_no_page_names_a_folder_that_is_gone():
     gone = r"`(?:node|head|owner|programs|engines|spec|net|model|cli|api|ui|data|files)/[\w/.*]*`"
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    found = {f"{page.name}: {name}" for page in pages for name in re.findall(gone, page.read_text())}
+    found = {
+        f"{page.name}: {name}" for page in pages for name in re.findall(gone, page.read_text())
+    }
     assert found == set()

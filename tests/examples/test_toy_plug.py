@@ -64,9 +64,16 @@ def test_its_place_starts_runs_and_its_part_hears_them(muster, tmp_path):
     assert muster("cheer").stdout.endswith(": succeeded!\n")
 
 
-def test_its_part_is_of_every_run(muster, tmp_path):
-    assert muster("run", "--nproc-per-node", "1", "train.py").returncode == 0
+@pytest.mark.parametrize("command", ["run", "torchrun"])
+def test_its_part_is_of_every_run(muster, tmp_path, command):
+    assert muster(command, "--nproc-per-node", "1", "train.py").returncode == 0
     assert notices(tmp_path) == ["all 1 workers have ended"]
+
+
+def test_near_misses_and_help_know_it(muster):
+    assert "did you mean `muster cheer`?" in muster("chear").stderr
+    assert muster("help", "cheer").stdout.startswith("Usage: muster cheer")
+    assert muster("cheer", "--not-there").stderr.startswith("error: `muster cheer` has no option")
 
 
 def test_its_place_notes_what_is_wrong_with_all_else_that_is(muster):

@@ -13,7 +13,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 18_700,
+    "core": 18_720,
     "launcher": 23_500,
     "diagnose": 12_690,
     "workflow": 11_480,

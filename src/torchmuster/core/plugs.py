@@ -8,6 +8,7 @@ Nothing is imported before it is asked for, and a room that is not here adds not
 import contextlib
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -137,7 +138,11 @@ def carried(point: str) -> tuple[str, ...]:
     """
     found = []
     for name, one in others(point).items():
-        folder = one.dist.locate_file("") if one.dist is not None else ""
+        package = importlib.util.find_spec(one.module.partition(".")[0])
+        where = package.origin if package is not None else None
+        folder = os.path.dirname(where) if where is not None else ""
+        if package is not None and package.submodule_search_locations is not None:
+            folder = os.path.dirname(folder)
         found.append(f"{name}={folder}|{one.value}")
     return tuple(sorted(found))
 

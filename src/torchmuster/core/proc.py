@@ -38,6 +38,11 @@ _beside: set[int] = set()
 _left_sessions: set[int] = set()  # of processes that go on when the run has ended well
 
 
+def importable(path: str | None, root: str) -> str:
+    """Return a PYTHONPATH by which scripts can import torchmuster from a folder that has nothing else."""
+    return os.pathsep.join([*([path] if path else []), root])
+
+
 def node_program(name: str, *words: str, python: str = sys.executable) -> list[str]:
     """Return the command line of one of our programs (`core/programs/__main__.py`), which no site or variable disturbs."""
     return [python, "-I", "-S", NODE_DOOR, name, *words]

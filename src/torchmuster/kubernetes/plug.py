@@ -21,7 +21,7 @@ PLUGS = {
         "workflow pods": "kubernetes.cli.places:GroupsInPods",
     },
     "elsewhere": {"pods": "kubernetes.elsewhere:InPods"},
-    "run_owners": {"member": "kubernetes.pods.sweep_runs:own_if_member"},
+    "run_owners": {"member": "kubernetes.pods.sweep_runs:own_member"},
     "workflow_places": {"cluster": "kubernetes.pods.group:cluster_of"},
     "arrays": {"objects": "kubernetes.elsewhere:MemberPods"},
     "task_engines": {"pods": "kubernetes.firstpod.conduct:engine_of_task"},

@@ -84,32 +84,3 @@ def own_on_nodes(
     finally:
         engine.abandon()
         way.close()
-
-
-def own_in_session(plan: RunPlan, run_dir: RunDir) -> int | None:
-    """Own a run whose agents the doors of a session fork, and return its exit code; None of one that is in no session."""
-    from torchmuster.core.files.terminal import TerminalVoice
-    from torchmuster.core.node.kernel import visible_gpus
-    from torchmuster.core.owner.create import note_failed_start
-    from torchmuster.core.owner.record import next_attempt
-    from torchmuster.core.owner.supervise import own_run
-    from torchmuster.multirun.engine import SessionEngine
-    from torchmuster.multirun.views.sessions import find_session
-
-    if plan.session is None:
-        return None
-    voice = TerminalVoice()
-    voice.start()
-    with note_failed_start(run_dir):
-        held = find_session(plan.session)
-    attempt = next_attempt(run_dir)
-    if plan.engine != "local":
-        result = own_on_nodes(plan, run_dir, held, voice, first_attempt=attempt)
-    else:
-        gpus = tuple(visible_gpus())
-        engine = SessionEngine(plan, run_dir, gpus, session=held, say=voice.say)
-        with note_failed_start(run_dir):  # a sweep starts members again
-            engine.start_all(first_attempt=attempt)
-        result = own_run(engine, voice)
-    voice.flush(5.0)
-    return result.exit_code

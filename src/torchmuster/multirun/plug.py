@@ -38,12 +38,13 @@ PLUGS = {
         "sweep view": "multirun.views.array_view:view_of_record",
         "sweep commands": "multirun.cli.sweep_record",
         "sweep restart": "multirun.cli.sweep:restart_sweep",
-        "sweep own": "multirun.sweep.owner:own_in_background",
+        "sweep own": "multirun.background:own_sweep",
     },
-    "run_owners": {"session": "multirun.held:own_in_session"},
+    "run_owners": {"session": "multirun.background:own_in_session"},
     "remote_doors": {"warm": "multirun.door.remote:warm_door"},
     "entries": {"door": "multirun/door/main.py"},
     "travels": {
+        "multirun/background.py": "owns runs in sessions, and sweeps",
         "multirun/api": "as launcher/api",
         "multirun/door": "runs on each node that a session holds",
         "multirun/engine.py": "starts agents of a session's runs",
@@ -51,4 +52,5 @@ PLUGS = {
         "multirun/sweep": "a sweep's owner in a job or in pods",
         "multirun/views": "the calls follow sessions and sweeps",
     },
+    "stops": {"arrays": "multirun.sweep.arrays:cancel_sweep"},
 }

@@ -53,4 +53,5 @@ PLUGS = {
         "workflow/task": "runs on the nodes of tasks",
         "workflow/task_call.py": "a task's program calls its agent",
     },
+    "stops": {"jobs": "workflow.owner.view:stop_jobs"},
 }

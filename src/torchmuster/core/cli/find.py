@@ -65,7 +65,7 @@ def find_place(where: Where, problems: "Problems") -> Place:
             found: Place = place
             return found
     if where.engine not in (None, "local") or where.hosts or where.hostfile or where.session:
-        raise UsageError("without the launcher a run is on this machine", fix="leave the place out")
+        raise UsageError("no part of muster that is installed here has this place")
     return Here()
 
 

@@ -1,4 +1,4 @@
-"""Runs whose agents are processes of this machine, or of the job that this shell is in."""
+"""Runs whose agents are processes of this machine."""
 
 import os
 import shlex

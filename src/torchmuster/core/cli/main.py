@@ -48,20 +48,17 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
-        ours = plugs.table("commands")
-        if (
-            name
-            and name not in ours
-            and not name.startswith("-")
-            and name not in plugs.others("commands")
-        ):
+        if name and name not in plugs.table("commands") and not name.startswith("-"):
+            known = self.list_commands(ctx)
+            if name in known:
+                return super().resolve_command(ctx, args)
             if name == "help":  # `muster help run`
-                known = [word for word in args[1:2] if word in ours]
-                return super().resolve_command(ctx, [*known, "--help"]) if known else _help(ctx)
+                asked = [word for word in args[1:2] if word in known]
+                return super().resolve_command(ctx, [*asked, "--help"]) if asked else _help(ctx)
             refuse_removed(f"muster {name}")
             from torchmuster.core.model.text import nearest
 
-            near = nearest(name, ours)
+            near = nearest(name, known)
             fix = f"did you mean `muster {near}`?" if near else "muster --help"
             if os.path.isfile(name) or name.endswith((".py", ".sh")):
                 fix = f"muster run {shlex.join(args)}"
@@ -87,12 +84,10 @@ class _LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a command's name without importing any."""
-        ours = plugs.table("commands")
-        return [
-            CompletionItem(name, help=text)
-            for name, (_, text, _) in ours.items()
-            if name.startswith(incomplete)
-        ]
+        ours = {name: text for name, (_, text, _) in plugs.table("commands").items()}
+        texts = {**ours, **dict.fromkeys(plugs.others("commands"), "")}
+        found = {name: text for name, text in texts.items() if name.startswith(incomplete)}
+        return [CompletionItem(name, help=text) for name, text in found.items()]
 
 
 def _help(ctx: click.Context) -> NoReturn:
@@ -185,7 +180,12 @@ def _if_the_scripts(command: str) -> str:
 
 def _translate(error: click.UsageError, words: list[str]) -> UsageError:
     """Return click's complaint in our own form."""
-    command = " ".join(["muster", *[word for word in words[:1] if word in plugs.table("commands")]])
+    command = " ".join(
+        [
+            "muster",
+            *[word for word in words[:1] if word in muster.list_commands(click.Context(muster))],
+        ]
+    )
     if error.ctx is not None and isinstance(
         getattr(error.ctx.parent, "command", None), click.Group
     ):

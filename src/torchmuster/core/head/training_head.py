@@ -129,9 +129,9 @@ class TrainingHead(Head[Member]):
             self.options.spread.hear(event)
         if self.on_event is not None:
             self.on_event(event)
+        self._keep_for_owner(message)
         for part in self.parts.values():
             part.hear(event)
-        self._keep_for_owner(message)
         return message
 
     def _keep_for_owner(self, message: messages.Event | messages.Output) -> None:
@@ -366,7 +366,8 @@ class TrainingHead(Head[Member]):
 class HeadPart:
     """A part of the head of a training run, made with it; this one does nothing.
 
-    Rooms plug theirs in as `head_parts`, other packages too (docs/plugging-in.md). What one raises ends the head.
+    Rooms plug theirs in as `head_parts`, other packages too (docs/plugging-in.md). What `take_word`, `take_request`, `hear`
+    or `advance` of one raises ends the head.
     """
 
     def __init__(self, head: TrainingHead) -> None:

@@ -86,6 +86,15 @@ def count_devices(root: str = "/") -> int:
     return len(shown) or sum(re.fullmatch(r"nvidia\d+", name) is not None for name in files)
 
 
+# Evidence of out-of-memory kills: the kernel's own counters, and its log if it is readable.
+#
+# Every readable ancestor of our control group is checked, because the limit that kills is often the job's or
+# the pod's, not our own. Version 2 counts `oom_kill` in `memory.events`, version 1 in
+# `memory.oom_control`.
+#
+# Source: kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+
+
 _COUNTER = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _KERNEL_LINE = re.compile(r"[Kk]illed process (\d+) \(([^)]*)\)(?:.*?anon-rss:(\d+)kB)?")
 

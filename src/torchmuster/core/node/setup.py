@@ -196,7 +196,8 @@ def _with_names(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str
 
 def _with_python(program: Program, python: str, *flags: str) -> Program:
     """Return the program with another interpreter; a door is a command that begins with its own."""
-    target = python if plugs.entry("door") in program.args else program.target
+    door = plugs.entry("door")
+    target = python if door and door in program.args else program.target
     return replace(program, target=target, python=(python, *flags))
 
 

@@ -42,9 +42,6 @@ from torchmuster.core.node.spawner.messages import SignalWorkerProcesses, Spawne
 #
 # Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py (2.13).
 
-_MAX_FILE_BYTES = 64 << 10  # of a file of NCCL's
-
-
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _MAX_BYTES = 1 << 20
 
@@ -585,6 +582,9 @@ def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[in
 def _has_input() -> bool:
     """Say whether somebody has given this process a file or a pipe to read; a terminal is read by `muster` itself."""
     return sys.stdin is not None and not os.isatty(0)
+
+
+_MAX_FILE_BYTES = 64 << 10  # of a file of NCCL's
 
 
 def network_variables(interface: str, environment: Mapping[str, str]) -> dict[str, str]:

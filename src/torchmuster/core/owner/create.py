@@ -130,9 +130,6 @@ def nearest_folder(path: str) -> str:
     return path
 
 
-# Take over what an earlier run of a workflow has finished.
-
-
 _MOST_OF_NAME = 40
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -52,9 +52,11 @@ def own_in_background(run_dir: RunDir) -> int:
     plan = read_plan(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
-    for own in plugs.every("run_owners"):
-        if (code := own(plan, run_dir)) is not None:
-            return int(code)
+    sweep = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
+    special = "session" if plan.session is not None else None
+    special = special or ("member" if os.path.exists(sweep.member_request) else None)
+    if special is not None and (own := plugs.find("run_owners", special)) is not None:
+        return int(own(plan, run_dir))
     voice = TerminalVoice()
     voice.start()
     engine = LocalEngine(plan, run_dir, tuple(visible_gpus()))

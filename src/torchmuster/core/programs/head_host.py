@@ -118,12 +118,21 @@ async def _conduct(head: "TrainingHead", listening: socket.socket, place: "HeadP
     head.has_open_door = place.open_secret is not None
     listener = Listener(listening, secrets, head.serve, head.refuse_stranger, relay)
     serving = [asyncio.create_task(listener.serve())]
-    serving += [asyncio.create_task(part.serve()) for part in head.parts.values()]
+    serving += [asyncio.create_task(_serve_part(head, name)) for name in head.parts]
     try:
         return await head.conduct()
     finally:
         for task in serving:
             task.cancel()
+
+
+async def _serve_part(head: "TrainingHead", name: str) -> None:
+    """Let a part work; what it lacks from then on is said."""
+    try:
+        await head.parts[name].serve()
+    except Exception as error:  # noqa: BLE001 - a part may be of another package
+        why = f"{type(error).__name__}: {error}"
+        head.notice(f"the part `{name}` of the head works no more: {why}")
 
 
 def _teller(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["RecordEvent"], None]:

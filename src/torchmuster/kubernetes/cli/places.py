@@ -12,7 +12,7 @@ from torchmuster.core.files.layout import RunDir, runs_dir, short_id
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.cli.places.jobs import AsJob, SameJob, submit
 from torchmuster.multirun.cli.places import StartSweep, SweepAt
-from torchmuster.workflow.cli.places import WorkflowAt
+from torchmuster.workflow.cli.places import AsJobs
 
 if TYPE_CHECKING:
     from torchmuster.core.cli.place import Follow
@@ -280,7 +280,7 @@ def pods_again(old: RunDir) -> SamePods:
     return SamePods(old, read_request(old))
 
 
-class GroupsInPods(WorkflowAt):
+class GroupsInPods(AsJobs):
     """A workflow whose groups are Jobs of a cluster."""
 
     def check(self, plan: "WorkflowPlan", *, detach: bool) -> None:

@@ -19,7 +19,6 @@ from torchmuster.core.model.plan import Program, RunPlan, ScriptKind, StartMetho
 from torchmuster.core.node.launcher_ranks import share_threads
 from torchmuster.kubernetes.node.order import read_own
 from torchmuster.launcher.files.travel import package_folder
-from torchmuster.launcher.node.remote.main import importable
 from torchmuster.multirun.door.messages import SessionSetup
 from torchmuster.multirun.door.remote import WARM_PLACE
 
@@ -85,7 +84,7 @@ def variables_of_workers(
         environment: Of the pod's door.
         root: The folder that holds torchmuster.
     """
-    found = {**environment, "PYTHONPATH": importable(environment.get("PYTHONPATH"), root)}
+    found = {**environment, "PYTHONPATH": proc.importable(environment.get("PYTHONPATH"), root)}
     share_threads(found, plan.num_workers(WARM_PLACE))
     return found | dict(plan.node_setup.environment)
 

@@ -29,15 +29,13 @@ def note_request(sweep: RunDir, job: JobRequest) -> None:
     atomic.write_json(sweep.member_request, codec.to_plain(job))
 
 
-def own_if_member(plan: RunPlan, run_dir: RunDir) -> int | None:
-    """Submit a member of a sweep and follow it to its end; a Job of it that still runs is followed only. None of any other run.
+def own_member(plan: RunPlan, run_dir: RunDir) -> int:
+    """Submit a member of a sweep and follow it to its end; a Job of it that still runs is followed only.
 
     Raises:
         MusterError: The cluster refuses it.
     """
     sweep = os.path.dirname(os.path.dirname(run_dir.path))
-    if not os.path.exists(RunDir(sweep).member_request):
-        return None
     plain = atomic.read_json(RunDir(sweep).member_request)
     voice = TerminalVoice()
     voice.start()

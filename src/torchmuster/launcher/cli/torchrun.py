@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.cli.options import complete_files
 
 if TYPE_CHECKING:
@@ -303,6 +303,7 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "SpreadHosts | None") -
         node_names=party.job.node_names if party is not None else (),
         engine="torchrun",
         job_id=_own_job_id(),
+        head_parts=plugs.carried("head_parts"),
     )
 
 

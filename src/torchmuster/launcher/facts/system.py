@@ -76,15 +76,6 @@ def _open_files(folder: str, proc: str) -> Iterator[str]:
             continue  # it has ended, or belongs to somebody else
 
 
-# Evidence of out-of-memory kills: the kernel's own counters, and its log if it is readable.
-#
-# Every readable ancestor of our control group is checked, because the limit that kills is often the job's or
-# the pod's, not our own. Version 2 counts `oom_kill` in `memory.events`, version 1 in
-# `memory.oom_control`.
-#
-# Source: kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
-
-
 # What a limit is when there is none: RLIM_INFINITY, and cgroup v1's largest multiple of a page.
 _NO_LIMIT = 1 << 62
 _LIMITS = {

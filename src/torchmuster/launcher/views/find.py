@@ -373,7 +373,10 @@ def owner_lives(run_dir: RunDir) -> bool:
     """Say whether the process or job that owns the run still exists; on another machine, assume so."""
     if os.path.isfile(run_dir.job):
         return _job_lives(run_dir)
-    if os.path.isfile(run_dir.jobs) or os.path.isfile(run_dir.arrays):
+    if os.path.isfile(run_dir.jobs):  # whatever else is damaged
+        view: ViewOfKind | None = plugs.find("kinds", "workflow view")
+        return view is not None and not view(run_dir, RunRecord()).state.is_final
+    if os.path.isfile(run_dir.arrays):
         return not view_run(run_dir).state.is_final
     return owner_process_lives(run_dir)
 

@@ -136,14 +136,6 @@ class RunView:
         del number
         return None
 
-    def stop_itself(self) -> bool:
-        """Stop it by means of its own, where its kind has some; say whether it has.
-
-        Raises:
-            MusterError: Its cluster refuses.
-        """
-        return False
-
     def task_logs(self) -> "list[tuple[str, list[tuple[int, str]]]] | None":
         """Return the logs of each task, (attempt, path); None where ranks have them."""
         return None

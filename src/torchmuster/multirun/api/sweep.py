@@ -35,6 +35,7 @@ from torchmuster.multirun.views.sweep_view import MemberView, SweepView, view_of
 # A sweep from Python: what its directory shows, by the same code as `muster status`, `wait` and `cancel`.
 
 
+_FOLLOW_POLL_S = 1.0
 _POLL_S = 0.05
 _POLL_JOBS_S = 1.0  # of an array, each look reads the folders of all members
 
@@ -452,7 +453,7 @@ def follow_sweep(run_dir: RunDir) -> None:
             shown.show(counted(view)[: shown.columns()])
             if over:
                 break
-            threading.Event().wait(_POLL_S)
+            threading.Event().wait(_FOLLOW_POLL_S)
     finally:
         shown.show("")
     shown.write(members_table(view))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
@@ -63,7 +63,11 @@ _OF_AGENTS = (
     "torchmuster.launcher.node.remote.main",
     "torchmuster.core.head.training_head",
     "torchmuster.core.net.listener",
-    "torchmuster.core.net.listener",
+    *(
+        f"torchmuster.{what.partition(':')[0]}"
+        for point in ("head_parts", "agent_parts", "start_checks")
+        for what in plugs.table(point).values()
+    ),
 )
 _RANK_NAMES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),

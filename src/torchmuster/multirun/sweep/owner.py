@@ -748,14 +748,3 @@ class SweepOwner:
             because=tuple(because),
             hint=f"once that is mended, muster restart {short_id(self.plan.run_id)} runs those again",
         )
-
-
-def own_in_background(run_dir: RunDir) -> int:
-    """Own a sweep that has its folder to its end, and return its exit code."""
-    from torchmuster.core.files.terminal import TerminalVoice
-
-    voice = TerminalVoice()
-    voice.start()
-    result = follow_sweep(run_dir, voice)
-    voice.flush(5.0)
-    return result.exit_code

@@ -107,16 +107,6 @@ class SweepRun(RunView):
         """Return how a member stands; None where the plan can't be read."""
         return self.sweep.members[number].state if self.sweep is not None else None
 
-    def stop_itself(self) -> bool:
-        """Cancel its arrays, or its Job; say whether it has any.
-
-        Raises:
-            EngineError: A cluster refuses.
-        """
-        from torchmuster.multirun.sweep.arrays import cancel_sweep
-
-        return cancel_sweep(self.run_dir)
-
     @property
     def size(self) -> str:
         """How much of it there is."""

@@ -65,11 +65,10 @@ def own_in_background(run_dir: RunDir) -> int:
     """Own a workflow that has its folder to its end, on this machine or on its cluster, and return its exit code."""
     voice = TerminalVoice(prefix_always=True)
     voice.start()
-    places: Callable[[RunDir, TerminalVoice], Elsewhere] | None = plugs.find(
-        "workflow_places", "cluster"
-    )
-    on_cluster = places is not None and os.path.exists(run_dir.site)
-    elsewhere = places(run_dir, voice) if places is not None and on_cluster else None
+    places: Callable[[RunDir, TerminalVoice], Elsewhere | None] | None = None
+    if os.path.exists(run_dir.site):  # else it is of this machine, and costs no import
+        places = plugs.find("workflow_places", "cluster")
+    elsewhere = places(run_dir, voice) if places is not None else None
     result = follow_workflow(run_dir, voice, elsewhere=elsewhere)
     voice.flush(5.0)
     return result.exit_code

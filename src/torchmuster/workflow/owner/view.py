@@ -130,24 +130,6 @@ class WorkflowRun(RunView):
         noted = atomic.read_json(self.run_dir.site)
         return str(noted.get("site", "ssh")) if isinstance(noted, dict) else "local"
 
-    def stop_itself(self) -> bool:
-        """Cancel its jobs, or its groups on a cluster; say whether it has any.
-
-        Raises:
-            MusterError: A cluster refuses.
-        """
-        from torchmuster.launcher.jobs.jobs import cancel_job, read_jobs
-        from torchmuster.launcher.views.elsewhere import elsewhere
-
-        jobs = read_jobs(self.run_dir)
-        if jobs is None:
-            return False
-        if not elsewhere().cancel_groups(self.run_dir):
-            for job_id in jobs[1].values():
-                with contextlib.suppress(MusterError):  # it may have ended
-                    cancel_job(jobs[0], job_id)
-        return True
-
     def task_logs(self) -> list[tuple[str, list[tuple[int, str]]]]:
         """Return the logs of each task: (attempt, path).
 
@@ -164,7 +146,9 @@ class WorkflowRun(RunView):
             UsageError: They are in containers.
         """
         if self.workflow is None:
-            return super().groups_to_enter()
+            return RunView.groups_to_enter(
+                self
+            )  # `super()` knows no class that has been made again with slots
         if (container := self.workflow.plan.container) != "none":
             raise UsageError(
                 f"the tasks of the run {self.run_id} are in containers",
@@ -543,3 +527,22 @@ def result_of_record(run_dir: RunDir) -> Result | None:
     """Return the result of a workflow as that of a run; None while it has none."""
     workflow = read_workflow_result(run_dir)
     return as_result(workflow) if workflow is not None else None
+
+
+def stop_jobs(run_dir: RunDir) -> bool:
+    """Cancel the jobs of a workflow, or its groups on a cluster; say whether it has any.
+
+    Raises:
+        MusterError: A cluster refuses.
+    """
+    from torchmuster.launcher.jobs.jobs import cancel_job, read_jobs
+    from torchmuster.launcher.views.elsewhere import elsewhere
+
+    jobs = read_jobs(run_dir)
+    if jobs is None:
+        return False
+    if not elsewhere().cancel_groups(run_dir):
+        for job_id in jobs[1].values():
+            with contextlib.suppress(MusterError):  # it may have ended
+                cancel_job(jobs[0], job_id)
+    return True

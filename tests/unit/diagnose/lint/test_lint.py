@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmuster.diagnose.lint.numbers import parse
 from torchmuster.diagnose.lint.lint import RULES, lint
+from torchmuster.diagnose.lint.numbers import parse
 
 SLURM = """\
 #!/bin/bash

@@ -7,8 +7,8 @@ import pytest
 from torchmuster.core import proc
 from torchmuster.core.model.plan import NodeSetup, Program, RunPlan, ScriptKind, StartMethod
 from torchmuster.core.node.options import AgentOrder
+from torchmuster.core.proc import importable
 from torchmuster.kubernetes.node.warm import has_use, variables_of_workers
-from torchmuster.launcher.node.remote.main import importable
 from torchmuster.multirun.door.messages import fork_order
 from torchmuster.multirun.door.modules import changed_variables, read_by_imports
 from torchmuster.multirun.door.remote import WarmDoor

@@ -10,8 +10,8 @@ import pytest
 
 from torchmuster.errors import UsageError
 from torchmuster.launcher.files import environment
-from torchmuster.launcher.files.parcel import ParcelFile, Unpacker
 from torchmuster.launcher.files.environment import relocate
+from torchmuster.launcher.files.parcel import ParcelFile, Unpacker
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from torchmuster.core.owner.create import write_owner
 from torchmuster.core.owner.record import RecordTail, last_event
 from torchmuster.launcher.ui.run_lines import time_left_s
 from torchmuster.launcher.views.find import view_run
-from torchmuster.launcher.views.live import MOST_ATTEMPTS, LiveReader, last_sample
-from torchmuster.launcher.views.live import TrainingTail
+from torchmuster.launcher.views.live import MOST_ATTEMPTS, LiveReader, TrainingTail, last_sample
 from torchmuster.report import live_list
 from torchmuster.report.cli.top import _print_once
 from torchmuster.report.live_list import ListReader

@@ -17,8 +17,13 @@ from torchmuster.core.net.address import bind
 from torchmuster.core.net.channel import ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Role
 from torchmuster.core.net.listener import Listener
-from torchmuster.workflow.head.group_head import SAY_EVERY_S, GroupHead, GroupHeadOptions
-from torchmuster.workflow.head.group_head import port_candidates, port_names
+from torchmuster.workflow.head.group_head import (
+    SAY_EVERY_S,
+    GroupHead,
+    GroupHeadOptions,
+    port_candidates,
+    port_names,
+)
 from torchmuster.workflow.plan import ExitAction, ExitRule, GroupPlan, TaskPlan, WorkflowPlan
 from unit.core.net.loopback import SECRET, raw_connection, run
 

@@ -22,7 +22,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from torchmuster.core import plugs
 from torchmuster.core.model import contract
 from torchmuster.core.model.failure import RanCode, RanFile
 from torchmuster.core.net import ipc
@@ -114,6 +113,13 @@ class CodeNote:
 
 
 _FOLDER = os.path.dirname(__file__)
+# And that of the program that has imported us, before it becomes the script: a session's door is one, too.
+_OWN_FOLDERS = (
+    _FOLDER,
+    os.path.dirname(
+        os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or __file__)
+    ),
+)
 _kept: list[object] = []
 
 
@@ -190,11 +196,7 @@ def strip_own_frames(error: BaseException) -> types.TracebackType | None:
 
 
 def _is_ours(frame: types.FrameType) -> bool:
-    folder = os.path.dirname(frame.f_code.co_filename)
-    return folder in (
-        _FOLDER,
-        *(os.path.dirname(plugs.entry(name)) for name in plugs.table("entries")),
-    )
+    return os.path.dirname(frame.f_code.co_filename) in _OWN_FOLDERS
 
 
 def report(socket_path: str, error: BaseException, note: CodeNote) -> None:

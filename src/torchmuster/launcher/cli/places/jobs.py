@@ -1,4 +1,4 @@
-"""Runs as jobs of a scheduler, which sees our files, and as pods, which bring along what they need."""
+"""Runs as jobs of a scheduler, which sees our files."""
 
 import os
 import shlex

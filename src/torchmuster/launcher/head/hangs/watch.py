@@ -145,9 +145,6 @@ def _ranks_in(texts: Sequence[str]) -> set[int]:
     return {int(number) for text in texts for number in re.findall(r"\brank (\d+) on ", text)}
 
 
-# Which ranks somebody debugs: meanwhile no rank hangs, and nothing is started again.
-
-
 FACTOR = 10.0  # times the 99th percentile of the run's steps
 NUM_FIRST_STEPS = 3  # of an attempt: compilation, caches, the first batch
 START_S = 10.0

@@ -194,11 +194,6 @@ class AgentForker(Protocol):
         """
 
 
-def importable(path: str | None, root: str) -> str:
-    """Return a PYTHONPATH by which scripts can import torchmuster from a folder that has nothing else."""
-    return os.pathsep.join([*([path] if path else []), root])
-
-
 class RemoteAgents:
     """The agents of one run, or of the tasks of one workflow, on one host.
 
@@ -790,7 +785,7 @@ def main(arguments: list[str]) -> None:
     order = from_words(RemoteOrder, arguments)
     incoming, outgoing = take_streams()
     if order.importable:  # by the script: the folder holds only this torchmuster
-        os.environ["PYTHONPATH"] = importable(os.environ.get("PYTHONPATH"), order.root)
+        os.environ["PYTHONPATH"] = proc.importable(os.environ.get("PYTHONPATH"), order.root)
     doors = (make() for make in plugs.every("remote_doors"))
     door = next((one for one in doors if one is not None), None)
     try:
