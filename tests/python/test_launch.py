@@ -174,7 +174,7 @@ def test_following_shows_rank_0_and_an_interrupt_cancels(project, capsys, monkey
         shown.append(text)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(follow._Status, "write", interrupt)
+    monkeypatch.setattr(follow.PlainStatus, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run.follow()
 
