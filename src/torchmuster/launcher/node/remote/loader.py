@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 
 MAX_BYTES = 64 << 20
-# `launcher/files/travel.py` says why each.
+# `travels` of each room says why.
 TRAVELS = (
     *("core/cli/spelling.py", "core/engines", "core/files", "core/head", "core/model"),
     *("core/net", "core/node", "core/owner", "core/plainfile.py", "core/plugs.py"),
