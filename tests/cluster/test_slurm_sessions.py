@@ -177,9 +177,13 @@ def _client_of(lab):
 def test_the_end_of_the_job_is_the_end_of_its_session(held):
     assert held.muster("session", "start").returncode == 0
     held.end()
-    done = held.muster("run", "--session", "main", "train.py")
+
+    def refused():  # at first its nodes may not answer, before its end is known
+        done = held.muster("run", "--session", "main", "train.py")
+        return done if "error: the session main has ended" in done.stderr else None
+
+    done = wait_until(refused, "the end of the session", 60.0)
     assert done.returncode in (4, 5), done.stderr
-    assert "error: the session main has ended" in done.stderr
     assert "muster session start --name main" in done.stderr
 
 

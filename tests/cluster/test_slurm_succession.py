@@ -26,8 +26,11 @@ WAIT = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], dist.get_rank()
-while not os.path.exists(f"go-{attempt}"):
-    dist.all_reduce(torch.ones(1))
+while True:
+    goes = torch.tensor(float(os.path.exists(f"go-{attempt}")))
+    dist.all_reduce(goes)  # all leave in the same turn: who saw the file first would wait in another collective
+    if goes > 0:
+        break
     if rank == 0:
         with open(f"beat-{attempt}-{os.uname().nodename}", "a") as file:
             file.write(f"{time.time()} {dist.get_world_size()}\\n")
