@@ -46,6 +46,7 @@ from torchmuster.core.model.progress import RankPhase, RankProgress  # noqa: E40
 from torchmuster.core.net import listener, messages  # noqa: E402
 from torchmuster.core.node.leftovers import make_socket_folder  # noqa: E402
 from torchmuster.core.programs.head_host import StorePorts  # noqa: E402
+from torchmuster.launcher.net import part_messages  # noqa: E402
 from torchmuster.launcher.node.progress import NodeProgress  # noqa: E402
 
 WORKERS = 8
@@ -105,7 +106,7 @@ class ReportingAgent(LightAgent):
         while True:
             steps = int((time.monotonic() - began_at) * 20) + 1
             reports = tuple(report_of(rank, steps) for rank in ranks)
-            self.link.send(messages.Progress(attempt=order.attempt, ranks=reports))
+            self.link.send(part_messages.Progress(attempt=order.attempt, ranks=reports))
             await asyncio.sleep(REPORT_EVERY_S)
 
 

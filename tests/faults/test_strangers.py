@@ -11,7 +11,7 @@ from kit.command import MUSTER
 from kit.ports import reserve_port
 from torchmuster.core.net.channel import ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Role
-from torchmuster.core.net.messages import ExecStart
+from torchmuster.launcher.net.part_messages import ExecStart
 
 LIMIT_S = 180.0
 WAITS = "import os, signal; os.write(1, b'began\\n'); signal.pause()\n"

@@ -23,6 +23,7 @@ from torchmuster.core.model.network import PairResult, PairRow, draw_peers, pair
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
+from torchmuster.launcher.net import part_messages
 
 if TYPE_CHECKING:
     from torchmuster.diagnose.doctor.show import NodeView, Pair, Situation
@@ -70,7 +71,7 @@ class Matrix:
         self._is_probing = False
         self.bulk_bytes = self._bulk()
         for member in members if not self.is_over else ():
-            send(member, messages.AskNetwork(survey=SURVEY))
+            send(member, part_messages.AskNetwork(survey=SURVEY))
 
     def _draw(self) -> list[Sequence[int]]:
         num = len(self.members)
@@ -99,9 +100,9 @@ class Matrix:
             return
         node = self.members.index(member)
         match message:
-            case messages.NetworkFacts(survey=number) if number == SURVEY:
+            case part_messages.NetworkFacts(survey=number) if number == SURVEY:
                 self._ports[node] = message.ports
-            case messages.ProbeResults(survey=number) if number == SURVEY:
+            case part_messages.ProbeResults(survey=number) if number == SURVEY:
                 for peer in message.candidates:
                     self._found.setdefault((node, peer), None)
                 for result in message.results:
@@ -120,15 +121,15 @@ class Matrix:
         if is_complete or self._clock() >= self.ends_at:
             self.is_over = True
             for member in self.members:
-                self._send(member, messages.EndProbe(survey=SURVEY))
+                self._send(member, part_messages.EndProbe(survey=SURVEY))
         return self.is_over
 
-    def _order(self, node: int) -> messages.ProbeNetwork:
+    def _order(self, node: int) -> part_messages.ProbeNetwork:
         targets = []
         for peer in self._peers[node]:
             address, ports = self._addresses[peer], self._ports[peer]
             if ports:
-                target = messages.ProbeTarget(
+                target = part_messages.ProbeTarget(
                     candidate=peer,  # so that each result is reported as it comes
                     node=peer,
                     address=address,
@@ -136,7 +137,7 @@ class Matrix:
                     measure=True,
                 )
                 targets.append(target)
-        return messages.ProbeNetwork(
+        return part_messages.ProbeNetwork(
             survey=SURVEY,
             node=node,
             targets=tuple(targets),
@@ -200,7 +201,7 @@ class _Said:
     """What one agent has said, and when it was asked."""
 
     asked_at: float  # by this machine's clock
-    facts: messages.NodeFacts | None = None
+    facts: part_messages.NodeFacts | None = None
     heard_at: float = 0.0
 
 
@@ -258,11 +259,11 @@ class Preflight:
     def _ask(self, member: Member, names: tuple[str, ...]) -> None:
         self._said[member.hello.incarnation] = _Said(asked_at=self.wall())
         script = self.plan.preflight_script
-        self.send(member, messages.AskFacts(is_long=self.is_long, names=names, script=script))
+        self.send(member, part_messages.AskFacts(is_long=self.is_long, names=names, script=script))
 
     def take(self, member: Member, message: messages.Message) -> None:
         """Take what an agent says."""
-        if isinstance(message, messages.NodeFacts):
+        if isinstance(message, part_messages.NodeFacts):
             said = self._said.get(member.hello.incarnation)
             if said is not None and said.facts is None:
                 said.facts, said.heard_at = message, self.wall()

@@ -66,6 +66,7 @@ PLUGS = {
         "go_on": "launcher.views.account:how_to_go_on",
         "left": "launcher.views.account:what_is_left",
     },
+    "messages": {"launcher": "launcher.net.part_messages"},
     "head_parts": {
         "board": "launcher.head.parts:BoardPart",
         "hangs": "launcher.head.parts:HangPart",

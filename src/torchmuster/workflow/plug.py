@@ -28,6 +28,7 @@ PLUGS = {
         "conduct-group": "workflow.owner.conduct_group:main",
         "training-task": "workflow.owner.nested:main",
     },
+    "messages": {"workflow": "workflow.head.task_messages"},
     "cells": {
         "workflow here": "workflow.cli.places:OnThisMachine",
         "workflow in-job": "workflow.cli.places:InThisJob",

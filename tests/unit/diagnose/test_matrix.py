@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from torchmuster.core.model.network import PairResult
-from torchmuster.core.net import messages
 from torchmuster.diagnose.preflight import LIMIT_S, SURVEY, Matrix
+from torchmuster.launcher.net import part_messages
 
 
 class Bench:
@@ -23,23 +23,23 @@ class Bench:
 
     def open_ports(self):
         for member in self.members:
-            facts = messages.NetworkFacts(survey=SURVEY, ports=(1000, 1001), interfaces=())
+            facts = part_messages.NetworkFacts(survey=SURVEY, ports=(1000, 1001), interfaces=())
             self.matrix.take(member, facts)
 
     def tell(self, source, target, **found):
         result = PairResult(candidate=target, source=source, target=target, **found)
-        said = messages.ProbeResults(survey=SURVEY, results=(result,), candidates=(target,))
+        said = part_messages.ProbeResults(survey=SURVEY, results=(result,), candidates=(target,))
         self.matrix.take(self.members[source], said)
 
 
 def test_every_node_is_asked_for_ports_and_calls_every_other():
     bench = Bench(3)
-    assert bench.sent_of(messages.AskNetwork).keys() == {0, 1, 2}
+    assert bench.sent_of(part_messages.AskNetwork).keys() == {0, 1, 2}
 
     bench.open_ports()
     assert not bench.matrix.advance()
 
-    orders = bench.sent_of(messages.ProbeNetwork)
+    orders = bench.sent_of(part_messages.ProbeNetwork)
     assert [target.node for target in orders[1].targets] == [0, 2]
     assert orders[1].targets[0].address == "10.0.0.0"
 
@@ -53,7 +53,7 @@ def test_the_matrix_is_over_when_every_pair_has_a_result():
     bench.tell(1, 0, why="refused")
 
     assert bench.matrix.advance()
-    assert bench.sent_of(messages.EndProbe).keys() == {0, 1}
+    assert bench.sent_of(part_messages.EndProbe).keys() == {0, 1}
     assert bench.matrix.rows() == ((0, 1, None, 2, 3000.0), (1, 0, "refused", None, None))
 
 

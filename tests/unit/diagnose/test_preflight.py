@@ -10,6 +10,7 @@ from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
 from torchmuster.diagnose.preflight import HOLD_S, LIMIT_S, LONG_HOLD_S, SURVEY, Preflight
+from torchmuster.launcher.net import part_messages
 from unit.diagnose.doctor.made_up import facts
 
 READY = messages.SpawnerReady(python="3.11", torch="2.13", forks=True)
@@ -71,14 +72,14 @@ class House:
     def settle(self):
         return self.preflight.settle(self.members, "10.0.0.1", None)
 
-    def asked(self, kind=messages.AskFacts):
+    def asked(self, kind=part_messages.AskFacts):
         return [host for host, message in self.sent if isinstance(message, kind)]
 
     def answer(self, number, *, clock_s=0.0, plain=None, **parts):
         found = facts(number + 1)
         for name, change in parts.items():
             found = replace(found, **{name: replace(getattr(found, name), **change)})
-        said = messages.NodeFacts(
+        said = part_messages.NodeFacts(
             facts=codec.to_plain(found) if plain is None else plain,
             asked_at=1000.0 + self.now + clock_s,
             sent_at=1000.0 + self.now + clock_s,
@@ -91,7 +92,7 @@ class House:
 
     def call_each_other(self, **special):
         for member in self.members:
-            said = messages.NetworkFacts(survey=SURVEY, ports=(5000,), interfaces=())
+            said = part_messages.NetworkFacts(survey=SURVEY, ports=(5000,), interfaces=())
             self.preflight.take(member, said)
         self.settle()
         for source, member in enumerate(self.members):
@@ -105,7 +106,7 @@ class House:
                         bytes_per_s=1e9,
                     )
                     result = replace(result, **special.get(f"p{source}_{target}", {}))
-                    said = messages.ProbeResults(
+                    said = part_messages.ProbeResults(
                         survey=SURVEY, candidates=(target,), results=(result,)
                     )
                     self.preflight.take(member, said)
@@ -198,7 +199,7 @@ def test_the_long_form_lets_the_nodes_call_each_other_before_it_asks():
     house = House("long")
     assert not house.settle()
     assert house.asked() == []
-    assert house.asked(messages.AskNetwork) == ["n1", "n2"]
+    assert house.asked(part_messages.AskNetwork) == ["n1", "n2"]
     house.call_each_other()
     assert not house.settle()
     assert house.asked() == ["n1", "n2"]
@@ -259,10 +260,10 @@ def test_64_simulated_nodes_do_not_all_call_all():
     house.settle()
     for member in house.members:
         house.preflight.take(
-            member, messages.NetworkFacts(survey=SURVEY, ports=(5000,), interfaces=())
+            member, part_messages.NetworkFacts(survey=SURVEY, ports=(5000,), interfaces=())
         )
     house.settle()
-    orders = [m for _, m in house.sent if isinstance(m, messages.ProbeNetwork)]
+    orders = [m for _, m in house.sent if isinstance(m, part_messages.ProbeNetwork)]
     assert 64 * 8 <= sum(len(order.targets) for order in orders) <= 64 * 20
     assert {order.bulk_bytes for order in orders} == {64 << 10}  # enough for a black hole
 
@@ -272,9 +273,9 @@ def test_64_machines_call_each_other_all_and_move_less_than_2_gb():
     house.settle()
     for member in house.members:
         house.preflight.take(
-            member, messages.NetworkFacts(survey=SURVEY, ports=(5000,), interfaces=())
+            member, part_messages.NetworkFacts(survey=SURVEY, ports=(5000,), interfaces=())
         )
     house.settle()
-    orders = [m for _, m in house.sent if isinstance(m, messages.ProbeNetwork)]
+    orders = [m for _, m in house.sent if isinstance(m, part_messages.ProbeNetwork)]
     assert sum(len(order.targets) for order in orders) == 64 * 63
     assert sum(len(o.targets) * o.bulk_bytes for o in orders) <= 2_000_000_000

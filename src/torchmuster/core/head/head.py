@@ -346,7 +346,7 @@ class Head(ABC, Generic[AgentT]):
         if client not in self._clients:
             self._clients.append(client)
 
-    def show(self, output: messages.Output | messages.TaskOutput) -> None:
+    def show(self, output: messages.AnyOutput) -> None:
         """Pass output on to the clients that take it; for a slow one lines are counted instead."""
         for client in self._clients:
             unsent = client.channel.unsent_bytes

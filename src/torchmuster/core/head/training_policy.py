@@ -167,7 +167,7 @@ class TrainingPolicy(NodePolicy):
                     )
                 if attempt and number == attempt.number and member.place is not None:
                     attempt.reap(member.place)
-            case messages.NetworkFacts() | messages.ProbeResults() | messages.NodeFacts():
+            case messages.CheckAnswer():
                 self._checks.take(member, message)
             case messages.Debugger():
                 if self._known.debugging.take(message):

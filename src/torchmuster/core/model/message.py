@@ -50,12 +50,17 @@ class TypedMessage:
 
     words: ClassVar[dict[str, type[Any]]] = {}
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, is_word: bool = True) -> None:
         if TypedMessage in cls.__bases__:
             cls.words = {}
-        else:
+        elif is_word:
             cls.words[cls.__name__] = cls
         dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    @classmethod
+    def find_word(cls, name: str) -> type[Any] | None:
+        """Return the message with this name; None if the vocabulary has none."""
+        return cls.words.get(name)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -88,7 +93,11 @@ def decode(payload: bytes, vocabulary: type[M]) -> M:
         plain = json.loads(text)
         if is_followed:
             plain["data"] = data
-        cls: type[M] = vocabulary.words[plain.pop("type")]
+        name = plain.pop("type")
+        cls = vocabulary.find_word(name) if isinstance(name, str) else None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise codec.CodecError(f"not a message of muster: {error!r}") from None
-    return codec.from_plain(cls, plain)
+    if cls is None:
+        raise codec.CodecError(f"not a message of muster: {str(name)[:100]!r}")
+    found: M = codec.from_plain(cls, plain)
+    return found

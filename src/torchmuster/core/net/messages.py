@@ -1,19 +1,17 @@
-"""All messages of the channel: this file defines the protocol.
+"""Messages of a training run: of its agents, its owner and its clients with its head.
 
-Agents call the head of their run or group; its owner and clients call it too. One JSON object a frame, whose `type` is
-the name of a class here and whose other fields are that class's fields (`model.message`). Both ends of a channel have the
-same version: the handshake's for the frames (`net.handshake`), that of torchmuster for these words (`Hello.version`).
+The agents of a run call its head, and so do its owner and clients. Each frame is one JSON object: `type` names a class,
+the other fields are that class's fields (`model.message`). Other rooms add messages by the table `messages`. Both ends of a channel
+have the same version: the handshake's for frames (`net.handshake`), torchmuster's for messages (`Hello.version`).
 """
 
-import enum
 from dataclasses import field
 from typing import Any
 
+from torchmuster.core import plugs
 from torchmuster.core.model import message as _message
 from torchmuster.core.model.failure import LeftProcess, WorkerEnd
 from torchmuster.core.model.message import TypedMessage
-from torchmuster.core.model.network import Interface, PairResult
-from torchmuster.core.model.progress import RankProgress, RankSample, RankStack
 from torchmuster.core.model.ranks import NodeRanks
 from torchmuster.core.model.verdict import StopCause
 
@@ -22,6 +20,14 @@ from torchmuster.core.model.verdict import StopCause
 
 class Message(TypedMessage):
     """Base class of messages between agents, heads, owners and clients of a run."""
+
+    @classmethod
+    def find_word(cls, name: str) -> type[Any] | None:
+        """Return the message with this name; those of other rooms are imported when the first of them arrives."""
+        if name not in cls.words:
+            for _ in plugs.every("messages"):
+                pass
+        return cls.words.get(name)
 
 
 # A training run: messages of its agents, its owner and its clients with its head.
@@ -115,14 +121,23 @@ class AllReaped(Message):
     left: tuple[LeftProcess, ...] = ()
 
 
-class Output(Message):
-    """Output of a worker, for the terminal. The head forwards it to the clients."""
+class AnyOutput(Message, is_word=False):
+    """Output for the terminal. The head forwards it to the clients."""
 
-    rank: int
-    attempt: int
     stream: int  # 1 or 2
     text: str
     dropped_lines: int = 0
+
+
+class Output(AnyOutput):
+    """Output of a worker."""
+
+    rank: int
+    attempt: int
+
+
+class CheckAnswer(Message, is_word=False):
+    """An agent's answer to one of the checks before an attempt (`StartChecks`)."""
 
 
 class Notice(Message):
@@ -166,19 +181,24 @@ class SignalReceived(Message):
 # Head to agent.
 
 
-class Welcome(Message):
-    """The agent is accepted.
+class AnyWelcome(Message, is_word=False):
+    """A head accepts an agent.
 
     Attributes:
         head_pid: With the two ids, as in `Hello`: an agent on the same machine can see whether the head still runs.
     """
 
-    run_id: str
-    node: str
-    tee: str
     head_pid: int = 0
     boot_id: str = ""
     network_id: str = ""
+
+
+class Welcome(AnyWelcome):
+    """The head of a training run accepts an agent."""
+
+    run_id: str
+    node: str
+    tee: str
 
 
 class Refused(Message):
@@ -314,459 +334,6 @@ class NeedNodes(Message):
 
     places: tuple[int, ...]
     again: bool = False
-
-
-# Progress and stacks of the ranks: agent to head, asked by it or by a client.
-
-
-class Progress(Message):
-    """From an agent, every 2 s while workers run: their progress."""
-
-    attempt: int
-    ranks: tuple[RankProgress, ...]
-
-
-class TakeStacks(Message):
-    """From the head: report the stacks of your ranks now."""
-
-    number: int
-    attempt: int
-
-
-class Stacks(Message):
-    """From an agent: the stacks; several messages for many ranks."""
-
-    number: int
-    stacks: tuple[RankStack, ...]
-    is_last: bool = True
-
-
-class AskStacks(Message):
-    """A client wants the stacks of all ranks."""
-
-    ask_id: str
-
-
-class StacksTold(Message):
-    """The head's answer to a client.
-
-    Attributes:
-        sentence: Which ranks wait and which don't, in one sentence.
-        lines: All stacks, equal ones together; several messages when they are long.
-    """
-
-    ask_id: str
-    sentence: str
-    lines: tuple[str, ...]
-    is_last: bool = True
-
-
-class AskBoard(Message):
-    """A client wants to know how all ranks stand."""
-
-    ask_id: str
-
-
-class BoardTold(Message):
-    """The head's answer to a client; of many ranks in several messages.
-
-    Attributes:
-        sample: A part of the ranks, in their order; None while no attempt runs.
-    """
-
-    ask_id: str
-    sample: RankSample | None
-    is_last: bool = True
-
-
-# Barriers of the tasks of a group: the agent of a task calls the head, which answers.
-
-
-class BarrierState(enum.Enum):
-    """The kind of an answer; `waiting` is followed by another one."""
-
-    RELEASED = "released"
-    FAILED = "failed"
-    WAITING = "waiting"
-
-
-class BarrierCall(Message):
-    """A process of the sender's task has reached a barrier.
-
-    Attributes:
-        caller_id: Names the call among those of this agent; all answers carry it.
-        count: The number of callers; None for every task of the group, once each.
-        rank: The number of this caller, from 0; None when the callers have no numbers.
-    """
-
-    caller_id: str
-    name: str = "default"
-    count: int | None = None
-    rank: int | None = None
-    timeout_s: float = 600.0
-
-
-class BarrierLeave(Message):
-    """The process of this call is gone; it waits no longer."""
-
-    caller_id: str
-
-
-class BarrierAnswer(Message):
-    """The answer of a barrier to one caller.
-
-    Attributes:
-        what: Failed: the sentence of the error. Waiting: who is missing.
-        missing: The first few names of those that are missing.
-        left_s: Waiting: how long this caller still waits.
-        timed_out: Failed because the limit of this caller has passed.
-    """
-
-    caller_id: str
-    kind: BarrierState
-    what: str = ""
-    where: str | None = None
-    why: str | None = None
-    fix: str | None = None
-    missing: tuple[str, ...] = ()
-    left_s: float = 0.0
-    timed_out: bool = False
-
-
-# A workflow: messages between the agents of tasks and the head of their group.
-
-
-# A workflow: the agent of a task to the head of its group.
-
-
-class TaskHello(Message):
-    """The agent of a task introduces itself; others reach it at `host` and `address`."""
-
-    task: str
-    attempt: int
-    version: str
-    pid: int
-    host: str
-    address: str
-    boot_id: str = ""
-    network_id: str = ""
-
-
-class TaskDoing(Message):
-    """The current activity of the agent, in words: `downloading input 0`."""
-
-    text: str
-
-
-class TaskPrepared(Message):
-    """Inputs and working directory are ready; these of the group's candidate ports are free here."""
-
-    attempt: int
-    free_ports: tuple[int, ...] = ()
-
-
-class TaskNotPrepared(Message):
-    """The command can't be started; `state` is a value of `model.states`."""
-
-    attempt: int
-    state: str
-    why: str
-    code: int
-    detail: tuple[str, ...] = ()
-    hint: str | None = None
-
-
-class TaskStarted(Message):
-    """The command runs."""
-
-    attempt: int
-    pid: int
-
-
-class TaskEnded(Message):
-    """The command has ended, and all its child processes are gone."""
-
-    attempt: int
-    code: int
-    signum: int | None = None
-    elapsed_s: float = 0.0
-    tail: tuple[str, ...] = ()
-    memory_evidence: str | None = None
-
-
-class TaskUploaded(Message):
-    """The outputs are uploaded, or the error says why not."""
-
-    attempt: int
-    error: str | None = None
-    notes: tuple[str, ...] = ()
-    versions: tuple[str, ...] = ()  # of datasets: `name:3`
-
-
-class TaskOutput(Message):
-    """Output of a command, for the terminal. The head forwards it to the clients."""
-
-    task: str
-    stream: int  # 1 or 2
-    text: str
-    dropped_lines: int = 0
-
-
-# The head of a group to the agent of a task.
-
-
-class TaskWelcome(Message):
-    """The agent is accepted; `head_pid` and the ids show, as in `Welcome`, whether the head runs on its own machine."""
-
-    head_pid: int
-    boot_id: str
-    network_id: str
-
-
-class TaskBegin(Message):
-    """All are ready: start the command.
-
-    Attributes:
-        hosts: Task name -> host name, as this task reaches it; `addresses` the same as IP addresses.
-        ports: Name in `{{port:NAME}}` -> number; the empty name for `{{port}}`.
-    """
-
-    attempt: int
-    hosts: dict[str, str]
-    addresses: dict[str, str]
-    ports: dict[str, int]
-
-
-class TaskAgain(Message):
-    """Prepare another attempt in the same place."""
-
-    attempt: int
-
-
-class TaskStop(Message):
-    """SIGTERM to the command, SIGKILL after the grace; no grace: SIGKILL at once."""
-
-    attempt: int
-    grace_s: float
-
-
-class TaskUpload(Message):
-    """Upload the outputs; datasets only after a success."""
-
-    attempt: int
-    succeeded: bool
-
-
-class TaskLeave(Message):
-    """The agent has to end."""
-
-
-# The network survey, and facts about the nodes: the head asks, agents collect facts and connect to each other.
-
-
-# Which network the workers use: asked and probed once, before the first attempt.
-
-
-class AskNetwork(Message):
-    """From the head: open a port for probes and report the interfaces."""
-
-    survey: int
-
-
-class NetworkFacts(Message):
-    """From an agent: its interfaces and ports.
-
-    Attributes:
-        ports: Of its probe, for IPv4 and for IPv6.
-        names: All its interfaces, with an address or without.
-        variables: What the user has set himself of `model.network.VARIABLES`.
-    """
-
-    survey: int
-    ports: tuple[int, ...]
-    interfaces: tuple[Interface, ...]
-    names: tuple[str, ...] = ()
-    variables: dict[str, str] = field(default_factory=dict)
-
-
-class AskFacts(Message):
-    """From the head: collect facts about your node (`diagnose.facts`) and report them.
-
-    Attributes:
-        names: Names to be resolved there.
-        script: A script to look at instead of the program.
-    """
-
-    is_long: bool = False
-    names: tuple[str, ...] = ()
-    script: str | None = None
-
-
-class NodeFacts(Message):
-    """From an agent: the facts (`diagnose.facts`, at most 128 KiB), and its own clock at the request and at the answer."""
-
-    facts: dict[str, Any]
-    asked_at: float
-    sent_at: float
-
-
-class ProbeTarget(Message):
-    """A connection that a node has to try; `measure` also requests latency and bandwidth."""
-
-    candidate: int
-    node: int
-    address: str
-    port: int
-    measure: bool = False
-
-
-class ProbeNetwork(Message):
-    """From the head: connect to these; `node` is the number of the receiver.
-
-    Attributes:
-        bulk_bytes: How much to send to each that is measured, and take it for stalled when it does not arrive; None
-            measures in passing.
-    """
-
-    survey: int
-    node: int
-    targets: tuple[ProbeTarget, ...]
-    connect_s: float
-    bulk_bytes: int | None = None
-
-
-class ProbeResults(Message):
-    """From an agent: all its connections on these candidates have ended; targets without an entry in `results` were reached."""
-
-    survey: int
-    candidates: tuple[int, ...]
-    results: tuple[PairResult, ...] = ()
-
-
-class EndProbe(Message):
-    """From the head: close the port, end the connections."""
-
-    survey: int
-
-
-# From agent to agent, on the port of a probe. Ping and Pong measure latency.
-
-
-class ProbeCall(Message):
-    """Asks whether the receiver is this node; the answer is the same message with its own values."""
-
-    survey: int
-    node: int
-
-
-class ProbeBulk(Message):
-    """Announces padding bytes after the Pong; a second Pong confirms all of them."""
-
-    size_bytes: int
-
-
-# `muster exec`: a command in a running task or next to a rank.
-
-
-# `muster exec`: a client to the head of a group, on to the agent of the task, and back.
-#
-# Each side may send at most a window that the other end has not taken yet, so nobody in between has to hold more.
-
-EXEC_WINDOW_BYTES = 256 << 10
-MAX_WINDOW_BYTES = 4 << 20
-EXEC_CHUNK_BYTES = 64 << 10
-MAX_EXECS = 16
-
-
-class ExecStart(Message):
-    """Run a command inside a running task; without words: its shell.
-
-    Attributes:
-        exec_id: Random, chosen by the client; all messages of this command carry it.
-        tty: The command gets a terminal of this size; otherwise three pipes.
-        term: The kind of terminal, for TERM.
-        debugger: Not a command: a stream to the rank, which waits for its debugger.
-        door: Not a command: a remote end (`launcher/node/remote`), which the door of that node forks.
-        claim: In which first pod the owner of a run in pods is that asks; empty for all others.
-        window_bytes: How much of each direction may be on its way: over a long way more has to be.
-    """
-
-    exec_id: str
-    task: str
-    argv: tuple[str, ...] = ()
-    tty: bool = False
-    rows: int = 24
-    columns: int = 80
-    term: str = ""
-    debugger: bool = False
-    door: bool = False
-    claim: str = ""
-    window_bytes: int = EXEC_WINDOW_BYTES
-
-
-class ExecInput(Message):
-    """Input for the command; `end` closes its standard input."""
-
-    exec_id: str
-    data: bytes = b""
-    end: bool = False
-
-
-class ExecOutput(Message):
-    """Output of the command; a terminal has only stream 1."""
-
-    exec_id: str
-    stream: int  # 1 or 2
-    data: bytes
-
-
-class ExecTaken(Message):
-    """The number of bytes from the other end that have been written to their destination."""
-
-    exec_id: str
-    size_bytes: int
-
-
-class ExecResize(Message):
-    """The size of the client's terminal has changed."""
-
-    exec_id: str
-    rows: int
-    columns: int
-
-
-class ExecSignal(Message):
-    """Send a signal to the command's process group."""
-
-    exec_id: str
-    signum: int
-
-
-class ExecLeave(Message):
-    """The client is gone: SIGHUP to the command, SIGKILL a little later."""
-
-    exec_id: str
-
-
-class ExecEnded(Message):
-    """The command has ended, with the code that a shell would show; `why` when it was ended."""
-
-    exec_id: str
-    code: int
-    why: str | None = None
-
-
-class ExecRefused(Message):
-    """The command was not started."""
-
-    exec_id: str
-    what: str
-    why: str | None = None
-    fix: str | None = None
-
-
-FromExecClient = ExecStart | ExecInput | ExecTaken | ExecResize | ExecSignal | ExecLeave
-FromExecTask = ExecOutput | ExecTaken | ExecEnded | ExecRefused
 
 
 encode = _message.encode

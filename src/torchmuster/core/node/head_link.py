@@ -265,7 +265,7 @@ class HeadLink:
         if self.channel is not None:
             self.channel.send_nowait(message)
 
-    def welcome(self, welcome: messages.Welcome | messages.TaskWelcome) -> str | None:
+    def welcome(self, welcome: messages.AnyWelcome) -> str | None:
         """Note who the head is; return what the last connection's end says of the path there, if anything."""
         self._head = (welcome.head_pid, welcome.boot_id, welcome.network_id)
         stuck = large_packets_lost(self._stuck_bytes, self.clock() - self._stuck_at)

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 from torchmuster.core import proc
 from torchmuster.core.model.codec import from_words, to_words
-from torchmuster.core.net import messages
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Role
 from torchmuster.core.plainfile import write_all
 from torchmuster.core.proc import Answered
 from torchmuster.kubernetes.node.session import ask_session, call_session
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.command import GONE, CommandProcess
 
 _NO_SESSION = 255
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     words = from_words(CallWords, arguments)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     secret, (host, command) = read_secret(words.key), words.command[-2:]
-    far = messages.MAX_WINDOW_BYTES  # a client may be a continent away
+    far = part_messages.MAX_WINDOW_BYTES  # a client may be a continent away
     return asyncio.run(call_pod(host, words.port, secret, command, 0.0, window_bytes=far))
 
 
@@ -62,7 +62,7 @@ async def call_pod(
     command: str,
     wait_s: float,
     streams: tuple[int, int, int] = (0, 1, 2),
-    window_bytes: int = messages.EXEC_WINDOW_BYTES,
+    window_bytes: int = part_messages.EXEC_WINDOW_BYTES,
 ) -> int:
     """Run a command in a pod with these as its standard input, output and errors; return its exit code.
 

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterator
 
 from torchmuster.core import proc
-from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.kubernetes.node.order import AGAIN_CODE
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.command import Command
 from torchmuster.launcher.node.exec import Exec, kill_sessions
 
@@ -82,10 +82,10 @@ class Sessions:
             start = await channel.receive()
         except ChannelClosedError:
             return
-        if not isinstance(start, messages.ExecStart) or not start.argv:
+        if not isinstance(start, part_messages.ExecStart) or not start.argv:
             return
         if start.claim and not self._admit(start.claim):
-            channel.send_nowait(messages.ExecEnded(exec_id=start.exec_id, code=_REPLACED_CODE))
+            channel.send_nowait(part_messages.ExecEnded(exec_id=start.exec_id, code=_REPLACED_CODE))
             await channel.close()
             return
         reads = any(RECORD_PROGRAM in word for word in start.argv)
@@ -94,7 +94,7 @@ class Sessions:
             stdin, stdout, stderr = streams
             return proc.start(start.argv, stdin=stdin, stdout=stdout, stderr=stderr)
 
-        most = messages.MAX_WINDOW_BYTES
+        most = part_messages.MAX_WINDOW_BYTES
         one = Exec(
             start,
             channel.send_nowait,
@@ -151,13 +151,13 @@ async def _hear(channel: Channel, one: Exec) -> None:
     with contextlib.suppress(ChannelClosedError):
         while True:
             message = await channel.receive()
-            if isinstance(message, messages.FromExecClient):
+            if isinstance(message, part_messages.FromExecClient):
                 one.take(message)
-    one.take(messages.ExecLeave(exec_id=one.exec_id))
+    one.take(part_messages.ExecLeave(exec_id=one.exec_id))
 
 
-def _start_of(command: str, window_bytes: int) -> messages.ExecStart:
-    return messages.ExecStart(
+def _start_of(command: str, window_bytes: int) -> part_messages.ExecStart:
+    return part_messages.ExecStart(
         exec_id=secrets.token_hex(8),
         task="",
         argv=("/bin/sh", "-c", command),
@@ -170,7 +170,7 @@ async def call_session(
     channel: Channel,
     command: str,
     streams: tuple[int, int, int] = (0, 1, 2),
-    window_bytes: int = messages.EXEC_WINDOW_BYTES,
+    window_bytes: int = part_messages.EXEC_WINDOW_BYTES,
 ) -> int:
     """Run a command at the other end with these as its standard input, output and errors; return its exit code.
 
@@ -198,25 +198,25 @@ async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tupl
     Raises:
         ChannelClosedError: The connection has ended before the command, or it was not started.
     """
-    start, said = _start_of(command, messages.MAX_WINDOW_BYTES), bytearray()
+    start, said = _start_of(command, part_messages.MAX_WINDOW_BYTES), bytearray()
     channel.send_nowait(start)
-    for begin in range(0, len(data), messages.EXEC_CHUNK_BYTES):
-        piece = data[begin : begin + messages.EXEC_CHUNK_BYTES]
-        channel.send_nowait(messages.ExecInput(exec_id=start.exec_id, data=piece))
-    channel.send_nowait(messages.ExecInput(exec_id=start.exec_id, end=True))
+    for begin in range(0, len(data), part_messages.EXEC_CHUNK_BYTES):
+        piece = data[begin : begin + part_messages.EXEC_CHUNK_BYTES]
+        channel.send_nowait(part_messages.ExecInput(exec_id=start.exec_id, data=piece))
+    channel.send_nowait(part_messages.ExecInput(exec_id=start.exec_id, end=True))
     while True:
         match await channel.receive():
-            case messages.ExecOutput(stream=stream, data=piece):
+            case part_messages.ExecOutput(stream=stream, data=piece):
                 said += piece if stream == 1 else b""
                 if len(said) > _MOST_SAID_BYTES:
                     raise ChannelClosedError("the command says too much")
                 size_bytes = len(piece)
                 channel.send_nowait(
-                    messages.ExecTaken(exec_id=start.exec_id, size_bytes=size_bytes)
+                    part_messages.ExecTaken(exec_id=start.exec_id, size_bytes=size_bytes)
                 )
-            case messages.ExecEnded(code=code):
+            case part_messages.ExecEnded(code=code):
                 return _code_of(code), bytes(said)
-            case messages.ExecRefused(what=what, why=why):
+            case part_messages.ExecRefused(what=what, why=why):
                 raise ChannelClosedError(f"{what}: {why}")
 
 

@@ -41,6 +41,7 @@ from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.jobs.jobs import doubt_views, submit_script, view_jobs
 from torchmuster.launcher.jobs.never import NeverWatch, note_group
 from torchmuster.launcher.model.job import JobView, describe_job
+from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.plan import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.workflow.task.data import upload_outputs
 from torchmuster.workflow.task.setup import TaskFacts
@@ -312,7 +313,7 @@ class PodGroup:
             fields = fields_of(one.event)
             self.hear(messages.Event(name=one.event.name, time=one.time, fields=fields))
         for task, text in self._follow.texts(self._logs()):
-            self.hear(messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))
+            self.hear(task_messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))
 
     def _note_loss(self, one: Stamped) -> None:
         match one.event:

@@ -15,9 +15,9 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.failure import WorkerEnd
 from torchmuster.core.model.message import utc_now
 from torchmuster.core.model.progress import RankPhase, RankProgress, RankSample, split
-from torchmuster.core.net import messages
 from torchmuster.launcher.head.hangs.stragglers import StepParts, per_step, waits_s
 from torchmuster.launcher.head.hangs.watch import was_active
+from torchmuster.launcher.net import part_messages
 
 WRITE_EVERY_S = 10.0
 DOUBLE_EVERY_BYTES = 4 << 20
@@ -111,14 +111,14 @@ class Board:
 
     # What goes out.
 
-    def answer(self, now: float, ask_id: str) -> list[messages.BoardTold]:
+    def answer(self, now: float, ask_id: str) -> list[part_messages.BoardTold]:
         """Return the answer to a client."""
         sample = self.newest(now)
         if sample is None:
-            return [messages.BoardTold(ask_id=ask_id, sample=None)]
+            return [part_messages.BoardTold(ask_id=ask_id, sample=None)]
         parts = split(sample, _RANKS_PER_MESSAGE)
         return [
-            messages.BoardTold(ask_id=ask_id, sample=part, is_last=part is parts[-1])
+            part_messages.BoardTold(ask_id=ask_id, sample=part, is_last=part is parts[-1])
             for part in parts
         ]
 

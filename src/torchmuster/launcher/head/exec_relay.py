@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from torchmuster.core.net import messages
+from torchmuster.launcher.net import part_messages
 
 LOST = 128 + 9
 Agent = TypeVar("Agent")
@@ -51,37 +52,37 @@ class ExecRelay(Generic[Agent]):
         """Return how many commands are known."""
         return len(self._routes)
 
-    def from_client(self, client: Client, message: messages.FromExecClient) -> None:
+    def from_client(self, client: Client, message: part_messages.FromExecClient) -> None:
         """Pass a client's message on, if the command is the client's own."""
         exec_id = message.exec_id
         route = self._routes.get(exec_id)
-        if not isinstance(message, messages.ExecStart):
+        if not isinstance(message, part_messages.ExecStart):
             if route is not None and route.client is client:
                 self._send(route.agent, message)
             return
         if route is not None:
             what = "this command has been started already"
-            client.send_nowait(messages.ExecRefused(exec_id=exec_id, what=what))
+            client.send_nowait(part_messages.ExecRefused(exec_id=exec_id, what=what))
         elif (agent := self._find(message.task)) is not None:
             self._routes[exec_id] = _Route(client, agent)
             self._send(agent, message)
         else:
             what, why = self._why_not(message.task)
-            client.send_nowait(messages.ExecRefused(exec_id=exec_id, what=what, why=why))
+            client.send_nowait(part_messages.ExecRefused(exec_id=exec_id, what=what, why=why))
 
     def client_gone(self, client: Client) -> None:
         """End what a client has started."""
         for exec_id, route in list(self._routes.items()):
             if route.client is client:
                 del self._routes[exec_id]
-                self._send(route.agent, messages.ExecLeave(exec_id=exec_id))
+                self._send(route.agent, part_messages.ExecLeave(exec_id=exec_id))
 
-    def from_agent(self, agent: Agent, message: messages.FromExecTask) -> None:
+    def from_agent(self, agent: Agent, message: part_messages.FromExecTask) -> None:
         """Pass what an agent says on to the client that it is for."""
         route = self._routes.get(message.exec_id)
         if route is None or route.agent != agent:
             return
-        if isinstance(message, messages.ExecEnded | messages.ExecRefused):
+        if isinstance(message, part_messages.ExecEnded | part_messages.ExecRefused):
             del self._routes[message.exec_id]
         route.client.send_nowait(message)
 
@@ -90,5 +91,5 @@ class ExecRelay(Generic[Agent]):
         for exec_id, route in list(self._routes.items()):
             if route.agent == agent:
                 del self._routes[exec_id]
-                end = messages.ExecEnded(exec_id=exec_id, code=LOST, why=why)
+                end = part_messages.ExecEnded(exec_id=exec_id, code=LOST, why=why)
                 route.client.send_nowait(end)

@@ -37,6 +37,7 @@ from torchmuster.core.model.network import (
 )
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
+from torchmuster.launcher.net import part_messages
 
 CONNECT_S = 1.0
 LIMIT_S = 2.0
@@ -57,7 +58,7 @@ class _Survey:
     began_at: float
     ends_at: float
     connect_s: float
-    facts: dict[int, messages.NetworkFacts] = field(default_factory=dict)
+    facts: dict[int, part_messages.NetworkFacts] = field(default_factory=dict)
     nodes: list[NetworkNode] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
     unused: list[Unused] = field(default_factory=list)
@@ -152,9 +153,9 @@ class NetworkSurvey:
             return
         node = survey.members.index(member)
         match message:
-            case messages.NetworkFacts(survey=number) if number == survey.number:
+            case part_messages.NetworkFacts(survey=number) if number == survey.number:
                 survey.facts[node] = message
-            case messages.ProbeResults(survey=number) if number == survey.number:
+            case part_messages.ProbeResults(survey=number) if number == survey.number:
                 results = [r for r in message.results if r.source == node]
                 survey.findings.add(results, [(c, node) for c in message.candidates])
 
@@ -173,13 +174,13 @@ class NetworkSurvey:
             connect_s=connect_s,
         )
         for member in members:
-            self._send(member, messages.AskNetwork(survey=self._num_surveys))
+            self._send(member, part_messages.AskNetwork(survey=self._num_surveys))
 
     def _close(self) -> None:
         survey, self._survey = self._survey, None
         if survey is not None:
             for member in survey.members:
-                self._send(member, messages.EndProbe(survey=survey.number))
+                self._send(member, part_messages.EndProbe(survey=survey.number))
 
     def _advance(self, head_address: str) -> None:
         survey = self._survey
@@ -218,7 +219,7 @@ class NetworkSurvey:
         survey.candidates, survey.unused = find_candidates(survey.nodes)
         peers = draw_peers(len(survey.nodes), random.randrange(1 << 30))
         for node, member in enumerate(survey.members):
-            order = messages.ProbeNetwork(
+            order = part_messages.ProbeNetwork(
                 survey=survey.number,
                 node=node,
                 targets=tuple(_targets(survey, node, peers[node])),
@@ -345,7 +346,7 @@ def _used_address(member: Member, head_address: str) -> str | None:
     return member.channel.peer_address.removeprefix("::ffff:")
 
 
-def _targets(survey: _Survey, node: int, peers: Sequence[int]) -> list[messages.ProbeTarget]:
+def _targets(survey: _Survey, node: int, peers: Sequence[int]) -> list[part_messages.ProbeTarget]:
     measured = measured_peer(node, len(survey.nodes))
     targets = []
     for number, candidate in enumerate(survey.candidates):
@@ -353,7 +354,7 @@ def _targets(survey: _Survey, node: int, peers: Sequence[int]) -> list[messages.
             address = candidate.members[peer].address
             ports = survey.facts[peer].ports
             targets.append(
-                messages.ProbeTarget(
+                part_messages.ProbeTarget(
                     candidate=number,
                     node=peer,
                     address=address,

@@ -8,6 +8,7 @@ from torchmuster.core.head.membership import Member
 from torchmuster.core.head.training_head import HeadPart, TrainingHead
 from torchmuster.core.net import messages
 from torchmuster.launcher.head.board import Board
+from torchmuster.launcher.net import part_messages
 
 if TYPE_CHECKING:
     from torchmuster.launcher.head.exec_relay import ExecRelay
@@ -26,7 +27,7 @@ class BoardPart(HeadPart):
     def take_word(self, member: Member, message: messages.Message) -> bool:
         """Take how far ranks are."""
         attempt = self.head.policy.running
-        if not isinstance(message, messages.Progress):
+        if not isinstance(message, part_messages.Progress):
             return False
         if attempt is None or member.place is None or message.attempt != attempt.number:
             return True
@@ -38,7 +39,7 @@ class BoardPart(HeadPart):
 
     def take_request(self, client: HeadClient, message: messages.Message) -> bool:
         """Answer who looks."""
-        if not isinstance(message, messages.AskBoard):
+        if not isinstance(message, part_messages.AskBoard):
             return False
         for told in self.board.answer(self.head.clock(), message.ask_id):
             client.channel.send_nowait(told)
@@ -64,11 +65,11 @@ class HangPart(HeadPart):
     def take_word(self, member: Member, message: messages.Message) -> bool:
         """Take how far ranks are, and their stacks."""
         attempt = self.head.policy.running
-        if not isinstance(message, messages.Progress | messages.Stacks):
+        if not isinstance(message, part_messages.Progress | part_messages.Stacks):
             return False
         if attempt is None or member.place is None:
             return True
-        if isinstance(message, messages.Stacks):
+        if isinstance(message, part_messages.Stacks):
             if self._hangs is not None:
                 self._hangs.take_stacks(member.place, message)
         elif message.attempt == attempt.number:
@@ -77,11 +78,11 @@ class HangPart(HeadPart):
 
     def take_request(self, client: HeadClient, message: messages.Message) -> bool:
         """Ask for the stacks of all ranks."""
-        if not isinstance(message, messages.AskStacks):
+        if not isinstance(message, part_messages.AskStacks):
             return False
         attempt, send, ask_id = self.head.policy.running, client.channel.send_nowait, message.ask_id
         if attempt is None:
-            send(messages.StacksTold(ask_id=ask_id, sentence="no worker runs now", lines=()))
+            send(part_messages.StacksTold(ask_id=ask_id, sentence="no worker runs now", lines=()))
         else:
             self._monitor(attempt).ask_for(self.head.clock(), ask_id, send)
         return True
@@ -130,7 +131,7 @@ class ExecPart(HeadPart):
 
     def take_word(self, member: Member, message: messages.Message) -> bool:
         """Pass on what an agent says."""
-        if not isinstance(message, messages.FromExecTask):
+        if not isinstance(message, part_messages.FromExecTask):
             return False
         if self._execs is not None:
             self._execs.from_agent(member, message)
@@ -138,7 +139,7 @@ class ExecPart(HeadPart):
 
     def take_request(self, client: HeadClient, message: messages.Message) -> bool:
         """Pass on what a client asks for."""
-        if not isinstance(message, messages.FromExecClient):
+        if not isinstance(message, part_messages.FromExecClient):
             return False
         if self._execs is None:
             from torchmuster.launcher.head.exec_relay import ExecRelay

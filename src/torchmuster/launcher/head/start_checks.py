@@ -8,6 +8,7 @@ from torchmuster.core.head.membership import Member
 from torchmuster.core.head.node_policy import ChecksEnd, NodePolicy, StartChecks
 from torchmuster.core.net import messages
 from torchmuster.errors import ChannelError
+from torchmuster.launcher.net import part_messages
 
 if TYPE_CHECKING:
     from torchmuster.launcher.head.network_survey import NetworkSurvey
@@ -39,7 +40,7 @@ class SurveyedStart(StartChecks):
 
     def take(self, member: Member, message: messages.Message) -> None:
         """Take what an agent has measured or found."""
-        if self._network is not None and not isinstance(message, messages.NodeFacts):
+        if self._network is not None and not isinstance(message, part_messages.NodeFacts):
             self._network.take(member, message)
         if self._preflight is not None:
             self._preflight.take(member, message)

@@ -13,6 +13,7 @@ from typing import Any
 
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
+from torchmuster.launcher.net import part_messages
 
 GONE = 255  # as the status of ssh whose connection has broken
 _SURE_BYTES = 4096  # a pipe that can be written takes so much at once
@@ -36,21 +37,21 @@ class Command:
 
     def __init__(
         self,
-        start: messages.ExecStart,
+        start: part_messages.ExecStart,
         say: Callable[[messages.Message], None],
         streams: Sequence[int],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int] = self._loop.create_future()
         self.spoken = asyncio.Event()
-        self.refusal: messages.ExecRefused | None = None
+        self.refusal: part_messages.ExecRefused | None = None
         self.lost: str | None = None
         self.exec_id = start.exec_id
         self._start, self._say = start, say
         self._fds = tuple(streams)
         self._waiting: dict[int, deque[memoryview]] = {1: deque(), 2: deque()}
         self._room_bytes = start.window_bytes
-        self._most_bytes = start.window_bytes + messages.EXEC_CHUNK_BYTES
+        self._most_bytes = start.window_bytes + part_messages.EXEC_CHUNK_BYTES
         self._waiting_bytes = self._taken_bytes = 0
         self._has_input = True
         self._code: int | None = None
@@ -65,7 +66,7 @@ class Command:
         if self.ended.done():
             return
         match message:
-            case messages.ExecOutput(stream=stream, data=data) if stream in self._waiting:
+            case part_messages.ExecOutput(stream=stream, data=data) if stream in self._waiting:
                 self.spoken.set()
                 self._waiting[stream].append(memoryview(data))
                 self._waiting_bytes += len(data)
@@ -73,13 +74,13 @@ class Command:
                     self.leave()  # no other end of ours says more than a window
                     return
                 self._when_ready(self._loop.add_writer, self._fds[stream], self._write, stream)
-            case messages.ExecTaken(size_bytes=size_bytes):
+            case part_messages.ExecTaken(size_bytes=size_bytes):
                 self._room_bytes += size_bytes
                 self._when_ready(self._loop.add_reader, self._fds[0], self._read)
-            case messages.ExecEnded(code=code):
+            case part_messages.ExecEnded(code=code):
                 self._code = code
                 self._end_when_written()
-            case messages.ExecRefused():
+            case part_messages.ExecRefused():
                 self.refusal = message
                 self._end(GONE)
 
@@ -94,7 +95,7 @@ class Command:
     def leave(self) -> None:
         """End it, and take nothing more."""
         if not self.ended.done():
-            self._say(messages.ExecLeave(exec_id=self.exec_id))
+            self._say(part_messages.ExecLeave(exec_id=self.exec_id))
             self._end(GONE)
 
     def lose(self, why: str) -> None:
@@ -115,7 +116,7 @@ class Command:
         if self.ended.done() or not self._has_input or self._room_bytes <= 0:
             return
         try:
-            data = os.read(fd, min(self._room_bytes, messages.EXEC_CHUNK_BYTES))
+            data = os.read(fd, min(self._room_bytes, part_messages.EXEC_CHUNK_BYTES))
         except BlockingIOError:  # somebody else has read it meanwhile
             self._when_ready(self._loop.add_reader, fd, self._read)
             return
@@ -123,7 +124,7 @@ class Command:
             data = b""
         self._has_input = bool(data)
         self._room_bytes -= len(data)
-        self._say(messages.ExecInput(exec_id=self.exec_id, data=data, end=not data))
+        self._say(part_messages.ExecInput(exec_id=self.exec_id, data=data, end=not data))
         self._when_ready(self._loop.add_reader, fd, self._read)
 
     def _write(self, stream: int) -> None:
@@ -143,7 +144,7 @@ class Command:
             waiting[0] = waiting[0][num_bytes:]
             if not waiting[0]:
                 waiting.popleft()
-                taken = messages.ExecTaken(exec_id=self.exec_id, size_bytes=self._taken_bytes)
+                taken = part_messages.ExecTaken(exec_id=self.exec_id, size_bytes=self._taken_bytes)
                 self._taken_bytes = 0
                 self._say(taken)
         if waiting:

@@ -19,6 +19,7 @@ from torchmuster.core.model.codec import to_words
 from torchmuster.core.net import messages
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec_launch import EntryOrder
 
 HANGUP_GRACE_S = 2.0
@@ -56,11 +57,11 @@ class ExecTarget(Protocol):
         """Return its exit status once it has ended."""
 
 
-Launch = Callable[[messages.ExecStart, ExecTarget, tuple[int, int, int]], HasStatus]
+Launch = Callable[[part_messages.ExecStart, ExecTarget, tuple[int, int, int]], HasStatus]
 
 
 def launch_beside(
-    order: messages.ExecStart, target: ExecTarget, streams: tuple[int, int, int]
+    order: part_messages.ExecStart, target: ExecTarget, streams: tuple[int, int, int]
 ) -> HasStatus:
     """Start a command in the view of its target.
 
@@ -110,25 +111,25 @@ class Execs:
         """Return the processes that were started and have not ended."""
         return {one.pid for one in self._execs.values() if one.pid}
 
-    def take(self, message: messages.FromExecClient, target: ExecTarget | None) -> None:
+    def take(self, message: part_messages.FromExecClient, target: ExecTarget | None) -> None:
         """Carry out a message of a client; `target` is the task's command while there is one."""
-        if isinstance(message, messages.ExecStart):
+        if isinstance(message, part_messages.ExecStart):
             self._start(message, target)
             return
         one = self._execs.get(message.exec_id)
         if one is not None:
             one.take(message)
 
-    def _start(self, start: messages.ExecStart, target: ExecTarget | None) -> None:
+    def _start(self, start: part_messages.ExecStart, target: ExecTarget | None) -> None:
         what: str | None = None
         if target is None:
             what = f"the task {self._task} runs no command now"
-        elif len(self._execs) >= messages.MAX_EXECS:
-            what = f"the task {self._task} has {messages.MAX_EXECS} commands of `muster exec`"
+        elif len(self._execs) >= part_messages.MAX_EXECS:
+            what = f"the task {self._task} has {part_messages.MAX_EXECS} commands of `muster exec`"
         elif start.exec_id in self._execs:
             what = "this command has been started already"
         if what is not None or target is None:
-            self._send(messages.ExecRefused(exec_id=start.exec_id, what=what or ""))
+            self._send(part_messages.ExecRefused(exec_id=start.exec_id, what=what or ""))
             return
         launch = functools.partial(self._launch, start, target)
         one = Exec(start, self._send, launch, self._grace_s)
@@ -153,7 +154,7 @@ class Execs:
                 one.running.cancel()
             one.kill()
             one.close()
-            self._send(messages.ExecEnded(exec_id=one.exec_id, code=KILLED, why=why))
+            self._send(part_messages.ExecEnded(exec_id=one.exec_id, code=KILLED, why=why))
         for one in self._execs.values():
             one.reap()
         self._execs.clear()
@@ -189,13 +190,13 @@ class Exec:
 
     def __init__(
         self,
-        start: messages.ExecStart,
+        start: part_messages.ExecStart,
         send: Send,
         launch: Callable[[tuple[int, int, int]], HasStatus],
         grace_s: float,
         *,
         is_told: bool = True,
-        most_bytes: int = messages.EXEC_WINDOW_BYTES,
+        most_bytes: int = part_messages.EXEC_WINDOW_BYTES,
         patience_s: float = float("inf"),
     ) -> None:
         self.exec_id = start.exec_id
@@ -236,14 +237,14 @@ class Exec:
                 await begun
             self.start()
             note(self.pid)
-            return messages.ExecEnded(exec_id=self.exec_id, code=await self.wait())
+            return part_messages.ExecEnded(exec_id=self.exec_id, code=await self.wait())
         except MusterError as error:
             what, why, fix = error.what, error.why, error.fix
         except OSError as error:  # out of descriptors or terminals
             what, why, fix = "the command can't be started", error.strerror, None
         finally:
             self.close()
-        return messages.ExecRefused(exec_id=self.exec_id, what=what, why=why, fix=fix)
+        return part_messages.ExecRefused(exec_id=self.exec_id, what=what, why=why, fix=fix)
 
     def start(self) -> None:
         """Start it.
@@ -329,22 +330,22 @@ class Exec:
 
     # What the client says.
 
-    def take(self, message: messages.FromExecClient) -> None:
+    def take(self, message: part_messages.FromExecClient) -> None:
         """Carry out a message."""
         match message:
-            case messages.ExecInput():
+            case part_messages.ExecInput():
                 self._take_input(message)
-            case messages.ExecTaken(size_bytes=size_bytes):
+            case part_messages.ExecTaken(size_bytes=size_bytes):
                 self._untaken_bytes = max(0, self._untaken_bytes - max(0, size_bytes))
                 self._read_at = time.monotonic()
                 self._listen()
-            case messages.ExecResize(rows=rows, columns=columns):
+            case part_messages.ExecResize(rows=rows, columns=columns):
                 if self._order.tty and self._input is not None:
                     _resize(self._input, rows, columns)
-            case messages.ExecSignal(signum=signum):
+            case part_messages.ExecSignal(signum=signum):
                 if self._child is not None and 0 < signum < signal.NSIG:
                     _signal_group(self.pid, signum)
-            case messages.ExecLeave():
+            case part_messages.ExecLeave():
                 self._leave()
 
     def _leave(self) -> None:
@@ -362,7 +363,7 @@ class Exec:
 
     # Input.
 
-    def _take_input(self, message: messages.ExecInput) -> None:
+    def _take_input(self, message: part_messages.ExecInput) -> None:
         data = message.data
         if sum(map(len, self._waiting)) + len(data) > self._window_bytes:
             self._leave()  # no client of ours sends more than its window
@@ -402,7 +403,7 @@ class Exec:
 
     def _taken(self, num_bytes: int) -> None:
         if num_bytes:
-            self._send(messages.ExecTaken(exec_id=self.exec_id, size_bytes=num_bytes))
+            self._send(part_messages.ExecTaken(exec_id=self.exec_id, size_bytes=num_bytes))
 
     def _close_input(self) -> None:
         fd, self._input = self._input, None
@@ -428,7 +429,7 @@ class Exec:
         if room <= 0:
             return
         try:
-            data = os.read(fd, min(room, messages.EXEC_CHUNK_BYTES))
+            data = os.read(fd, min(room, part_messages.EXEC_CHUNK_BYTES))
         except BlockingIOError:
             return
         except OSError:  # a terminal's word for its end
@@ -444,11 +445,13 @@ class Exec:
         self._read_at = time.monotonic()
         self._untaken_bytes += len(data)
         stream = self._outputs[fd]
-        self._send(messages.ExecOutput(exec_id=self.exec_id, stream=stream, data=data))
+        self._send(part_messages.ExecOutput(exec_id=self.exec_id, stream=stream, data=data))
         self._listen()
 
 
-def launch_words(start: messages.ExecStart, pid: int, worker_ticks: int | None = None) -> list[str]:
+def launch_words(
+    start: part_messages.ExecStart, pid: int, worker_ticks: int | None = None
+) -> list[str]:
     """Return the command line of the launcher."""
     order = EntryOrder(
         pid=pid,

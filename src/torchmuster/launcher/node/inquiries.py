@@ -19,6 +19,7 @@ from torchmuster.core.net.address import link_names, own_interfaces
 from torchmuster.core.node.agent import Agent, AgentPart
 from torchmuster.core.node.launcher_ranks import VariableChange
 from torchmuster.core.node.workers import NodeAttempt
+from torchmuster.launcher.net import part_messages
 
 if TYPE_CHECKING:
     from torchmuster.launcher.node.exec import Execs
@@ -56,9 +57,9 @@ def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
     return RankTarget(pid=pid, worker_ticks=facts.start_ticks, environment=environment)
 
 
-def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:
+def refuse_unproved(start: part_messages.ExecStart) -> part_messages.ExecRefused:
     """Return the answer to a head that has not proved who it is: it gets no command run."""
-    return messages.ExecRefused(
+    return part_messages.ExecRefused(
         exec_id=start.exec_id,
         what="this node has no common key with the head, so it runs no commands for it",
         fix="give all nodes the same key: `--rdzv_conf secret_file=FILE`",
@@ -66,8 +67,8 @@ def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:
 
 
 def named_program(
-    start: messages.ExecStart, worker: VariableChange, rank: int
-) -> messages.ExecStart:
+    start: part_messages.ExecStart, worker: VariableChange, rank: int
+) -> part_messages.ExecStart:
     """Return the order with our own program as its command, where the debugger of a rank is meant."""
     if not start.debugger:
         return start
@@ -75,7 +76,7 @@ def named_program(
     return replace(start, argv=tuple(proc.node_program("debugger", path)), tty=False)
 
 
-def wanted_rank(start: messages.ExecStart, first_rank: int, num_workers: int) -> int:
+def wanted_rank(start: part_messages.ExecStart, first_rank: int, num_workers: int) -> int:
     """Return the rank that a client has named; the first of the node for `node n2`."""
     kind, _, name = start.task.partition(" ")
     if kind == "rank" and name.isdecimal() and 0 <= int(name) - first_rank < num_workers:
@@ -118,7 +119,7 @@ class FactsServer:
 
     def take(
         self,
-        ask: messages.AskFacts,
+        ask: part_messages.AskFacts,
         program: Program,
         environment: Mapping[str, str],
         run_dir: RunDir,
@@ -140,7 +141,7 @@ class FactsServer:
 
     def _collect(
         self,
-        ask: messages.AskFacts,
+        ask: part_messages.AskFacts,
         program: Program,
         environment: dict[str, str],
         run_dir: RunDir,
@@ -180,7 +181,7 @@ class FactsServer:
         if len(json.dumps(facts)) > MAX_FACTS_BYTES:
             facts = {"unknown": {"all": f"the facts have more than {MAX_FACTS_BYTES >> 10} KiB"}}
         asked_at, self._asked_at = self._asked_at, None
-        self._send(messages.NodeFacts(facts=facts, asked_at=asked_at, sent_at=time.time()))
+        self._send(part_messages.NodeFacts(facts=facts, asked_at=asked_at, sent_at=time.time()))
 
 
 def script_path(program: Program, instead: str | None) -> str | None:
@@ -198,7 +199,7 @@ _MAX_VALUE = 200
 
 def network_facts(
     survey: int, ports: tuple[int, ...], environment: Mapping[str, str], local_addr: str | None
-) -> messages.NetworkFacts:
+) -> part_messages.NetworkFacts:
     """Return this node's interfaces, and what the user has set himself.
 
     With `local_addr`, the address that the user names for this node, only its interface counts.
@@ -206,7 +207,7 @@ def network_facts(
     interfaces = own_interfaces()
     if local_addr is not None:
         interfaces = tuple(i for i in interfaces if i.address == local_addr) or interfaces
-    return messages.NetworkFacts(
+    return part_messages.NetworkFacts(
         survey=survey,
         ports=ports,
         interfaces=interfaces,
@@ -231,15 +232,17 @@ class Inquiries(AgentPart):
     def take(self, message: messages.Message) -> bool:
         """Take what the head asks."""
         match message:
-            case messages.AskFacts():
+            case part_messages.AskFacts():
                 if self.agent.welcome is not None:
                     run_dir = self._options.run_directory(self.agent.welcome.run_id)
                     self._take_ask(message, run_dir)
-            case messages.AskNetwork() | messages.ProbeNetwork() | messages.EndProbe():
+            case (
+                part_messages.AskNetwork() | part_messages.ProbeNetwork() | part_messages.EndProbe()
+            ):
                 self._take_survey(message)
-            case messages.TakeStacks():
+            case part_messages.TakeStacks():
                 self.agent.spawn(self._take_stacks(message))
-            case _ if isinstance(message, messages.FromExecClient):
+            case _ if isinstance(message, part_messages.FromExecClient):
                 self._take_exec(message)
             case _:
                 return False
@@ -264,12 +267,13 @@ class Inquiries(AgentPart):
     # Before the start.
 
     def _take_survey(
-        self, message: messages.AskNetwork | messages.ProbeNetwork | messages.EndProbe
+        self,
+        message: part_messages.AskNetwork | part_messages.ProbeNetwork | part_messages.EndProbe,
     ) -> None:
         """Say which networks there are, call other nodes, or end that."""
         from torchmuster.launcher.node.probe import NetworkProbe
 
-        if isinstance(message, messages.AskNetwork):
+        if isinstance(message, part_messages.AskNetwork):
             self.close()
             head = self._options.head
             secrets = (head.secret, head.open_secret)
@@ -279,12 +283,12 @@ class Inquiries(AgentPart):
             self._link.send(network_facts(message.survey, ports, environment, own))
         elif self._probe is None or self._probe.survey != message.survey:
             return
-        elif isinstance(message, messages.ProbeNetwork):
+        elif isinstance(message, part_messages.ProbeNetwork):
             self._probe.begin(message)
         else:
             self.close()
 
-    def _take_ask(self, ask: messages.AskFacts, run_dir: RunDir) -> None:
+    def _take_ask(self, ask: part_messages.AskFacts, run_dir: RunDir) -> None:
         """Collect the facts of this node."""
         self.facts.take(ask, self._spawners.program, self._spawners.environment, run_dir)
 
@@ -311,7 +315,7 @@ class Inquiries(AgentPart):
                 reader = progress.NodeProgress(self._folder, attempt.attempt, gpus)
             ranks = await asyncio.to_thread(reader.read, attempt.running)
             if attempt is self._living():
-                self._link.send(messages.Progress(attempt=attempt.attempt, ranks=ranks))
+                self._link.send(part_messages.Progress(attempt=attempt.attempt, ranks=ranks))
 
     def _gpus_of(self, attempt: NodeAttempt) -> dict[int, str]:
         """Return the GPU of each rank: of those that it sees, the one with its local rank."""
@@ -326,7 +330,7 @@ class Inquiries(AgentPart):
                 found[rank] = ids[local_rank]
         return found
 
-    async def _take_stacks(self, order: messages.TakeStacks) -> None:
+    async def _take_stacks(self, order: part_messages.TakeStacks) -> None:
         """Say where the ranks of this node are."""
         from torchmuster.launcher.node.stacks import pieces, take_stacks
 
@@ -337,22 +341,24 @@ class Inquiries(AgentPart):
             take_stacks, self._folder, order.attempt, running, logs=logs
         )
         for piece, is_last in pieces(stacks):
-            self._link.send(messages.Stacks(number=order.number, stacks=piece, is_last=is_last))
+            self._link.send(
+                part_messages.Stacks(number=order.number, stacks=piece, is_last=is_last)
+            )
 
-    def _take_exec(self, message: messages.FromExecClient) -> None:
+    def _take_exec(self, message: part_messages.FromExecClient) -> None:
         """Start a command beside a rank, or pass on what belongs to one."""
         from torchmuster.launcher.node.exec import Execs
 
         if self._link.channel is not None and self._link.channel.is_open:
-            if isinstance(message, messages.ExecStart):
+            if isinstance(message, part_messages.ExecStart):
                 self._link.send(refuse_unproved(message))
             return
-        if isinstance(message, messages.ExecStart) and message.door:
+        if isinstance(message, part_messages.ExecStart) and message.door:
             return  # of a session
         if self._execs is None:
             self._execs = Execs(self._options.host, self._link.send)
         attempt, target = self._living(), None
-        if attempt is not None and isinstance(message, messages.ExecStart):
+        if attempt is not None and isinstance(message, part_messages.ExecStart):
             ranks = attempt.order.ranks
             rank = wanted_rank(message, ranks.first_rank, ranks.num_workers)
             pid = dict(attempt.running).get(rank)

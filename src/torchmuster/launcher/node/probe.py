@@ -20,6 +20,7 @@ from torchmuster.core.net import listener, messages
 from torchmuster.core.net.address import bind
 from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Reason, Role
+from torchmuster.launcher.net import part_messages
 
 MAX_BULK_BYTES = 4 << 20  # of one caller; the calling side stays within it and within 30 ms
 ANSWER_FOR_S = 3.0
@@ -69,7 +70,7 @@ class NetworkProbe:
         for task in list(self._tasks):
             task.cancel()
 
-    def begin(self, order: messages.ProbeNetwork) -> None:
+    def begin(self, order: part_messages.ProbeNetwork) -> None:
         """Call the targets; what is found is sent as it comes."""
         self._node = order.node
         self._known.set()
@@ -100,12 +101,12 @@ class NetworkProbe:
         while True:
             message = await channel.receive()
             match message:
-                case messages.ProbeCall():
-                    own = messages.ProbeCall(survey=self.survey, node=self._node or 0)
+                case part_messages.ProbeCall():
+                    own = part_messages.ProbeCall(survey=self.survey, node=self._node or 0)
                     channel.send_nowait(own)
                 case messages.Ping(number=number):
                     channel.send_nowait(messages.Pong(number=number))
-                case messages.ProbeBulk(size_bytes=size_bytes) if 0 < size_bytes <= left_bytes:
+                case part_messages.ProbeBulk(size_bytes=size_bytes) if 0 < size_bytes <= left_bytes:
                     left_bytes -= size_bytes
                     dropped = channel.drop_raw(size_bytes)
                     channel.send_nowait(messages.Pong(number=0))
@@ -118,7 +119,7 @@ class NetworkProbe:
 
     # The calling side.
 
-    async def _probe(self, order: messages.ProbeNetwork) -> None:
+    async def _probe(self, order: part_messages.ProbeNetwork) -> None:
         targets = list(order.targets)
         random.shuffle(targets)  # so that not all nodes call the same one first
         targets.sort(key=lambda target: not target.measure)
@@ -135,11 +136,13 @@ class NetworkProbe:
     def _report(self, candidate: int, found: list[PairResult]) -> None:
         """Say that all calls on a candidate have ended."""
         self._send(
-            messages.ProbeResults(survey=self.survey, candidates=(candidate,), results=tuple(found))
+            part_messages.ProbeResults(
+                survey=self.survey, candidates=(candidate,), results=tuple(found)
+            )
         )
 
     async def _probe_one(
-        self, order: messages.ProbeNetwork, target: messages.ProbeTarget
+        self, order: part_messages.ProbeNetwork, target: part_messages.ProbeTarget
     ) -> PairResult:
         result = PairResult(candidate=target.candidate, source=order.node, target=target.node)
         async with self._seats:
@@ -165,14 +168,14 @@ class NetworkProbe:
             channel.abort()
         return result
 
-    async def _reach(self, target: messages.ProbeTarget) -> Channel:
+    async def _reach(self, target: part_messages.ProbeTarget) -> Channel:
         """Return a channel to the very node that was meant.
 
         Raises:
             ChannelClosedError: Another node has answered.
         """
         channel = await self._connect(target.address, target.port)
-        meant = messages.ProbeCall(survey=self.survey, node=target.node)
+        meant = part_messages.ProbeCall(survey=self.survey, node=target.node)
         answer = None
         try:
             channel.send_nowait(meant)
@@ -213,7 +216,10 @@ class NetworkProbe:
         return result
 
     async def _measure_again(
-        self, target: messages.ProbeTarget, first: PairResult, order: messages.ProbeNetwork
+        self,
+        target: part_messages.ProbeTarget,
+        first: PairResult,
+        order: part_messages.ProbeNetwork,
     ) -> PairResult:
         """Measure over another connection; when there is none now, the first try stands."""
         fresh = PairResult(candidate=first.candidate, source=first.source, target=first.target)
@@ -281,7 +287,7 @@ async def _echo(channel: Channel) -> float:
 async def _bulk(channel: Channel, size_bytes: int, round_trip_s: float) -> float:
     """Send bytes until the other side says that it has them all; return bytes/s."""
     loop = asyncio.get_running_loop()
-    channel.send_nowait(messages.ProbeBulk(size_bytes=size_bytes))
+    channel.send_nowait(part_messages.ProbeBulk(size_bytes=size_bytes))
     await channel.receive()
     began_at = loop.time()
     await channel.send_raw(size_bytes)

@@ -10,9 +10,9 @@ import threading
 import time
 
 from torchmuster.core.model.progress import RankSample, join
-from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.errors import MusterError
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
 
@@ -85,11 +85,11 @@ class BoardWatch:
 
 async def _ask_once(channel: Channel) -> RankSample | None:
     ask_id = secrets.token_hex(8)
-    channel.send_nowait(messages.AskBoard(ask_id=ask_id))
+    channel.send_nowait(part_messages.AskBoard(ask_id=ask_id))
     parts: list[RankSample] = []
     while True:
         told = await channel.receive()
-        if not isinstance(told, messages.BoardTold) or told.ask_id != ask_id:
+        if not isinstance(told, part_messages.BoardTold) or told.ask_id != ask_id:
             continue
         if told.sample is None:
             return None

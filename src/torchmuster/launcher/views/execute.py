@@ -25,6 +25,7 @@ from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.errors import ChannelError, HeadLostError, MusterError, NotFoundError, UsageError
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.views.find import any_result, owner_is_here, owner_lives
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
@@ -101,7 +102,7 @@ class InputThread:
     def __init__(self, fd: int | None, typed: Callable[..., None]) -> None:
         self._fd = fd
         self._typed = typed
-        self._room_bytes = messages.EXEC_WINDOW_BYTES
+        self._room_bytes = part_messages.EXEC_WINDOW_BYTES
         self._changed = threading.Condition()
         self._is_over = False
 
@@ -125,7 +126,7 @@ class InputThread:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._room_bytes > 0 or self._is_over)
-                room_bytes = min(self._room_bytes, messages.EXEC_CHUNK_BYTES)
+                room_bytes = min(self._room_bytes, part_messages.EXEC_CHUNK_BYTES)
             if self._is_over:
                 return
             data = self._read(room_bytes)
@@ -348,7 +349,7 @@ class ExecSession:
         self._open = set(self._tasks)
         self._codes: dict[str, int] = {}
         self._notes: list[str] = []
-        self._refusals: list[messages.ExecRefused] = []
+        self._refusals: list[part_messages.ExecRefused] = []
         self._loop = asyncio.get_running_loop()
         self._left: asyncio.Future[_LeaveError] = self._loop.create_future()
         self._output = OutputThread(write, self._taken, self._broken)
@@ -380,7 +381,7 @@ class ExecSession:
     def _start(self, terminal: RawTerminal) -> None:
         rows, columns = terminal.size()
         for exec_id, task in self._tasks.items():
-            start = messages.ExecStart(
+            start = part_messages.ExecStart(
                 exec_id=exec_id,
                 task=task,
                 argv=self._order.argv,
@@ -392,7 +393,7 @@ class ExecSession:
             )
             self._channel.send_nowait(start)
             if self._order.input_fd is None:
-                self._channel.send_nowait(messages.ExecInput(exec_id=exec_id, end=True))
+                self._channel.send_nowait(part_messages.ExecInput(exec_id=exec_id, end=True))
         if self._order.input_fd is not None:
             self._input.start()
 
@@ -424,13 +425,13 @@ class ExecSession:
 
     def _take(self, message: messages.Message) -> None:
         match message:
-            case messages.ExecOutput(exec_id=exec_id) if exec_id in self._tasks:
+            case part_messages.ExecOutput(exec_id=exec_id) if exec_id in self._tasks:
                 self._output.put(exec_id, self._tasks[exec_id], message.stream, message.data)
-            case messages.ExecTaken(size_bytes=size_bytes):
+            case part_messages.ExecTaken(size_bytes=size_bytes):
                 self._input.taken(size_bytes)
-            case messages.ExecEnded(exec_id=exec_id, code=code, why=why):
+            case part_messages.ExecEnded(exec_id=exec_id, code=code, why=why):
                 self._end(exec_id, code, why)
-            case messages.ExecRefused(exec_id=exec_id, what=what):
+            case part_messages.ExecRefused(exec_id=exec_id, what=what):
                 self._refusals.append(message)
                 if len(self._tasks) > 1:
                     self._end(exec_id, MusterError.exit_code, what)
@@ -458,10 +459,10 @@ class ExecSession:
 
     def _send_input(self, data: bytes, end: bool) -> None:
         for exec_id in self._open:
-            self._channel.send_nowait(messages.ExecInput(exec_id=exec_id, data=data, end=end))
+            self._channel.send_nowait(part_messages.ExecInput(exec_id=exec_id, data=data, end=end))
 
     def _taken(self, exec_id: str, num_bytes: int) -> None:
-        taken = messages.ExecTaken(exec_id=exec_id, size_bytes=num_bytes)
+        taken = part_messages.ExecTaken(exec_id=exec_id, size_bytes=num_bytes)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._channel.send_nowait, taken)
 
@@ -501,11 +502,11 @@ class ExecSession:
             self._leave(128 + signum)
             return
         for exec_id in self._open:
-            self._channel.send_nowait(messages.ExecSignal(exec_id=exec_id, signum=int(signum)))
+            self._channel.send_nowait(part_messages.ExecSignal(exec_id=exec_id, signum=int(signum)))
 
     def _resized(self, terminal: RawTerminal) -> None:
         rows, columns = terminal.size()
         for exec_id in self._open:
             self._channel.send_nowait(
-                messages.ExecResize(exec_id=exec_id, rows=rows, columns=columns)
+                part_messages.ExecResize(exec_id=exec_id, rows=rows, columns=columns)
             )

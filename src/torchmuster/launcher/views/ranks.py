@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from torchmuster.core import proc
 from torchmuster.core.files.layout import Kind
 from torchmuster.core.model.events import WorkerProcessEvent
-from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.errors import ChannelError, HeadLostError, UsageError
 from torchmuster.launcher.head.hangs.monitor import shown, standing_of
 from torchmuster.launcher.head.hangs.watch import Seen, tell
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.stacks import take_stacks
 from torchmuster.launcher.views.execute import ExecOrder, ExecResult, ExecSession, Write
 from torchmuster.launcher.views.find import any_result, owner_lives
@@ -50,11 +50,11 @@ async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFo
     ask_id = secrets.token_hex(8)
     lines: list[str] = []
     try:
-        channel.send_nowait(messages.AskStacks(ask_id=ask_id))
+        channel.send_nowait(part_messages.AskStacks(ask_id=ask_id))
         async with asyncio.timeout(limit_s):
             while True:
                 told = await channel.receive()
-                if not isinstance(told, messages.StacksTold) or told.ask_id != ask_id:
+                if not isinstance(told, part_messages.StacksTold) or told.ask_id != ask_id:
                     continue
                 lines += told.lines
                 if told.is_last:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.net import messages
 from torchmuster.core.net.messages import Message
 from torchmuster.core.node.agent import Agent, AgentPart
 from torchmuster.core.proc import HasStatus
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec import Execs, ExecTarget
 from torchmuster.multirun.door.call import DoorAgent, call_door, send_order
 from torchmuster.multirun.door.messages import ForkRemote
@@ -43,17 +43,19 @@ class RemoteEnds(AgentPart):
 
     def take(self, message: Message) -> bool:
         """Carry out a message of a client that has proved who it is."""
-        if not isinstance(message, messages.FromExecClient):
+        if not isinstance(message, part_messages.FromExecClient):
             return False
         channel = self.agent.link.channel
         if channel is not None and channel.is_open:
             return False
-        if isinstance(message, messages.ExecStart) and message.door and self._execs is None:
+        if isinstance(message, part_messages.ExecStart) and message.door and self._execs is None:
             options = self.agent.options
             run_dir = options.run_directory(options.plan.run_id)
             launch = partial(_launch, run_dir, options.place or 0)
             self._execs = Execs(options.host, self.agent.link.send, launch, _LEAVE_S)
-        if self._execs is None or (isinstance(message, messages.ExecStart) and not message.door):
+        if self._execs is None or (
+            isinstance(message, part_messages.ExecStart) and not message.door
+        ):
             return False
         self._execs.take(message, _Door())  # of other commands it knows nothing, and takes nothing
         return True
@@ -67,7 +69,7 @@ class RemoteEnds(AgentPart):
 def _launch(
     run_dir: RunDir,
     place: int,
-    order: messages.ExecStart,
+    order: part_messages.ExecStart,
     target: ExecTarget,
     streams: tuple[int, int, int],
 ) -> HasStatus:

@@ -13,6 +13,7 @@ from torchmuster.core.model.plan import Limits
 from torchmuster.core.net import messages
 from torchmuster.core.node.workers import NodeAttempt
 from torchmuster.launcher.head.hangs.monitor import HangMonitor, watch_limits
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.progress import NodeProgress
 from torchmuster.launcher.node.stacks import take_stacks
 
@@ -58,12 +59,12 @@ class MemberWatch:
         while True:
             ranks = await asyncio.to_thread(self._progress.read, self._attempt.running)
             now = time.monotonic()
-            self._monitor.take_progress(now, messages.Progress(attempt=number, ranks=ranks))
+            self._monitor.take_progress(now, part_messages.Progress(attempt=number, ranks=ranks))
             end = self._monitor.advance(now, held=False)
             if self._asked is not None:
                 order = (self._folder, number, self._attempt.running)
                 stacks = await asyncio.to_thread(take_stacks, *order)
-                said = messages.Stacks(number=self._asked, stacks=stacks)
+                said = part_messages.Stacks(number=self._asked, stacks=stacks)
                 self._asked = None
                 self._monitor.take_stacks(0, said)
                 end = self._monitor.advance(time.monotonic(), held=False)
@@ -75,7 +76,7 @@ class MemberWatch:
 
     def send_to_nodes(self, message: messages.Message) -> set[int]:
         """Note that the stacks are wanted."""
-        if isinstance(message, messages.TakeStacks):
+        if isinstance(message, part_messages.TakeStacks):
             self._asked = message.number
         return {0}
 

@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from torchmuster.core.model import codec
-from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.errors import ChannelError, MusterError
-from torchmuster.launcher.net import remote_messages
+from torchmuster.launcher.net import part_messages, remote_messages
 from torchmuster.launcher.net.command import Command, CommandProcess
 from torchmuster.launcher.net.frames import FrameReader
 from torchmuster.launcher.views.head_call import call_head
@@ -89,7 +88,9 @@ class SessionRoute:
         """Carry the streams of a node's remote end, and return its status; `began` is done when it has spoken, or fails."""
         try:
             channel = await self._connected()
-            start = messages.ExecStart(exec_id=secrets.token_hex(8), task=f"node {host}", door=True)
+            start = part_messages.ExecStart(
+                exec_id=secrets.token_hex(8), task=f"node {host}", door=True
+            )
             one = self._commands[start.exec_id] = Command(start, channel.send_nowait, streams)
         except MusterError as error:
             began.set_exception(error)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torchmuster.core.model.text import MAX_NAMES, name_missing, say_missing
-from torchmuster.core.net.messages import BarrierAnswer, BarrierCall, BarrierState
 from torchmuster.errors import BarrierError
+from torchmuster.workflow.head.task_messages import BarrierAnswer, BarrierCall, BarrierState
 
 # What the head decides is what travels.
 Answer = BarrierAnswer

@@ -44,11 +44,13 @@ from torchmuster.core.model.verdict import (
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel
 from torchmuster.core.net.handshake import HandshakeError
-from torchmuster.core.net.messages import TaskEnded, TaskNotPrepared
 from torchmuster.launcher.head.exec_relay import ExecRelay
+from torchmuster.launcher.net import part_messages
 from torchmuster.workflow.head import group_policy as gang
+from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.head.barriers import TaskBarriers
 from torchmuster.workflow.head.group_policy import Failure, GroupPolicy, TaskPhase
+from torchmuster.workflow.head.task_messages import TaskEnded, TaskNotPrepared
 from torchmuster.workflow.plan import GroupPlan, TaskNetwork, WorkflowPlan
 
 # The ports that a group's tasks agree on: `{{port}}` and `{{port:NAME}}` stand for the same numbers in all of them.
@@ -225,7 +227,7 @@ class _Agent:
 
     channel: Channel
     heard_at: float
-    hello: messages.TaskHello
+    hello: task_messages.TaskHello
     free_ports: tuple[int, ...] = ()
 
     @property
@@ -264,7 +266,7 @@ class GroupHead(Head[_Agent]):
         self._agents: dict[str, _Agent] = {}
         self._timers = Timers()
         self._outcomes: dict[str, TaskOutcome] = {}
-        self._ends: dict[str, messages.TaskEnded | messages.TaskNotPrepared] = {}
+        self._ends: dict[str, task_messages.TaskEnded | task_messages.TaskNotPrepared] = {}
         self._started_at = time.monotonic()
         self._running_since: float | None = None
         self._say_at = self._started_at + SAY_EVERY_S
@@ -371,7 +373,7 @@ class GroupHead(Head[_Agent]):
 
     def take_call(self, hello: messages.Message, channel: Channel) -> _Agent | None:
         """Take an agent in, or let it leave: one of an earlier attempt, or of a task that is over."""
-        if not isinstance(hello, messages.TaskHello):
+        if not isinstance(hello, task_messages.TaskHello):
             return None
         known = {task.name for task in self._group.tasks}
         if (
@@ -380,12 +382,12 @@ class GroupHead(Head[_Agent]):
             or hello.attempt != self._gang.attempt(hello.task)
             or self._gang.phase(hello.task) is TaskPhase.OVER
         ):
-            channel.send_nowait(messages.TaskLeave())
+            channel.send_nowait(task_messages.TaskLeave())
             return None
         agent = _Agent(channel, self.clock(), hello)
         boot_id, network_id = self.own_ids
         channel.send_nowait(
-            messages.TaskWelcome(head_pid=os.getpid(), boot_id=boot_id, network_id=network_id)
+            task_messages.TaskWelcome(head_pid=os.getpid(), boot_id=boot_id, network_id=network_id)
         )
         self._agents[agent.task] = agent
         self._hosts[agent.task] = hello.host
@@ -405,40 +407,40 @@ class GroupHead(Head[_Agent]):
         if self._agents.get(task) is not agent:
             return
         match message:
-            case messages.TaskDoing(text=text):
+            case task_messages.TaskDoing(text=text):
                 self._gang.doing(task, text)
-            case messages.TaskPrepared(attempt=attempt, free_ports=free):
+            case task_messages.TaskPrepared(attempt=attempt, free_ports=free):
                 if attempt == self._gang.attempt(task):
                     agent.free_ports = free
                     self._obey(self._gang.prepared(task))
-            case messages.TaskNotPrepared(state=state, why=why, code=code):
+            case task_messages.TaskNotPrepared(state=state, why=why, code=code):
                 self._ends[task] = message
                 self._port_users.discard(task)
                 self._obey(self._gang.could_not_prepare(task, State(state), why, code))
-            case messages.TaskStarted(attempt=attempt, pid=pid):
+            case task_messages.TaskStarted(attempt=attempt, pid=pid):
                 host = agent.hello.host
                 self.event(TaskStartedEvent(task=task, attempt=attempt, pid=pid, host=host))
-            case messages.TaskEnded(attempt=attempt, code=code, signum=signum):
+            case task_messages.TaskEnded(attempt=attempt, code=code, signum=signum):
                 took_s = message.elapsed_s
                 self.event(TaskEndedEvent(task=task, attempt=attempt, code=code, elapsed_s=took_s))
                 self._ends[task] = message
                 self._port_users.discard(task)
                 self._obey(self._gang.ended(task, code=code, signum=signum))
-            case messages.TaskUploaded(error=error, notes=notes, versions=versions):
+            case task_messages.TaskUploaded(error=error, notes=notes, versions=versions):
                 for note in notes:
                     self.event(NoticeEvent(text=f"{task}: {note}"))
                 for version in versions:
                     self.event(DatasetVersionEvent(task=task, version=version))
                 self._obey(self._gang.uploaded(task, error))
-            case messages.TaskOutput():
+            case task_messages.TaskOutput():
                 self.show(message)
             case messages.Notice(text=text):
                 self.event(NoticeEvent(text=text))
-            case messages.BarrierCall():
+            case task_messages.BarrierCall():
                 self._barriers.call(task, message, time.monotonic())
-            case messages.BarrierLeave(caller_id=caller_id):
+            case task_messages.BarrierLeave(caller_id=caller_id):
                 self._barriers.leave(caller_id)
-            case _ if isinstance(message, messages.FromExecTask):
+            case _ if isinstance(message, part_messages.FromExecTask):
                 self._execs.from_agent(task, message)
 
     def client_gone(self, client: HeadClient) -> None:
@@ -454,7 +456,7 @@ class GroupHead(Head[_Agent]):
             case messages.Stop(who=who, cause=cause, at_once=at_once):
                 grace_s = 0.0 if at_once else None
                 self._stop(State.FAILED_CANCELED, f"stopped by {who or cause.value}", grace_s)
-            case _ if isinstance(message, messages.FromExecClient):
+            case _ if isinstance(message, part_messages.FromExecClient):
                 self._execs.from_client(client.channel, message)
 
     def _task_of(self, word: str) -> str | None:
@@ -508,14 +510,14 @@ class GroupHead(Head[_Agent]):
                 self._send(task, self._begin_message(task, attempt))
             case gang.Again(attempt=number, after_s=after_s):
                 self._timers.later(
-                    after_s, lambda: self._send(task, messages.TaskAgain(attempt=number))
+                    after_s, lambda: self._send(task, task_messages.TaskAgain(attempt=number))
                 )
             case gang.StopCommand(grace_s=grace_s, after_s=after_s):
-                stop = messages.TaskStop(attempt=attempt, grace_s=grace_s)
+                stop = task_messages.TaskStop(attempt=attempt, grace_s=grace_s)
                 self._timers.later(after_s, lambda: self._send(task, stop))
             case gang.UploadState():
                 succeeded = self._gang.is_succeeding(task)
-                upload = messages.TaskUpload(attempt=attempt, succeeded=succeeded)
+                upload = task_messages.TaskUpload(attempt=attempt, succeeded=succeeded)
                 self._send(task, upload)
             case gang.Release():
                 self._release(task)
@@ -530,7 +532,7 @@ class GroupHead(Head[_Agent]):
         agent = self._agents.pop(task, None)
         if agent is not None:
             self._leaving.add((task, agent.hello.attempt))
-            agent.channel.send_nowait(messages.TaskLeave())
+            agent.channel.send_nowait(task_messages.TaskLeave())
             self._execs.agent_gone(task, "the task has ended")
         if self._gang.phase(task) is TaskPhase.OVER:
             outcome = self._outcomes.get(task)
@@ -570,12 +572,12 @@ class GroupHead(Head[_Agent]):
             self._running_since = time.monotonic() - self._options.ran_s
         self.event(GroupStateEvent(group=self._group.name, state=state.value))
 
-    def _begin_message(self, task: str, attempt: int) -> messages.TaskBegin:
+    def _begin_message(self, task: str, attempt: int) -> task_messages.TaskBegin:
         if not self._port_users:  # who begins beside others must get the ports that they have
             free = [agent.free_ports for agent in self._agents.values() if agent.free_ports]
             self._chosen_ports = choose_ports(self._options.plan, self._group, free)
         self._port_users.add(task)
-        return messages.TaskBegin(
+        return task_messages.TaskBegin(
             attempt=attempt,
             hosts=dict(self._hosts),
             addresses=dict(self._addresses),

@@ -39,6 +39,7 @@ from torchmuster.core.owner.record import next_task_attempts, read_outcome
 from torchmuster.core.owner.session import EarlyStop
 from torchmuster.core.owner.stops import Stops
 from torchmuster.errors import MusterError
+from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.owner.capacity import Capacity, Machine
 from torchmuster.workflow.owner.create import link_reused
 from torchmuster.workflow.plan import GroupPlan, GroupStart, WorkflowPlan
@@ -436,7 +437,7 @@ class WorkflowOwner:
 
     def _hear(self, group: _Group, message: messages.Message) -> None:
         match message:
-            case messages.TaskOutput():
+            case task_messages.TaskOutput():
                 self._display.show_task(
                     message.task, message.stream, message.text, message.dropped_lines
                 )

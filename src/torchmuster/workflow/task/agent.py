@@ -35,7 +35,9 @@ from torchmuster.core.node.options import HeadPlace
 from torchmuster.core.node.output import RankOutput, Voice
 from torchmuster.core.node.shell import NodeShell, SetupError
 from torchmuster.errors import MusterError, found_bug
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec import Execs
+from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.sandbox.container_view import CommandView
 from torchmuster.workflow.task.command import CommandFailedError, TaskCommand
 from torchmuster.workflow.task.data import Stored, fetch_inputs, publish, upload_outputs
@@ -97,7 +99,7 @@ class TaskAgent:
 
     # The head.
 
-    def _hello(self, channel: Channel) -> messages.TaskHello:
+    def _hello(self, channel: Channel) -> task_messages.TaskHello:
         address = channel.own_address
         host = socket.gethostname()
         network = self._options.network
@@ -110,7 +112,7 @@ class TaskAgent:
             address = os.environ.get("MUSTER_POD_IP", address)
         elif address.startswith("127."):
             host = "localhost"
-        return messages.TaskHello(
+        return task_messages.TaskHello(
             task=self._options.task.name,
             attempt=self._attempt,
             version=torchmuster.__version__,
@@ -136,27 +138,27 @@ class TaskAgent:
     async def _take(self, message: messages.Message) -> bool:
         """Do what the head orders; say whether the agent stays."""
         match message:
-            case messages.TaskLeave():
+            case task_messages.TaskLeave():
                 return False
-            case messages.TaskWelcome():
+            case task_messages.TaskWelcome():
                 self._link.welcome(message)
-            case messages.TaskBegin():
+            case task_messages.TaskBegin():
                 self._begin(self._run_command(message))
-            case messages.TaskAgain(attempt=attempt):
+            case task_messages.TaskAgain(attempt=attempt):
                 self._attempt = attempt
                 self._stop_at = None
                 self._begin(self._prepare())
-            case messages.TaskStop(attempt=attempt, grace_s=grace_s):
+            case task_messages.TaskStop(attempt=attempt, grace_s=grace_s):
                 if attempt == self._attempt:
                     self._stop(grace_s)
-            case messages.TaskUpload(succeeded=succeeded):
+            case task_messages.TaskUpload(succeeded=succeeded):
                 self._begin(self._upload(succeeded=succeeded))
             case messages.Forward(signum=signum):
                 if self._command is not None:
                     self._command.forward(signum)
-            case messages.BarrierAnswer():
+            case task_messages.BarrierAnswer():
                 await self._pass_answer(message)
-            case _ if isinstance(message, messages.FromExecClient):
+            case _ if isinstance(message, part_messages.FromExecClient):
                 self._execs.take(message, self._command if self._has_process() else None)
         return True
 
@@ -203,7 +205,7 @@ class TaskAgent:
             return
         free = () if self._options.network else _free_ports(self._options.port_candidates)
         free = free or self._options.port_candidates[:8]
-        self._send(messages.TaskPrepared(attempt=self._attempt, free_ports=free))
+        self._send(task_messages.TaskPrepared(attempt=self._attempt, free_ports=free))
 
     def _needs_setup(self) -> bool:
         """Say whether lines are to be run: once on a node, and a run of training runs them itself on each of its nodes."""
@@ -223,7 +225,7 @@ class TaskAgent:
 
     def _doing(self, text: str) -> None:
         self._voice.say(text)
-        self._send(messages.TaskDoing(text=text))
+        self._send(task_messages.TaskDoing(text=text))
 
     def _notice(self, text: str) -> None:
         self._voice.say(text)
@@ -232,7 +234,7 @@ class TaskAgent:
     def _not_prepared(self, error: MusterError, state: State, code: int) -> None:
         where = f" ({error.where})" if error.where else ""
         self._send(
-            messages.TaskNotPrepared(
+            task_messages.TaskNotPrepared(
                 attempt=self._attempt,
                 state=state.value,
                 why=f"{error.what}{where}"[:2000],
@@ -244,7 +246,7 @@ class TaskAgent:
 
     # The command.
 
-    async def _run_command(self, begin: messages.TaskBegin) -> None:
+    async def _run_command(self, begin: task_messages.TaskBegin) -> None:
         if self._options.host_name is not None:
             await wait_for_names(begin.hosts.values(), self._doing)
         facts = TaskFacts(
@@ -273,7 +275,7 @@ class TaskAgent:
             self._command = None
             self._not_prepared(error, State.FAILED_START_ERROR, CODE_START)
             return
-        self._send(messages.TaskStarted(attempt=self._attempt, pid=command.pid))
+        self._send(task_messages.TaskStarted(attempt=self._attempt, pid=command.pid))
         if self._stop_at is not None:  # the stop has overtaken the start
             command.terminate()
         try:
@@ -291,7 +293,7 @@ class TaskAgent:
         await command.finish()
         evidence = explain_kill(before, command.pid) if signum == signal.SIGKILL else None
         self._send(
-            messages.TaskEnded(
+            task_messages.TaskEnded(
                 attempt=self._attempt,
                 code=code,
                 signum=signum,
@@ -331,7 +333,9 @@ class TaskAgent:
         if self._link.channel is None or self._link.channel.unsent_bytes > _MAX_UNSENT_SHOW_BYTES:
             return
         name = self._options.task.name
-        message = messages.TaskOutput(task=name, stream=stream, text=text, dropped_lines=left_out)
+        message = task_messages.TaskOutput(
+            task=name, stream=stream, text=text, dropped_lines=left_out
+        )
         self._link.channel.send_nowait(message)
 
     # After it.
@@ -356,7 +360,7 @@ class TaskAgent:
         except OSError as failed_link:
             error = error or f"the output can't be published: {failed_link.strerror}"
         self._send(
-            messages.TaskUploaded(
+            task_messages.TaskUploaded(
                 attempt=self._attempt,
                 error=error,
                 notes=tuple(stored.notes),
@@ -402,29 +406,29 @@ class TaskAgent:
         self._num_calls += 1
         caller_id = f"{self._options.task.name}/{os.getpid()}/{self._num_calls}"
         self._calls[caller_id] = call
-        self._send(messages.BarrierCall(caller_id=caller_id, **vars(call.request)))
+        self._send(task_messages.BarrierCall(caller_id=caller_id, **vars(call.request)))
         try:
             await call.closed.wait()
         finally:
             self._calls.pop(caller_id, None)
-            self._send(messages.BarrierLeave(caller_id=caller_id))
+            self._send(task_messages.BarrierLeave(caller_id=caller_id))
 
-    async def _pass_answer(self, answer: messages.BarrierAnswer) -> None:
+    async def _pass_answer(self, answer: task_messages.BarrierAnswer) -> None:
         call = self._calls.get(answer.caller_id)
         if call is not None:
             await call.reply(answer_of_barrier(answer))
-            if answer.kind is not messages.BarrierState.WAITING:
+            if answer.kind is not task_messages.BarrierState.WAITING:
                 call.closed.set()
 
 
-def answer_of_barrier(answer: messages.BarrierAnswer) -> AgentAnswer:
+def answer_of_barrier(answer: task_messages.BarrierAnswer) -> AgentAnswer:
     """Return what the head says of a barrier as the process gets it that waits there."""
     match answer.kind:
-        case messages.BarrierState.RELEASED:
+        case task_messages.BarrierState.RELEASED:
             return BarrierReleased()
-        case messages.BarrierState.WAITING:
+        case task_messages.BarrierState.WAITING:
             return BarrierWaits(what=answer.what, left_s=answer.left_s)
-        case messages.BarrierState.FAILED:
+        case task_messages.BarrierState.FAILED:
             return CallFailed(
                 what=answer.what,
                 where=answer.where,

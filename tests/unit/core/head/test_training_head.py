@@ -18,7 +18,6 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result, StopCause
 from torchmuster.core.net.channel import ChannelClosedError, Role
 from torchmuster.core.net.messages import (
-    AskStacks,
     Goodbye,
     JobEnds,
     Output,
@@ -30,6 +29,7 @@ from torchmuster.core.net.messages import (
 )
 from torchmuster.core.programs.head_host import _end_with_head
 from torchmuster.errors import MusterError
+from torchmuster.launcher.net.part_messages import AskStacks
 from unit.core.head import test_membership as test_roll
 from unit.core.head.test_membership import make_roll
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.core import plugs
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import CodecError, from_plain, to_plain
 from torchmuster.core.model.failure import EndKind, WorkerEnd
@@ -14,11 +15,8 @@ from torchmuster.core.net import messages
 from torchmuster.errors import UsageError
 from unit.strategies import JSON_VALUES, instances
 
-MESSAGE_CLASSES = [
-    cls
-    for cls in vars(messages).values()
-    if isinstance(cls, type) and issubclass(cls, messages.Message) and cls is not messages.Message
-]
+list(plugs.every("messages"))  # of all rooms that are here
+MESSAGE_CLASSES = list(messages.Message.words.values())
 PLAN = RunPlan(
     run_id="r",
     program=Program(kind=ScriptKind.FILE, target="t.py", args=("-x",), python=("py",), cwd="/"),

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from torchmuster.core import plugs
 from torchmuster.core.model.codec import CodecError
 from torchmuster.core.net import messages
 from unit.strategies import JSON_VALUES
 
+list(plugs.every("messages"))  # of all rooms that are here
 NAMES = sorted(messages.Message.words)
 
 
@@ -40,6 +42,10 @@ def test_no_json_makes_the_parser_fail_in_another_way(value):
     assert type(message).__name__ == value["type"]
 
 
-def test_the_message_types_are_those_of_the_module():
-    assert all(getattr(messages, name) is cls for name, cls in messages.Message.words.items())
-    assert "Message" not in NAMES
+def test_each_message_has_its_name_alone_and_base_classes_are_none():
+    modules = [messages, *plugs.every("messages")]
+    for name, cls in messages.Message.words.items():
+        assert [vars(module)[name] for module in modules if cls.__module__ == module.__name__] == [
+            cls
+        ]
+    assert not {"Message", "AnyOutput", "AnyWelcome", "CheckAnswer"} & set(NAMES)

@@ -18,6 +18,7 @@ from torchmuster.core.node import head_link
 from torchmuster.core.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.core.node.options import HeadPlace
 from torchmuster.errors import HeadLostError, JoinTimeoutError
+from torchmuster.workflow.head import task_messages
 from unit.core.net.loopback import SECRET
 
 HELLO = messages.Notice(text="hello")
@@ -63,7 +64,7 @@ def meet(conversation, **given):
 
 
 async def take_all(message):
-    return not isinstance(message, messages.TaskLeave)
+    return not isinstance(message, task_messages.TaskLeave)
 
 
 def test_the_hello_comes_first_and_pings_follow(monkeypatch):
@@ -75,7 +76,7 @@ def test_the_hello_comes_first_and_pings_follow(monkeypatch):
         talking = asyncio.create_task(link.converse(channel, HELLO, take_all))
         head = await doorman.channels.get()
         await wait_until_async(lambda: len(doorman.heard) >= 3, "two pings")
-        head.send_nowait(messages.TaskLeave())
+        head.send_nowait(task_messages.TaskLeave())
         assert await talking is None
         await channel.close()
         return doorman.heard
@@ -153,7 +154,7 @@ def test_a_head_that_runs_on_this_machine_is_slow_not_gone():
         link.clock = lambda: now[0]
         assert link.silent_s() is not None
         link.welcome(
-            messages.TaskWelcome(
+            task_messages.TaskWelcome(
                 head_pid=os.getpid(), boot_id=proc.boot_id(), network_id=proc.network_id()
             )
         )

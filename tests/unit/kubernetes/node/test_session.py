@@ -21,6 +21,7 @@ from torchmuster.core.net.handshake import Role
 from torchmuster.kubernetes.node.call import call_argv
 from torchmuster.kubernetes.node.order import AGAIN_CODE, PodOrder
 from torchmuster.kubernetes.node.session import CLAIM_VARIABLE
+from torchmuster.launcher.net import part_messages
 
 
 @pytest.fixture
@@ -197,17 +198,17 @@ def said_to(port, key, frames):
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_said_by_one_who_knows_the_key_breaks_no_door(key, door, call, tmp_path, seed):
     draw, marker = random.Random(seed), tmp_path / "end"
-    start = messages.ExecStart(
+    start = part_messages.ExecStart(
         exec_id="1", task="", argv=("sh", "-c", f"cat >/dev/null; touch {marker}"),
         window_bytes=draw.choice([-1, 0, 1, 1 << 40]), claim=draw.choice(["", "x" * 9999]),
         tty=draw.random() < 0.2, rows=draw.choice([-5, 24, 1 << 40]),
     )  # fmt: skip
     later = [
-        messages.ExecInput(exec_id="1", data=draw.randbytes(draw.choice([0, 1, 900_000]))),
-        messages.ExecTaken(exec_id="1", size_bytes=draw.choice([-(1 << 70), 1 << 70])),
-        messages.ExecSignal(exec_id="1", signum=draw.choice([-1, 0, 28, 65, 1 << 40])),
-        messages.ExecResize(exec_id="2", rows=-1, columns=1 << 90),
-        messages.ExecEnded(exec_id="1", code=0),
+        part_messages.ExecInput(exec_id="1", data=draw.randbytes(draw.choice([0, 1, 900_000]))),
+        part_messages.ExecTaken(exec_id="1", size_bytes=draw.choice([-(1 << 70), 1 << 70])),
+        part_messages.ExecSignal(exec_id="1", signum=draw.choice([-1, 0, 28, 65, 1 << 40])),
+        part_messages.ExecResize(exec_id="2", rows=-1, columns=1 << 90),
+        part_messages.ExecEnded(exec_id="1", code=0),
     ]
     frames = [messages.encode(start), *map(messages.encode, draw.choices(later, k=12))]
     for number, frame in enumerate(frames):

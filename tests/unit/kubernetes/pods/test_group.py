@@ -10,13 +10,13 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState, State
 from torchmuster.core.model.verdict import GroupOutcome, Report
-from torchmuster.core.net import messages
 from torchmuster.core.owner.record import read_outcome
 from torchmuster.kubernetes.pods.bring_group import GroupPods
 from torchmuster.kubernetes.pods.group import PodGroup
 from torchmuster.launcher.jobs.jobs import forget_views
 from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.spec.site import Site
+from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.plan import PODS_ENGINE, GroupNodes, GroupPlan, TaskPlan, WorkflowPlan
 from unit.kubernetes.pods.conftest import JOB_ID, answers, order_of
 
@@ -69,7 +69,7 @@ def test_logs_are_shown_from_whichever_attempt_the_record_begins(tmp_path):
         with open(path, "w") as log:
             log.write(f"attempt {attempt}\n")
     shown._pass_on()
-    texts = [one.text for one in heard if isinstance(one, messages.TaskOutput)]
+    texts = [one.text for one in heard if isinstance(one, task_messages.TaskOutput)]
     assert texts == ["attempt 9\n", "attempt 10\n"]
 
 

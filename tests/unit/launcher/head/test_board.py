@@ -11,9 +11,9 @@ from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.progress import RankPhase, RankProgress, RankSample
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import MAX_FRAME_BYTES
-from torchmuster.core.net.messages import AskBoard, BoardTold
 from torchmuster.launcher.head.board import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board
 from torchmuster.launcher.head.parts import BoardPart
+from torchmuster.launcher.net.part_messages import AskBoard, BoardTold
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 

@@ -10,6 +10,7 @@ from torchmuster.launcher.head.network_survey import (
     PATIENT_CONNECT_S,
     NetworkSurvey,
 )
+from torchmuster.launcher.net import part_messages
 
 READY = messages.SpawnerReady(python="3.11", torch="2.13", forks=True)
 
@@ -61,13 +62,13 @@ class House:
 
     def say_facts(self, **variables):
         for number, member in enumerate(self.members, 1):
-            asked = self.last(messages.AskNetwork)[member.hello.host]
+            asked = self.last(part_messages.AskNetwork)[member.hello.host]
             interfaces = (
                 Interface(name="hsn0", address=f"10.10.0.{number}", prefix_bits=24),
                 Interface(name="mgmt0", address=f"192.168.50.{number}", prefix_bits=24),
                 Interface(name="docker0", address="172.17.0.1", prefix_bits=16),
             )
-            facts = messages.NetworkFacts(
+            facts = part_messages.NetworkFacts(
                 survey=asked.survey,
                 ports=(5000 + number,),
                 interfaces=interfaces,
@@ -78,13 +79,13 @@ class House:
 
     def say_results(self, good=("hsn0",), bad=("mgmt0",)):
         for node, member in enumerate(self.members):
-            order = self.last(messages.ProbeNetwork)[member.hello.host]
+            order = self.last(part_messages.ProbeNetwork)[member.hello.host]
             for candidate in sorted({target.candidate for target in order.targets}):
                 mine = [t for t in order.targets if t.candidate == candidate]
                 name = "hsn0" if mine[0].address.startswith("10.10.") else "mgmt0"
                 results = [self._result(node, t, name in good) for t in mine]
                 if name in good or name in bad:
-                    said = messages.ProbeResults(
+                    said = part_messages.ProbeResults(
                         survey=order.survey, candidates=(candidate,), results=tuple(results)
                     )
                     self.survey.take(member, said)
@@ -134,7 +135,7 @@ def test_the_network_that_connects_all_is_chosen_and_told():
         {"name": "docker0", "why": "same address on 2 nodes"},
         {"name": "mgmt0", "why": "not reachable from n2"},
     ]
-    assert len(house.last(messages.EndProbe)) == 2
+    assert len(house.last(part_messages.EndProbe)) == 2
 
 
 def test_all_pairs_call_each_other_and_a_repeated_address_is_not_called():
@@ -144,7 +145,7 @@ def test_all_pairs_call_each_other_and_a_repeated_address_is_not_called():
     house.settle()
 
     for number, member in enumerate(house.members):
-        order = house.last(messages.ProbeNetwork)[member.hello.host]
+        order = house.last(part_messages.ProbeNetwork)[member.hello.host]
         assert order.connect_s == CONNECT_S
         called = {(target.candidate, target.node) for target in order.targets}
         assert called == {(c, n) for c in (0, 1) for n in range(3) if n != number}
@@ -175,7 +176,7 @@ def test_a_new_node_is_a_new_survey():
     house.members[1] = make_member(9)
 
     assert not house.settle()
-    assert house.last(messages.AskNetwork)["n9"].survey == 2
+    assert house.last(part_messages.AskNetwork)["n9"].survey == 2
 
 
 def test_workers_that_could_start_do_not_wait_for_black_holes():
@@ -224,7 +225,7 @@ def test_before_a_run_is_ended_everything_is_tried_once_more_with_patience():
     assert house.survey.error is None
     house.say_facts()
     house.settle()
-    assert house.last(messages.ProbeNetwork)["n1"].connect_s == PATIENT_CONNECT_S
+    assert house.last(part_messages.ProbeNetwork)["n1"].connect_s == PATIENT_CONNECT_S
     house.say_results(good=(), bad=("hsn0", "mgmt0"))
 
     assert not house.settle()
@@ -269,10 +270,10 @@ def test_words_of_an_earlier_survey_and_results_for_others_are_dropped():
     forged = PairResult(candidate=0, source=0, target=1, why="a lie about n1")
     house.survey.take(
         house.members[1],
-        messages.ProbeResults(survey=1, candidates=(), results=(forged,)),
+        part_messages.ProbeResults(survey=1, candidates=(), results=(forged,)),
     )
     house.survey.take(
-        house.members[0], messages.ProbeResults(survey=0, candidates=(0, 1), results=())
+        house.members[0], part_messages.ProbeResults(survey=0, candidates=(0, 1), results=())
     )
     house.say_results()
 

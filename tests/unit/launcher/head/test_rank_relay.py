@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from torchmuster.core.model.ranks import assign_ranks
-from torchmuster.core.net import messages
 from torchmuster.launcher.head.exec_relay import ExecRelay
 from torchmuster.launcher.head.rank_relay import NamedAgents
+from torchmuster.launcher.net import part_messages
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ def house():
 
 
 def start(word, exec_id="e"):
-    return messages.ExecStart(exec_id=exec_id, task=word, argv=("true",))
+    return part_messages.ExecStart(exec_id=exec_id, task=word, argv=("true",))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_the_agent_that_is_named_gets_the_command(house, word, place):
     client = Client()
     house.relay.from_client(client, start(word))
     assert [member for member, _ in house.sent] == [house.agents[place]]
-    house.relay.from_agent(house.agents[place], messages.ExecEnded(exec_id="e", code=3))
-    assert client.heard == [messages.ExecEnded(exec_id="e", code=3)]
+    house.relay.from_agent(house.agents[place], part_messages.ExecEnded(exec_id="e", code=3))
+    assert client.heard == [part_messages.ExecEnded(exec_id="e", code=3)]
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_the_agent_that_is_named_gets_the_command(house, word, place):
 def test_who_is_not_there_is_refused_with_what_is(house, word, what, why):
     client = Client()
     house.relay.from_client(client, start(word))
-    assert client.heard == [messages.ExecRefused(exec_id="e", what=what, why=why)]
+    assert client.heard == [part_messages.ExecRefused(exec_id="e", what=what, why=why)]
 
 
 def test_another_agent_can_not_answer_for_a_rank(house):
     client = Client()
     house.relay.from_client(client, start("rank 0"))
-    house.relay.from_agent(house.agents[1], messages.ExecEnded(exec_id="e", code=0))
+    house.relay.from_agent(house.agents[1], part_messages.ExecEnded(exec_id="e", code=0))
     assert client.heard == []
 
 
@@ -80,14 +80,14 @@ def test_a_lost_node_ends_its_commands(house):
     client = Client()
     house.relay.from_client(client, start("rank 0"))
     house.relay.agent_gone(house.agents[0], "n1 was lost")
-    assert client.heard == [messages.ExecEnded(exec_id="e", code=137, why="n1 was lost")]
+    assert client.heard == [part_messages.ExecEnded(exec_id="e", code=137, why="n1 was lost")]
 
 
 def test_a_client_that_goes_leaves_nothing_behind(house):
     client = Client()
     house.relay.from_client(client, start("rank 2"))
     house.relay.client_gone(client)
-    assert house.sent[-1] == (house.agents[1], messages.ExecLeave(exec_id="e"))
+    assert house.sent[-1] == (house.agents[1], part_messages.ExecLeave(exec_id="e"))
 
 
 def test_before_the_first_attempt_there_is_nobody():

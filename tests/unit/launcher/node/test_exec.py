@@ -9,7 +9,7 @@ import pytest
 
 from kit.waiting import wait_until_async
 from torchmuster.core import proc
-from torchmuster.core.net import messages
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec import KILLED, Execs, launch_words
 
 LIMIT_S = 90.0
@@ -51,7 +51,7 @@ class Stage:
         self.execs = Execs("t", self.sent.append)
 
     def start(self, target, *argv, exec_id="1", **fields):
-        start = messages.ExecStart(exec_id=exec_id, task="t", argv=argv, **fields)
+        start = part_messages.ExecStart(exec_id=exec_id, task="t", argv=argv, **fields)
         self.execs.take(start, target)
 
     def say(self, message):
@@ -61,13 +61,13 @@ class Stage:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def output(self):
-        return b"".join(m.data for m in self.of(messages.ExecOutput))
+        return b"".join(m.data for m in self.of(part_messages.ExecOutput))
 
     async def until(self, condition):
         return await wait_until_async(condition, limit_s=LIMIT_S)
 
     async def end(self):
-        ends = messages.ExecEnded | messages.ExecRefused
+        ends = part_messages.ExecEnded | part_messages.ExecRefused
         return (await self.until(lambda: self.of(ends)))[0]
 
 
@@ -85,7 +85,7 @@ def run(play):
 
 
 def data(exec_id, content, *, end=False):
-    return messages.ExecInput(exec_id=exec_id, data=content, end=end)
+    return part_messages.ExecInput(exec_id=exec_id, data=content, end=end)
 
 
 def test_nothing_is_started_while_the_task_runs_no_command():
@@ -98,10 +98,10 @@ def test_nothing_is_started_while_the_task_runs_no_command():
 
 def test_one_more_than_the_limit_is_refused():
     async def play(stage):
-        for number in range(messages.MAX_EXECS + 1):
+        for number in range(part_messages.MAX_EXECS + 1):
             stage.start(NeverBegun(1), "true", exec_id=str(number))
-        refused = stage.of(messages.ExecRefused)
-        assert [one.exec_id for one in refused] == [str(messages.MAX_EXECS)]
+        refused = stage.of(part_messages.ExecRefused)
+        assert [one.exec_id for one in refused] == [str(part_messages.MAX_EXECS)]
         assert "16 commands" in refused[0].what
 
     run(play)
@@ -114,21 +114,21 @@ def test_input_comes_back_and_its_end_ends_the_command(target):
         end = await stage.end()
         assert (end.code, end.why) == (0, None)
         assert stage.output() == b"typed\0early"
-        assert sum(taken.size_bytes for taken in stage.of(messages.ExecTaken)) == 11
+        assert sum(taken.size_bytes for taken in stage.of(part_messages.ExecTaken)) == 11
 
     run(play)
 
 
 def test_no_more_than_a_window_is_sent_until_it_was_taken(target):
     async def play(stage):
-        stage.start(target, "head", "-c", str(messages.EXEC_WINDOW_BYTES + 5), "/dev/zero")
-        await stage.until(lambda: len(stage.output()) >= messages.EXEC_WINDOW_BYTES)
+        stage.start(target, "head", "-c", str(part_messages.EXEC_WINDOW_BYTES + 5), "/dev/zero")
+        await stage.until(lambda: len(stage.output()) >= part_messages.EXEC_WINDOW_BYTES)
         await asyncio.sleep(0.5)  # longer than the silence after which a command's end is told
-        assert len(stage.output()) == messages.EXEC_WINDOW_BYTES
-        assert stage.of(messages.ExecEnded) == []
-        stage.say(messages.ExecTaken(exec_id="1", size_bytes=messages.EXEC_WINDOW_BYTES))
+        assert len(stage.output()) == part_messages.EXEC_WINDOW_BYTES
+        assert stage.of(part_messages.ExecEnded) == []
+        stage.say(part_messages.ExecTaken(exec_id="1", size_bytes=part_messages.EXEC_WINDOW_BYTES))
         assert (await stage.end()).code == 0
-        assert len(stage.output()) == messages.EXEC_WINDOW_BYTES + 5
+        assert len(stage.output()) == part_messages.EXEC_WINDOW_BYTES + 5
 
     run(play)
 
@@ -138,9 +138,9 @@ def test_a_client_that_sends_more_than_its_window_loses_the_command(target):
         stage.start(target, "sleep", "60")
         (pid,) = await stage.until(lambda: stage.execs.pids)
         for _ in range(6):  # a pipe takes one chunk, the window four
-            stage.say(data("1", bytes(messages.EXEC_CHUNK_BYTES)))
+            stage.say(data("1", bytes(part_messages.EXEC_CHUNK_BYTES)))
         await stage.until(lambda: not os.path.exists(f"/proc/{pid}"))
-        assert stage.of(messages.ExecEnded) == []
+        assert stage.of(part_messages.ExecEnded) == []
 
     run(play)
 
@@ -151,7 +151,7 @@ def test_input_that_nobody_reads_any_more_counts_as_taken(target):
         await stage.until(lambda: stage.output() == b"closed\n")
         stage.say(data("1", b"lost"))
         stage.say(data("1", b"too"))
-        await stage.until(lambda: sum(t.size_bytes for t in stage.of(messages.ExecTaken)) == 7)
+        await stage.until(lambda: sum(t.size_bytes for t in stage.of(part_messages.ExecTaken)) == 7)
 
     run(play)
 
@@ -179,7 +179,9 @@ def test_words_that_can_t_be_a_command_line_are_refused(target):
 
 
 def test_the_launcher_gets_the_command_s_words_as_they_are():
-    start = messages.ExecStart(exec_id="1", task="t", argv=("--pid", "--"), tty=True, term="xterm")
+    start = part_messages.ExecStart(
+        exec_id="1", task="t", argv=("--pid", "--"), tty=True, term="xterm"
+    )
     words = launch_words(start, 7)
     assert words[:3] == [sys.executable, "-I", "-S"]
     assert words[4:] == ["exec", "--pid=7", "--tty", "--term=xterm", "--", "--pid", "--"]
@@ -187,12 +189,12 @@ def test_the_launcher_gets_the_command_s_words_as_they_are():
 
 def test_those_that_are_left_before_they_begin_hold_no_places():
     async def play(stage):
-        for number in range(messages.MAX_EXECS * 2):
+        for number in range(part_messages.MAX_EXECS * 2):
             stage.start(NeverBegun(1), "true", exec_id=str(number))
             if number % 2:
                 await asyncio.sleep(0)
-            stage.say(messages.ExecLeave(exec_id=str(number)))
+            stage.say(part_messages.ExecLeave(exec_id=str(number)))
             await asyncio.sleep(0.01)
-        assert not stage.of(messages.ExecRefused)
+        assert not stage.of(part_messages.ExecRefused)
 
     run(play)

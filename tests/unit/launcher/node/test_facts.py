@@ -9,6 +9,7 @@ from kit.waiting import wait_until_async
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.plan import Program, ScriptKind
 from torchmuster.core.net import messages
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.inquiries import FactsServer, script_path
 
 PROGRAM = Program(
@@ -24,7 +25,7 @@ def test_facts_are_sent_once_with_the_torch_of_the_spawner(tmp_path, torch_first
         desk = FactsServer(sent.append)
         if torch_first:
             desk.take_torch({"torch": "2.13.0", "is_known": True})
-        desk.take(messages.AskFacts(), PROGRAM, {}, RunDir(str(tmp_path)))
+        desk.take(part_messages.AskFacts(), PROGRAM, {}, RunDir(str(tmp_path)))
         if not torch_first:
             await wait_until_async(lambda: desk._facts is not None)
             assert sent == []
@@ -46,7 +47,7 @@ def test_an_agent_that_is_asked_again_answers_again(tmp_path):
         desk = FactsServer(sent.append)
         desk.take_torch({})
         for number in (1, 2):
-            desk.take(messages.AskFacts(), PROGRAM, {}, RunDir(str(tmp_path)))
+            desk.take(part_messages.AskFacts(), PROGRAM, {}, RunDir(str(tmp_path)))
             await wait_until_async(lambda number=number: len(sent) == number)
 
     asyncio.run(main())

@@ -6,6 +6,7 @@ import contextlib
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Reason, Role
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.probe import MAX_BULK_BYTES, NetworkProbe
 from unit.core.net.loopback import SECRET, run
 
@@ -31,11 +32,11 @@ async def nodes(*secrets):
 
 
 def order(node, *targets, connect_s=2.0):
-    return messages.ProbeNetwork(survey=7, node=node, targets=targets, connect_s=connect_s)
+    return part_messages.ProbeNetwork(survey=7, node=node, targets=targets, connect_s=connect_s)
 
 
 def target(node, port, *, measure=False, candidate=0, address="127.0.0.1"):
-    return messages.ProbeTarget(
+    return part_messages.ProbeTarget(
         candidate=candidate, node=node, address=address, port=port, measure=measure
     )
 
@@ -129,7 +130,7 @@ def test_more_bytes_than_the_limit_end_the_connection():
         async with nodes(SECRET) as (one,):
             one.probe.begin(order(0))
             channel = await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
-            channel.send_nowait(messages.ProbeBulk(size_bytes=MAX_BULK_BYTES + 1))
+            channel.send_nowait(part_messages.ProbeBulk(size_bytes=MAX_BULK_BYTES + 1))
 
             ended = None
             try:
@@ -149,11 +150,11 @@ def test_the_bytes_of_one_caller_are_counted_over_all_that_it_sends():
             one.probe.begin(order(0))
             channel = await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
             for size_bytes in (MAX_BULK_BYTES - 1, 1):
-                channel.send_nowait(messages.ProbeBulk(size_bytes=size_bytes))
+                channel.send_nowait(part_messages.ProbeBulk(size_bytes=size_bytes))
                 assert await channel.receive() == messages.Pong(number=0)
                 await channel.send_raw(size_bytes)
                 assert await channel.receive() == messages.Pong(number=size_bytes)
-            channel.send_nowait(messages.ProbeBulk(size_bytes=1))
+            channel.send_nowait(part_messages.ProbeBulk(size_bytes=1))
 
             ended = None
             try:

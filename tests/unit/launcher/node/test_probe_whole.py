@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kit.waiting import wait_until_async
-from torchmuster.core.net import messages
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node import probe
 from torchmuster.launcher.node.probe import NetworkProbe
 
@@ -23,8 +23,10 @@ async def call(port, measured):
         done.set()
 
     caller = NetworkProbe(1, (SECRET, None), take)
-    target = messages.ProbeTarget(candidate=1, node=1, address="127.0.0.1", port=port, measure=True)
-    order = messages.ProbeNetwork(
+    target = part_messages.ProbeTarget(
+        candidate=1, node=1, address="127.0.0.1", port=port, measure=True
+    )
+    order = part_messages.ProbeNetwork(
         survey=1, node=0, targets=(target,), connect_s=5.0, bulk_bytes=measured
     )
     caller.begin(order)
@@ -37,7 +39,7 @@ async def call(port, measured):
 def answering():
     answerer = NetworkProbe(1, (SECRET, None), lambda message: None)
     ports = answerer.open()
-    empty = messages.ProbeNetwork(survey=1, node=1, targets=(), connect_s=1.0)
+    empty = part_messages.ProbeNetwork(survey=1, node=1, targets=(), connect_s=1.0)
     answerer.begin(empty)
     return answerer, ports[0]
 

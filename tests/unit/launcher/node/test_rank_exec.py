@@ -3,12 +3,12 @@
 import os
 import subprocess
 
-from torchmuster.core.net import messages
+from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node import inquiries
 
 
 def start(word):
-    return messages.ExecStart(exec_id="e", task=word)
+    return part_messages.ExecStart(exec_id="e", task=word)
 
 
 def test_a_word_names_a_rank_of_the_node_or_its_first():

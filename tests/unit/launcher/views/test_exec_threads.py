@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 
-from torchmuster.core.net.messages import EXEC_WINDOW_BYTES
+from torchmuster.launcher.net.part_messages import EXEC_WINDOW_BYTES
 from torchmuster.launcher.views.execute import InputThread, OutputThread
 
 LIMIT_S = 90.0

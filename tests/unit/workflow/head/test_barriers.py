@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from torchmuster.core.net import messages
 from torchmuster.core.net.ipc import BarrierWaits
-from torchmuster.core.net.messages import BarrierAnswer, BarrierState
 from torchmuster.workflow.head import barriers as barriers_module
 from torchmuster.workflow.head.barriers import MAX_BARRIERS, Barriers
+from torchmuster.workflow.head.task_messages import BarrierAnswer, BarrierState
 from torchmuster.workflow.task.agent import answer_of_barrier
 
 ABC = ("a", "b", "c")

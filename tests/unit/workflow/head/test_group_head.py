@@ -17,6 +17,7 @@ from torchmuster.core.net.address import bind
 from torchmuster.core.net.channel import ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Role
 from torchmuster.core.net.listener import Listener
+from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.head.group_head import (
     SAY_EVERY_S,
     GroupHead,
@@ -41,12 +42,12 @@ def group(*names, command=("true",), **options):
 async def succeed(agent):
     """An agent whose command ends well at once."""
     await agent.hello()
-    agent.say(messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
-    begin = await agent.hear(messages.TaskBegin)
-    agent.say(messages.TaskEnded(attempt=agent.attempt, code=0))
-    await agent.hear(messages.TaskUpload)
-    agent.say(messages.TaskUploaded(attempt=agent.attempt))
-    await agent.hear(messages.TaskLeave)
+    agent.say(task_messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
+    begin = await agent.hear(task_messages.TaskBegin)
+    agent.say(task_messages.TaskEnded(attempt=agent.attempt, code=0))
+    await agent.hear(task_messages.TaskUpload)
+    agent.say(task_messages.TaskUploaded(attempt=agent.attempt))
+    await agent.hear(task_messages.TaskLeave)
     return begin
 
 
@@ -55,9 +56,11 @@ def ending(code):
 
     async def behave(agent):
         await agent.hello()
-        agent.say(messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
-        await agent.hear(messages.TaskBegin)
-        agent.say(messages.TaskEnded(attempt=agent.attempt, code=code, tail=("the last line",)))
+        agent.say(task_messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
+        await agent.hear(task_messages.TaskBegin)
+        agent.say(
+            task_messages.TaskEnded(attempt=agent.attempt, code=code, tail=("the last line",))
+        )
         await agent.hear_until_left()
 
     return behave
@@ -66,7 +69,7 @@ def ending(code):
 async def wait_for_stop(agent):
     """An agent whose command runs until it is stopped."""
     await agent.hello()
-    agent.say(messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
+    agent.say(task_messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
     await agent.hear_until_left()
 
 
@@ -78,8 +81,8 @@ async def die_before_calling(agent):
 async def hang_up_running(agent):
     """An agent that is gone while its command runs."""
     await agent.hello()
-    agent.say(messages.TaskPrepared(attempt=agent.attempt))
-    await agent.hear(messages.TaskBegin)
+    agent.say(task_messages.TaskPrepared(attempt=agent.attempt))
+    await agent.hear(task_messages.TaskBegin)
     agent.channel.abort()
 
 
@@ -102,7 +105,7 @@ class FakeAgent:
                 self.channel = await connect("127.0.0.1", self.port, Role.AGENT, SECRET)
         self.num_started_when_heard = len(self.starter.started) if self.starter else 0
         self.say(
-            messages.TaskHello(
+            task_messages.TaskHello(
                 task=task or self.task,
                 attempt=self.attempt if attempt is None else attempt,
                 version="0",
@@ -126,11 +129,11 @@ class FakeAgent:
         """Do as the head says until it lets go."""
         while True:
             match await self.hear(messages.Message):
-                case messages.TaskStop():
-                    self.say(messages.TaskEnded(attempt=self.attempt, code=143, signum=15))
-                case messages.TaskUpload():
-                    self.say(messages.TaskUploaded(attempt=self.attempt))
-                case messages.TaskLeave():
+                case task_messages.TaskStop():
+                    self.say(task_messages.TaskEnded(attempt=self.attempt, code=143, signum=15))
+                case task_messages.TaskUpload():
+                    self.say(task_messages.TaskUploaded(attempt=self.attempt))
+                case task_messages.TaskLeave():
                     return
 
 
@@ -266,7 +269,9 @@ def conduct(tmp_path):
 
 
 def begin_of(stage, number):
-    return next(m for m in stage.starter.agents[number].heard if isinstance(m, messages.TaskBegin))
+    return next(
+        m for m in stage.starter.agents[number].heard if isinstance(m, task_messages.TaskBegin)
+    )
 
 
 def test_a_group_that_succeeds_leaves_its_outcome(conduct):
@@ -304,10 +309,10 @@ def test_a_command_that_begins_later_learns_of_those_that_have_ended(conduct):
 
     async def lead(agent):
         await agent.hello()
-        agent.say(messages.TaskPrepared(attempt=0))
-        await agent.hear(messages.TaskBegin)
+        agent.say(task_messages.TaskPrepared(attempt=0))
+        await agent.hear(task_messages.TaskBegin)
         await ended.wait()
-        agent.say(messages.TaskEnded(attempt=0, code=7))
+        agent.say(task_messages.TaskEnded(attempt=0, code=7))
         await agent.hear_until_left()
 
     _, stage = conduct(group("a", "b"), {"a": [lead, succeed], "b": [worker]})
@@ -357,11 +362,11 @@ def test_an_agent_that_nobody_waits_for_is_sent_away(conduct, task, attempt):
 
     async def patient(agent):
         await agent.hello()
-        agent.say(messages.TaskPrepared(attempt=agent.attempt))
-        await agent.hear(messages.TaskBegin)
-        agent.say(messages.TaskStarted(attempt=0, pid=1))
+        agent.say(task_messages.TaskPrepared(attempt=agent.attempt))
+        await agent.hear(task_messages.TaskBegin)
+        agent.say(task_messages.TaskStarted(attempt=0, pid=1))
         await release.wait()
-        agent.say(messages.TaskEnded(attempt=agent.attempt, code=0))
+        agent.say(task_messages.TaskEnded(attempt=agent.attempt, code=0))
         await agent.hear_until_left()
 
     async def intrude(stage):
@@ -372,7 +377,7 @@ def test_an_agent_that_nobody_waits_for_is_sent_away(conduct, task, attempt):
         release.set()
 
     outcome, _ = conduct(group("a"), {"a": [patient]}, intrude)
-    assert isinstance(answers[0], messages.TaskLeave)
+    assert isinstance(answers[0], task_messages.TaskLeave)
     assert outcome.state is State.COMPLETED
 
 
@@ -429,11 +434,11 @@ def test_who_waits_hears_every_five_seconds_for_whom(conduct):
 
     async def slow(agent):
         await agent.hello()
-        agent.say(messages.TaskDoing(text="downloading input 0: s3://b/x"))
+        agent.say(task_messages.TaskDoing(text="downloading input 0: s3://b/x"))
         await said.wait()
-        agent.say(messages.TaskPrepared(attempt=0))
-        await agent.hear(messages.TaskBegin)
-        agent.say(messages.TaskEnded(attempt=0, code=0))
+        agent.say(task_messages.TaskPrepared(attempt=0))
+        await agent.hear(task_messages.TaskBegin)
+        agent.say(task_messages.TaskEnded(attempt=0, code=0))
         await agent.hear_until_left()
 
     async def listen(stage):
@@ -450,14 +455,14 @@ def test_who_waits_hears_every_five_seconds_for_whom(conduct):
 def test_barriers_of_the_tasks_meet_at_the_head(conduct):
     async def meet(agent):
         await agent.hello()
-        agent.say(messages.TaskPrepared(attempt=0))
-        await agent.hear(messages.TaskBegin)
-        agent.say(messages.BarrierCall(caller_id=f"{agent.task}/1/1"))
-        answer = await agent.hear(messages.BarrierAnswer)
-        while answer.kind is messages.BarrierState.WAITING:
-            answer = await agent.hear(messages.BarrierAnswer)
-        assert answer.kind is messages.BarrierState.RELEASED
-        agent.say(messages.TaskEnded(attempt=0, code=0))
+        agent.say(task_messages.TaskPrepared(attempt=0))
+        await agent.hear(task_messages.TaskBegin)
+        agent.say(task_messages.BarrierCall(caller_id=f"{agent.task}/1/1"))
+        answer = await agent.hear(task_messages.BarrierAnswer)
+        while answer.kind is task_messages.BarrierState.WAITING:
+            answer = await agent.hear(task_messages.BarrierAnswer)
+        assert answer.kind is task_messages.BarrierState.RELEASED
+        agent.say(task_messages.TaskEnded(attempt=0, code=0))
         await agent.hear_until_left()
 
     outcome, _ = conduct(group("a", "b"), {"a": [meet], "b": [meet]})
@@ -509,18 +514,18 @@ def test_who_begins_later_gets_the_ports_that_the_others_have(conduct):
 
     async def lead(agent):
         await agent.hello()
-        agent.say(messages.TaskPrepared(attempt=0, free_ports=candidates))
-        await agent.hear(messages.TaskBegin)
+        agent.say(task_messages.TaskPrepared(attempt=0, free_ports=candidates))
+        await agent.hear(task_messages.TaskBegin)
         await later.wait()
-        agent.say(messages.TaskEnded(attempt=0, code=0))
+        agent.say(task_messages.TaskEnded(attempt=0, code=0))
         await agent.hear_until_left()
 
     async def second(agent):
         await agent.hello()
-        agent.say(messages.TaskPrepared(attempt=1, free_ports=candidates[1:]))
-        await agent.hear(messages.TaskBegin)
+        agent.say(task_messages.TaskPrepared(attempt=1, free_ports=candidates[1:]))
+        await agent.hear(task_messages.TaskBegin)
         later.set()
-        agent.say(messages.TaskEnded(attempt=1, code=0))
+        agent.say(task_messages.TaskEnded(attempt=1, code=0))
         await agent.hear_until_left()
 
     first = with_ports(*candidates)(ending(7))
@@ -553,9 +558,9 @@ def test_the_outcome_of_a_group_that_can_not_be_written_is_told(conduct):
     async def lead(agent):
         await agent.hello()
         os.makedirs(os.path.join(RunDir(agent.starter.folder).group("g").result, "in-the-way"))
-        agent.say(messages.TaskPrepared(attempt=0))
-        await agent.hear(messages.TaskBegin)
-        agent.say(messages.TaskEnded(attempt=0, code=5))
+        agent.say(task_messages.TaskPrepared(attempt=0))
+        await agent.hear(task_messages.TaskBegin)
+        agent.say(task_messages.TaskEnded(attempt=0, code=5))
         await agent.hear_until_left()
 
     outcome, _ = conduct(group("a"), {"a": [lead]}, watch)

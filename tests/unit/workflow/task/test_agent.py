@@ -15,6 +15,7 @@ from torchmuster.core.net.address import bind, read_secret
 from torchmuster.core.net.listener import Listener
 from torchmuster.core.node import head_link
 from torchmuster.core.node.output import LogVoice
+from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.head.group_main import task_argv
 from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
@@ -68,7 +69,7 @@ class Head:
         self.child = proc.start(task_argv(order))
         try:
             self.channel = await self.came.get()
-            await self.hear(messages.TaskHello)
+            await self.hear(task_messages.TaskHello)
             await conversation(self)
         finally:
             serving.cancel()
@@ -86,17 +87,17 @@ class Head:
 
 
 def begin(attempt=0):
-    return messages.TaskBegin(attempt=attempt, hosts={}, addresses={}, ports={})
+    return task_messages.TaskBegin(attempt=attempt, hosts={}, addresses={}, ports={})
 
 
 def test_a_stop_that_comes_together_with_the_start_is_not_lost(tmp_path, monkeypatch):
     ended = []
 
     async def conversation(head):
-        await head.hear(messages.TaskPrepared)
-        head.say(begin(), messages.TaskStop(attempt=0, grace_s=5.0))
-        ended.append(await head.hear(messages.TaskEnded))
-        head.say(messages.TaskLeave())
+        await head.hear(task_messages.TaskPrepared)
+        head.say(begin(), task_messages.TaskStop(attempt=0, grace_s=5.0))
+        ended.append(await head.hear(task_messages.TaskEnded))
+        head.say(task_messages.TaskLeave())
 
     run(Head(tmp_path, monkeypatch, ("sleep", "60")).meet(conversation))
     assert ended[0].signum == 15
@@ -106,12 +107,12 @@ def test_a_stop_of_an_attempt_before_this_one_is_ignored(tmp_path, monkeypatch):
     ended = []
 
     async def conversation(head):
-        await head.hear(messages.TaskPrepared)
-        head.say(messages.TaskStop(attempt=0, grace_s=0.0), messages.TaskAgain(attempt=1))
-        await head.hear(messages.TaskPrepared)
-        head.say(begin(1), messages.TaskStop(attempt=0, grace_s=0.0))
-        ended.append(await head.hear(messages.TaskEnded))
-        head.say(messages.TaskLeave())
+        await head.hear(task_messages.TaskPrepared)
+        head.say(task_messages.TaskStop(attempt=0, grace_s=0.0), task_messages.TaskAgain(attempt=1))
+        await head.hear(task_messages.TaskPrepared)
+        head.say(begin(1), task_messages.TaskStop(attempt=0, grace_s=0.0))
+        ended.append(await head.hear(task_messages.TaskEnded))
+        head.say(task_messages.TaskLeave())
 
     run(Head(tmp_path, monkeypatch, ("bash", "-c", "sleep 0.2; exit 3")).meet(conversation))
     assert (ended[0].attempt, ended[0].code, ended[0].signum) == (1, 3, None)
@@ -121,9 +122,9 @@ def test_a_command_does_not_outlive_the_connection_to_the_head(tmp_path, monkeyp
     pids = []
 
     async def conversation(head):
-        await head.hear(messages.TaskPrepared)
+        await head.hear(task_messages.TaskPrepared)
         head.say(begin())
-        pids.append((await head.hear(messages.TaskStarted)).pid)
+        pids.append((await head.hear(task_messages.TaskStarted)).pid)
         head.channel.abort()
 
     run(Head(tmp_path, monkeypatch, ("sleep", "60")).meet(conversation))
@@ -134,12 +135,12 @@ def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path, monkeypatch):
     pids = []
 
     async def conversation(head):
-        await head.hear(messages.TaskPrepared)
+        await head.hear(task_messages.TaskPrepared)
         head.say(begin())
-        await head.hear(messages.TaskEnded)
+        await head.hear(task_messages.TaskEnded)
         pids.append(int((tmp_path / "left").read_text()))
         assert not proc.is_running(pids[0]), "it is gone before the end is told"
-        head.say(messages.TaskLeave())
+        head.say(task_messages.TaskLeave())
 
     script = f"setsid sleep 60 & echo $! > {tmp_path}/left; exit 0"
     run(Head(tmp_path, monkeypatch, ("bash", "-c", script)).meet(conversation))
@@ -175,7 +176,7 @@ def test_the_lease_of_an_agent_begins_when_its_call_is_answered(tmp_path, monkey
             3
         ):  # none is answered: what it looks at meanwhile is the lease from its call
             await head.hear(messages.Ping)
-        head.say(messages.TaskLeave())
+        head.say(task_messages.TaskLeave())
         assert await living == 0
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)

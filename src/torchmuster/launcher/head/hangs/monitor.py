@@ -30,6 +30,7 @@ from torchmuster.launcher.head.hangs.watch import (
     group_texts,
     tell,
 )
+from torchmuster.launcher.net import part_messages
 
 # A wait at the start of training, in one sentence: who waits where, for whom, and at which store.
 
@@ -382,7 +383,7 @@ class HangMonitor:
 
     # What comes in.
 
-    def take_progress(self, now: float, progress: messages.Progress) -> None:
+    def take_progress(self, now: float, progress: part_messages.Progress) -> None:
         """Take an agent's digest."""
         if self._watch is None:
             return
@@ -392,7 +393,7 @@ class HangMonitor:
                 StragglerEvent(rank=one.rank, node=one.node, part=one.part, text=one.tell())
             )
 
-    def take_stacks(self, place: int, said: messages.Stacks) -> None:
+    def take_stacks(self, place: int, said: part_messages.Stacks) -> None:
         """Take an agent's answer."""
         question = self._question
         if question is None or said.number != question.number or place not in question.missing:
@@ -457,7 +458,7 @@ class HangMonitor:
 
     def _ask(self, now: float) -> _Question:
         self._number += 1
-        order = messages.TakeStacks(number=self._number, attempt=self.attempt)
+        order = part_messages.TakeStacks(number=self._number, attempt=self.attempt)
         places = self._around.send_to_nodes(order)
         self._question = _Question(self._number, now, set(places))
         return self._question
@@ -470,7 +471,7 @@ class HangMonitor:
         chunks = _chunks(lines)
         for ask_id, send in question.clients.items():
             for chunk in chunks:
-                told = messages.StacksTold(
+                told = part_messages.StacksTold(
                     ask_id=ask_id,
                     sentence=sentence,
                     lines=tuple(chunk),

@@ -9,6 +9,7 @@ from torchmuster.core.model.progress import RankPhase, RankProgress, RankStack
 from torchmuster.core.net import messages
 from torchmuster.launcher.head.hangs.monitor import HangMonitor, watch_limits
 from torchmuster.launcher.head.hangs.watch import WatchLimits
+from torchmuster.launcher.net import part_messages
 
 READ = (
     "Current thread 0x01 (most recent call first):\n"
@@ -62,12 +63,12 @@ def progress(now, last_s):
         )
         for rank in (0, 1)
     )
-    return messages.Progress(attempt=3, ranks=ranks)
+    return part_messages.Progress(attempt=3, ranks=ranks)
 
 
 def answer(desk, number, place, text):
     stack = RankStack(rank=place, pid=10 + place, state="S", text=text)
-    desk.take_stacks(place, messages.Stacks(number=number, stacks=(stack,)))
+    desk.take_stacks(place, part_messages.Stacks(number=number, stacks=(stack,)))
 
 
 def run(desk, head, *, held=False, until_s=200.0, texts=(REDUCE, READ)):
@@ -184,7 +185,7 @@ def start(desk, head, *, held=False, until_s=60.0, age=None, texts=(READ, MEET))
     num_asked = 0
     for now in range(2, int(until_s), 2):
         ranks = tuple(RankProgress(rank=r, state="S", active_s=1.0, beat_age_s=age) for r in (0, 1))
-        desk.take_progress(now, messages.Progress(attempt=3, ranks=ranks))
+        desk.take_progress(now, part_messages.Progress(attempt=3, ranks=ranks))
         desk.advance(now, held=held)
         if len(head.sent) > num_asked:
             num_asked = len(head.sent)

@@ -1,0 +1,283 @@
+"""Messages of the parts that the launcher adds to heads and agents: progress, stacks, survey, exec."""
+
+from dataclasses import field
+from typing import Any
+
+from torchmuster.core.model.network import Interface, PairResult
+from torchmuster.core.model.progress import RankProgress, RankSample, RankStack
+from torchmuster.core.net.messages import CheckAnswer, Message
+
+# Progress and stacks of the ranks: agent to head, asked by it or by a client.
+
+
+class Progress(Message):
+    """From an agent, every 2 s while workers run: their progress."""
+
+    attempt: int
+    ranks: tuple[RankProgress, ...]
+
+
+class TakeStacks(Message):
+    """From the head: report the stacks of your ranks now."""
+
+    number: int
+    attempt: int
+
+
+class Stacks(Message):
+    """From an agent: the stacks; several messages for many ranks."""
+
+    number: int
+    stacks: tuple[RankStack, ...]
+    is_last: bool = True
+
+
+class AskStacks(Message):
+    """A client wants the stacks of all ranks."""
+
+    ask_id: str
+
+
+class StacksTold(Message):
+    """The head's answer to a client.
+
+    Attributes:
+        sentence: Which ranks wait and which don't, in one sentence.
+        lines: All stacks, equal ones together; several messages when they are long.
+    """
+
+    ask_id: str
+    sentence: str
+    lines: tuple[str, ...]
+    is_last: bool = True
+
+
+class AskBoard(Message):
+    """A client wants to know how all ranks stand."""
+
+    ask_id: str
+
+
+class BoardTold(Message):
+    """The head's answer to a client; of many ranks in several messages.
+
+    Attributes:
+        sample: A part of the ranks, in their order; None while no attempt runs.
+    """
+
+    ask_id: str
+    sample: RankSample | None
+    is_last: bool = True
+
+
+# The network survey, and facts about the nodes: the head asks, agents collect facts and connect to each other.
+
+
+# Which network the workers use: asked and probed once, before the first attempt.
+
+
+class AskNetwork(Message):
+    """From the head: open a port for probes and report the interfaces."""
+
+    survey: int
+
+
+class NetworkFacts(CheckAnswer):
+    """From an agent: its interfaces and ports.
+
+    Attributes:
+        ports: Of its probe, for IPv4 and for IPv6.
+        names: All its interfaces, with an address or without.
+        variables: What the user has set himself of `model.network.VARIABLES`.
+    """
+
+    survey: int
+    ports: tuple[int, ...]
+    interfaces: tuple[Interface, ...]
+    names: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+class AskFacts(Message):
+    """From the head: collect facts about your node (`diagnose.facts`) and report them.
+
+    Attributes:
+        names: Names to be resolved there.
+        script: A script to look at instead of the program.
+    """
+
+    is_long: bool = False
+    names: tuple[str, ...] = ()
+    script: str | None = None
+
+
+class NodeFacts(CheckAnswer):
+    """From an agent: the facts (`diagnose.facts`, at most 128 KiB), and its own clock at the request and at the answer."""
+
+    facts: dict[str, Any]
+    asked_at: float
+    sent_at: float
+
+
+class ProbeTarget(Message):
+    """A connection that a node has to try; `measure` also requests latency and bandwidth."""
+
+    candidate: int
+    node: int
+    address: str
+    port: int
+    measure: bool = False
+
+
+class ProbeNetwork(Message):
+    """From the head: connect to these; `node` is the number of the receiver.
+
+    Attributes:
+        bulk_bytes: How much to send to each that is measured, and take it for stalled when it does not arrive; None
+            measures in passing.
+    """
+
+    survey: int
+    node: int
+    targets: tuple[ProbeTarget, ...]
+    connect_s: float
+    bulk_bytes: int | None = None
+
+
+class ProbeResults(CheckAnswer):
+    """From an agent: all its connections on these candidates have ended; targets without an entry in `results` were reached."""
+
+    survey: int
+    candidates: tuple[int, ...]
+    results: tuple[PairResult, ...] = ()
+
+
+class EndProbe(Message):
+    """From the head: close the port, end the connections."""
+
+    survey: int
+
+
+# From agent to agent, on the port of a probe. Ping and Pong measure latency.
+
+
+class ProbeCall(Message):
+    """Asks whether the receiver is this node; the answer is the same message with its own values."""
+
+    survey: int
+    node: int
+
+
+class ProbeBulk(Message):
+    """Announces padding bytes after the Pong; a second Pong confirms all of them."""
+
+    size_bytes: int
+
+
+# `muster exec`: a command in a running task or next to a rank.
+
+
+# `muster exec`: a client to the head of a group, on to the agent of the task, and back.
+
+
+#
+
+
+# Each side may send at most a window that the other end has not taken yet, so nobody in between has to hold more.
+
+
+EXEC_WINDOW_BYTES = 256 << 10
+MAX_WINDOW_BYTES = 4 << 20
+EXEC_CHUNK_BYTES = 64 << 10
+MAX_EXECS = 16
+
+
+class ExecStart(Message):
+    """Run a command inside a running task; without words: its shell.
+
+    Attributes:
+        exec_id: Random, chosen by the client; all messages of this command carry it.
+        tty: The command gets a terminal of this size; otherwise three pipes.
+        term: The kind of terminal, for TERM.
+        debugger: Not a command: a stream to the rank, which waits for its debugger.
+        door: Not a command: a remote end (`launcher/node/remote`), which the door of that node forks.
+        claim: In which first pod the owner of a run in pods is that asks; empty for all others.
+        window_bytes: How much of each direction may be on its way: over a long way more has to be.
+    """
+
+    exec_id: str
+    task: str
+    argv: tuple[str, ...] = ()
+    tty: bool = False
+    rows: int = 24
+    columns: int = 80
+    term: str = ""
+    debugger: bool = False
+    door: bool = False
+    claim: str = ""
+    window_bytes: int = EXEC_WINDOW_BYTES
+
+
+class ExecInput(Message):
+    """Input for the command; `end` closes its standard input."""
+
+    exec_id: str
+    data: bytes = b""
+    end: bool = False
+
+
+class ExecOutput(Message):
+    """Output of the command; a terminal has only stream 1."""
+
+    exec_id: str
+    stream: int  # 1 or 2
+    data: bytes
+
+
+class ExecTaken(Message):
+    """The number of bytes from the other end that have been written to their destination."""
+
+    exec_id: str
+    size_bytes: int
+
+
+class ExecResize(Message):
+    """The size of the client's terminal has changed."""
+
+    exec_id: str
+    rows: int
+    columns: int
+
+
+class ExecSignal(Message):
+    """Send a signal to the command's process group."""
+
+    exec_id: str
+    signum: int
+
+
+class ExecLeave(Message):
+    """The client is gone: SIGHUP to the command, SIGKILL a little later."""
+
+    exec_id: str
+
+
+class ExecEnded(Message):
+    """The command has ended, with the code that a shell would show; `why` when it was ended."""
+
+    exec_id: str
+    code: int
+    why: str | None = None
+
+
+class ExecRefused(Message):
+    """The command was not started."""
+
+    exec_id: str
+    what: str
+    why: str | None = None
+    fix: str | None = None
+
+
+FromExecClient = ExecStart | ExecInput | ExecTaken | ExecResize | ExecSignal | ExecLeave
+FromExecTask = ExecOutput | ExecTaken | ExecEnded | ExecRefused
