@@ -8,7 +8,7 @@ import pytest
 
 from torchmuster.core.model import contract
 from torchmuster.core.node.spawner import prepare
-from torchmuster.core.node.spawner.import_watch import _SEARCHES
+from torchmuster.launcher.node.spawner.import_watch import _SEARCHES
 
 # Notes who asks for which variable; "*" is who goes through all.
 RECORDER = """

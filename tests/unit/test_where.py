@@ -152,7 +152,7 @@ def world(tmp_path, monkeypatch):
 
         return make_and_stop
 
-    monkeypatch.setattr("torchmuster.core.engines.schedulers.guard", lambda *given: None)
+    monkeypatch.setattr("torchmuster.launcher.engines.schedulers.guard", lambda *given: None)
     nodes = tuple(AllocatedNode(name=name) for name in (os.uname().nodename, "n2"))
     job = OwnJob(dialect=load_dialect("slurm"), allocation=Allocation(job_id="7", nodes=nodes))
     is_inside = [False]

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from torchmuster.core.engines.schedulers import set_by_schedulers
+from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.owner_policy import JobTime
 from torchmuster.core.model.plan import WARN_S, RunPlan

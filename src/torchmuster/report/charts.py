@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from torchmuster.core.model.run import several
+from torchmuster.launcher.model.run import several
 from torchmuster.report import plots
 from torchmuster.report.plots import Area, Dot, Labels, PlotBar, PlotLine, PlotPiece
 from torchmuster.report.story import (

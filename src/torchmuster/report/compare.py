@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.run import mapped, number, text, whole
+from torchmuster.launcher.model.run import mapped, number, text, whole
 from torchmuster.report.loose import LooseRecord
 from torchmuster.report.story import FORM, RankTotals, SeriesTold, Story
 from torchmuster.report.words import figure, node_time, percent, span

@@ -16,7 +16,7 @@ from torchmuster.core.model.events import (
     TaskStateEvent,
     parse,
 )
-from torchmuster.core.model.run import lines, listed, mapped, number, text, whole
+from torchmuster.launcher.model.run import lines, listed, mapped, number, text, whole
 from torchmuster.core.model.states import RunState
 from torchmuster.core.owner.record import newest_training, read_events
 from torchmuster.errors import MusterError, NotFoundError

@@ -9,7 +9,7 @@ import time
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.progress import RankSample
-from torchmuster.core.model.run import bad_loss
+from torchmuster.launcher.model.run import bad_loss
 from torchmuster.core.owner.record import DAMAGED, RunReader, unreadable
 from torchmuster.launcher.model.live import LiveRow, left_s
 from torchmuster.launcher.views.account import account_of

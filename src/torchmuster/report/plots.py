@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from torchmuster.core.model.run import thinned
+from torchmuster.launcher.model.run import thinned
 from torchmuster.report.words import figure, span
 
 # A small picture with a palette, as PNG: 512 ranks by 240 spans of time are one image, not 100,000 shapes.

@@ -17,7 +17,7 @@ from torchmuster.core.model.events import AttemptNode
 from torchmuster.core.model.failure import RanCode, WorkerEnd
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.narration import narrate
-from torchmuster.core.model.run import (
+from torchmuster.launcher.model.run import (
     WHOLE_FIRST,
     WHOLE_LAST,
     AttemptRecord,
@@ -33,7 +33,7 @@ from torchmuster.core.model.run import (
 )
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
-from torchmuster.core.owner.origin import CodeVersion, Origin
+from torchmuster.launcher.owner.origin import CodeVersion, Origin
 from torchmuster.core.owner.record import DAMAGED
 from torchmuster.errors import MusterError
 from torchmuster.launcher.model.training import LibraryStart, TrainingState

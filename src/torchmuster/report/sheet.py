@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchmuster.core.model.run import RankEnd, loss_of, several, since_words
+from torchmuster.launcher.model.run import RankEnd, loss_of, several, since_words
 from torchmuster.report import plots
 from torchmuster.report.charts import (
     PHASES,

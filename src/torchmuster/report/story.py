@@ -7,8 +7,8 @@ otherwise, durations are seconds.
 from dataclasses import dataclass, field
 
 from torchmuster.core.model.events import AttemptNode
-from torchmuster.core.model.run import RankEnd, RecordMoment
-from torchmuster.core.owner.origin import CodeVersion
+from torchmuster.launcher.model.run import RankEnd, RecordMoment
+from torchmuster.launcher.owner.origin import CodeVersion
 
 LEAST_STEPS = 20  # of each rank, before one is called slow
 FORM = 1  # of `--json`: a reader can tell whether it knows all of it

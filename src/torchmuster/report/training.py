@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from torchmuster.core.model.run import (
+from torchmuster.launcher.model.run import (
     MOST_POINTS,
     MOST_REDONE,
     Series,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchmuster.core.model.run import loss_of
+from torchmuster.launcher.model.run import loss_of
 from torchmuster.core.model.text import few_of
 from torchmuster.errors import UsageError
 from torchmuster.train.exchange import gather_json, sum_float64

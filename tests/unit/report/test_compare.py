@@ -7,7 +7,7 @@ import pytest
 
 from kit.records import TRAINING, event, make_run, result
 from torchmuster.core.model import codec
-from torchmuster.core.owner.origin import CodeVersion, Origin
+from torchmuster.launcher.owner.origin import CodeVersion, Origin
 from torchmuster.report.compare import compare, first_difference
 from torchmuster.report.find import find_story
 from torchmuster.report.pair_page import render_comparison

@@ -19,7 +19,7 @@ from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.net.address import new_secret, write_secret
-from torchmuster.core.owner.origin import note_origin, write_no_more
+from torchmuster.launcher.owner.origin import note_origin, write_no_more
 from torchmuster.core.plainfile import open_own
 from torchmuster.errors import MusterError, RunDirectoryError, UsageError
 

@@ -17,7 +17,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.events import AttemptStartedEvent, Stamped, TaskStateEvent, parse
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.model.run import RunRecord
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.verdict import GroupOutcome, Result
 from torchmuster.core.plainfile import open_plain
 

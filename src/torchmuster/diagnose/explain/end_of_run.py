@@ -17,7 +17,7 @@ from typing import Any
 
 from torchmuster.core.files.layout import RunDir, last_lines
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.core.model.run import fold_run
+from torchmuster.launcher.model.run import fold_run
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report, Result

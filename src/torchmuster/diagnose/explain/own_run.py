@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.core.model.run import RunRecord
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
 from torchmuster.diagnose.explain.case import Case

@@ -1,6 +1,6 @@
 """What is fixed of Kubernetes: loading no dialect, so that it costs a start nothing."""
 
-from torchmuster.core.model.scheduler import KeyKind, SchedulerFacts
+from torchmuster.launcher.model.scheduler import KeyKind, SchedulerFacts
 
 KUBERNETES = SchedulerFacts(
     name="kubernetes",

@@ -38,7 +38,7 @@ from torchmuster.core.model.owner_policy import (
 )
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.repeats import shortened
-from torchmuster.core.model.run import RunRecord
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import Circumstances, Result, explain_failure, final_exit_code

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchmuster.core.engines.schedulers import sees_files
+from torchmuster.launcher.engines.schedulers import sees_files
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, runs_dir, short_id
 from torchmuster.core.model import codec

@@ -16,7 +16,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.events import TaskStartedEvent
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.core.model.run import AttemptRecord
+from torchmuster.launcher.model.run import AttemptRecord
 from torchmuster.core.model.text import name_alone, name_on, show_size
 from torchmuster.core.model.verdict import (
     MORE_MEMORY,

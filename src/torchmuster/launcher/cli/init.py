@@ -62,8 +62,8 @@ def init() -> int:
 
 def first_file(which: "Which") -> str:
     """Return the text of the first file; it is TOML that `load_sites` reads."""
-    from torchmuster.core.engines.schedulers import CLIENTS, SCHEDULERS, kind_of_client
-    from torchmuster.core.model.scheduler import REMOVED_ENGINES
+    from torchmuster.launcher.engines.schedulers import CLIENTS, SCHEDULERS, kind_of_client
+    from torchmuster.launcher.model.scheduler import REMOVED_ENGINES
     from torchmuster.launcher.engines.registry import schedulers
     from torchmuster.launcher.jobs.detect import find_tool, list_queues
 

@@ -120,7 +120,7 @@ def _compare(run_dir: "RunDir", found: "StepOfRun") -> None:
 
 def _check_machine(name: str) -> None:
     """Refuse to start all ranks of a run on a login node."""
-    from torchmuster.core.engines.schedulers import guard
+    from torchmuster.launcher.engines.schedulers import guard
     from torchmuster.errors import UsageError
 
     refusal = guard(os.environ, shutil.which)

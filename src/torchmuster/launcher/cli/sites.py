@@ -14,7 +14,7 @@ def my_sites() -> "Sites":
         ManyErrors: Everything that is wrong with the files.
     """
     from torchmuster.core.cli.messages import print_notes
-    from torchmuster.core.spec.site_files import is_new
+    from torchmuster.launcher.spec.site_files import is_new
     from torchmuster.launcher.engines.registry import schedulers
     from torchmuster.launcher.spec.site import load_sites
 

@@ -57,7 +57,7 @@ class _TorchrunCommand(click.Command):
 @click.argument("arguments", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
-    from torchmuster.core.engines.schedulers import may_be_in_job
+    from torchmuster.launcher.engines.schedulers import may_be_in_job
     from torchmuster.core.node.kernel import visible_gpus
     from torchmuster.core.node.launcher_ranks import is_one_of_many
     from torchmuster.core.spec.problems import Problems
@@ -209,7 +209,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     Raises:
         MusterError: The port of the head is taken by something else.
     """
-    from torchmuster.core.engines.schedulers import own_jobs
+    from torchmuster.launcher.engines.schedulers import own_jobs
     from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.head.options import TrainingHeadOptions
     from torchmuster.core.model.contract import SIGNALS_VARIABLE
@@ -308,7 +308,7 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "SpreadHosts | None") -
 
 
 def _own_job_id() -> str | None:
-    from torchmuster.core.engines.schedulers import may_be_in_job
+    from torchmuster.launcher.engines.schedulers import may_be_in_job
 
     if not may_be_in_job(os.environ):
         return None  # costs no import
@@ -333,7 +333,7 @@ def _find_party(line: "TorchrunLine") -> "SpreadHosts | None":
     is_other = line.meeting.static and line.node_rank != 0
     if line.meeting.alone or line.max_nodes == 1 or is_other:
         return None
-    from torchmuster.core.engines.schedulers import may_be_in_job
+    from torchmuster.launcher.engines.schedulers import may_be_in_job
 
     if not may_be_in_job(os.environ):
         return None
@@ -461,7 +461,7 @@ def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
     from torchmuster.core.files.layout import short_id
     from torchmuster.core.model import codec
     from torchmuster.core.owner.create import unusable, write_owner
-    from torchmuster.core.owner.origin import note_origin
+    from torchmuster.launcher.owner.origin import note_origin
 
     try:
         os.makedirs(run_dir.logs, mode=0o700)

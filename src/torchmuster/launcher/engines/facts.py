@@ -1,6 +1,6 @@
 """What is fixed of Slurm and PBS: loading no dialect, so that it costs a start nothing."""
 
-from torchmuster.core.model.scheduler import SchedulerFacts
+from torchmuster.launcher.model.scheduler import SchedulerFacts
 
 SLURM = SchedulerFacts(
     name="slurm",

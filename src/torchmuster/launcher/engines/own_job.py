@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torchmuster.core.engines.schedulers import is_in_torque, set_by_schedulers
-from torchmuster.core.model.scheduler import refuse_removed_engine
+from torchmuster.launcher.engines.schedulers import is_in_torque, set_by_schedulers
+from torchmuster.launcher.model.scheduler import refuse_removed_engine
 from torchmuster.core.node.launcher_ranks import leave_environment
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.base import Dialect, EngineError, NodeStart

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torchmuster.core.files.paragraphs import Paragraph, read_paragraphs
+from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 from torchmuster.core.model.states import JobState
 from torchmuster.launcher.engines.base import Refusal
 from torchmuster.launcher.model.job import JobView, Wait
@@ -93,7 +93,7 @@ class WaitReasons:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerWords:
-    """What a scheduler's data file has (`core/files/paragraphs.py`): its paragraphs are named by what they are, `waits.NAME` and so on.
+    """What a scheduler's data file has (`launcher/files/paragraphs.py`): its paragraphs are named by what they are, `waits.NAME` and so on.
 
     Attributes:
         waits: Why a job waits.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.core import proc
-from torchmuster.core.engines.schedulers import CLIENTS
+from torchmuster.launcher.engines.schedulers import CLIENTS
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import AccountQuestion, Queue, QueueQuestion
 from torchmuster.launcher.engines.registry import load_dialect, schedulers

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.core.model.message import moment_of
-from torchmuster.core.model.run import (
+from torchmuster.launcher.model.run import (
     Metrics,
     Series,
     mapped,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchmuster.core import proc
-from torchmuster.core.engines.schedulers import facts_of
+from torchmuster.launcher.engines.schedulers import facts_of
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.links import Link, Links, ResubmitMethod
 from torchmuster.core.model.states import RunState

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model
 from pydantic import field_validator as checked
 
-from torchmuster.core.model.scheduler import (
+from torchmuster.launcher.model.scheduler import (
     REMOVED_ENGINES,
     KeyKind,
     SchedulerFacts,
@@ -24,7 +24,7 @@ from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.plainfile import open_plain
 from torchmuster.core.spec.launch import parse_nodes
 from torchmuster.core.spec.problems import FileProblems, KeyPath, Problems, show_path
-from torchmuster.core.spec.site_files import project_file, user_file, why_not_used
+from torchmuster.launcher.spec.site_files import project_file, user_file, why_not_used
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.model.job import WayOfSite
 from torchmuster.launcher.spec.explain import FileFormat, hint_for_key

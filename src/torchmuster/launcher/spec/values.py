@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.core.model.tokens import BARE_KINDS
+from torchmuster.launcher.model.tokens import BARE_KINDS
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
 from torchmuster.launcher.spec.source import parse_yaml

@@ -4,7 +4,7 @@ from statistics import median
 
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.progress import quiet_s
-from torchmuster.core.model.run import since_words
+from torchmuster.launcher.model.run import since_words
 from torchmuster.core.model.text import in_one_line
 from torchmuster.launcher.model.live import LiveRun
 from torchmuster.launcher.ui.ranks import RankRow, rank_rows, slowest

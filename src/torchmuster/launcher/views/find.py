@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import Kind, RunDir, member_of_id, runs_dir, short_id
-from torchmuster.core.model.run import RunRecord
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import did_you_mean, few_of
 from torchmuster.core.model.verdict import Result
@@ -262,7 +262,7 @@ def _last_of_restarts(names: list[str]) -> list[str]:
 
 def _on_clusters(word: str) -> RunDir | None:
     """Return the folder of a run that another machine has submitted, made here; None where no cluster knows it."""
-    from torchmuster.core.spec.site_files import project_file, user_file
+    from torchmuster.launcher.spec.site_files import project_file, user_file
 
     if not (user_file(os.environ) or project_file(os.getcwd())):
         return None  # without a section there is no cluster to ask

@@ -19,7 +19,7 @@ from torchmuster.core.model.events import NoticeEvent
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.progress import RankSample
-from torchmuster.core.model.run import AttemptRecord, RunRecord
+from torchmuster.launcher.model.run import AttemptRecord, RunRecord
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.owner.record import DAMAGED, RunReader, unreadable
 from torchmuster.errors import RunDirectoryError

@@ -13,7 +13,7 @@ from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import AttemptNode
 from torchmuster.core.model.failure import RanCode, WorkerEnd
-from torchmuster.core.model.run import AttemptRecord
+from torchmuster.launcher.model.run import AttemptRecord
 from torchmuster.core.model.text import few_of
 from torchmuster.core.owner.record import read_lines, record_of
 from torchmuster.core.plainfile import open_plain

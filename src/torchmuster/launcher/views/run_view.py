@@ -9,7 +9,7 @@ from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import Kind, RunDir, short_id
 from torchmuster.core.model.contract import replay_order
 from torchmuster.core.model.plan import GRACE_S, RunPlan
-from torchmuster.core.model.run import AttemptRecord, RunRecord
+from torchmuster.launcher.model.run import AttemptRecord, RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import in_one_line
 from torchmuster.core.model.verdict import Result

@@ -7,7 +7,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, runs_dir
 from torchmuster.core.model import codec
 from torchmuster.core.owner.create import make_dir, with_call
-from torchmuster.core.owner.origin import note_origin
+from torchmuster.launcher.owner.origin import note_origin
 from torchmuster.multirun.sweep.plan import SweepPlan
 
 

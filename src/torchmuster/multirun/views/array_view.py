@@ -9,7 +9,7 @@ from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model.contract import EX_TEMPFAIL
 from torchmuster.core.model.events import MemberStoppedEvent
-from torchmuster.core.model.run import RunRecord
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.record import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.core.engines.schedulers import sees_files
+from torchmuster.launcher.engines.schedulers import sees_files
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.sites import my_sites
 from torchmuster.launcher.engines.registry import load_dialect

@@ -33,7 +33,7 @@ from torchmuster.core.model.events import (
 from torchmuster.core.model.lease import SILENT_S, is_given_up
 from torchmuster.core.model.states import State
 from torchmuster.core.model.text import few_of
-from torchmuster.core.model.tokens import find_tokens
+from torchmuster.launcher.model.tokens import find_tokens
 from torchmuster.core.model.verdict import (
     FailureFacts,
     GroupOutcome,

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torchmuster.core import plugs, proc
 from torchmuster.core.engines.local import LocalEngine
-from torchmuster.core.engines.schedulers import set_by_schedulers
+from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec

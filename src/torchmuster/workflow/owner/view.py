@@ -19,7 +19,7 @@ from torchmuster.core.model.events import (
     TaskStateEvent,
 )
 from torchmuster.core.model.plan import GRACE_S
-from torchmuster.core.model.run import RunRecord
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import JobState, RunState, State, workflow_state
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.model.verdict import Result, WorkflowResult

@@ -18,7 +18,7 @@ from typing import Any
 from torchmuster.core import proc
 from torchmuster.core.model import codec
 from torchmuster.core.model.text import did_you_mean, report_of_error
-from torchmuster.core.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
+from torchmuster.launcher.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
 from torchmuster.core.plainfile import open_plain
 from torchmuster.core.spec.problems import (
     FileProblem,

@@ -1,4 +1,4 @@
-from torchmuster.core.model.run import thinned
+from torchmuster.launcher.model.run import thinned
 
 
 def test_a_short_series_stays_as_it_is():

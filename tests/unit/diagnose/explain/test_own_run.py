@@ -6,7 +6,7 @@ import pytest
 
 from kit.records import event, start
 from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
-from torchmuster.core.model.run import fold_run
+from torchmuster.launcher.model.run import fold_run
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.diagnose.explain.causes import CAUSES

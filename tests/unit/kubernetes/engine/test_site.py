@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchmuster.core.engines.schedulers import SCHEDULERS
-from torchmuster.core.model.scheduler import SchedulerFacts
+from torchmuster.launcher.engines.schedulers import SCHEDULERS
+from torchmuster.launcher.model.scheduler import SchedulerFacts
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.spec.site import (
     BUILT_IN,

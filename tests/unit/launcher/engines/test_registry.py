@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from torchmuster.core.engines.schedulers import SCHEDULERS, set_by_schedulers
+from torchmuster.launcher.engines.schedulers import SCHEDULERS, set_by_schedulers
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.engines.registry import (
     GROUP,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.core.engines.schedulers import guard, own_jobs
+from torchmuster.launcher.engines.schedulers import guard, own_jobs
 
 
 def on_path(*names):

@@ -11,7 +11,7 @@ from kit.odd_records import ODD
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.model.run import RunRecord
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.create import write_owner

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from torchmuster.core.engines.schedulers import SCHEDULERS
+from torchmuster.launcher.engines.schedulers import SCHEDULERS
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.engines import engines
 from torchmuster.launcher.cli.init import init, section

@@ -38,12 +38,12 @@ from torchmuster.core.model.carried import (
 from torchmuster.core.net import ipc
 from torchmuster.core.net.ipc import ValueKept
 from torchmuster.core.node.spawner import last_words
-from torchmuster.core.node.spawner.import_watch import hidden_modules
+from torchmuster.launcher.node.spawner.import_watch import hidden_modules
 from torchmuster.core.node.spawner.last_words import CodeNote, Debugging, strip_own_frames
 from torchmuster.core.plainfile import open_own, write_all
 
 if TYPE_CHECKING:
-    from torchmuster.core.node.spawner.import_watch import FirstImports
+    from torchmuster.launcher.node.spawner.import_watch import FirstImports
 
 
 # Call the function of `torchmuster.launch` in a worker, and leave what it returns where the client finds it.

@@ -16,10 +16,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.core.model.plan import look_for_torch
-from torchmuster.core.node.spawner import import_watch, last_words, mainmodule, messages, source
+from torchmuster.launcher.node.spawner import import_watch
+from torchmuster.launcher.node.spawner import source
+from torchmuster.core.node.spawner import last_words, mainmodule, messages
 
 if TYPE_CHECKING:
-    from torchmuster.core.node.spawner.import_watch import FirstImports
+    from torchmuster.launcher.node.spawner.import_watch import FirstImports
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
 _NO_THREADS = {_BLAS_THREADS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -117,7 +119,7 @@ def _first_imports(
     has_macros = config.macros and any("$" in word for word in config.args)
     if config.kind != "file" or not config.has_torch or is_timed or has_macros:
         return None
-    from torchmuster.core.node.spawner.import_watch import FirstImports, ImportWatch
+    from torchmuster.launcher.node.spawner.import_watch import FirstImports, ImportWatch
 
     limit = config.num_imports
     known = messages.ImportsRefused(num_made=limit, why=config.imports_why) if limit >= 0 else None

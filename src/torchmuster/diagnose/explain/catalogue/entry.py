@@ -1,6 +1,6 @@
 """The one form of what explain knows: the wordings of a message, what it means, how much it tells, the cause, what helps.
 
-All rows stand in the text files of this folder, a paragraph each (`core/files/paragraphs.py`): messages of programs in files by
+All rows stand in the text files of this folder, a paragraph each (`launcher/files/paragraphs.py`): messages of programs in files by
 program, shapes of lines that many programs print in `lines.txt`, causes that rules argue in `rules.txt`.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torchmuster.core.files.paragraphs import Paragraph, read_paragraphs
+from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 from torchmuster.diagnose.explain.events import LineRole
 from torchmuster.diagnose.finding import Confidence
 

@@ -188,7 +188,7 @@ def _ledger(epoch: "EpochView") -> str:
 
 
 def _words(values: dict[str, float], not_finite: dict[str, int] | None = None) -> str:
-    from torchmuster.core.model.run import since_words
+    from torchmuster.launcher.model.run import since_words
 
     since = {name: since_words(step) for name, step in (not_finite or {}).items()}
     return "".join(f", {name} {value:.4g}{since.get(name, '')}" for name, value in values.items())

@@ -11,7 +11,7 @@ import click
 from torchmuster.core import plugs
 from torchmuster.core.cli.find import Where
 from torchmuster.core.cli.place import Nowhere, Place
-from torchmuster.core.spec.site_files import project_file, user_file
+from torchmuster.launcher.spec.site_files import project_file, user_file
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.sites import my_sites
 
@@ -123,7 +123,7 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
     Raises:
         UsageError: It is no dry run: a run goes to one place.
     """
-    from torchmuster.core.engines.schedulers import sees_files
+    from torchmuster.launcher.engines.schedulers import sees_files
     from torchmuster.core.owner.create import new_run_id
     from torchmuster.errors import ManyErrors, MusterError, UsageError
     from torchmuster.launcher.spec.site import BUILT_IN
@@ -167,7 +167,7 @@ def choose_engine(named: str | None, *, here: bool) -> str:
     if sites is not None and sites.default_on is not None:
         click.echo(f"muster: --on {sites.default_on}, as [defaults] says", err=True)
         return sites.default_on
-    from torchmuster.core.engines.schedulers import guard
+    from torchmuster.launcher.engines.schedulers import guard
 
     names = [site.name for site in sites.configured if site.is_batch] if sites is not None else []
     refusal = guard(os.environ, shutil.which, names)
@@ -204,7 +204,7 @@ def check_engine(name: str, problems: "Problems") -> "Site | None":
 
 def find_allocation() -> "OwnJob | None":
     """Return the job that we are in; None outside of one."""
-    from torchmuster.core.engines.schedulers import may_be_in_job
+    from torchmuster.launcher.engines.schedulers import may_be_in_job
 
     if not may_be_in_job(os.environ):
         return None  # the usual case costs no import

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from kit.command import SOURCE
-from torchmuster.core.node.spawner.import_watch import is_of_a_worker
+from torchmuster.launcher.node.spawner.import_watch import is_of_a_worker
 
 # What a spawner does with a script, without torch: prints what was made, what stopped it, and what a worker has then.
 DRIVER = """
 import json, os, sys
-from torchmuster.core.node.spawner.import_watch import FirstImports
-from torchmuster.core.node.spawner.import_watch import ImportWatch
+from torchmuster.launcher.node.spawner.import_watch import FirstImports
+from torchmuster.launcher.node.spawner.import_watch import ImportWatch
 given = json.loads(sys.argv[1])
 renewed = {("named", "NAME"), ("drawn", "DRAWN"), ("drawn", "Dummy"), ("lit", "only")}
 renewed |= {("forbidden", "NAME"), ("forbidden", "RANK")}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchmuster.core.node.spawner.import_watch import (
+from torchmuster.launcher.node.spawner.import_watch import (
     hidden_modules,
     refuses_torch,
     start_code_with_rank,

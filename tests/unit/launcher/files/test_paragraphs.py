@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.core.files.paragraphs import read_paragraphs
+from torchmuster.launcher.files.paragraphs import read_paragraphs
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, ScriptKind
-from torchmuster.core.owner.origin import (
+from torchmuster.launcher.owner.origin import (
     MAX_DIFFERENCE_BYTES,
     Origin,
     find_code_version,

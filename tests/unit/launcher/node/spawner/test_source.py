@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from torchmuster.core.node.spawner.source import (
+from torchmuster.launcher.node.spawner.source import (
     Writes,
     early_calls,
     environment_writes,

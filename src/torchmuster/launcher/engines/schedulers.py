@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from torchmuster.core import plugs
-from torchmuster.core.model.scheduler import SchedulerFacts
+from torchmuster.launcher.model.scheduler import SchedulerFacts
 from torchmuster.errors import UsageError
 
 _OF_ENTRY = ("name", "module", "install", "source")  # what a package's entry point says

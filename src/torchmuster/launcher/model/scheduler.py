@@ -1,6 +1,6 @@
 """Fixed facts about a scheduler, as values: for code that has to distinguish schedulers without knowing their commands.
 
-Those of torchmuster are rows of `core/engines/schedulers.py`; the dialect of another package has attributes of the same names.
+Those of torchmuster are rows of `launcher/engines/schedulers.py`; the dialect of another package has attributes of the same names.
 """
 
 import enum

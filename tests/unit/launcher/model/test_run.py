@@ -8,7 +8,7 @@ import pytest
 
 from kit.odd_records import ODD
 from kit.records import BEGAN, EVENTS, end_of_rank, event, failure, start
-from torchmuster.core.model.run import (
+from torchmuster.launcher.model.run import (
     MOST_MOMENTS,
     WHOLE_FIRST,
     WHOLE_LAST,
