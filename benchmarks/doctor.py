@@ -29,7 +29,8 @@ from typing import Any
 from running.results import FOLDER, headline, machine_facts, save
 from running.stage import REPOSITORY, Stage, stage
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.owner.record import read_events, record_of
+from torchmuster.core.owner.record import read_events
+from torchmuster.launcher.model.run import record_of
 
 SOURCE = REPOSITORY / "src"
 

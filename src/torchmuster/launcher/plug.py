@@ -66,6 +66,8 @@ PLUGS = {
         "go_on": "launcher.views.account:how_to_go_on",
         "left": "launcher.views.account:what_is_left",
     },
+    "script_readers": {"source": "launcher.node.spawner.script:SourceReader"},
+    "run_notes": {"origin": "launcher.owner.origin"},
     "messages": {"launcher": "launcher.net.part_messages"},
     "head_parts": {
         "board": "launcher.head.parts:BoardPart",

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 
-from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.owner_policy import JobTime
 from torchmuster.core.model.plan import WARN_S, RunPlan
@@ -14,6 +13,7 @@ from torchmuster.core.owner.parts import RunDisplay
 from torchmuster.core.owner.stops import Deadline
 from torchmuster.core.owner.supervise import own_run
 from torchmuster.errors import ChannelError
+from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.launcher.engines.ssh import SshEngine
 from torchmuster.launcher.engines.ssh_bundle import Bundle
 from torchmuster.launcher.engines.ssh_command import SshHost

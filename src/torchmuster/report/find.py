@@ -16,10 +16,10 @@ from torchmuster.core.model.events import (
     TaskStateEvent,
     parse,
 )
-from torchmuster.launcher.model.run import lines, listed, mapped, number, text, whole
 from torchmuster.core.model.states import RunState
 from torchmuster.core.owner.record import newest_training, read_events
 from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.launcher.model.run import lines, listed, mapped, number, text, whole
 from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import find_run, view_run
 from torchmuster.launcher.views.run_view import RunView

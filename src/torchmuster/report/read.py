@@ -17,6 +17,10 @@ from torchmuster.core.model.events import AttemptNode
 from torchmuster.core.model.failure import RanCode, WorkerEnd
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.narration import narrate
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
+from torchmuster.core.owner.record import DAMAGED
+from torchmuster.errors import MusterError
 from torchmuster.launcher.model.run import (
     WHOLE_FIRST,
     WHOLE_LAST,
@@ -31,12 +35,8 @@ from torchmuster.launcher.model.run import (
     text,
     whole,
 )
-from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
-from torchmuster.launcher.owner.origin import CodeVersion, Origin
-from torchmuster.core.owner.record import DAMAGED
-from torchmuster.errors import MusterError
 from torchmuster.launcher.model.training import LibraryStart, TrainingState
+from torchmuster.launcher.owner.origin import CodeVersion, Origin
 from torchmuster.launcher.views.account import account_of, how_to_go_on
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.launcher.views.training import TrainingReader

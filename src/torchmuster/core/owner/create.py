@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, runs_dir
 from torchmuster.core.model import codec
@@ -19,7 +19,6 @@ from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.net.address import new_secret, write_secret
-from torchmuster.launcher.owner.origin import note_origin, write_no_more
 from torchmuster.core.plainfile import open_own
 from torchmuster.errors import MusterError, RunDirectoryError, UsageError
 
@@ -218,7 +217,8 @@ def create_run_dir(plan: RunPlan, folder: str | None = None) -> RunDir:
         os.makedirs(run_dir.logs, exist_ok=True)
 
     run_dir = make_dir(os.path.join(folder or runs_dir(), plan.run_id), fill)
-    note_origin(run_dir, plan.program)
+    for notes in plugs.every("run_notes"):
+        notes.note_origin(run_dir, plan.program)
     return run_dir
 
 
@@ -304,7 +304,8 @@ def make_dir(path: str, fill: Callable[[RunDir], None]) -> RunDir:
 
 def remove_unbegun() -> None:
     """Remove the directories that this process has made and in which nothing has begun: it was interrupted, and ends now."""
-    write_no_more()
+    for notes in plugs.every("run_notes"):
+        notes.write_no_more()
     for run_dir in _made:
         names = (run_dir.result, run_dir.events, run_dir.job, run_dir.jobs, run_dir.arrays)
         begun = [*names, os.path.join(run_dir.path, "groups")]

@@ -14,10 +14,15 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir, last_bytes
 from torchmuster.core.model import codec
-from torchmuster.core.model.events import AttemptStartedEvent, Stamped, TaskStateEvent, parse
+from torchmuster.core.model.events import (
+    AttemptStartedEvent,
+    RunEndedEvent,
+    Stamped,
+    TaskStateEvent,
+    parse,
+)
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.verdict import GroupOutcome, Result
 from torchmuster.core.plainfile import open_plain
 
@@ -48,33 +53,6 @@ def read_lines(path: str) -> Iterator[dict[str, Any]]:
 def read_events(path: str) -> Iterator[Stamped]:
     """Yield the events of a record in order; what can't be understood is left out."""
     return (event for line in read_lines(path) if (event := parse(line)) is not None)
-
-
-class RunReader:
-    """Folds the record of a run, each line once.
-
-    Attributes:
-        record: What the lines say that were read.
-    """
-
-    def __init__(self, run_dir: RunDir) -> None:
-        self._tail = RecordTail(run_dir.events)
-        self.record = RunRecord()
-
-    def read(self) -> RunRecord:
-        """Take the lines that are new."""
-        lines, anew = self._tail.read()
-        if anew:
-            self.record = RunRecord()
-        for line in lines:
-            self.record.take(line)
-        self.record.num_torn, self.record.why_not = self._tail.num_torn, self._tail.why_not
-        return self.record
-
-
-def record_of(run_dir: RunDir) -> RunRecord:
-    """Return what the record of a run says now."""
-    return RunReader(run_dir).read()
 
 
 def changed_at(path: str) -> float | None:
@@ -223,7 +201,11 @@ def read_result(run_dir: RunDir) -> Result | None:
     """Return the result of a run that has one; of a damaged file, what the record says of the same end."""
     result = _as_result(atomic.read_json(run_dir.result))
     if result is None and os.path.lexists(run_dir.result):
-        return record_of(run_dir).result
+        for one in read_events(run_dir.events):
+            if isinstance(one.event, RunEndedEvent):
+                result = one.event.result
+            elif isinstance(one.event, AttemptStartedEvent):  # the run was started again
+                result = None
     return result
 
 

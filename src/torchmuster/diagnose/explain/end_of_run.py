@@ -17,7 +17,6 @@ from typing import Any
 
 from torchmuster.core.files.layout import RunDir, last_lines
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.launcher.model.run import fold_run
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report, Result
@@ -29,6 +28,7 @@ from torchmuster.diagnose.explain.own_run import foreign_store, is_same, own_fin
 from torchmuster.diagnose.explain.reading.ends import LogSource, first_and_last
 from torchmuster.diagnose.explain.reading.scan import read_sources
 from torchmuster.diagnose.finding import Confidence
+from torchmuster.launcher.model.run import fold_run
 
 # A verdict in words, and as plain values for `--json`.
 

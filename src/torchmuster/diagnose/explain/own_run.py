@@ -5,7 +5,6 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
 from torchmuster.diagnose.explain.case import Case
@@ -16,6 +15,7 @@ from torchmuster.diagnose.explain.reading.patterns import match
 from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM
 from torchmuster.diagnose.explain.rules.signals import meaning_of
 from torchmuster.errors import HeadLostError
+from torchmuster.launcher.model.run import RunRecord
 
 _MAKES_STORE = re.compile(r"_create_c10d_store|_tcp_rendezvous_handler|_env_rendezvous_handler")
 _BY_STATE = {

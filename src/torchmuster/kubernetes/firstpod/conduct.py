@@ -38,7 +38,6 @@ from torchmuster.core.model.owner_policy import (
 )
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.repeats import shortened
-from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import Circumstances, Result, explain_failure, final_exit_code
@@ -49,13 +48,7 @@ from torchmuster.core.owner.create import (
     link_snapshots,
     write_owner,
 )
-from torchmuster.core.owner.record import (
-    next_attempt,
-    read_events,
-    read_lines,
-    read_result,
-    record_of,
-)
+from torchmuster.core.owner.record import next_attempt, read_events, read_lines, read_result
 from torchmuster.core.owner.session import EarlyStop
 from torchmuster.core.owner.stops import Deadline
 from torchmuster.core.owner.supervise import Supervisor
@@ -81,6 +74,7 @@ from torchmuster.launcher.engines.ssh_host import in_parallel
 from torchmuster.launcher.engines.ssh_places import SshWishes
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.jobs.jobs import cancelled_before_start
+from torchmuster.launcher.model.run import RunRecord, record_of
 from torchmuster.launcher.node.remote.files import CodeOutputs, make_mark
 from torchmuster.launcher.owner.resubmit import restarts_spent
 from torchmuster.launcher.views.account import find_saved

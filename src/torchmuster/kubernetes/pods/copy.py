@@ -14,7 +14,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import failed_before_start
-from torchmuster.core.owner.record import read_result, record_of, told_seconds
+from torchmuster.core.owner.record import read_result, told_seconds
 from torchmuster.errors import JoinTimeoutError, MissingRecordError, MusterError
 from torchmuster.kubernetes.engine.answers import LOST_AT_END
 from torchmuster.kubernetes.engine.dialect import DIALECT
@@ -32,6 +32,7 @@ from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.jobs.jobs import doubt_views, read_request
 from torchmuster.launcher.jobs.links import view_newest
 from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.run import record_of
 from torchmuster.launcher.views.account import find_saved, how_to_go_on
 
 _MOST_LINES = 1 << 16

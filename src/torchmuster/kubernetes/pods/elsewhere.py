@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchmuster.launcher.engines.schedulers import sees_files
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, runs_dir, short_id
 from torchmuster.core.model import codec
@@ -39,6 +38,7 @@ from torchmuster.kubernetes.pods.reach import ask, find_pod, job_of, pod_order
 from torchmuster.kubernetes.pods.watch import PodWatch, looking
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import schedulers
+from torchmuster.launcher.engines.schedulers import sees_files
 from torchmuster.launcher.spec.site import load_sites
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays
 from torchmuster.workflow.owner.view import read_workflow

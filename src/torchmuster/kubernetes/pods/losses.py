@@ -16,7 +16,6 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.events import TaskStartedEvent
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.launcher.model.run import AttemptRecord
 from torchmuster.core.model.text import name_alone, name_on, show_size
 from torchmuster.core.model.verdict import (
     MORE_MEMORY,
@@ -26,7 +25,7 @@ from torchmuster.core.model.verdict import (
     TaskOutcome,
     describe_loss,
 )
-from torchmuster.core.owner.record import read_events, read_losses, record_of
+from torchmuster.core.owner.record import read_events, read_losses
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.engine.answers import Pod, PodEnd
 from torchmuster.kubernetes.engine.dialect import REASONS, job_id_of, place_of
@@ -34,6 +33,7 @@ from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.bring_group import pod_kinds
 from torchmuster.kubernetes.pods.reach import find_pods
 from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.run import AttemptRecord, record_of
 from torchmuster.workflow.owner.view import read_workflow
 
 _OUT_OF_MEMORY = "OOMKilled"

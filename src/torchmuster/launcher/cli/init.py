@@ -62,10 +62,10 @@ def init() -> int:
 
 def first_file(which: "Which") -> str:
     """Return the text of the first file; it is TOML that `load_sites` reads."""
-    from torchmuster.launcher.engines.schedulers import CLIENTS, SCHEDULERS, kind_of_client
-    from torchmuster.launcher.model.scheduler import REMOVED_ENGINES
     from torchmuster.launcher.engines.registry import schedulers
+    from torchmuster.launcher.engines.schedulers import CLIENTS, SCHEDULERS, kind_of_client
     from torchmuster.launcher.jobs.detect import find_tool, list_queues
+    from torchmuster.launcher.model.scheduler import REMOVED_ENGINES
 
     names = [
         kind_of_client(client, find_tool(client, which).version)

@@ -120,8 +120,8 @@ def _compare(run_dir: "RunDir", found: "StepOfRun") -> None:
 
 def _check_machine(name: str) -> None:
     """Refuse to start all ranks of a run on a login node."""
-    from torchmuster.launcher.engines.schedulers import guard
     from torchmuster.errors import UsageError
+    from torchmuster.launcher.engines.schedulers import guard
 
     refusal = guard(os.environ, shutil.which)
     if refusal is not None:

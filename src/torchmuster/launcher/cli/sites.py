@@ -14,9 +14,9 @@ def my_sites() -> "Sites":
         ManyErrors: Everything that is wrong with the files.
     """
     from torchmuster.core.cli.messages import print_notes
-    from torchmuster.launcher.spec.site_files import is_new
     from torchmuster.launcher.engines.registry import schedulers
     from torchmuster.launcher.spec.site import load_sites
+    from torchmuster.launcher.spec.site_files import is_new
 
     sites = load_sites(os.getcwd(), os.environ, schedulers())
     print_notes([note for note in sites.notes if is_new(note)])

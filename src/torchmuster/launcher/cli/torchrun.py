@@ -57,10 +57,10 @@ class _TorchrunCommand(click.Command):
 @click.argument("arguments", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
-    from torchmuster.launcher.engines.schedulers import may_be_in_job
     from torchmuster.core.node.kernel import visible_gpus
     from torchmuster.core.node.launcher_ranks import is_one_of_many
     from torchmuster.core.spec.problems import Problems
+    from torchmuster.launcher.engines.schedulers import may_be_in_job
     from torchmuster.launcher.spec.torchrun import parse_torchrun
 
     _find_home()
@@ -209,7 +209,6 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     Raises:
         MusterError: The port of the head is taken by something else.
     """
-    from torchmuster.launcher.engines.schedulers import own_jobs
     from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.head.options import TrainingHeadOptions
     from torchmuster.core.model.contract import SIGNALS_VARIABLE
@@ -217,6 +216,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     from torchmuster.core.owner.create import new_run_id
     from torchmuster.core.owner.session import own_terminal
     from torchmuster.core.programs.launch import AgentLaunch, job_environment
+    from torchmuster.launcher.engines.schedulers import own_jobs
     from torchmuster.launcher.spec.rendezvous import NO_ID
 
     order = _take_order()

@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torchmuster.launcher.engines.schedulers import is_in_torque, set_by_schedulers
-from torchmuster.launcher.model.scheduler import refuse_removed_engine
 from torchmuster.core.node.launcher_ranks import leave_environment
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.base import Dialect, EngineError, NodeStart
 from torchmuster.launcher.engines.registry import find_job, load_dialect
+from torchmuster.launcher.engines.schedulers import is_in_torque, set_by_schedulers
 from torchmuster.launcher.model.job import AllocatedNode, Allocation, NodeLauncher
+from torchmuster.launcher.model.scheduler import refuse_removed_engine
 
 # Chooses the launcher that starts agents on the other hosts of a job: the first installed one of the site's list.
 #

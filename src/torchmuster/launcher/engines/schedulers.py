@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from torchmuster.core import plugs
-from torchmuster.launcher.model.scheduler import SchedulerFacts
 from torchmuster.errors import UsageError
+from torchmuster.launcher.model.scheduler import SchedulerFacts
 
 _OF_ENTRY = ("name", "module", "install", "source")  # what a package's entry point says
 SCHEDULERS: dict[str, SchedulerFacts] = {one.name: one for one in plugs.every("schedulers")}

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.core import proc
-from torchmuster.launcher.engines.schedulers import CLIENTS
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import AccountQuestion, Queue, QueueQuestion
 from torchmuster.launcher.engines.registry import load_dialect, schedulers
+from torchmuster.launcher.engines.schedulers import CLIENTS
 
 TIMEOUT_S = 5.0
 Ask = Callable[[Sequence[str]], proc.Answered]

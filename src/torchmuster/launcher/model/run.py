@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, TypeVar
 
+from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import events
 from torchmuster.core.model.events import RecordEvent, Stamped, parse
 from torchmuster.core.model.failure import RanCode, ValueNote, WorkerEnd
 from torchmuster.core.model.narration import narrate, wait_in
 from torchmuster.core.model.text import printable
 from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.record import RecordTail
 
 # Metrics by name: the values of each, the newest one, and since which step that is not finite.
 
@@ -595,3 +597,30 @@ def frequent_causes(attempts: Iterable[AttemptRecord], most: int) -> list[tuple[
     """Return what made attempts fail and how often, the most frequent first."""
     failed = (one.failure for one in attempts if one.failure is not None)
     return Counter(one.what or "a failure" for one in failed).most_common(most)
+
+
+class RunReader:
+    """Folds the record of a run, each line once.
+
+    Attributes:
+        record: What the lines say that were read.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._tail = RecordTail(run_dir.events)
+        self.record = RunRecord()
+
+    def read(self) -> RunRecord:
+        """Take the lines that are new."""
+        lines, anew = self._tail.read()
+        if anew:
+            self.record = RunRecord()
+        for line in lines:
+            self.record.take(line)
+        self.record.num_torn, self.record.why_not = self._tail.num_torn, self._tail.why_not
+        return self.record
+
+
+def record_of(run_dir: RunDir) -> RunRecord:
+    """Return what the record of a run says now."""
+    return RunReader(run_dir).read()

@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchmuster.core import proc
-from torchmuster.launcher.engines.schedulers import facts_of
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.links import Link, Links, ResubmitMethod
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
-from torchmuster.core.owner.record import read_result, record_of
+from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.engines.base import Dialect, EngineError, Refusal
+from torchmuster.launcher.engines.schedulers import facts_of
 from torchmuster.launcher.jobs.jobs import cancel_job
 from torchmuster.launcher.jobs.links import is_cancelled, read_chain, read_links, write_links
 from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest
+from torchmuster.launcher.model.run import record_of
 
 QUICK_TIMEOUT_S = 3.0
 COMMAND_TIMEOUT_S = 8.0  # the job itself has only seconds left

@@ -14,22 +14,22 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model
 from pydantic import field_validator as checked
 
+from torchmuster.core.model.text import did_you_mean
+from torchmuster.core.plainfile import open_plain
+from torchmuster.core.spec.launch import parse_nodes
+from torchmuster.core.spec.problems import FileProblems, KeyPath, Problems, show_path
+from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.launcher.model.job import WayOfSite
 from torchmuster.launcher.model.scheduler import (
     REMOVED_ENGINES,
     KeyKind,
     SchedulerFacts,
     refuse_removed_engine,
 )
-from torchmuster.core.model.text import did_you_mean
-from torchmuster.core.plainfile import open_plain
-from torchmuster.core.spec.launch import parse_nodes
-from torchmuster.core.spec.problems import FileProblems, KeyPath, Problems, show_path
-from torchmuster.launcher.spec.site_files import project_file, user_file, why_not_used
-from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.launcher.model.job import WayOfSite
 from torchmuster.launcher.spec.explain import FileFormat, hint_for_key
 from torchmuster.launcher.spec.hostfile import Host, join_hosts, parse_host, read_hostfile
 from torchmuster.launcher.spec.scalars import Seconds, in_quotes, kind_of, shown, wrong
+from torchmuster.launcher.spec.site_files import project_file, user_file, why_not_used
 
 # The position of each key of a TOML file: `tomllib` gives the values, this gives line and column.
 #

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.launcher.model.tokens import BARE_KINDS
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
+from torchmuster.launcher.model.tokens import BARE_KINDS
 from torchmuster.launcher.spec.source import parse_yaml
 
 TOKEN_NAMES = frozenset({*BARE_KINDS, "input", "host"})

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import Kind, RunDir, member_of_id, runs_dir, short_id
-from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import did_you_mean, few_of
 from torchmuster.core.model.verdict import Result
@@ -25,11 +24,11 @@ from torchmuster.core.owner.record import (
     read_outcome,
     read_plan,
     read_result,
-    record_of,
     unreadable,
 )
 from torchmuster.errors import NotFoundError
 from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.run import RunRecord, record_of
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 from torchmuster.launcher.views.run_view import RunView, SessionRun, submitted_at
 

@@ -13,11 +13,11 @@ from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import AttemptNode
 from torchmuster.core.model.failure import RanCode, WorkerEnd
-from torchmuster.launcher.model.run import AttemptRecord
 from torchmuster.core.model.text import few_of
-from torchmuster.core.owner.record import read_lines, record_of
+from torchmuster.core.owner.record import read_lines
 from torchmuster.core.plainfile import open_plain
 from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.launcher.model.run import AttemptRecord, record_of
 from torchmuster.launcher.views.run_view import RunView
 
 _STEP = re.compile(r"step-(\d{9,})")

@@ -9,13 +9,13 @@ from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import Kind, RunDir, short_id
 from torchmuster.core.model.contract import replay_order
 from torchmuster.core.model.plan import GRACE_S, RunPlan
-from torchmuster.launcher.model.run import AttemptRecord, RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import in_one_line
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import changed_at
 from torchmuster.errors import NotFoundError
 from torchmuster.launcher.model.live import LiveTask
+from torchmuster.launcher.model.run import AttemptRecord, RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ import torchmuster
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, last_bytes
 from torchmuster.core.model import codec
-from torchmuster.launcher.model.run import bad_loss
 from torchmuster.core.owner.record import RecordTail
 from torchmuster.core.plainfile import open_plain
+from torchmuster.launcher.model.run import bad_loss
 from torchmuster.launcher.model.training import EpochView, TrainingState
 
 _END_BYTES = 1 << 16

@@ -17,8 +17,8 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.owner.record import record_of
 from torchmuster.errors import MusterError
+from torchmuster.launcher.model.run import record_of
 from torchmuster.launcher.views.account import find_saved
 from torchmuster.multirun.engine import HeldSession
 from torchmuster.multirun.sweep.plan import SweepPlace, SweepPlan

@@ -9,7 +9,6 @@ from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model.contract import EX_TEMPFAIL
 from torchmuster.core.model.events import MemberStoppedEvent
-from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.record import (
@@ -23,6 +22,7 @@ from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.launcher.engines.base import ArrayDialect, object_dialect
 from torchmuster.launcher.jobs.answers import FIRST_POLL_S, ask_scheduler
 from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.multirun.sweep.arrays import SweepArrays, load_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir, why_of

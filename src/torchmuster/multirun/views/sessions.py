@@ -11,8 +11,9 @@ from torchmuster.core.files.layout import RunDir, runs_dir
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.owner.create import owner_process_lives
-from torchmuster.core.owner.record import read_plan, record_of
+from torchmuster.core.owner.record import read_plan
 from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
+from torchmuster.launcher.model.run import record_of
 from torchmuster.multirun.door import messages
 from torchmuster.multirun.door.call import SESSION_FILE, ask, door_file, read_setup
 from torchmuster.multirun.engine import HeldSession

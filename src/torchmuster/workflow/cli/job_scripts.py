@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.launcher.engines.schedulers import sees_files
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.sites import my_sites
 from torchmuster.launcher.engines.registry import load_dialect
+from torchmuster.launcher.engines.schedulers import sees_files
 
 if TYPE_CHECKING:
     from torchmuster.launcher.engines.base import Dialect

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torchmuster.core.files.layout import muster_home
 from torchmuster.core.model.text import nearest, printable
 from torchmuster.core.plainfile import open_plain
-from torchmuster.launcher.spec.site_files import is_new, why_not_used
 from torchmuster.errors import UsageError
+from torchmuster.launcher.spec.site_files import is_new, why_not_used
 from torchmuster.workflow.data.faults import DataError
 
 STORE_VARIABLE = "MUSTER_DATASETS"

@@ -33,7 +33,6 @@ from torchmuster.core.model.events import (
 from torchmuster.core.model.lease import SILENT_S, is_given_up
 from torchmuster.core.model.states import State
 from torchmuster.core.model.text import few_of
-from torchmuster.launcher.model.tokens import find_tokens
 from torchmuster.core.model.verdict import (
     FailureFacts,
     GroupOutcome,
@@ -45,6 +44,7 @@ from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel
 from torchmuster.core.net.handshake import HandshakeError
 from torchmuster.launcher.head.exec_relay import ExecRelay
+from torchmuster.launcher.model.tokens import find_tokens
 from torchmuster.launcher.net import part_messages
 from torchmuster.workflow.head import group_policy as gang
 from torchmuster.workflow.head import task_messages

@@ -17,7 +17,6 @@ from typing import ClassVar
 
 from torchmuster.core import plugs, proc
 from torchmuster.core.engines.local import LocalEngine
-from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
@@ -34,6 +33,7 @@ from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.allocation import AllocationEngine
 from torchmuster.launcher.engines.own_job import OwnJob, find_own_job
+from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.launcher.jobs.inside import make_deadline, own_run_inside
 from torchmuster.launcher.net.remote_messages import StartNode
 from torchmuster.launcher.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE, proxy_argv

@@ -19,7 +19,6 @@ from torchmuster.core.model.events import (
     TaskStateEvent,
 )
 from torchmuster.core.model.plan import GRACE_S
-from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import JobState, RunState, State, workflow_state
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.model.verdict import Result, WorkflowResult
@@ -33,6 +32,7 @@ from torchmuster.core.owner.record import (
 from torchmuster.errors import MusterError, NotFoundError, UsageError
 from torchmuster.launcher.model.job import JobView, describe_job
 from torchmuster.launcher.model.live import LiveTask
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
 

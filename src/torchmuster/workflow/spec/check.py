@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.core.model.text import did_you_mean, few_of
-from torchmuster.launcher.model.tokens import Token, find_tokens
 from torchmuster.core.spec.problems import FileProblems, KeyPath
+from torchmuster.launcher.model.tokens import Token, find_tokens
 from torchmuster.launcher.spec.scalars import kind_of, split_ranges, truth_of
 
 # References in a workflow file: resources, tasks of the same group, inputs, groups that run earlier.

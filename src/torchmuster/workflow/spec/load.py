@@ -18,7 +18,6 @@ from typing import Any
 from torchmuster.core import proc
 from torchmuster.core.model import codec
 from torchmuster.core.model.text import did_you_mean, report_of_error
-from torchmuster.launcher.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
 from torchmuster.core.plainfile import open_plain
 from torchmuster.core.spec.problems import (
     FileProblem,
@@ -30,6 +29,7 @@ from torchmuster.core.spec.problems import (
     show_path,
 )
 from torchmuster.errors import ManyErrors, MusterError, UsageError
+from torchmuster.launcher.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
 from torchmuster.launcher.spec.explain import FileFormat, hint_for_key
 from torchmuster.launcher.spec.source import MAX_BYTES, Document, Position, Source, parse_yaml
 from torchmuster.launcher.spec.values import (

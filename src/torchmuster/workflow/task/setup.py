@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from torchmuster.core.files.layout import WorkingFolder, muster_home
 from torchmuster.core.model import contract
 from torchmuster.core.model.text import did_you_mean
-from torchmuster.launcher.model.tokens import Token, resolve
 from torchmuster.errors import MusterError
+from torchmuster.launcher.model.tokens import Token, resolve
 from torchmuster.workflow.plan import GroupPlan, TaskFile, TaskPlan, WorkflowPlan
 
 

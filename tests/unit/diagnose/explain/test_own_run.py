@@ -6,12 +6,12 @@ import pytest
 
 from kit.records import event, start
 from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
-from torchmuster.launcher.model.run import fold_run
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.own_run import finding_of, with_own_result, word_of
 from torchmuster.errors import HeadLostError
+from torchmuster.launcher.model.run import fold_run
 from unit.diagnose.explain.logs import explain, traceback_of
 
 

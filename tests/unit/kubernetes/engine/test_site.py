@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.engines.schedulers import SCHEDULERS
 from torchmuster.launcher.model.scheduler import SchedulerFacts
-from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.spec.site import (
     BUILT_IN,
     SiteKeys,

@@ -6,7 +6,6 @@ from types import ModuleType
 
 import pytest
 
-from torchmuster.launcher.engines.schedulers import SCHEDULERS, set_by_schedulers
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.engines.registry import (
     GROUP,
@@ -15,6 +14,7 @@ from torchmuster.launcher.engines.registry import (
     engine_entries,
     load_dialect,
 )
+from torchmuster.launcher.engines.schedulers import SCHEDULERS, set_by_schedulers
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.spec.site import load_sites
 

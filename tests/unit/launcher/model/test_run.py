@@ -8,6 +8,7 @@ import pytest
 
 from kit.odd_records import ODD
 from kit.records import BEGAN, EVENTS, end_of_rank, event, failure, start
+from torchmuster.core.model.states import RunState
 from torchmuster.launcher.model.run import (
     MOST_MOMENTS,
     WHOLE_FIRST,
@@ -16,7 +17,6 @@ from torchmuster.launcher.model.run import (
     fold_run,
     frequent_causes,
 )
-from torchmuster.core.model.states import RunState
 
 RECORDED = Path(__file__).parent / "recorded"
 

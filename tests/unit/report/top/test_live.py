@@ -11,11 +11,11 @@ from kit.odd_records import ODD
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.launcher.model.run import RunRecord
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.create import write_owner
 from torchmuster.core.owner.record import RecordTail, last_event
+from torchmuster.launcher.model.run import RunRecord
 from torchmuster.launcher.ui.run_lines import time_left_s
 from torchmuster.launcher.views.find import view_run
 from torchmuster.launcher.views.live import MOST_ATTEMPTS, LiveReader, TrainingTail, last_sample

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmuster.core import proc
-from torchmuster.launcher.model.tokens import find_tokens
 from torchmuster.core.spec.problems import Problems
+from torchmuster.launcher.model.tokens import find_tokens
 from torchmuster.launcher.spec.source import MAX_BYTES, Source
 from torchmuster.workflow.spec.load import protect_tokens, render_file
 

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import gc
 import hashlib
+import importlib.machinery
 import io
 import json
 import linecache
@@ -38,12 +39,11 @@ from torchmuster.core.model.carried import (
 from torchmuster.core.net import ipc
 from torchmuster.core.net.ipc import ValueKept
 from torchmuster.core.node.spawner import last_words
-from torchmuster.launcher.node.spawner.import_watch import hidden_modules
 from torchmuster.core.node.spawner.last_words import CodeNote, Debugging, strip_own_frames
 from torchmuster.core.plainfile import open_own, write_all
 
 if TYPE_CHECKING:
-    from torchmuster.launcher.node.spawner.import_watch import FirstImports
+    from torchmuster.core.node.spawner.script import EarlyImports
 
 
 # Call the function of `torchmuster.launch` in a worker, and leave what it returns where the client finds it.
@@ -194,7 +194,7 @@ class WorkerTask:
     forked: bool
     imports_torch: bool = False
     call_sha256: str = ""
-    first: "FirstImports | None" = None  # made before the fork
+    first: "EarlyImports | None" = None  # made before the fork
 
 
 def task_from_environment() -> WorkerTask:
@@ -257,6 +257,28 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
         last_words.tell_at_exit(task.socket_path, watch, note)
         if task.kind == "function":
             leave()
+
+
+def hidden_modules(folder: str | None, at_start: Collection[str]) -> list[str]:
+    """Return Python's own modules that files in the script's folder hide.
+
+    Args:
+        folder: What stands in front of `sys.path`.
+        at_start: The modules that every interpreter has from its start on: these can't be hidden.
+    """
+    try:
+        entries = os.listdir(folder) if folder is not None else []
+    except OSError:
+        return []
+    own = sys.stdlib_module_names.difference(at_start, sys.builtin_module_names)
+    return sorted({name for entry in entries if (name := _module_name(folder, entry)) in own})
+
+
+def _module_name(folder: str | None, entry: str) -> str:
+    for suffix in importlib.machinery.all_suffixes():
+        if entry.endswith(suffix):
+            return entry.removesuffix(suffix)
+    return entry if os.path.isfile(os.path.join(folder or "", entry, "__init__.py")) else ""
 
 
 def first_path(kind: str, target: str) -> str | None:

@@ -11,17 +11,12 @@ import tempfile
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchmuster.core.model.plan import look_for_torch
-from torchmuster.launcher.node.spawner import import_watch
-from torchmuster.launcher.node.spawner import source
 from torchmuster.core.node.spawner import last_words, mainmodule, messages
-
-if TYPE_CHECKING:
-    from torchmuster.launcher.node.spawner.import_watch import FirstImports
+from torchmuster.core.node.spawner.script import EarlyImports, read_script
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
 _NO_THREADS = {_BLAS_THREADS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -51,7 +46,7 @@ class Prepared:
 
     forks: bool
     imports_torch: bool
-    first: "FirstImports | None" = None
+    first: EarlyImports | None = None
 
 
 def prepare(
@@ -67,29 +62,29 @@ def prepare(
     if missing is not None:
         send(messages.InterpreterRefused(why=missing))
         return Prepared(False, False)
-    text = _read_source(config)
-    imported = source.imported_names(text)
-    imports_torch = any(name.partition(".")[0] == "torch" for name in imported)
-    why = _reason_for_fresh(config, text, imported, at_start)
+    script = read_script(config, at_start)
+    why = "asked for" if config.kind == "command" or config.start == "fresh" else None
+    if why is None and config.start != "fork":
+        why = script.reason_for_fresh()
     torch_version: str | None = None
-    first: FirstImports | None = None
+    first: EarlyImports | None = None
     if why is None:
         # What lies beside the script may hide a module, for torch as for the script.
         folder = mainmodule.first_path(config.kind, config.target)
         for_calls = config.kind == "function"
-        first = _first_imports(config, text, folder)
+        first = script.early_imports(folder)
         torch_version, problem = import_for_workers(
             folder,
             config.preload,
             has_torch=config.has_torch,
-            has_library=_LIBRARY in imported,
+            has_library=script.imports_library,
             for_calls=for_calls,
             first=functools.partial(first.make, [config.target, *config.args]) if first else None,
         )
         if problem is not None:
             hint = f"rename {_in_the_way}" if _in_the_way else None
             send(messages.InterpreterRefused(why=problem, hint=hint))
-            return Prepared(False, imports_torch)
+            return Prepared(False, script.imports_torch)
         if first is not None and first.stopped is not None and first.is_spoilt:
             send(first.stopped)
             os._exit(0)  # nothing of what was imported may say a last word
@@ -108,68 +103,7 @@ def prepare(
         imports_why=left.why if left is not None else "",
     )
     send(ready)
-    return Prepared(ready.forks, imports_torch, first if ready.forks else None)
-
-
-def _first_imports(
-    config: messages.BeginSpawner, text: bytes, folder: str | None
-) -> "FirstImports | None":
-    """Return the imports that the script begins with; None where something comes before them, or looks at them."""
-    is_timed = bool(sys.flags.verbose) or "importtime" in sys._xoptions
-    has_macros = config.macros and any("$" in word for word in config.args)
-    if config.kind != "file" or not config.has_torch or is_timed or has_macros:
-        return None
-    from torchmuster.launcher.node.spawner.import_watch import FirstImports, ImportWatch
-
-    limit = config.num_imports
-    known = messages.ImportsRefused(num_made=limit, why=config.imports_why) if limit >= 0 else None
-    return FirstImports(
-        text, config.target, folder, config.cache, ImportWatch(flush_everything), stopped=known
-    )
-
-
-def _read_source(config: messages.BeginSpawner) -> bytes:
-    """Return the script's text; nothing where there is none to be read."""
-    path = source.script_path(config.kind, config.target, config.args)
-    try:
-        return Path(path).read_bytes() if path is not None else b""
-    except OSError:
-        return b""
-
-
-def _reason_for_fresh(
-    config: messages.BeginSpawner,
-    text: bytes,
-    imported: Collection[str],
-    at_start: Collection[str],
-) -> str | None:
-    if config.kind == "command" or config.start == "fresh":
-        return "asked for"
-    if config.start == "fork":
-        return None
-    writes = source.environment_writes(text if config.has_torch else b"")
-    if writes.names:
-        names = ", ".join(writes.names)
-        return f"the script changes {names}, which is read while torch is imported"
-    if writes.unread_line is not None:
-        where = f"the script changes an environment variable in line {writes.unread_line}"
-        return (
-            f"{where} whose name its source doesn't show, and torch reads some while it is imported"
-        )
-    early = source.early_calls(text if config.has_torch else b"")
-    if early is not None:
-        return f"the script calls {early[0]} in line {early[1]}, before its imports: after that of torch it does something else"
-    folder = mainmodule.first_path(config.kind, config.target)
-    refuses = import_watch.refuses_torch(imported if config.has_torch else (), folder)
-    if refuses is not None:
-        return f"{refuses} wants to be imported before torch"
-    hidden = import_watch.hidden_modules(folder, at_start)
-    if hidden:
-        return f"{hidden[0]} in the script's folder hides Python's own module of this name"
-    start_code = import_watch.start_code_with_rank()
-    if start_code is not None:
-        return f"{start_code} runs when Python starts, and reads what only a worker has"
-    return None
+    return Prepared(ready.forks, script.imports_torch, first if ready.forks else None)
 
 
 def import_for_workers(

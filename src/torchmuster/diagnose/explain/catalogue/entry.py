@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 from torchmuster.diagnose.explain.events import LineRole
 from torchmuster.diagnose.finding import Confidence
+from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 
 TOLD = "told:"  # before the name of a message: the kind of an event
 

@@ -11,9 +11,9 @@ import click
 from torchmuster.core import plugs
 from torchmuster.core.cli.find import Where
 from torchmuster.core.cli.place import Nowhere, Place
-from torchmuster.launcher.spec.site_files import project_file, user_file
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.sites import my_sites
+from torchmuster.launcher.spec.site_files import project_file, user_file
 
 if TYPE_CHECKING:
     from torchmuster.core.model.plan import RunPlan
@@ -123,9 +123,9 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
     Raises:
         UsageError: It is no dry run: a run goes to one place.
     """
-    from torchmuster.launcher.engines.schedulers import sees_files
     from torchmuster.core.owner.create import new_run_id
     from torchmuster.errors import ManyErrors, MusterError, UsageError
+    from torchmuster.launcher.engines.schedulers import sees_files
     from torchmuster.launcher.spec.site import BUILT_IN
 
     if not request.dry_run:

@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.node.spawner.messages import ImportsRefused
+from torchmuster.core.node.spawner.script import EarlyImports
 
 # What lies around a script and must happen in an interpreter of its own: one that is started for each rank.
 #
@@ -55,28 +56,6 @@ _REFUSES = re.compile(
 )
 _FEW_FILES = 24
 _MAX_BYTES = 1 << 20
-
-
-def hidden_modules(folder: str | None, at_start: Collection[str]) -> list[str]:
-    """Return Python's own modules that files in the script's folder hide.
-
-    Args:
-        folder: What stands in front of `sys.path`.
-        at_start: The modules that every interpreter has from its start on: these can't be hidden.
-    """
-    try:
-        entries = os.listdir(folder) if folder is not None else []
-    except OSError:
-        return []
-    own = sys.stdlib_module_names.difference(at_start, sys.builtin_module_names)
-    return sorted({name for entry in entries if (name := _module_name(folder, entry)) in own})
-
-
-def _module_name(folder: str | None, entry: str) -> str:
-    for suffix in importlib.machinery.all_suffixes():
-        if entry.endswith(suffix):
-            return entry.removesuffix(suffix)
-    return entry if os.path.isfile(os.path.join(folder or "", entry, "__init__.py")) else ""
 
 
 def refuses_torch(imported: Collection[str], folder: str | None) -> str | None:
@@ -682,7 +661,7 @@ ROOTS = frozenset(
 
 
 @dataclass(slots=True)
-class FirstImports:
+class FirstImports(EarlyImports):
     """The first imports of one script, and what the making of them has shown.
 
     Attributes:
