@@ -273,15 +273,15 @@ def test_a_call_file_that_is_not_the_run_s_is_not_unpickled(project, damage, tmp
 
 def test_a_call_of_another_python_is_refused_before_it_is_unpickled(project, monkeypatch):
     """The hash is right: such a file comes of a client with another Python."""
-    from torchmuster.core.model.carried import CallHead, CarryError, pack_call
-    from torchmuster.core.node.spawner import mainmodule
+    from torchmuster.launcher.model.carried import CallHead, CarryError, pack_call
+    from torchmuster.launcher.node.spawner import function
 
     data = pack_call(CallHead(name="train", python="3.2"), b"not even a pickle")
     Path("call").write_bytes(data)
     monkeypatch.setenv("TORCHMUSTER_RUN_DIR", str(Path.cwd()))
 
     with pytest.raises(CarryError, match=r"Python 3\.2"):
-        mainmodule.call_function(hashlib.sha256(data).hexdigest(), "")
+        function.call(hashlib.sha256(data).hexdigest(), "")
 
 
 def test_a_worker_leaves_behind_nothing_unfinished(project, tmp_path):

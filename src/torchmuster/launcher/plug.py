@@ -67,6 +67,7 @@ PLUGS = {
         "left": "launcher.views.account:what_is_left",
     },
     "script_readers": {"source": "launcher.node.spawner.script:SourceReader"},
+    "script_kinds": {"function": "launcher.node.spawner.function"},
     "run_notes": {"origin": "launcher.owner.origin"},
     "messages": {"launcher": "launcher.net.part_messages"},
     "head_parts": {

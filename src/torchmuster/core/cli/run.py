@@ -13,8 +13,7 @@ from torchmuster.core.cli.options import complete, complete_files
 from torchmuster.core.model.plan import GRACE_S, MAX_RESTARTS
 
 if TYPE_CHECKING:
-    from torchmuster.core.model.carried import LaunchOrder
-    from torchmuster.core.spec.launch import RunRequest
+    from torchmuster.core.spec.launch import LaunchOrder, RunRequest
     from torchmuster.core.spec.problems import Problems
 
 
@@ -295,8 +294,8 @@ def read_order(path: str) -> "LaunchOrder":
     import json
 
     from torchmuster.core.model import codec
-    from torchmuster.core.model.carried import LaunchOrder
     from torchmuster.core.plainfile import open_own
+    from torchmuster.core.spec.launch import LaunchOrder
 
     with open_own(path) as file:
         return codec.from_plain(LaunchOrder, json.load(file))

@@ -146,7 +146,7 @@ class Tee(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCall:
-    """The call file of a function: `core/model/carried.py` says what is in it.
+    """The call file of a function: `launcher/model/carried.py` says what is in it.
 
     Attributes:
         source: Its path where the run is made; copied into the run directory.

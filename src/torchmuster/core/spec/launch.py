@@ -553,3 +553,22 @@ def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float]
         return None
     most_s = known[1] if len(known) > 1 else max(known[0], Limits().hang_most_s)
     return {"hang_s": known[0], "hang_blind_s": known[0], "hang_most_s": most_s}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOrder:
+    """What `torchmuster.launch` tells `muster run`, and `torchmuster.sweep` tells `muster sweep`, in a file of mode 0600, because others can read command lines.
+
+    Attributes:
+        call: Of a function; None of a script.
+        args: Of a script.
+        environment: What `env=` sets in every worker.
+        names: Of a sweep, what varies.
+        members: The values of each member as texts, in the order of `names`.
+    """
+
+    call: FunctionCall | None = None
+    args: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    members: tuple[tuple[str, ...], ...] = ()

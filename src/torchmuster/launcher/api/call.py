@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.core.model.carried import (
+from torchmuster.launcher.model.carried import (
     MAX_CALL_BYTES,
     CallHead,
     Named,

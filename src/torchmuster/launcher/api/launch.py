@@ -14,8 +14,8 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import Kind, RunDir, runs_dir, short_id
 from torchmuster.core.model import codec
-from torchmuster.core.model.carried import LaunchOrder
 from torchmuster.core.model.plan import FunctionCall
+from torchmuster.core.spec.launch import LaunchOrder
 from torchmuster.errors import MusterError
 from torchmuster.launcher.api import call, keywords
 from torchmuster.launcher.api.failures import NotLaunchedError, read_errors

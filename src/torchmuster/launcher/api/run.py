@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchmuster.core.files.layout import RunDir, short_id
-from torchmuster.core.model.carried import own_python, unpack
 from torchmuster.core.model.failure import ValueNote
 from torchmuster.core.model.ranks import name_ranks
 from torchmuster.core.model.states import RunState
@@ -20,6 +19,7 @@ from torchmuster.core.model.verdict import Result
 from torchmuster.core.plainfile import open_own
 from torchmuster.errors import ChannelError, MusterError, NotFoundError
 from torchmuster.launcher.api.failures import Interrupted, RunFailed
+from torchmuster.launcher.model.carried import own_python, unpack
 from torchmuster.launcher.model.run import record_of
 from torchmuster.launcher.views.find import any_result, owner_lives, view_run
 from torchmuster.launcher.views.run_view import RunView

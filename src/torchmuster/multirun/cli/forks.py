@@ -34,7 +34,7 @@ _OF_A_RUN = (
     "torchmuster.launcher.cli.sites",
     "torchmuster.multirun.engine",
     "torchmuster.core.files.terminal",
-    "torchmuster.core.model.carried",
+    "torchmuster.launcher.model.carried",
     "torchmuster.core.owner.create",
     "torchmuster.launcher.owner.origin",
     "torchmuster.core.owner.stops",

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.carried import own_python
 from torchmuster.core.model.failure import ValueNote
 from torchmuster.errors import NotFoundError
 from torchmuster.launcher.api.run import ResultError, are_here, noted_values, read_value
+from torchmuster.launcher.model.carried import own_python
 
 
 class Trap:

@@ -4,20 +4,15 @@ The same code serves a forked worker and a fresh one. What differs from `python 
 list in `docs/workers.md`; everything else is a defect.
 """
 
-import atexit
 import contextlib
-import gc
-import hashlib
 import importlib.machinery
 import io
 import json
-import linecache
 import os
 import pkgutil
 import re
 import runpy
 import sys
-import threading
 import time
 import types
 from collections.abc import Collection, Iterator, Mapping
@@ -25,156 +20,17 @@ from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model import contract
-from torchmuster.core.model.carried import (
-    MAX_CALL_BYTES,
-    CallHead,
-    CarryError,
-    own_python,
-    pack_value,
-    split_call,
-    unpack,
-)
-from torchmuster.core.net import ipc
-from torchmuster.core.net.ipc import ValueKept
+from torchmuster.core import plugs
 from torchmuster.core.node.spawner import last_words
 from torchmuster.core.node.spawner.last_words import CodeNote, Debugging, strip_own_frames
-from torchmuster.core.plainfile import open_own, write_all
 
 if TYPE_CHECKING:
     from torchmuster.core.node.spawner.script import EarlyImports
 
 
-# Call the function of `torchmuster.launch` in a worker, and leave what it returns where the client finds it.
-#
-# Nothing is unpickled but the call file whose hash the agent has from the plan of the run. The value becomes a file beside the
-# rank's log; its hash goes to the agent, and from there on the authenticated channel into the record of the run.
-
-
-_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-
-
-def call_function(sha256: str, socket_path: str) -> None:
-    """Call the function of this run, and keep its value.
-
-    Raises:
-        CarryError: The call can't be read here, or its value can't travel.
-    """
-    head, pickled = _read(_run_dir().call, sha256)
-    _check_interpreter(head)
-    sys.path[1:1] = [path for one in head.paths if (path := os.path.abspath(one)) not in sys.path]
-    for name, text in head.sources.items():
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    function, args, kwargs, *members = unpack(pickled, lambda module: _missing(head, module))
-    if members:
-        kwargs = {**kwargs, **members[0][int(os.environ[contract.MEMBER_VARIABLE])]}
-    value = function(*args, **kwargs)
-    _print_metric(value)
-    data = pack_value(value, f"what `{head.name}` returned", "value")
-    _keep(data, socket_path)
-
-
-def _print_metric(value: Any) -> None:
-    """Print the metric of a sweep where the function has returned it: the number itself, or one of this name in a mapping."""
-    name = os.environ.get(contract.METRIC_VARIABLE)
-    if name is None or os.environ["RANK"] != "0":
-        return
-    found: Any = value.get(name) if isinstance(value, Mapping) else value
-    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # it is no number
-        if not isinstance(found, str | bytes):
-            print(f"{name}={float(found)!r}", flush=True)
-
-
-def leave() -> None:
-    """End this worker as children of multiprocessing end: threads, exit handlers, open files, and no more.
-
-    To take apart an interpreter with torch takes 0.2 s of a processor for each rank, and all ranks of a node at once.
-    """
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
-        atexit._run_exitfuncs()
-    finally:
-        # What was imported before the fork is frozen, and not among these.
-        opened = [one for one in gc.get_objects() if type(one) in _WRITERS]
-        for writer in (*opened, sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                writer.flush()
-        os._exit(0)
-
-
-def _read(path: str, sha256: str) -> tuple[CallHead, bytes]:
-    try:
-        with open_own(path) as file:
-            data = file.read(MAX_CALL_BYTES + (2 << 20))
-    except OSError as error:
-        raise CarryError("the call file can't be read", where=path, why=str(error)) from None
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise CarryError(
-            "the call file is not the one of this run",
-            where=path,
-            why="its hash is not that in the plan, so nothing of it was unpickled",
-            fix="launch the function again",
-        )
-    return split_call(data)
-
-
-def _check_interpreter(head: CallHead) -> None:
-    if head.python != own_python():
-        raise CarryError(
-            f"`{head.name}` was sent by Python {head.python}, the job's interpreter is Python {own_python()}",
-            where=sys.executable,
-            why="functions and values are pickled, and pickles fit the same minor version only",
-            fix="python=PATH names an interpreter of the client's version; a script needs no such thing",
-        )
-    if not head.cloudpickle:
-        return
-    try:
-        import cloudpickle  # before the pickle, whose own error would say less
-    except ImportError:
-        raise CarryError(
-            f"`{head.name}` travels by value, and the job's interpreter has no cloudpickle",
-            where=sys.executable,
-            fix=f"{sys.executable} -m pip install cloudpickle=={head.cloudpickle}, or move the function into a module",
-        ) from None
-    own = str(getattr(cloudpickle, "__version__", ""))
-    if own.partition(".")[0] != head.cloudpickle.partition(".")[0]:
-        raise CarryError(
-            f"`{head.name}` was pickled by cloudpickle {head.cloudpickle}, the job's interpreter has {own}",
-            where=sys.executable,
-            why="what it pickles names its own functions, which other major versions call otherwise",
-            fix=f"{sys.executable} -m pip install cloudpickle=={head.cloudpickle}, or move the function into a module",
-        )
-
-
-def _missing(head: CallHead, module: str) -> CarryError:
-    return CarryError(
-        f"`{head.name}` needs the module `{module}`, which the job's interpreter does not find",
-        where=sys.executable,
-        why=f"it looks in {', '.join(path for path in sys.path[:4] if path)}, ...",
-        fix="install it there, or keep it in the folder of your code, which travels",
-    )
-
-
-def _keep(data: bytes, socket_path: str) -> None:
-    rank, attempt = int(os.environ["RANK"]), int(os.environ[contract.ATTEMPT_VARIABLE])
-    path = _run_dir().rank_value(attempt, rank)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        write_all(fd, data)
-    finally:
-        os.close(fd)
-    sha256 = hashlib.sha256(data).hexdigest()
-    note = ValueKept(size_bytes=len(data), sha256=sha256, python=own_python())
-    ipc.tell(socket_path, note)
-
-
-def _run_dir() -> RunDir:
-    return RunDir(os.environ[contract.RUN_DIR_VARIABLE])
-
-
 TASK_VARIABLE = "TORCHMUSTER_TASK"
+
+
 # The first that is a number above 0 counts. Source: OpenBLAS, driver/others/openblas_env.c and
 # memory.c, `blas_get_cpu_number`.
 _BLAS_VARIABLES = tuple(
@@ -216,6 +72,7 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
         task: What to run.
         at_start: The modules that the interpreter had before it met our own code.
     """
+    other = plugs.find("script_kinds", task.kind)  # while our own modules are here
     _forget_ourselves()
     _uncover(first_path(task.kind, task.target), at_start)
     if task.forked:
@@ -234,8 +91,8 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
     note = CodeNote(first_path(task.kind, task.target))
     try:
         debugging.before_script()
-        if task.kind == "function":
-            _run_function(task)
+        if other is not None:
+            _run_other(task, other)
         elif task.kind == "module":
             _run_module(task)
         else:
@@ -255,8 +112,8 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
         raise  # the interpreter prints it, and ends by SIGINT after a KeyboardInterrupt
     if os.getpid() == pid:
         last_words.tell_at_exit(task.socket_path, watch, note)
-        if task.kind == "function":
-            leave()
+        if other is not None:
+            other.leave()
 
 
 def hidden_modules(folder: str | None, at_start: Collection[str]) -> list[str]:
@@ -337,13 +194,13 @@ def _run_module(task: WorkerTask) -> None:
     runpy._run_module_as_main(task.target)  # type: ignore[attr-defined]  # what `python -m` calls
 
 
-def _run_function(task: WorkerTask) -> None:
+def _run_other(task: WorkerTask, other: Any) -> None:
     folder = first_path(task.kind, task.target)
     if folder is not None:
         sys.path.insert(0, folder)
     _set_argv([task.target], [task.target])
     _new_main_module()
-    call_function(task.call_sha256, task.socket_path)
+    other.call(task.call_sha256, task.socket_path)
 
 
 def _set_argv(argv: list[str], original: list[str]) -> None:

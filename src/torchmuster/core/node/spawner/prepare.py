@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from torchmuster.core import plugs
 from torchmuster.core.model.plan import look_for_torch
 from torchmuster.core.node.spawner import last_words, mainmodule, messages
 from torchmuster.core.node.spawner.script import EarlyImports, read_script
@@ -135,6 +136,7 @@ def import_for_workers(
     gc.disable()
     sys.path[:0] = [folder] if folder is not None else []
     if for_calls:
+        plugs.find("script_kinds", "function")  # once for all workers
         _import_for_calls()
     try:
         with mainmodule.torchmuster_of_the_job():

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from torchmuster.core.model import carried
-from torchmuster.core.model.carried import CarryError, Named, pack_value
+from torchmuster.launcher.model import carried
+from torchmuster.launcher.model.carried import CarryError, Named, pack_value
 
 MIB = 1 << 20
 

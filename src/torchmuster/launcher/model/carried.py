@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import FunctionCall
 from torchmuster.errors import UsageError
 
 # The call file: a function with its arguments, on its way from `torchmuster.launch` to the workers.
@@ -46,25 +45,6 @@ class CallHead:
     cloudpickle: str = ""
     paths: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOrder:
-    """What `torchmuster.launch` tells `muster run`, and `torchmuster.sweep` tells `muster sweep`, in a file of mode 0600, because others can read command lines.
-
-    Attributes:
-        call: Of a function; None of a script.
-        args: Of a script.
-        environment: What `env=` sets in every worker.
-        names: Of a sweep, what varies.
-        members: The values of each member as texts, in the order of `names`.
-    """
-
-    call: FunctionCall | None = None
-    args: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
-    members: tuple[tuple[str, ...], ...] = ()
 
 
 def own_python() -> str:
