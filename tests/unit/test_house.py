@@ -115,7 +115,7 @@ MAY_NAME_SCHEDULERS = {
     "gpucheck": "the lists of GPUs that each of them gives",
     "launcher/model/job.py": "the commands that bring an agent to another node, as values",
     "launcher/model/scheduler.py": "the engine that was removed",
-    "core/node/launcher_ranks.py": "variables of one node, and the rank variables of launchers, rewritten for each worker",
+    "launcher/node/launcher_ranks.py": "variables of one node, and the rank variables of launchers, rewritten for each worker",
     "core/node/leftovers.py": "the folder that a scheduler has made on this node",
     "launcher/node/spawner/import_watch.py": "variables that a user's script may read",
     "launcher/jobs/spread.py": "what launchers, not schedulers, say of their number of tasks",

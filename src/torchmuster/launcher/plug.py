@@ -68,6 +68,7 @@ PLUGS = {
     },
     "script_readers": {"source": "launcher.node.spawner.script:SourceReader"},
     "script_kinds": {"function": "launcher.node.spawner.function"},
+    "worker_variables": {"launchers": "launcher.node.launcher_ranks:make_true"},
     "run_notes": {"origin": "launcher.owner.origin"},
     "messages": {"launcher": "launcher.net.part_messages"},
     "head_parts": {

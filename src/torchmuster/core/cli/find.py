@@ -1,6 +1,5 @@
 """Which place a command means: each room that has places is asked, and what none takes is on this machine."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,8 +57,6 @@ def find_place(where: Where, problems: "Problems") -> Place:
         UsageError: Hosts are named for another kind of engine, or nobody names any; this is a login node.
         NotFoundError: There is no such session.
     """
-    if not where.here and not where.is_one_of_many:
-        check_alone(os.environ)
     for find in plugs.every("places"):
         if (place := find(where, problems)) is not None:
             found: Place = place
@@ -67,24 +64,3 @@ def find_place(where: Where, problems: "Problems") -> Place:
     if where.engine not in (None, "local") or where.hosts or where.hostfile or where.session:
         raise UsageError("no part of muster that is installed here has this place")
     return Here()
-
-
-def check_alone(environment: Mapping[str, str]) -> None:
-    """Refuse a command that srun, mpiexec or pbsdsh has started several times; only the first task says so.
-
-    Raises:
-        UsageError: Each would start a run of its own.
-    """
-    from torchmuster.core.model.contract import ATTEMPT_VARIABLE, TASK_VARIABLE
-    from torchmuster.core.node.launcher_ranks import is_first_of_many, is_one_of_many
-
-    if {ATTEMPT_VARIABLE, TASK_VARIABLE} & {*environment} or not is_one_of_many(environment):
-        return  # what a worker or a task starts, it starts as a command of its own
-    if not is_first_of_many(environment):
-        raise SystemExit(UsageError.exit_code)
-    raise UsageError(
-        "this command was started several times, as one task of many",
-        where="srun, mpiexec or pbsdsh",
-        why="each would start the workers of all nodes, and the whole training would run that often",
-        fix="leave srun, mpiexec or pbsdsh out; --here means one run for each task, on its own node",
-    )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
@@ -31,9 +32,9 @@ from torchmuster.core.net.address import interface_of
 from torchmuster.core.net.ipc import ValueKept, WorkerEndedWell, WorkerFailed, WorkerReport
 from torchmuster.core.net.messages import StartAttempt, Welcome
 from torchmuster.core.node import kernel as memory
+from torchmuster.core.node.environment import VariableChange
 from torchmuster.core.node.heartbeats import last_step
 from torchmuster.core.node.kernel import visible_gpus
-from torchmuster.core.node.launcher_ranks import VariableChange, make_true
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.output import RankOutput, Show
 from torchmuster.core.node.spawner.messages import SignalWorkerProcesses, SpawnerOrder, StartWorker
@@ -295,9 +296,14 @@ class NodeAttempt:
             role=settings.role,
             has_store=settings.has_store,
         )
-        others = make_true(settings.base_env, place, order.tasks_per_node)
+        others: dict[str, str] = {}
+        removed: list[str] = []
+        for change_of in plugs.every("worker_variables"):
+            change: VariableChange = change_of(settings.base_env, place, order.tasks_per_node)
+            others |= change.values
+            removed += change.removed
         environment = {
-            **others.values,
+            **others,
             **settings.extra_env,
             **worker_environment(place, facts),
         }
@@ -307,7 +313,7 @@ class NodeAttempt:
             environment["NCCL_DEBUG_FILE"] = os.path.join(folder, f"nccl-{worker.rank}.log")
         if virtual:
             environment["CUDA_VISIBLE_DEVICES"] = settings.gpus[worker.local_rank]
-        return VariableChange(values=environment, removed=others.removed)
+        return VariableChange(values=environment, removed=tuple(removed))
 
     # What happens to the workers.
 

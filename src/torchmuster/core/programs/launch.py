@@ -16,7 +16,7 @@ from torchmuster.core.model.lines import Terminal
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.plan import Program, RunPlan
 from torchmuster.core.net.address import read_secret, split_endpoint
-from torchmuster.core.node.launcher_ranks import share_threads, take_environment
+from torchmuster.core.node.environment import share_threads, take_environment
 from torchmuster.core.node.options import AgentOptions, AgentOrder, HeadPlace
 
 

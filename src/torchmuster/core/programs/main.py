@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.model import contract
-from torchmuster.core.node.launcher_ranks import THREADS, share_threads
+from torchmuster.core.node.environment import THREADS, share_threads
 from torchmuster.core.node.leftovers import make_socket_folder, sweep_beside
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.spawner.start import begin_spawner, start_spawner

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from torchmuster.core.cli.find import Where, find_place
 from torchmuster.core.model.text import few_of
-from torchmuster.core.node.launcher_ranks import is_one_of_many
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.jobs.spread import SpreadHosts
+from torchmuster.launcher.node.launcher_ranks import is_one_of_many
 
 if TYPE_CHECKING:
     from torchmuster.launcher.engines.own_job import OwnJob

@@ -58,9 +58,9 @@ class _TorchrunCommand(click.Command):
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
     from torchmuster.core.node.kernel import visible_gpus
-    from torchmuster.core.node.launcher_ranks import is_one_of_many
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.engines.schedulers import may_be_in_job
+    from torchmuster.launcher.node.launcher_ranks import is_one_of_many
     from torchmuster.launcher.spec.torchrun import parse_torchrun
 
     _find_home()
@@ -113,7 +113,7 @@ def _leave_to_first(max_nodes: int) -> None:
     they would take each other's places.
     """
     from torchmuster.core.model.contract import ATTEMPT_VARIABLE
-    from torchmuster.core.node.launcher_ranks import num_tasks, task_here
+    from torchmuster.launcher.node.launcher_ranks import num_tasks, task_here
 
     task = task_here(os.environ)
     if task == 0 or num_tasks(os.environ) <= max_nodes or ATTEMPT_VARIABLE in os.environ:
@@ -133,7 +133,7 @@ def _leave_to_first(max_nodes: int) -> None:
 
 def _first_task() -> int | None:
     """Return the process of this very command that is task 0 of this node; None while there is none."""
-    from torchmuster.core.node.launcher_ranks import are_one_step, task_here
+    from torchmuster.launcher.node.launcher_ranks import are_one_step, task_here
 
     own = _words_of(os.getpid(), "cmdline")
     for facts in proc.all_processes():

@@ -17,7 +17,7 @@ from torchmuster.core.model.plan import Program, ScriptKind
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import link_names, own_interfaces
 from torchmuster.core.node.agent import Agent, AgentPart
-from torchmuster.core.node.launcher_ranks import VariableChange
+from torchmuster.core.node.environment import VariableChange
 from torchmuster.core.node.workers import NodeAttempt
 from torchmuster.launcher.net import part_messages
 

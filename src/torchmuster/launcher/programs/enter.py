@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from torchmuster.core import proc
 from torchmuster.core.model.codec import from_words, to_words
-from torchmuster.core.node.launcher_ranks import take_environment
+from torchmuster.core.node.environment import take_environment
 from torchmuster.errors import MusterError
 
 

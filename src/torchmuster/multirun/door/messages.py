@@ -11,7 +11,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.codec import to_words
 from torchmuster.core.model.message import TypedMessage, decode, encode
 from torchmuster.core.model.plan import RunPlan, ScriptKind, StartMethod
-from torchmuster.core.node.launcher_ranks import share_threads
+from torchmuster.core.node.environment import share_threads
 from torchmuster.core.node.options import AgentOrder
 
 MAX_ORDER_BYTES = 8 << 20

@@ -30,9 +30,9 @@ from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import Report, Result, explain_refused_start
 from torchmuster.core.net import messages
 from torchmuster.core.net.ipc import AskMemory, CallTaken, IpcCall, IpcServer, WorkerReport
+from torchmuster.core.node.environment import THREADS
 from torchmuster.core.node.heartbeats import HeldMemory
 from torchmuster.core.node.kernel import visible_gpus
-from torchmuster.core.node.launcher_ranks import THREADS
 from torchmuster.core.node.leftovers import make_socket_folder, sweep_beside
 from torchmuster.core.node.output import LogVoice, Voice
 from torchmuster.core.node.spawner import messages as orders

@@ -10,7 +10,7 @@ from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.codec import from_words
 from torchmuster.core.net.address import read_secret, split_endpoint
-from torchmuster.core.node.launcher_ranks import take_environment
+from torchmuster.core.node.environment import take_environment
 from torchmuster.core.node.leftovers import make_socket_folder
 from torchmuster.core.node.output import LogVoice
 from torchmuster.workflow.head.group_head import port_candidates

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
     Raises:
         UsageError: Hosts are named for another kind of engine, or nobody names any; this is a login node.
     """
+    if not where.here and not where.is_one_of_many:
+        check_alone(os.environ)
     if where.session is not None:
         return None
     names_hosts = bool(where.hosts or where.hostfile)
@@ -51,6 +53,27 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
         return Hosts(hosts, by_slots=where.by_slots)
     site = check_engine(engine, problems)
     return _place_of_jobs(site) if site is not None else Nowhere()
+
+
+def check_alone(environment: Mapping[str, str]) -> None:
+    """Refuse a command that srun, mpiexec or pbsdsh has started several times; only the first task says so.
+
+    Raises:
+        UsageError: Each would start a run of its own.
+    """
+    from torchmuster.core.model.contract import ATTEMPT_VARIABLE, TASK_VARIABLE
+    from torchmuster.launcher.node.launcher_ranks import is_first_of_many, is_one_of_many
+
+    if {ATTEMPT_VARIABLE, TASK_VARIABLE} & {*environment} or not is_one_of_many(environment):
+        return  # what a worker or a task starts, it starts as a command of its own
+    if not is_first_of_many(environment):
+        raise SystemExit(UsageError.exit_code)
+    raise UsageError(
+        "this command was started several times, as one task of many",
+        where="srun, mpiexec or pbsdsh",
+        why="each would start the workers of all nodes, and the whole training would run that often",
+        fix="leave srun, mpiexec or pbsdsh out; --here means one run for each task, on its own node",
+    )
 
 
 def _place_of_jobs(site: "Site") -> Place:

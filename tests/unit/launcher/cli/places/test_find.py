@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchmuster.core.cli.find import check_alone
 from torchmuster.errors import UsageError
+from torchmuster.launcher.cli.places.find import check_alone
 
 OF_SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4"}
 

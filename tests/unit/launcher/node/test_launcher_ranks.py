@@ -1,7 +1,7 @@
 import pytest
 
 from torchmuster.core.model.contract import WorkerPlace
-from torchmuster.core.node.launcher_ranks import (
+from torchmuster.launcher.node.launcher_ranks import (
     are_one_step,
     is_one_of_many,
     make_true,

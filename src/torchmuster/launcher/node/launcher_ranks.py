@@ -9,85 +9,11 @@ Source: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES, and S
 `env_array_for_step`; docs.open-mpi.org, "Environment variables"; MPICH's simple_pmi.c; HPE PALS's mpiexec(1).
 """
 
-import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from torchmuster.core.files import atomic
 from torchmuster.core.model.contract import WorkerPlace
 from torchmuster.core.model.ranks import expand_counts, expand_hostlist
-from torchmuster.errors import RunDirectoryError
-
-# The variables that a node begins with: what of the job's head holds on others, and how many threads workers get.
-
-
-THREADS = "OMP_NUM_THREADS"
-_OWN = frozenset(
-    {
-        *("TMPDIR", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "NCPUS"),
-        *("HOME", "USER", "LOGNAME", "SHELL"),
-    }
-)
-_LAUNCHERS = ("PMI", "PALS_", "OMPI_COMM_", "MV2_COMM_", "MPI_LOCAL", "CUDA_VISIBLE")
-
-
-def leave_environment(path: str, of_schedulers: tuple[str, ...]) -> None:
-    """Leave our variables for other nodes, but for those that are true of this node only.
-
-    Args:
-        path: The file for `take_environment`.
-        of_schedulers: How the names of variables begin that schedulers set.
-    """
-    begins = (*of_schedulers, *_LAUNCHERS)
-    of_threads = THREADS if threads_of_scheduler(os.environ) is not None else None
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(begins) and name not in _OWN and name != of_threads
-    }
-    atomic.write_json(path, kept, mode=0o600)
-
-
-def take_environment(path: str) -> None:
-    """Take over the variables of the job's head, for ways to a node that bring none; those of this node stay.
-
-    Raises:
-        RunDirectoryError: The file can't be read.
-    """
-    try:
-        with open(path) as file:
-            os.environ.update(json.load(file))
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(
-            "the job's variables can't be read", where=path, why=str(error)
-        ) from error
-
-
-def threads_of_scheduler(environment: Mapping[str, str]) -> int | None:
-    """Return the threads that PBS has set for every process: all CPUs of its job on this node. None for a user's own.
-
-    Source: the PBS Professional user's guide, "Running Multi-processor Jobs": OMP_NUM_THREADS and NCPUS are ncpus.
-    """
-    text = environment.get(THREADS, "")
-    of_job = "PBS_JOBID" in environment and environment.get("NCPUS") == text
-    return int(text) if of_job and text.isdecimal() else None
-
-
-def share_threads(environment: dict[str, str], num_workers: int) -> str | None:
-    """Give each of several workers one thread, as torchrun does, or its share of PBS's; say so of the second."""
-    if num_workers < 2:
-        return None
-    environment.setdefault(THREADS, "1")
-    threads = threads_of_scheduler(environment)
-    if threads is None or threads == 1:
-        return None
-    environment[THREADS] = str(max(1, threads // num_workers))
-    return (
-        f"{THREADS} is {environment[THREADS]} for each of {num_workers} workers:"
-        f" PBS had set {threads}, the CPUs of them all"
-    )
-
+from torchmuster.core.node.environment import VariableChange
 
 # srun sets these for every task; a script that asks for one of them asks for the others, too.
 _OF_EVERY_TASK = {
@@ -150,14 +76,6 @@ _SIZES = (
     *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE"),
     "MV2_COMM_WORLD_SIZE",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariableChange:
-    """What a worker's environment has otherwise than its agent's."""
-
-    values: Mapping[str, str]
-    removed: tuple[str, ...] = ()
 
 
 def make_true(
