@@ -42,10 +42,11 @@ from torchmuster.core.files.layout import RunDir, runs_dir  # noqa: E402
 from torchmuster.core.head.options import TrainingHeadOptions  # noqa: E402
 from torchmuster.core.head.training_head import TrainingHead  # noqa: E402
 from torchmuster.core.model import codec  # noqa: E402
-from torchmuster.core.model.progress import RankPhase, RankProgress  # noqa: E402
+from torchmuster.core.model.progress import RankPhase  # noqa: E402
 from torchmuster.core.net import listener, messages  # noqa: E402
 from torchmuster.core.node.leftovers import make_socket_folder  # noqa: E402
 from torchmuster.core.programs.head_host import StorePorts  # noqa: E402
+from torchmuster.launcher.model.progress import RankProgress  # noqa: E402
 from torchmuster.launcher.net import part_messages  # noqa: E402
 from torchmuster.launcher.node.progress import NodeProgress  # noqa: E402
 

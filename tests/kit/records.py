@@ -8,9 +8,9 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.model.progress import RankSample
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
+from torchmuster.launcher.model.progress import RankSample
 
 BEGAN = 1_800_000_000.0
 NODES = [

@@ -13,8 +13,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 18_720,
-    "launcher": 23_500,
+    "core": 15_260,
+    "launcher": 27_010,
     "diagnose": 12_690,
     "workflow": 11_480,
     "train": 7_830,

@@ -69,6 +69,7 @@ PLUGS = {
     "script_readers": {"source": "launcher.node.spawner.script:SourceReader"},
     "script_kinds": {"function": "launcher.node.spawner.function"},
     "worker_variables": {"launchers": "launcher.node.launcher_ranks:make_true"},
+    "node_work": {"shell": "launcher.node.setup:ShellWork"},
     "run_notes": {"origin": "launcher.owner.origin"},
     "messages": {"launcher": "launcher.net.part_messages"},
     "head_parts": {
@@ -108,6 +109,7 @@ PLUGS = {
         "launcher/spec/hostfile.py": "the same",
         "launcher/spec/scalars.py": "the same",
         "launcher/spec/site.py": "the same; where credentials of data sets stand",
+        "launcher/spec/site_files.py": "the same",
         "launcher/spec/source.py": "the same",
         "launcher/spec/values.py": "the same",
         "launcher/ui/ranks.py": "the calls follow runs",

@@ -8,9 +8,9 @@ import time
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.message import moment_of
-from torchmuster.core.model.progress import RankSample
 from torchmuster.core.owner.record import DAMAGED, unreadable
 from torchmuster.launcher.model.live import LiveRow, left_s
+from torchmuster.launcher.model.progress import RankSample
 from torchmuster.launcher.model.run import RunReader, bad_loss
 from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import all_dirs, ask_for_all, view_run

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from torchmuster.core.model.network import PairResult
 from torchmuster.diagnose.preflight import LIMIT_S, SURVEY, Matrix
+from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages
 
 

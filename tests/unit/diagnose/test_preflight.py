@@ -5,11 +5,11 @@ from dataclasses import replace
 from torchmuster.core.head.membership import Member
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import fields_of
-from torchmuster.core.model.network import PairResult
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
 from torchmuster.diagnose.preflight import HOLD_S, LIMIT_S, LONG_HOLD_S, SURVEY, Preflight
+from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages
 from unit.diagnose.doctor.made_up import facts
 

@@ -281,6 +281,12 @@ class NodeSetup:
     shipped: ShippedEnvironment | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Say whether no process has to be started for it."""
+        has_signs = any(sign in (self.scratch or "") for sign in "$`~")
+        return not (self.lines or self.stages or self.before or self.shipped or has_signs)
+
+    @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to wait for."""
         given = self.environment, self.lines, self.stages, self.before, self.shipped

@@ -91,7 +91,8 @@ def _node_work(
         return None
     from torchmuster.core.node.setup import NodeWork
 
-    work = NodeWork(options, disk, socket_folder)
+    kind = None if options.plan.node_setup.is_plain else plugs.find("node_work", "shell")
+    work: NodeWork = (kind or NodeWork)(options, disk, socket_folder)
     if done:
         work.try_at_once()
     return work

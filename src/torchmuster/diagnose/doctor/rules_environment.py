@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchmuster.core.model.network import VARIABLES, matches
+from torchmuster.core.model.network import VARIABLES
 from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.show import Rule, Situation, differ, names_of
 from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.launcher.facts.collect import TorchFacts
+from torchmuster.launcher.model.network import matches
 
 # The grammars of the variables that users set for NCCL, Gloo, libfabric and torch.
 #

@@ -14,9 +14,10 @@ from typing import Any
 from torchmuster.core.model import codec
 from torchmuster.core.model.failure import WorkerEnd
 from torchmuster.core.model.message import utc_now
-from torchmuster.core.model.progress import RankPhase, RankProgress, RankSample, split
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.launcher.head.hangs.stragglers import StepParts, per_step, waits_s
 from torchmuster.launcher.head.hangs.watch import was_active
+from torchmuster.launcher.model.progress import RankProgress, RankSample, split
 from torchmuster.launcher.net import part_messages
 
 WRITE_EVERY_S = 10.0

@@ -15,17 +15,16 @@ from dataclasses import dataclass, field
 from torchmuster.core import proc
 from torchmuster.core.head.membership import Member
 from torchmuster.core.model.events import NetworkEvent, NoticeEvent, RecordEvent
-from torchmuster.core.model.network import (
-    VARIABLES,
+from torchmuster.core.model.network import VARIABLES, Interface, PairRow, Unused
+from torchmuster.core.model.verdict import Report
+from torchmuster.core.net import messages
+from torchmuster.launcher.model.network import (
     Candidate,
     Choice,
-    Interface,
     NetworkFindings,
     NetworkNode,
     NoNetwork,
     PairResult,
-    PairRow,
-    Unused,
     choose,
     describe,
     draw_peers,
@@ -35,8 +34,6 @@ from torchmuster.core.model.network import (
     measured_peer,
     pair_row,
 )
-from torchmuster.core.model.verdict import Report
-from torchmuster.core.net import messages
 from torchmuster.launcher.net import part_messages
 
 CONNECT_S = 1.0

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.core.model.progress import RankSample
 from torchmuster.core.plainfile import open_plain
+from torchmuster.launcher.model.progress import RankSample
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _MIB = 1 << 20

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from statistics import median
 
-from torchmuster.core.model.progress import RankSample
+from torchmuster.launcher.model.progress import RankSample
 
 # What a progress bar says, in its own words: `37%|###7  | 369/1000 [00:12<00:21, 30.1it/s]`.
 #

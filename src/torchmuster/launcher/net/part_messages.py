@@ -3,9 +3,10 @@
 from dataclasses import field
 from typing import Any
 
-from torchmuster.core.model.network import Interface, PairResult
-from torchmuster.core.model.progress import RankProgress, RankSample, RankStack
+from torchmuster.core.model.network import Interface
 from torchmuster.core.net.messages import CheckAnswer, Message
+from torchmuster.launcher.model.network import PairResult
+from torchmuster.launcher.model.progress import RankProgress, RankSample, RankStack
 
 # Progress and stacks of the ranks: agent to head, asked by it or by a client.
 

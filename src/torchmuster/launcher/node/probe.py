@@ -15,11 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torchmuster.core.model.network import PairResult
 from torchmuster.core.net import listener, messages
 from torchmuster.core.net.address import bind
 from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Reason, Role
+from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages
 
 MAX_BULK_BYTES = 4 << 20  # of one caller; the calling side stays within it and within 30 ms

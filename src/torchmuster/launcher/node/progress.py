@@ -13,10 +13,11 @@ from functools import cache
 from typing import Any
 
 from torchmuster.core import proc
-from torchmuster.core.model import progress as heartbeat
-from torchmuster.core.model.progress import HeartbeatRecord, RankProgress
+from torchmuster.core.model.progress import HeartbeatRecord
 from torchmuster.core.node.heartbeats import read_beat
 from torchmuster.launcher.facts.gpu import GpuUse, GpuUseReader
+from torchmuster.launcher.model import progress as progress_launcher
+from torchmuster.launcher.model.progress import RankProgress
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -133,8 +134,8 @@ def _of_beat(beat: HeartbeatRecord | None, now: float) -> dict[str, Any]:
         "step_at": round(beat.step_at, 6),
         "phase": beat.phase,
         "seconds": tuple(round(value, 6) for value in beat.seconds),
-        "median_s": round(heartbeat.quantile(beat.durations, 0.5), 6),
-        "p99_s": round(heartbeat.quantile(beat.durations, 0.99), 6),
+        "median_s": round(progress_launcher.quantile(beat.durations, 0.5), 6),
+        "p99_s": round(progress_launcher.quantile(beat.durations, 0.99), 6),
     }
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from torchmuster.core import proc
 from torchmuster.core.model import contract
-from torchmuster.core.model.progress import RankStack
 from torchmuster.errors import MusterError
 from torchmuster.launcher.facts import stacks as reading
+from torchmuster.launcher.model.progress import RankStack
 
 LIMIT_S = 1.0
 MAX_TEXT_BYTES = 12 << 10

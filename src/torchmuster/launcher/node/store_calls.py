@@ -12,8 +12,8 @@ import sys
 import time
 
 from torchmuster.core.files.layout import last_bytes
-from torchmuster.core.model.progress import StoreCall
 from torchmuster.launcher.facts import stacks as reading
+from torchmuster.launcher.model.progress import StoreCall
 
 _MAX_FDS = 4096
 _MAX_TABLE_BYTES = 4 << 20

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.core.model.progress import RankSample
 from torchmuster.launcher.head.hangs.stragglers import median_without
+from torchmuster.launcher.model.progress import RankSample
 from torchmuster.launcher.ui.words import DASH, show_mib, show_number, show_share, show_time
 
 SLOW_SHARE = 0.1  # of the others' own work

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from torchmuster.core.files.layout import short_id
-from torchmuster.core.model.progress import quiet_s
 from torchmuster.core.model.text import in_one_line
 from torchmuster.launcher.model.live import STALE_S, LiveAttempt, LiveRun, LiveTraining, left_s
+from torchmuster.launcher.model.progress import quiet_s
 from torchmuster.launcher.model.run import since_words
 from torchmuster.launcher.ui.ranks import HEADER, RankRow, cells, slowest
 from torchmuster.launcher.ui.words import (

@@ -3,9 +3,9 @@
 from statistics import median
 
 from torchmuster.core.files.layout import short_id
-from torchmuster.core.model.progress import quiet_s
 from torchmuster.core.model.text import in_one_line
 from torchmuster.launcher.model.live import LiveRun
+from torchmuster.launcher.model.progress import quiet_s
 from torchmuster.launcher.model.run import since_words
 from torchmuster.launcher.ui.ranks import RankRow, rank_rows, slowest
 from torchmuster.launcher.ui.run_lines import step_of, time_left_s

@@ -9,9 +9,9 @@ import secrets
 import threading
 import time
 
-from torchmuster.core.model.progress import RankSample, join
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.errors import MusterError
+from torchmuster.launcher.model.progress import RankSample, join
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView

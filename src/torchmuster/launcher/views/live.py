@@ -18,12 +18,12 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.events import NoticeEvent
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.narration import narrate
-from torchmuster.core.model.progress import RankSample
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.owner.record import DAMAGED, unreadable
 from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.model.job import describe_job
 from torchmuster.launcher.model.live import BarWords, LiveAttempt, LiveRun, LiveTraining, read_bar
+from torchmuster.launcher.model.progress import RankSample
 from torchmuster.launcher.model.run import AttemptRecord, RunReader, RunRecord
 from torchmuster.launcher.model.training import TrainingState
 from torchmuster.launcher.views.account import account_of

@@ -65,7 +65,7 @@ _OF_AGENTS = (
     "torchmuster.core.net.listener",
     *(
         f"torchmuster.{what.partition(':')[0]}"
-        for point in ("head_parts", "agent_parts", "start_checks")
+        for point in ("head_parts", "agent_parts", "node_work", "start_checks", "worker_variables")
         for what in plugs.table(point).values()
     ),
 )

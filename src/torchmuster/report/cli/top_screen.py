@@ -39,7 +39,7 @@ from torchmuster.report.top.state import (
 )
 
 if TYPE_CHECKING:
-    from torchmuster.core.model.progress import RankSample
+    from torchmuster.launcher.model.progress import RankSample
     from torchmuster.launcher.views.board_watch import BoardWatch
 
 _TICK_S = 0.1

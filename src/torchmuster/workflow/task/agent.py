@@ -33,10 +33,10 @@ from torchmuster.core.node.head_link import HeadLink
 from torchmuster.core.node.kernel import explain_kill, read_counters
 from torchmuster.core.node.options import HeadPlace
 from torchmuster.core.node.output import RankOutput, Voice
-from torchmuster.core.node.shell import NodeShell, SetupError
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec import Execs
+from torchmuster.launcher.node.shell import NodeShell, SetupError
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.sandbox.container_view import CommandView
 from torchmuster.workflow.task.command import CommandFailedError, TaskCommand

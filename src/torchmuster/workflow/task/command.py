@@ -13,8 +13,8 @@ from torchmuster.core.model import codec, contract
 from torchmuster.core.model.plan import NodeSetup
 from torchmuster.core.model.states import State
 from torchmuster.core.node.output import RankOutput, Voice
-from torchmuster.core.node.shell import Transfer
 from torchmuster.errors import MusterError
+from torchmuster.launcher.node.shell import Transfer
 from torchmuster.workflow.plan import GroupNodes, TrainingStart
 from torchmuster.workflow.sandbox.container import CODE_START
 from torchmuster.workflow.sandbox.container_view import CommandView

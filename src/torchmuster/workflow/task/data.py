@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir, WorkingFolder, runs_dir
 from torchmuster.core.model.text import show_transfer
-from torchmuster.core.node.shell import SAY_OF_TRANSFER_S, Transfer
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files.tree import copy_tree
+from torchmuster.launcher.node.shell import SAY_OF_TRANSFER_S, Transfer
 from torchmuster.workflow.plan import (
     CheckpointPlan,
     InputKind,

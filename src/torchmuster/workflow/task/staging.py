@@ -1,7 +1,7 @@
 """Fill a node's scratch folder: link, copy or unpack what `--stage` names, in a process of its own.
 
 A file system that hangs must not stop the agent, and a copy must end when the run does: so this is a process that
-can be killed. It speaks as all movers of files do (`core/node/shell.py`).
+can be killed. It speaks as all movers of files do (`launcher/node/shell.py`).
 What is whole has a marker and is not done again; what is half is redone: it is written beside and renamed.
 """
 

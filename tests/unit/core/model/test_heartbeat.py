@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from torchmuster.core.model import progress as heartbeat
 from torchmuster.core.model.progress import RankPhase
+from torchmuster.launcher.model import progress as progress_launcher
 
 SECONDS = [float(n) for n in range(len(RankPhase))]
 
@@ -49,6 +50,6 @@ def test_no_bytes_are_too_odd(data):
 
 
 def test_a_quantile_of_nothing_is_zero():
-    assert heartbeat.quantile((), 0.99) == 0.0
-    assert heartbeat.quantile((1.0, 2.0, 3.0), 0.5) == 2.0
-    assert heartbeat.quantile((1.0, 2.0, 3.0), 0.99) == 3.0
+    assert progress_launcher.quantile((), 0.99) == 0.0
+    assert progress_launcher.quantile((1.0, 2.0, 3.0), 0.5) == 2.0
+    assert progress_launcher.quantile((1.0, 2.0, 3.0), 0.99) == 3.0

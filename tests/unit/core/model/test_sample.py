@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.core.model.progress import RankSample, join, split
+from torchmuster.launcher.model.progress import RankSample, join, split
 
 SAMPLE = RankSample(
     time="2026-01-01T00:00:00.000+00:00",

@@ -8,11 +8,12 @@ import pytest
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.core.model.progress import RankPhase, RankProgress, RankSample
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import MAX_FRAME_BYTES
 from torchmuster.launcher.head.board import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board
 from torchmuster.launcher.head.parts import BoardPart
+from torchmuster.launcher.model.progress import RankProgress, RankSample
 from torchmuster.launcher.net.part_messages import AskBoard, BoardTold
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}

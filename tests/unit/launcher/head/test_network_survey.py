@@ -2,7 +2,7 @@
 
 from torchmuster.core.head.membership import Member
 from torchmuster.core.model.events import fields_of
-from torchmuster.core.model.network import Interface, PairResult
+from torchmuster.core.model.network import Interface
 from torchmuster.core.net import messages
 from torchmuster.launcher.head.network_survey import (
     CONNECT_S,
@@ -10,6 +10,7 @@ from torchmuster.launcher.head.network_survey import (
     PATIENT_CONNECT_S,
     NetworkSurvey,
 )
+from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages
 
 READY = messages.SpawnerReady(python="3.11", torch="2.13", forks=True)

@@ -6,8 +6,8 @@ import math
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from torchmuster.core.model.progress import RankSample
 from torchmuster.launcher.head.openmetrics import NewestTraining, render
+from torchmuster.launcher.model.progress import RankSample
 
 SAMPLE = RankSample(
     time="2026-11-23T12:00:00.000Z",

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from torchmuster.core.model.progress import RankSample
 from torchmuster.launcher.model.live import LiveAttempt, LiveRun, LiveTraining
+from torchmuster.launcher.model.progress import RankSample
 
 NOW = 1_800_000_000.0
 

@@ -12,7 +12,6 @@ from typing import Protocol
 from torchmuster.core.model.events import HangEvent, RecordEvent, StartWaitEvent, StragglerEvent
 from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd, describe
 from torchmuster.core.model.plan import Limits
-from torchmuster.core.model.progress import RankStack, StoreCall
 from torchmuster.core.model.ranks import name_ranks
 from torchmuster.core.net import messages
 from torchmuster.launcher.facts import stacks
@@ -30,6 +29,7 @@ from torchmuster.launcher.head.hangs.watch import (
     group_texts,
     tell,
 )
+from torchmuster.launcher.model.progress import RankStack, StoreCall
 from torchmuster.launcher.net import part_messages
 
 # A wait at the start of training, in one sentence: who waits where, for whom, and at which store.

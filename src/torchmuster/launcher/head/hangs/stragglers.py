@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from torchmuster.core.model.progress import RankPhase, RankProgress
+from torchmuster.core.model.progress import RankPhase
+from torchmuster.launcher.model.progress import RankProgress
 
 WINDOW_STEPS = 25
 SLOWER_BY = 0.2

@@ -15,9 +15,10 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.core.model.progress import RankPhase, RankProgress
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.model.ranks import name_ranks
 from torchmuster.launcher.facts.stacks import Doing, StackReading
+from torchmuster.launcher.model.progress import RankProgress
 
 # Where ranks stand, in one sentence: equal ones together, who waits first.
 

@@ -28,7 +28,12 @@ TRAVELS = (
     *("launcher/api", "launcher/engines", "launcher/facts", "launcher/files", "launcher/head"),
     *("launcher/jobs", "launcher/model", "launcher/net", "launcher/node", "launcher/owner"),
     *("launcher/programs", "launcher/spec/explain.py", "launcher/spec/hostfile.py"),
-    *("launcher/spec/scalars.py", "launcher/spec/site.py", "launcher/spec/source.py"),
+    *(
+        "launcher/spec/scalars.py",
+        "launcher/spec/site.py",
+        "launcher/spec/site_files.py",
+        "launcher/spec/source.py",
+    ),
     *("launcher/spec/values.py", "launcher/ui/ranks.py", "launcher/ui/run_lines.py"),
     *(
         "launcher/ui/status_line.py",

@@ -25,7 +25,6 @@ from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.net.address import bind, own_addresses
 from torchmuster.core.node.leftovers import sweep_beside
 from torchmuster.core.node.options import AgentOrder
-from torchmuster.core.node.shell import NodeShell
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files import code_copy
@@ -59,6 +58,7 @@ from torchmuster.launcher.node.remote.files import (
     write_private,
 )
 from torchmuster.launcher.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
+from torchmuster.launcher.node.shell import NodeShell
 from torchmuster.launcher.node.shipping import shelf as shelves
 from torchmuster.launcher.node.shipping.arrival import ComingEnvironment
 from torchmuster.launcher.node.shipping.shelf import VARIABLE, Shelf, check_fit, try_torch

@@ -5,10 +5,11 @@ import pytest
 from torchmuster.core.model.events import fields_of
 from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.plan import Limits
-from torchmuster.core.model.progress import RankPhase, RankProgress, RankStack
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.net import messages
 from torchmuster.launcher.head.hangs.monitor import HangMonitor, watch_limits
 from torchmuster.launcher.head.hangs.watch import WatchLimits
+from torchmuster.launcher.model.progress import RankProgress, RankStack
 from torchmuster.launcher.net import part_messages
 
 READ = (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from torchmuster.core.model.progress import StoreCall
 from torchmuster.launcher.facts.stacks import Doing, Frame, StackReading
 from torchmuster.launcher.head.hangs.monitor import StartLook, StartWatch
+from torchmuster.launcher.model.progress import StoreCall
 
 LIMIT_S = 10.0
 STORE = "10.0.0.1:43211"

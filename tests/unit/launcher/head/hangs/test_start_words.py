@@ -2,9 +2,9 @@
 
 import pytest
 
-from torchmuster.core.model.progress import RankStack, StoreCall
 from torchmuster.launcher.facts.stacks import Doing, Frame, StackReading
 from torchmuster.launcher.head.hangs.monitor import StartLook, is_elsewhere, tell_start
+from torchmuster.launcher.model.progress import RankStack, StoreCall
 
 STORE = "10.0.0.1:43211"
 MEETS = StackReading(

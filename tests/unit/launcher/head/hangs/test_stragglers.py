@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.progress import RankPhase, RankProgress
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.launcher.head.hangs.stragglers import (
     StepParts,
     Stragglers,
     median_without,
     waits_s,
 )
+from torchmuster.launcher.model.progress import RankProgress
 
 
 def words(rank, steps, data_s, forward_s, step_s, aside_s=0.0):

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.progress import RankPhase, RankProgress
+from torchmuster.core.model.progress import RankPhase
 from torchmuster.launcher.facts.stacks import Doing, Frame, StackReading
 from torchmuster.launcher.head.hangs.watch import HangVerdict, HangWatch, WatchLimits
+from torchmuster.launcher.model.progress import RankProgress
 
 LIMITS = WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)
 EVERY_S = 2.0

@@ -4,11 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchmuster.launcher.node.spawner.import_watch import (
-    hidden_modules,
-    refuses_torch,
-    start_code_with_rank,
-)
+from torchmuster.core.node.spawner.mainmodule import hidden_modules
+from torchmuster.launcher.node.spawner.import_watch import refuses_torch, start_code_with_rank
 
 
 def test_files_beside_the_script_hide_pythons_modules_of_their_names(tmp_path):

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from kit.waiting import wait_until_async
-from torchmuster.core.node.shell import Transfer
 from torchmuster.core.proc import read_process
 from torchmuster.errors import MusterError
+from torchmuster.launcher.node.shell import Transfer
 
 SAY = """
 import json, sys

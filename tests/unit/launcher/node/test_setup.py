@@ -21,8 +21,9 @@ from torchmuster.core.model.plan import (
 )
 from torchmuster.core.node.leftovers import remove_scratch
 from torchmuster.core.node.options import AgentOptions, HeadPlace
-from torchmuster.core.node.setup import NodeWork, other_interpreter, refusal_of
-from torchmuster.core.node.shell import NodeShell, SetupError
+from torchmuster.core.node.setup import other_interpreter, refusal_of
+from torchmuster.launcher.node.setup import ShellWork
+from torchmuster.launcher.node.shell import NodeShell, SetupError
 from torchmuster.launcher.node.shipping import shelf
 from unit.launcher.node.shipping.parcels import Packed
 
@@ -78,7 +79,7 @@ def node(tmp_path):
         disk, host = DiskWriter(), Host()
         disk.start()
         given = {**environment, **dict(extra)}
-        work = NodeWork(options_of(tmp_path, NodeSetup(**setup), "n2", 1, given, python), disk)
+        work = ShellWork(options_of(tmp_path, NodeSetup(**setup), "n2", 1, given, python), disk)
         made.append(work)
         try:
             asyncio.run(asyncio.wait_for(work.run(host), 60.0))
@@ -241,7 +242,7 @@ def test_a_scratch_folder_of_a_variable_that_is_not_set_is_an_error(node):
 def test_nothing_to_do_is_done_at_once(tmp_path):
     environment = {"TMPDIR": str(tmp_path)}
     options = options_of(tmp_path, NodeSetup(), "n1", 0, environment)
-    work = NodeWork(options, DiskWriter())
+    work = ShellWork(options, DiskWriter())
     work.try_at_once()
 
     assert work.is_done
