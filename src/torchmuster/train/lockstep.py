@@ -104,7 +104,7 @@ class Lockstep:
         ).start()
 
     def _tell_when_stuck(self, step: int, arrived: threading.Event) -> None:
-        """Report the count unless it still changes: a long step goes on, a stuck one does not."""
+        """Report the count once it stops changing: a long step's still goes up."""
         before = count_collectives()
         while not arrived.wait(_STUCK_AFTER_S):
             count = count_collectives()
