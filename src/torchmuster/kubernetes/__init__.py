@@ -1,5 +1,5 @@
-"""Kubernetes: runs, groups and sweeps in pods.
+"""Runs, workflow groups and sweeps in Kubernetes pods.
 
-`engine` the dialect, manifests and answers as text; `pods` the client's side; `firstpod` owners in the first pod;
-`node` what runs in every pod; `cli` commands.
+`engine` holds the dialect, manifests and answers as text; `pods` the client's side; `firstpod` the
+owners in the first pod; `node` what runs in every pod; `cli` the commands.
 """

@@ -1,4 +1,4 @@
-"""Records in pods, as views and commands ask for them (`launcher/views/elsewhere.py`)."""
+"""Records in pods, for views and commands (`launcher/views/elsewhere.py`)."""
 
 import asyncio
 import atexit
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class InPods(RecordsElsewhere):
-    """Records that lie in pods, or on a volume of theirs."""
+    """Records that are in pods, or on their volume."""
 
     def copied(self, run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
         from torchmuster.kubernetes.pods.copy import copied
@@ -111,7 +111,7 @@ class InPods(RecordsElsewhere):
 
 
 async def _call_in_pod(view: "RunView", order: "PodOrder", job_id: str) -> "Channel":
-    """Return a connection through the first pod; its way ends with this process."""
+    """Connect to the head through a port forward to the first pod; it closes with this process."""
     from torchmuster.core.net.address import read_secret
     from torchmuster.core.net.channel import connect
     from torchmuster.core.net.handshake import HandshakeError, Role
@@ -139,7 +139,7 @@ async def _call_in_pod(view: "RunView", order: "PodOrder", job_id: str) -> "Chan
 
 
 class MemberPods:
-    """Members of a sweep that are pods of one Job (`multirun/sweep/arrays.py`)."""
+    """Sweep members that are pods of one Job (`multirun/sweep/arrays.py`)."""
 
     def submit(
         self,

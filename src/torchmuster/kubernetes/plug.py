@@ -1,4 +1,4 @@
-"""What runs in pods add."""
+"""What Kubernetes adds to the plug points."""
 
 PLUGS = {
     "programs": {

@@ -36,7 +36,7 @@ class StoreBarrier:
         except RuntimeError as error:
             missing = self._missing(prefix, error)
             if not missing:
-                return  # the last one came just now
+                return  # the last one has just arrived
             who = name_ranks(missing)
             raise WorldError(
                 f"{len(missing)} of {self._world_size} workers did not reach the barrier `{name}`"

@@ -1,8 +1,10 @@
 """Evaluation where every sample counts once, at any world size.
 
-The samples are split among the ranks without padding, so shares may differ and be empty; nothing in
-the loop is a collective, so uneven ranks can't hang. (The forward of a sharded model is one: there a rank
-without a batch left repeats a sample with weight 0.) Sums and counts meet in one reduction at the end.
+The samples are split among the ranks without padding, so shares may differ or be empty. Nothing in
+the loop is a collective, so uneven ranks can't hang. (Only the forward of a sharded model is one:
+there a rank
+without a batch left repeats a sample with weight 0.) Sums and counts meet in one reduction at the
+end.
 """
 
 import math
@@ -24,7 +26,7 @@ from torchmuster.train.batches.workers import fork_quietly
 from torchmuster.train.meter import Meter, Number
 from torchmuster.train.wrap import is_sharded, reshard
 
-_COUNT = "muster/count"  # so that a metric may have any name but its own
+_COUNT = "muster/count"  # a name that no metric of a script has
 _UNLIKE_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 
 
@@ -80,7 +82,7 @@ class Evaluation:
         """Reset the metrics and yield this rank's batches."""
         self._meter.clear()
         self._count = 0
-        # The forward of a sharded model is a collective: then all ranks make as many.
+        # The forward of a sharded model is a collective, so all ranks must make equally many.
         self._ranges.evens_out = any(is_sharded(model) for model in self._models())
         for model in self._models():
             _share_buffers(model)
@@ -92,7 +94,7 @@ class Evaluation:
 
     def _iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
         watch = self._watch()
-        # A snapshot that is made in here is one of the step before: with that moment's generators.
+        # A snapshot made in here belongs to the step before, with the generators of that moment.
         with watch.evaluating(rng.capture()):
             try:
                 for number, (ids, batch) in enumerate(batches):
@@ -109,7 +111,7 @@ class Evaluation:
                     reshard(model)
 
     def add(self, **values: Number | torch.Tensor) -> None:
-        """Add metrics of the current batch: a scalar is its mean, `(batch,)` has one value per sample.
+        """Add metrics of the current batch: a scalar is a mean, `(batch,)` one value per sample.
 
         Raises:
             UsageError: There is no current batch, or a tensor has another shape.
@@ -162,7 +164,7 @@ class EvaluationWatch:
     """Callbacks of a run around an evaluation; these do nothing."""
 
     def evaluating(self, generators: dict[str, Any]) -> Any:
-        """Return the context of the loop; `generators` is the state of the random generators before it."""
+        """Return the context of the loop; `generators` holds the random states before it."""
         from contextlib import nullcontext
 
         return nullcontext()
@@ -175,7 +177,7 @@ class EvaluationWatch:
 
 
 class _Ranges(Sampler[Request]):
-    """Indices of this rank's batches; with `evens_out`, all ranks get the same number, by repeating a sample."""
+    """Indices of this rank's batches; `evens_out` repeats a sample so that ranks' counts agree."""
 
     def __init__(self, ranges: list[tuple[int, int]], *, most: int) -> None:
         self.evens_out = False

@@ -10,7 +10,7 @@ _BLOCK_BYTES = 64 << 20
 
 
 def gather_ints(values: list[int]) -> list[list[int]]:
-    """Return every rank's `values`; all ranks pass the same number of them."""
+    """Return every rank's `values`; all ranks pass equally many."""
     mine = torch.tensor(values, dtype=torch.int64)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
@@ -44,7 +44,10 @@ def broadcast_bytes(data: bytes | None, source: int) -> bytes:
 
 
 def broadcast_buffer(buffer: torch.Tensor, source: int) -> torch.Tensor:
-    """Fill `buffer` (uint8, on the CPU, of the same length on all ranks) from the source's; return it."""
+    """Fill `buffer` on all ranks from the source's, and return it.
+
+    It is uint8 on the CPU, with the same length on all ranks.
+    """
     for begin in range(0, buffer.numel(), _BLOCK_BYTES):
         dist.broadcast(buffer[begin : begin + _BLOCK_BYTES], source)
     return buffer
@@ -58,7 +61,7 @@ def sum_float64(values: torch.Tensor) -> torch.Tensor:
 
 
 def shift_bytes(data: bytes, shift: int) -> bytes:
-    """Return the `data` of the rank that many places further around the ring; all ranks pass the same shift."""
+    """Return the `data` of the rank `shift` places further around the ring; equal on all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     source, target = (rank + shift) % size, (rank - shift) % size
     if source == rank:

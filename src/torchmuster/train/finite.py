@@ -1,7 +1,8 @@
-"""Gradients that are not finite: seen before an optimizer uses them, and traced to the ranks where they began.
+"""Finds gradients that are not finite before an optimizer uses them, and the ranks they came from.
 
-Gradients are sums over the ranks, so one rank's NaN is in the weights of all after one step, and nothing fails. What is looked
-at is the largest absolute value of all gradients: one number, the same on every rank or made so, so that all ranks decide alike.
+Gradients are sums over the ranks, so one rank's NaN is in the weights of all after one step, and
+nothing fails. The check uses the largest absolute value of all gradients: one number, equal on
+every rank, so all ranks decide alike.
 """
 
 import math
@@ -31,7 +32,7 @@ CHOICES = ("ignore", "stop", "skip", "replay")
 MOST_SKIPPED = 10  # steps in a row
 _MOST_SAMPLES = 8  # in a message
 _MOST_OUTPUTS = 4096
-_MOST_CALLS = 64  # of a step's forwards, whose inputs are kept to make them again
+_MOST_CALLS = 64  # forwards of a step whose inputs are kept to repeat them
 
 
 class NotFiniteError(MusterError):
@@ -42,15 +43,15 @@ class NotFiniteError(MusterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadStep:
-    """What is known of a step whose gradients are not finite, the same on all ranks.
+    """What is known about a step with gradients that are not finite; equal on all ranks.
 
     Attributes:
-        step: Its number.
-        ranks: Where the model's output was not finite.
-        why: That in words.
-        samples: Of the batch, by those ranks.
-        checksums: Of each rank's gradients.
-        is_once: A rank has made its forward again, and the output was finite.
+        step: The number of the step.
+        ranks: The ranks whose model output was not finite.
+        why: The same in words, with the result of the second forward.
+        samples: The sample ids of the batch, by rank.
+        checksums: The checksum of each rank's gradients.
+        is_once: A rank repeated its forward, and the output was finite.
     """
 
     step: int
@@ -64,15 +65,15 @@ class BadStep:
 def watch_gradients(
     on_nan: str, run: Any, objects: Objects, data: Loader | None, world: Any, record: MetricsRecord
 ) -> None:
-    """Look at the gradients of a run from now on, unless it ignores them.
+    """Check the gradients of a run from now on, unless `on_nan` ignores them.
 
     Raises:
-        UsageError: `on_nan` is none of `CHOICES`.
+        UsageError: `on_nan` is not one of `CHOICES`.
     """
     if on_nan not in CHOICES:
         names = ", ".join(f"`{name}`" for name in CHOICES)
         raise UsageError(f"on_nan is one of {names}", where=f"on_nan={on_nan!r}")
-    judge = getattr(run, "judge_bad_step", None)  # a step that is made again
+    judge = getattr(run, "judge_bad_step", None)  # exists in a replay
     if on_nan == "ignore" and judge is None:
         return
 
@@ -92,15 +93,15 @@ def watch_gradients(
 
 
 class FiniteGradients:
-    """Looks at the gradients in front of every optimizer step.
+    """Checks the gradients before every optimizer step.
 
     Args:
-        objects: The run's: their optimizers are watched, and their models' outputs.
-        data: The loader whose samples are named.
-        on_nan: `stop`, or `skip`: the optimizer leaves its parameters and its state as they are; or `replay`: stop, and make
-            the forward that began it again.
+        objects: The run's objects: watch their optimizers and their models' outputs.
+        data: The loader that names the samples.
+        on_nan: `stop`; or `skip`: leave the optimizer's parameters and state unchanged; or
+            `replay`: stop, and repeat the forward in which it began.
         step: Returns the number of steps done.
-        tell: Called on each rank with the event's name, `skipped` or `not_finite`, and what is known.
+        tell: Called on each rank with the event's name, `skipped` or `not_finite`, and the facts.
         judge: Called first; it may raise another error.
         world_size: Number of ranks.
     """
@@ -120,15 +121,15 @@ class FiniteGradients:
         self._step, self._tell, self._judge = step, tell, judge
         self._outputs: deque[torch.Tensor] = deque(
             maxlen=_MOST_OUTPUTS
-        )  # a truth value for each of the step
+        )  # truth values for the step
         self._calls: deque[tuple[nn.Module, ForwardCall]] = deque(maxlen=_MOST_CALLS)
         self._in_a_row = 0
-        # The forward of a sharded model is a collective: one rank can't make it again.
+        # The forward of a sharded model is a collective: one rank alone can't repeat it.
         self._keeps_calls = on_nan == "replay" and not objects.is_sharded
         for optimizer in objects.optimizers():
             optimizer.register_step_pre_hook(self._look)
         for thing in objects.by_name.values():
-            if isinstance(thing, nn.Module):  # as it is called: what it wraps may be compiled
+            if isinstance(thing, nn.Module):  # the model as called: what it wraps may be compiled
                 if self._keeps_calls:
                     thing.register_forward_pre_hook(self._note_call, with_kwargs=True)
                 thing.register_forward_hook(self._note_outputs)
@@ -138,7 +139,7 @@ class FiniteGradients:
             self._calls.append((model, ForwardCall(inputs, kwargs)))
 
     def _note_outputs(self, model: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Note whether outputs are finite, without waiting for the device, and without keeping them."""
+        """Record whether outputs are finite, without waiting for the device or keeping them."""
         if torch.is_grad_enabled():
             are_finite = [torch.isfinite(shard_of(leaf)).all() for leaf in floats_of(outputs)]
             self._outputs.extend(are_finite)
@@ -147,7 +148,7 @@ class FiniteGradients:
 
     def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if getattr(optimizer, "found_inf", None) is not None:
-            return  # a gradient scaler leaves such a step out by itself, and lowers its scale
+            return  # a gradient scaler skips such a step itself, and lowers its scale
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not gradients or are_finite(gradients):
@@ -191,7 +192,7 @@ class FiniteGradients:
         return error
 
     def _trace(self, gradients: list[torch.Tensor]) -> BadStep:
-        """Return what is known of the step; a collective."""
+        """Return the facts about the step; a collective."""
         bad = not all(bool(one) for one in self._outputs)
         mine: dict[str, Any] = {
             "bad": bad,
@@ -212,7 +213,7 @@ class FiniteGradients:
         )
 
     def _is_bad_again(self) -> bool | None:
-        """Make this rank's forwards again whose output was not finite; None where none can be made again."""
+        """Repeat this rank's bad forwards; return whether all are bad again, None if unknown."""
         tries = [call.is_bad_again(unwrap(model)) for model, call in self._calls if call.is_bad]
         known = [one for one in tries if one is not None]
         return all(known) if known else None
@@ -227,7 +228,7 @@ class FiniteGradients:
 
 
 def _in_words(told: list[dict[str, Any]], ranks: list[int]) -> str:
-    """Return where it began, and what the second forward has shown."""
+    """Return in words where it began, and what the second forward showed."""
     if not ranks:
         return "the model's outputs were finite on all ranks: it began in the loss or in backward"
     why = f"the model's output was not finite on {name_ranks(ranks)}"
@@ -248,7 +249,7 @@ def _in_words(told: list[dict[str, Any]], ranks: list[int]) -> str:
 
 
 def replay_command(step: int) -> str | None:
-    """Return the command that makes a step of this run again, or of the run that is replayed; None without muster."""
+    """Return the command that replays a step of this (or the replayed) run; None without muster."""
     order = contract.replay_order(os.environ)
     run_id = (
         order.run_id if order else os.path.basename(os.environ.get(contract.RUN_DIR_VARIABLE, ""))
@@ -257,9 +258,9 @@ def replay_command(step: int) -> str | None:
 
 
 def are_finite(gradients: list[torch.Tensor]) -> bool:
-    """Say whether all gradients are finite; of sharded ones all ranks' shards, by a collective."""
+    """Say whether all gradients are finite; with sharded ones a collective over all shards."""
     shards = [shard for shard in map(shard_of, gradients) if shard.numel()]
-    largest = torch.nn.utils.get_total_norm(shards, norm_type=math.inf)  # 0 of none
+    largest = torch.nn.utils.get_total_norm(shards, norm_type=math.inf)  # 0 for no shards
     is_bad = torch.logical_not(torch.isfinite(largest))
     if any(map(has_shards, gradients)):
         told = is_bad.to(shard_of(gradients[0]).device, torch.int32)

@@ -28,7 +28,8 @@ from torchmuster.errors import MusterError, UsageError
 from torchmuster.train.launch import Launch, Launcher, read_launch, torchrun_variables
 
 _CARD_BYTES = 512
-# Some sites forbid a zero time-out, torch's default is 10 or 30 minutes: long enough to compile in.
+# Some sites forbid a zero time-out, and torch's default is 10 or 30 minutes; this is long enough to
+# compile in.
 DEFAULT_TIMEOUT_S = 600.0
 _WAIT_IS_SAID_S = 10.0
 
@@ -55,8 +56,8 @@ class RankInfo:
     """The position of this rank in the world.
 
     Attributes:
-        shares_gpus: Several ranks may use one GPU, and Gloo sums.
-        connect: Opens one more connection to the group's store.
+        shares_gpus: Several ranks may use one GPU, so Gloo does the collectives.
+        connect: Opens another connection to the group's store.
     """
 
     launch: Launch
@@ -97,10 +98,10 @@ def join(
         UsageError: The environment contradicts itself.
         WorldError: Ranks are missing, or two of them share a GPU.
     """
-    if timeout_s == DEFAULT_TIMEOUT_S:  # a debugger has made torch's own longer
+    if timeout_s == DEFAULT_TIMEOUT_S:  # a debugger has raised torch's own timeout
         timeout_s = max(timeout_s, torch_timeout_s())
     launch = read_launch(os.environ, _node_file())
-    if launch.launcher is not Launcher.NONE:  # a child of ours is not a rank of this world
+    if launch.launcher is not Launcher.NONE:  # a child process of ours is not a rank of this world
         for name, value in torchrun_variables(launch).items():
             os.environ.setdefault(name, value)
     interface = _choose_interface(launch)
@@ -142,21 +143,21 @@ def leave(*, is_clean: bool) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     if is_clean or "nccl" not in backends:
         dist.destroy_process_group()
-    # With an exception on its way out, NCCL's own destruction would wait for collectives that the
-    # other ranks will never join: the end of the process takes the communicator along.
+    # With an exception under way, NCCL's destruction would wait for collectives that the other
+    # ranks never join; the end of the process frees the communicator.
 
 
 def print_own_errors_in_words(on_failure: Callable[[], None]) -> None:
-    """Print our own errors without a traceback; call `on_failure` when the script ends with any exception.
+    """Print our own errors without a traceback; call `on_failure` after any uncaught exception.
 
-    Then NCCL's group must not be destroyed in the usual way: it would wait for the other ranks.
+    After that, NCCL's group must not be destroyed as usual: it would wait for the other ranks.
     """
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         on_failure()
         if isinstance(error, MusterError) and is_beside_replayed_rank():
-            return  # the rank that the user looks into says it
+            return  # the rank that the user inspects reports it
         if isinstance(error, MusterError):
             print(_in_words(error, trace), file=sys.stderr, end="", flush=True)
         else:
@@ -166,7 +167,7 @@ def print_own_errors_in_words(on_failure: Callable[[], None]) -> None:
 
 
 def _in_words(error: MusterError, trace: TracebackType | None) -> str:
-    """Return the report on an error, with the line of the script that led to it."""
+    """Return the report on an error, with the script's line that led to it."""
     ours = os.path.dirname(os.path.dirname(__file__))
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
     others = [(name, line) for name, line in frames if not name.startswith((ours, "<"))]
@@ -191,7 +192,7 @@ def _node_file() -> list[str]:
 
 
 def _choose_interface(launch: Launch) -> str | None:
-    """Tell Gloo and NCCL to use the interface that carries the route to rank 0."""
+    """Make Gloo and NCCL use the interface with the route to rank 0."""
     if launch.world_size == 1 or launch.master_addr is None:
         address = "127.0.0.1"
     else:
@@ -200,7 +201,7 @@ def _choose_interface(launch: Launch) -> str | None:
     if interface is None:
         return None
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        # NCCL takes a prefix unless the name begins with `=`; it refuses `lo` among several nodes.
+        # NCCL takes a prefix unless the name begins with `=`; it refuses `lo` with several nodes.
         name = f"={interface}" if variable.startswith("NCCL") else interface
         if interface != "lo" or variable.startswith("GLOO"):
             os.environ.setdefault(variable, name)
@@ -211,14 +212,14 @@ def _own_address_towards(host: str, port: int) -> str:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError as error:
-        raise WorldError(  # name servers come back
+        raise WorldError(  # name servers recover, so this is not final
             f"the name of rank 0's host can't be resolved: {host}",
             where=f"MASTER_ADDR={host}",
             why=str(error),
             fix="set MASTER_ADDR to an address that this node can reach",
         ) from error
     for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as probe:  # sends nothing: asks for the route
+        with socket.socket(family, kind, protocol) as probe:  # sends nothing, only finds the route
             try:
                 probe.connect(address)
             except OSError:
@@ -241,21 +242,21 @@ def _choose_device(kind: str, launch: Launch, *, shares: bool) -> torch.device:
             why=f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}",
             fix=f"start {num_gpus} workers on this node; tm.init(share_gpus=True) lets ranks share a GPU",
         )
-    # One visible GPU for several workers is right when the scheduler gave each its own.
+    # Several workers may each see one GPU, if the scheduler gave each its own.
     device = torch.device("cuda", local_rank if num_gpus > 1 else 0)
     torch.cuda.set_device(device)
     return device
 
 
 def _open_group(launch: Launch, backend: str, timeout_s: float) -> Callable[[], Any]:
-    """Make the process group; return what opens a connection to its store for our own use."""
+    """Create the process group; return a function that opens another connection to its store."""
     timeout = timedelta(seconds=timeout_s)
     if dist.is_initialized():
         raise UsageError(
             "the process group exists already",
             fix="remove the script's own init_process_group: tm.init() calls it",
         )
-    if launch.world_size == 1:  # a member of a sweep has no store, its MASTER_PORT is 0
+    if launch.world_size == 1:  # a sweep member has no store, and its MASTER_PORT is 0
         store = dist.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         return lambda: store
@@ -265,7 +266,7 @@ def _open_group(launch: Launch, backend: str, timeout_s: float) -> Callable[[], 
         text += "; where no launcher has started it: unset RANK WORLD_SIZE"
     waits = threading.Timer(_WAIT_IS_SAID_S, print, (text,), {"file": sys.stderr, "flush": True})
     waits.daemon = True
-    if launch.launcher is not Launcher.MUSTER:  # whose own views say who is missing
+    if launch.launcher is not Launcher.MUSTER:  # muster's own views name missing ranks
         waits.start()
     try:
         dist.init_process_group(
@@ -294,13 +295,13 @@ def _open_group(launch: Launch, backend: str, timeout_s: float) -> Callable[[], 
 
 
 def is_beside_replayed_rank() -> bool:
-    """Say whether this is a replay, and the user looks into another rank."""
+    """Say whether this is a replay in which the user inspects another rank."""
     order = replay_order(os.environ)
     return order is not None and os.environ.get("RANK") != str(order.rank)
 
 
 def _is_replay_on_fewer_gpus() -> bool:
-    """NCCL refuses two ranks on one GPU."""
+    """Say whether this is a replay on fewer GPUs than ranks, where NCCL would refuse."""
     order = replay_order(os.environ)
     return order is not None and order.shares_gpus
 
@@ -323,7 +324,7 @@ def _call_roll(launch: Launch, device: torch.device) -> list[RankFacts]:
 
 
 def _host_id() -> str:
-    """Return the node's identity: simulated nodes on one machine differ by their agent."""
+    """Return the node's identity; simulated nodes on one machine differ in their agents."""
     node = os.environ.get("GROUP_RANK", "")
     return f"{socket.gethostname()}/{node}"[:120]
 
@@ -355,12 +356,12 @@ def _check_roll(
 
 
 def torch_timeout_s() -> float:
-    """Return torch's own limit for a collective of Gloo, in seconds, where somebody has made it longer than a day; else 0."""
+    """Return torch's limit for a Gloo collective in seconds, if raised to a day or more; else 0."""
     default: Any = getattr(distributed_c10d, "default_pg_timeout", None)
     is_long = isinstance(default, timedelta) and default >= timedelta(days=1)
     return float(default.total_seconds()) if is_long else 0.0
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error from torch: a C++ trace follows it."""
+    """Return the first line of an error from torch, without the C++ trace after it."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

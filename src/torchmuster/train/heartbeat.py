@@ -1,7 +1,7 @@
-"""Reports the progress of the training loop to this node's agent; without an agent nothing is written.
+"""Reports the progress of the training loop to this node's agent; without an agent, does nothing.
 
-Progress is one record in a file in the agent's folder, overwritten in place: a heartbeat is one `pwrite` into the page
-cache, takes one or two microseconds and never waits for the agent.
+Progress is one record in a file in the agent's folder, overwritten in place: a heartbeat is one
+`pwrite` into the page cache, takes one or two microseconds and never waits for the agent.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from torchmuster.core.model import contract
 from torchmuster.core.model import progress as heartbeat
 from torchmuster.core.model.progress import RankPhase
 
-# The phases of shorter steps are told with the step: a stack says more of where a rank stands.
+# Phases shorter than this are reported with the next step: a stack says more about where a rank is.
 _TELL_EVERY_S = 0.05
-# By the number of a phase: members of an enum are slow to hash and to compare, and this runs in every step.
+# Indexed by phase number: enum members are slow to hash and compare, and this runs in every step.
 _IS_ASIDE = tuple(p in (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN) for p in RankPhase)
 _IS_ALWAYS_TOLD = tuple(_IS_ASIDE[p] or p is RankPhase.OVER for p in RankPhase)
 
@@ -28,7 +28,7 @@ class Heartbeat:
     """Records what this rank is doing. Called from the main thread only.
 
     Args:
-        fd: The file; None when there is no agent.
+        fd: The heartbeat file; None without an agent.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -40,7 +40,7 @@ class Heartbeat:
         self._steps_here = 0
         self._step = 0
         self._seconds = [0.0] * len(RankPhase)
-        self._aside_s = 0.0  # in saves and evaluations since the last step
+        self._aside_s = 0.0  # of saves and evaluations since the last step
 
     def enter(self, phase: RankPhase) -> None:
         """Record that a phase begins."""
@@ -59,7 +59,7 @@ class Heartbeat:
         """Record that a step has ended.
 
         Args:
-            number: Of the step, counted over all attempts.
+            number: The number of the step, counted over all attempts.
         """
         if self._fd is None:
             return
@@ -70,17 +70,17 @@ class Heartbeat:
         duration_s = max(now - self._step_at - self._aside_s, 1e-9)
         self._since, self._step_at, self._aside_s = now, now, 0.0
         self._step, self._steps_here = number, self._steps_here + 1
-        if self._steps_here > 1:  # the first holds the start of everything
+        if self._steps_here > 1:  # the first one includes the whole start-up
             self._write(*heartbeat.pack_duration(self._steps_here - 2, duration_s))
         self._tell(now)
 
     def waited(self, seconds: float) -> None:
-        """Record a wait for other ranks: a part of `COMPUTE`, told with the next phase or step."""
+        """Record a wait for other ranks, part of `COMPUTE`; the next phase or step reports it."""
         self._seconds[RankPhase.WAIT] += seconds
 
     @contextmanager
     def during(self, phase: RankPhase) -> Iterator[None]:
-        """Record a phase for the duration of the body, then the phase before it again."""
+        """Record a phase for the duration of the body, then return to the phase before it."""
         before = self._phase
         self.enter(phase)
         try:
@@ -116,7 +116,7 @@ class Heartbeat:
             return
         try:
             os.pwrite(self._fd, data, offset)
-        except OSError:  # a full disk, or a script that has closed what it does not know
+        except OSError:  # a full disk, or a script that closed a descriptor it does not own
             self._fd = None
 
 
@@ -145,19 +145,21 @@ def open_heartbeat(environ: Mapping[str, str] = os.environ) -> Heartbeat:
 class StepState:
     """The current batch: the state that loader, wrapped model and run share.
 
-    The loader sets it for each batch, the wrapped model weights its gradient with it, and the run counts with it.
+    The loader sets it for each batch, the wrapped model weights its gradient by it, and the run
+    counts with it.
     Outside a batch of our loader everything counts as a complete step.
 
     Attributes:
-        weight: Of this rank's mean loss in the global mean; 1 without our loader.
-        count: Number of samples of this rank's share; 0 for a repeated sample that must not count; None
+        weight: The weight of this rank's mean loss in the global mean; 1 without our loader.
+        count: Number of samples of this rank's share; 0 for a repeated sample that must not count;
+            None
             without our loader.
         ends_step: Whether the optimizer steps after this micro-batch.
         accumulates: Whether a step has several micro-batches.
         serial: Counts the batches that the loader has returned.
-        settles: Whether a throw-away pass runs, which is none of the script's.
+        settles: Whether a throw-away pass is running that is not the script's.
         heartbeat: Reports progress to the agent.
-        uncalled: Wrapped models whose own forward was never called.
+        uncalled: Wrapped models whose own forward has never been called.
     """
 
     weight: float = 1.0

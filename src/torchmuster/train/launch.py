@@ -38,7 +38,7 @@ class Launch:
         local_world_size: None likewise.
         num_nodes: None likewise.
         master_addr: Where rank 0's store listens; None in a world of one without a launcher.
-        run_id: The same word on all ranks, and another one for another job.
+        run_id: The same text on all ranks, and another one in another job.
         attempt: Number of restarts by the launcher; None when it doesn't count.
     """
 
@@ -160,7 +160,7 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
 def _is_inside(mpi: Launch | None, env: _Numbers) -> bool:
     """Return whether mpiexec runs inside a step of srun: its workers inherit the step's variables.
 
-    `srun --mpi=pmi2` sets PMI's variables too, to what its own say.
+    `srun --mpi=pmi2` sets PMI's variables too, to the same values as the step's own.
     """
     if mpi is None:
         return False
@@ -193,7 +193,8 @@ def _from_slurm(env: _Numbers) -> Launch:
     )
 
 
-# Open MPI; MPICH, Intel MPI and Hydra (PMI); HPE's PALS. The first row whose rank is set counts.
+# Open MPI; MPICH, Intel MPI and Hydra (PMI); HPE's PALS. The first row with its rank set is used.
+#
 # Source: docs.open-mpi.org "Environment variables"; pmi.h; the `mpiexec` page of HPE PALS.
 _MPI = (
     (
@@ -214,7 +215,8 @@ def _from_mpi(env: _Numbers, node_file: Sequence[str]) -> Launch | None:
     world_size = env.get(size_name, "PMI_SIZE") or env.need(size_name)
     local_world_size = env.get(*(size for _, (_, size) in rows))
     hosts = list(dict.fromkeys(line.strip() for line in node_file if line.strip()))
-    # What the launcher gives to all its processes: PBS_JOBID may be set on the first host only.
+    # A value that the launcher gives all its processes: PBS_JOBID may be set on the first host
+    # only.
     job = env.text("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "PBS_JOBID") or ""
     host = env.text("MASTER_ADDR") or (hosts[0] if hosts else None)
     if env.text("MASTER_ADDR") is None and (local_world_size == world_size or len(hosts) == 1):
@@ -234,7 +236,7 @@ def _from_mpi(env: _Numbers, node_file: Sequence[str]) -> Launch | None:
 
 def _alone(env: _Numbers) -> Launch:
     if env.get("RANK") is not None or (env.get("WORLD_SIZE") or 1) > 1:
-        # A part of a world must not train as a world of one.
+        # Part of a world must not train as a world of one.
         env.need("RANK"), env.need("WORLD_SIZE")
     return Launch(launcher=Launcher.NONE, rank=0, world_size=1, local_rank=0, local_world_size=1)
 
@@ -287,7 +289,7 @@ def _tasks_per_node(text: str) -> list[int]:
 def derive_port(job: str) -> int:
     """Return the port that all tasks of a job derive from its id; `MASTER_PORT` overrides it.
 
-    A bare `srun` or `mpiexec` gives its tasks no way to agree on a free port. When this one is
-    taken, rank 0 says so and names the variable.
+    A bare `srun` or `mpiexec` gives its tasks no way to agree on a free port. If this one is in
+    use, rank 0 reports it and names the variable.
     """
     return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS

@@ -1,10 +1,10 @@
 """Checks in the first steps of every attempt that all ranks call the same collectives.
 
-If a rank calls one collective more or less than the others, collectives of different kinds are paired: the sums
-are wrong without a message, or Gloo aborts, or everything hangs until the time-out. torch counts the collectives
-of a process group; for the first steps each rank writes its count into the store at the end of the
-step and waits for the others'. A rank that is stuck in a collective which the others don't call never
-arrives: then a thread of its own reports its count.
+If a rank calls one collective more or less than the others, collectives of different kinds are
+paired: the sums are wrong without a message, or Gloo aborts, or everything hangs until the
+time-out. torch counts the collectives of a process group; in the first steps each rank writes its
+count into the store at the end of the step and waits for the others'. A rank that is stuck in a
+collective which the others don't call never arrives: then a separate thread reports its count.
 """
 
 import json
@@ -24,7 +24,7 @@ _POLL_S = 0.02
 
 
 def count_collectives() -> int | None:
-    """Return the number of collectives that this rank has begun; None where torch doesn't count them."""
+    """Return the number of collectives this rank has begun; None if torch doesn't count them."""
     try:
         group: Any = dist.group.WORLD
         return int(group._get_backend(torch.device("cpu"))._get_sequence_number_for_group())
@@ -94,7 +94,7 @@ class Lockstep:
             threading.Event().wait(_POLL_S)
 
     def _watch(self, step: int) -> None:
-        """Start the thread that reports our count when the step does not end."""
+        """Start the thread that reports our count if the step does not end."""
         self._arrived = threading.Event()
         threading.Thread(
             target=self._tell_when_stuck,
@@ -104,7 +104,7 @@ class Lockstep:
         ).start()
 
     def _tell_when_stuck(self, step: int, arrived: threading.Event) -> None:
-        """Report the count repeatedly, which distinguishes a long step from a stuck one."""
+        """Report the count once it stops changing: a long step's still goes up."""
         before = count_collectives()
         while not arrived.wait(_STUCK_AFTER_S):
             count = count_collectives()
@@ -117,7 +117,7 @@ class Lockstep:
         try:
             others = [rank for rank in range(self._world_size) if rank != self._rank]
             return any(self._store.check([_key(step, rank)]) for rank in others)
-        except RuntimeError:  # the store has gone with its job
+        except RuntimeError:  # the store is gone with its job
             return False
 
 

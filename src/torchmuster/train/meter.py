@@ -1,8 +1,8 @@
 """Weighted means over samples and ranks, without a device synchronisation or a collective per step.
 
-A step appends references to a list. Every n steps, or when values are read, the list becomes one sum per
-name on the device; reading reduces all names in one all-reduce. A run reduces every n steps, keeps the sums of the
-epoch, and writes to the sinks.
+A step appends references to a list. Every n steps, or when values are read, the list becomes one
+sum per name on the device; reading reduces all names in one all-reduce. A run reduces every n
+steps, keeps the sums of the epoch, and writes to the sinks.
 """
 
 import math
@@ -26,7 +26,7 @@ from torchmuster.train.snapshot.state import unpack
 
 Number = Any  # float, int, or a tensor of one element
 _FOLD_EVERY = 256
-STEP_SECONDS = "perf/step_seconds"  # a group of its own in TensorBoard, W&B and MLflow
+STEP_SECONDS = "perf/step_seconds"  # a separate group in TensorBoard, W&B and MLflow
 _FLAG = "muster/flag"
 Totals = dict[str, tuple[float, float]]  # sum and weight over all ranks
 
@@ -51,14 +51,14 @@ class _Column:
                 [torch.as_tensor(v, dtype=torch.float64, device=first.device) for v in self.values]
             )
             weights = torch.tensor(self.weights, dtype=torch.float64).to(first.device)
-            # What must not count may be anything, also NaN, and 0 * NaN is NaN.
+            # Values of weight 0 may be NaN, and 0 * NaN is NaN.
             self.sum = self.sum + torch.where(weights == 0, 0.0, stack * weights).sum()
         self.weight += math.fsum(self.weights)
         self.values, self.weights = [], []
 
 
 class Meter:
-    """Collects named values, each weighted by the number of samples that it is the mean of."""
+    """Collects named values, each weighted by the number of samples it is the mean of."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {}
@@ -78,7 +78,7 @@ class Meter:
             if isinstance(value, torch.Tensor):
                 if value.numel() != 1:
                     raise _not_a_scalar(name, f"a tensor of shape {list(value.shape)}")
-                # A copy, on the device: the script may go on to change its tensor in place.
+                # A copy on the device: the script may change its tensor in place.
                 value = value.detach().clone().reshape(())  # noqa: PLW2901
             elif isinstance(value, numbers.Real):
                 value = float(value)  # noqa: PLW2901
@@ -99,8 +99,9 @@ class Meter:
     def totals(self, device: torch.device) -> Totals:
         """Return `(sum, weight)` of each name over all ranks, on every rank; a collective.
 
-        A rank that has seen no sample may have no names. Names that all ranks know take one all-reduce, which
-        also shows whether any rank has another name: the ranks then agree on the names, once, and reduce again.
+        A rank that has seen no sample may have no names. Names that all ranks know take one
+        all-reduce, which also shows whether any rank has a new name: then the ranks agree on the
+        names, once, and reduce again.
         """
         self.fold()
         mine = sorted(set(self._columns) - set(self._agreed))
@@ -140,7 +141,7 @@ class RunMetrics:
 
     Attributes:
         epoch_totals: Sums of the epoch so far, the same on all ranks.
-        total_steps: Steps of the whole run, for the remaining time; None when it isn't known.
+        total_steps: Steps of the whole run, for the remaining time; None if unknown.
     """
 
     def __init__(
@@ -157,9 +158,7 @@ class RunMetrics:
         self.record = record
         self.sinks = sinks
         self._say = say
-        self._seen: dict[
-            str, bool
-        ] = {}  # names of metrics; whether it was said that one is not finite
+        self._seen: dict[str, bool] = {}  # names of metrics, and whether a warning named them
         self._is_first = is_first
         self._device = device
         self._meter = Meter()
@@ -167,7 +166,7 @@ class RunMetrics:
         self._told_at, self._told_step = time.monotonic(), 0
 
     def begin(self, step: int) -> None:
-        """Start measuring speed at `step`, and record how many steps there will be."""
+        """Start measuring speed at `step`, and record the planned number of steps."""
         if self._is_first and self.total_steps is not None:
             self.record.event("planned", step=step, total_steps=self.total_steps)
         self._progress.begin(step)
@@ -182,7 +181,7 @@ class RunMetrics:
         return self._meter.sums()
 
     def reduce(self, step: int, *, flag: bool = False) -> bool:
-        """Reduce and write the added values; return whether any rank passed the flag; a collective."""
+        """Reduce and write the added values; return whether any rank set the flag; a collective."""
         self._meter.add({_FLAG: float(flag)}, 1.0)
         totals = self._meter.totals(self._device)
         self._meter.clear()
@@ -192,7 +191,7 @@ class RunMetrics:
             self.epoch_totals[name] = (before[0] + total, before[1] + weight)
         if self._is_first and totals:
             means = means_of(totals)
-            self.record.write(step, means)  # when each line came says how fast it went
+            self.record.write(step, means)  # the time of each line shows the speed
             with_speed = {**means, **self._speed(step)}
             for sink in self.sinks:
                 sink.write(step, with_speed)
@@ -201,7 +200,7 @@ class RunMetrics:
         return flagged
 
     def _look(self, step: int, values: Mapping[str, float]) -> None:
-        """Say once of each metric that it is not finite, and of the loss what to do: a script may log a score as NaN."""
+        """Warn once for each metric that is not finite; only for the loss suggest a remedy."""
         for name in values:
             self._seen.setdefault(name, False)
         bad = [n for n, value in values.items() if not (self._seen[n] or math.isfinite(value))]
@@ -223,7 +222,7 @@ class RunMetrics:
         self._say(said)
 
     def end_epoch(self, step: int) -> dict[str, float]:
-        """Return the means of what was logged since the epoch's were taken, and begin the next epoch; a collective."""
+        """Return the means since the epoch's were read, and begin the next epoch; a collective."""
         self.epoch_totals = {}
         self.reduce(step)
         later, self.epoch_totals = means_of(self.epoch_totals), {}
@@ -231,7 +230,7 @@ class RunMetrics:
         return later
 
     def _speed(self, step: int) -> dict[str, float]:
-        """Return the seconds of a step since the last time, all that lies between two steps included."""
+        """Return the wall-clock seconds per step since the last call, everything included."""
         now, steps = time.monotonic(), step - self._told_step
         spent_s, self._told_at, self._told_step = now - self._told_at, now, step
         return {STEP_SECONDS: spent_s / steps} if steps > 0 else {}
@@ -254,7 +253,7 @@ class RunMetrics:
 
 
 def totals_at(totals: Mapping[str, Any], pieces: Iterable[Mapping[str, Any]]) -> Totals:
-    """Return the totals that a snapshot has, with what its ranks had not reduced yet: `sums` of their pieces."""
+    """Return a snapshot's totals plus `sums` of its ranks' pieces, which were not reduced yet."""
     found: Totals = {name: (total, weight) for name, (total, weight) in totals.items()}
     for piece in pieces:
         for name, (total, weight) in unpack(piece.get("sums", {}), {}).items():

@@ -1,4 +1,4 @@
-"""The user's objects as one packed state, and back: models, optimizers, anything with state_dict."""
+"""The script's objects (models, optimizers and others) as one packed state, and back."""
 
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
@@ -28,12 +28,12 @@ _CANT_LOAD = (
     TypeError,
     ValueError,
 )
-OWN_NAME = "muster"  # under which a snapshot holds the run's own state
+OWN_NAME = "muster"  # the name of the run's own state in a snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class SteppedPaths:
-    """A container of paths: an optimizer's parameters, and its own state."""
+    """A container of paths: the parameters that optimizers step, and the optimizers' own state."""
 
     parameters: AbstractSet[str]
     optimizers: AbstractSet[str]
@@ -49,10 +49,10 @@ class Objects:
     by_name: Mapping[str, Any]
 
     def check(self, options: Collection[str] = ()) -> None:
-        """Refuse objects that can't be saved; one of them may be a misspelt one of these options.
+        """Refuse objects that can't be saved; a name may be a misspelt one of `options`.
 
         Raises:
-            UsageError: It has no state_dict and load_state_dict.
+            UsageError: One has no state_dict and load_state_dict, or a reserved name.
         """
         if OWN_NAME in self.by_name:
             raise UsageError(f"the name `{OWN_NAME}` is reserved for the run", where="World.resume")
@@ -66,10 +66,10 @@ class Objects:
                 )
 
     def check_optimizers(self, wrapped: Collection[nn.Module]) -> None:
-        """Refuse optimizers of which none trains a model that is wrapped or given here.
+        """Refuse optimizers if none of them trains a model that is wrapped or given here.
 
         Raises:
-            UsageError: That is so.
+            UsageError: None does.
         """
         models = [*wrapped, *self.models().values()]
         known, stepped = _trained(models), _stepped(self.optimizers())
@@ -82,7 +82,7 @@ class Objects:
             )
 
     def refuse_others(self, wrapped: Collection[nn.Module]) -> RemovableHandle:
-        """From now on refuse, at its first step, an optimizer of these models whose state no object here would save."""
+        """Refuse an optimizer of these models, at its first step, if no object here saves it."""
         saved = {id(part) for thing in self.by_name.values() for part in (thing, *_held(thing))}
 
         def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -110,18 +110,18 @@ class Objects:
         return any(is_sharded(model) for model in self.models().values())
 
     def reshard(self) -> None:
-        """Make the models' parameters those that the optimizers have, after whatever forward the script has made."""
+        """Restore the sharded parameters that the optimizers have, whatever forward came last."""
         for model in self.models().values():
             reshard(model)
 
     def buffer_paths(self) -> set[str]:
-        """Return the paths of the models' buffers, such as running means: a rank may have its own."""
+        """Return the paths of buffers, e.g. running means, which may differ between ranks."""
         return {
             f"{k}.{name}" for k, model in self.models().items() for name, _ in model.named_buffers()
         }
 
     def stepped(self) -> "SteppedPaths":
-        """Return the paths of what only an optimizer's step changes."""
+        """Return the paths that only an optimizer's step changes."""
         self.reshard()
         stepped = _stepped(self.optimizers())
         parameters = {
@@ -134,7 +134,7 @@ class Objects:
         return SteppedPaths(parameters, own)
 
     def expected_bytes(self) -> int:
-        """Return how many bytes of tensors this rank saves, with those that known optimizers make at their first step."""
+        """Return how many bytes this rank saves, including states of an optimizer's first step."""
         _, tensors = self.pack()
         found = sum(_num_bytes(tensor) for tensor in tensors.values())
         for optimizer in self.optimizers():
@@ -144,7 +144,7 @@ class Objects:
         return found
 
     def still_to_come(self) -> int:
-        """Return how much memory of its node this rank takes for gradients and for what optimizers make at their first step."""
+        """Return how much host memory this rank still needs for gradients and optimizer states."""
         found = 0
         for optimizer in self.optimizers():
             for group in optimizer.param_groups:
@@ -157,7 +157,7 @@ class Objects:
         return found
 
     def pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return the packed state, and the tensors by path, without copying them."""
+        """Return the packed state, and the tensors by path without copies."""
         self.reshard()
         tensors: dict[str, torch.Tensor] = {}
         sharded = self.is_sharded
@@ -231,7 +231,7 @@ class Objects:
     def _state_of(self, thing: Any, sharded: bool) -> Any:
         if isinstance(thing, nn.Module):
             return unwrap(thing).state_dict()
-        # Of one that has not stepped, torch's function would make state by a step that then counts.
+        # Before the first step, torch's function would create the state by a step that then counts.
         if sharded and isinstance(thing, torch.optim.Optimizer) and thing.state:
             from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
@@ -239,7 +239,7 @@ class Objects:
         return thing.state_dict()
 
     def _make_room(self, manifest: SnapshotManifest) -> None:
-        """Make optimizers create the shards that a snapshot is read into."""
+        """Make optimizers create the shards into which a snapshot is read."""
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         for name, thing in self.by_name.items():
@@ -274,7 +274,10 @@ def _stepped(optimizers: Collection[torch.optim.Optimizer]) -> set[int]:
 
 
 def _held(thing: Any) -> list[Any]:
-    """Return what an object holds and saves itself, as a wrapper does with an optimizer; a schedule saves none."""
+    """Return the parts that an object holds and saves itself, e.g. a wrapped optimizer.
+
+    A learning-rate schedule saves none.
+    """
     parts = [] if isinstance(thing, LRScheduler) else getattr(thing, "__dict__", {}).values()
     return [one for part in parts for one in (part if isinstance(part, list) else (part,))]
 
@@ -285,7 +288,10 @@ def _num_bytes(tensor: torch.Tensor) -> int:
 
 
 def _num_made(group: Mapping[str, Any]) -> int:
-    """Return how many tensors of a parameter's size an optimizer's first step makes: those of the options it has."""
+    """Return how many tensors of a parameter's size an optimizer's first step creates.
+
+    This is derived from the options in its group.
+    """
     if "betas" in group:
         return 3 if group.get("amsgrad") else 2
     return int(bool(group.get("momentum"))) + int("alpha" in group)

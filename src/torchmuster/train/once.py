@@ -1,13 +1,13 @@
 """Once per node, or once per run: one process does the work, the others wait for its marker.
 
-    <name>.done        the work was finished; it stays, so the next run need not do it again
+    <name>.done        the work is finished; it stays, so the next run need not repeat the work
     <name>.lock        exclusive creation plus a lease: its owner renews it every 2 s
-    <name>.lock.<id>   the right to remove the lock of that id, for a moment
+    <name>.lock.<id>   the right to remove the lock of that id, held for a moment
     <name>.failed      the exception of the process that tried; raised in all that wait for it
 
-No collective is used, so a slow node does not block a process group with a time-out, and no flock, which
-fails on some shared file systems. A lock is taken over when its owner's process is gone, if that is visible
-from here, otherwise when it was not renewed for 15 s.
+No collective is used, so a slow node does not block a process group with a time-out; and no flock,
+which fails on some shared file systems. A lock is taken over when its owner's process is gone, if
+that is visible from here, otherwise when it was not renewed for 15 s.
 """
 
 import json
@@ -45,7 +45,8 @@ class OncePlace:
 
     Attributes:
         folder: Visible to all processes that share the work.
-        token: The same for all processes of one attempt, different in the next: work that failed in an
+        token: The same for all processes of one attempt, different in the next: work that failed in
+            an
             earlier attempt is tried again.
         say: Called with a line to print.
         timeout_s: How long the other processes wait for the work.
@@ -62,16 +63,16 @@ class OncePlace:
 def folder_of(
     per: str, folder: str | None, of_run: str, run_id: str, token: str, node_rank: int
 ) -> str:
-    """Return where the markers of a piece of work are; `World.once` documents the first two.
+    """Return the folder of the markers for a piece of work; `World.once` documents the arguments.
 
     Raises:
-        UsageError: `per` is none of these.
+        UsageError: `per` is neither `node` nor `run`.
     """
     if per not in ("node", "run"):
         raise UsageError(f"per={per!r}: `node` or `run`", where="World.once")
     if per == "run":
         return folder or os.path.join(of_run, "once")
-    # torchrun's own name of a run is `none`, for every job.
+    # torchrun names every run `none` by default.
     return folder or node_folder(token if run_id in ("", "none") else run_id, node_rank)
 
 
@@ -79,7 +80,7 @@ def node_folder(run_id: str, node_rank: int) -> str:
     """Return the folder of a run's markers on this node, accessible to this user only.
 
     Raises:
-        OnceError: It can't be made, or it belongs to another user.
+        OnceError: It can't be created, or it belongs to another user.
     """
     scratch = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
     safe = "".join(c if c.isalnum() else "-" for c in run_id)
@@ -89,14 +90,14 @@ def node_folder(run_id: str, node_rank: int) -> str:
         owner = os.stat(base).st_uid
     except OSError as error:
         raise OnceError("no folder for markers", where=base, why=error.strerror) from error
-    if owner != os.getuid():  # a shared temporary folder: anyone could have made it
+    if owner != os.getuid():  # anyone could have created it in a shared temporary folder
         raise OnceError(
             "the folder for markers belongs to somebody else",
             where=base,
             why=f"its owner is user {owner}",
             fix="choose another one: tm.once(..., folder=...)",
         )
-    # Nodes that are simulated on one machine have one temporary folder, and each its own work.
+    # Simulated nodes on one machine share a temporary folder, but each does its own work.
     return os.path.join(base, f"node-{node_rank}")
 
 
@@ -139,7 +140,7 @@ def _note_failure(stem: str, place: OncePlace, error: BaseException) -> None:
 
 
 def _acquire(stem: str, place: OncePlace) -> "_Lock | None":
-    """Return the lock, or None when the work is done."""
+    """Return the lock, or None if the work is done."""
     began = said = time.monotonic()
     watched = _Watched(f"{stem}.lock", place.lease_s)
     while True:
@@ -172,7 +173,7 @@ def _acquire(stem: str, place: OncePlace) -> "_Lock | None":
 
 
 def _look_again(lock: "_Lock", stem: str, place: OncePlace) -> "_Lock | None":
-    """Give the lock back when another finished or failed just before we took it."""
+    """Give the lock back if another process finished or failed just before we took it."""
     try:
         done = os.path.exists(f"{stem}.done")
         _raise_failure(stem, place)
@@ -198,7 +199,7 @@ def _raise_failure(stem: str, place: OncePlace) -> None:
 @dataclass(frozen=True, slots=True)
 class _Owner:
     name: str
-    mark: str | None  # of this lock and no other, None when there is none
+    mark: str | None  # identifies this lock; None without a lock
     is_dead: bool
 
 
@@ -226,7 +227,7 @@ class _Watched:
         if stamp != self._stamp:
             self._stamp, self._since = stamp, now
         is_stale = now - self._since > self._lease_s
-        if not isinstance(card, dict):  # half written: by somebody who is about to, or was killed
+        if not isinstance(card, dict):  # half written: its owner is still writing, or was killed
             return _Owner("another process", f"inode-{status.st_ino}", is_stale)
         name = f"pid {card.get('pid')} on {card.get('host')}"
         if card.get("start") is not None and card.get("table") == _process_table():
@@ -240,7 +241,7 @@ class _Watched:
         if owner.mark is None:
             return False
         removed = _remove_lock(self._path, owner.mark)
-        if removed is None:  # another is about to, or was killed on the way
+        if removed is None:  # another process is removing it, or was killed meanwhile
             since = self._right_since.setdefault(owner.mark, time.monotonic())
             if time.monotonic() - since > self._lease_s:
                 del self._right_since[owner.mark]
@@ -262,8 +263,8 @@ def _mark_of(path: str) -> str | None:
 def _remove_lock(path: str, mark: str) -> bool | None:
     """Remove the lock with this mark, if it still exists; None: another process has the right to.
 
-    Between checking and removing, the lock may have become that of another process. While we hold the right
-    to remove this lock, no other process can remove it and make room for a new one.
+    Between checking and removing, the lock may have become that of another process. While we hold
+    the right to remove this lock, no other process can remove it and make room for a new one.
     """
     right = f"{path}.{mark}"
     try:
@@ -312,7 +313,7 @@ class _Lock:
         self._over.set()
         self._thread.join()
         with suppress(OSError):
-            _remove_lock(self._path, self._card["id"])  # unless it was taken from us
+            _remove_lock(self._path, self._card["id"])  # unless it was taken over
 
     def _renew(self) -> None:
         while not self._over.wait(_RENEW_S):

@@ -84,7 +84,7 @@ class Precision:
     def _agree_on_infinities(
         self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]
     ) -> None:
-        """With shards an infinity may occur on one rank only; then all ranks have to skip the step."""
+        """Make all ranks skip a step with an infinity, which may be in one rank's shards only."""
         if not self._scaler.is_enabled() or not hasattr(parameters[0], "full_tensor"):
             return
         state = self._scaler._per_optimizer_states[id(optimizer)]
@@ -106,6 +106,6 @@ class Precision:
         return dict(self._scaler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a scaler's state."""
+        """Restore the scaler's state."""
         if state:
             self._scaler.load_state_dict(state)

@@ -1,7 +1,7 @@
 """Preemption: a signal or a time limit becomes one step at which all ranks stop, saved.
 
-No collective and no traffic in a quiet step. A thread in each rank listens; when any rank is asked to
-stop, it says so in the store, and then
+No collective and no traffic in a quiet step. A thread in each rank listens; when any rank is asked
+to stop, it says so in the store, and then
 
     each rank     promises a ceiling: a boundary it will not pass before the decision. That is the
                   boundary it stands at (waiting for data, or evaluating), or the next one
@@ -9,9 +9,9 @@ stop, it says so in the store, and then
                   all can reach it
     each rank     stops at that boundary
 
-A rank that has reached its ceiling waits. The others do not need it before they reach theirs, because
-the ceilings differ by one at most and the decision is the higher one. A rank whose run has ended promises
-a ceiling that no rank reaches: then the others continue to their own end.
+A rank that has reached its ceiling waits. The others do not need it before they reach theirs,
+because the ceilings differ by one at most and the decision is the higher one. A rank whose run has
+ended promises a ceiling that no rank reaches: then the others continue to their own end.
 
 Boundaries are numbered along the run: the end of a step and the end of an epoch are one each.
 
@@ -42,9 +42,9 @@ _LOOK_EVERY_S = 10.0
 _POLL_S = 0.2
 _SAY_AFTER_S = 5.0
 _LISTENED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# Whoever ignores these means it: a shell for what it starts in the background, nohup.
+# These may be ignored on purpose: by a shell for background jobs, or by nohup.
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
-_ONE_KEY_S = 1.0  # one Ctrl-C may come twice: from the terminal and from a launcher
+_ONE_KEY_S = 1.0  # one Ctrl-C may arrive twice: from the terminal and from a launcher
 _PREFIX = "muster/stop"
 _NEVER = 1 << 62  # the ceiling of a rank whose run has ended
 
@@ -52,11 +52,13 @@ _listening: "StopWatch | None" = None
 
 
 class TimeLimit:
-    """When to stop without a signal: at the run's own limit or the end of the Slurm job, minus the time that a save takes.
+    """When to stop without a signal: before the run's own limit or the end of the Slurm job.
+
+    The margin covers the time that a save takes.
 
     Args:
-        limit_s: Of the run.
-        watches_job: This rank watches the end of the job, for all.
+        limit_s: The limit of the run.
+        watches_job: This rank watches the end of the job, for all ranks.
     """
 
     def __init__(self, limit_s: float | None, *, watches_job: bool = True) -> None:
@@ -80,7 +82,7 @@ class TimeLimit:
         return min(limits) - margin_s if limits else None
 
     def _end_of_job(self, ends_at: float, margin_s: float) -> float:
-        """Return when the job ends; when that is near, the run's record says whether the scheduler has moved it."""
+        """Return the end of the job; near it, check the record for a move by the scheduler."""
         now = time.time()
         if now >= max(ends_at - margin_s, self._look_at):
             self._look_at = now + _LOOK_EVERY_S
@@ -90,7 +92,7 @@ class TimeLimit:
 
 
 def _began_at() -> float:
-    """Return when the run began: under muster that is before its first attempt."""
+    """Return when the run began: under muster before its first attempt."""
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     try:
         return os.stat(RunDir(run_dir).plan).st_mtime if run_dir else time.time()
@@ -99,7 +101,7 @@ def _began_at() -> float:
 
 
 def _told_end() -> float | None:
-    """Return when the job ends by the last word of the run's owner on it; None without one."""
+    """Return the end of the job that the run's owner recorded last; None without one."""
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     told = None
     with (
@@ -126,20 +128,23 @@ def how_to_go_on(folder: str) -> str:
 
 
 def _is_one_of_many_commands(run_dir: str) -> bool:
-    """Say whether `muster torchrun` was typed on several machines: only the same lines start the run again."""
+    """Say whether `muster torchrun` was started by hand on several machines.
+
+    Then only the same commands start the run again.
+    """
     own = os.environ.get("TORCHELASTIC_RUN_ID") == os.path.basename(run_dir)
     return not own and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
 
 
 class StopNow(BaseException):
-    """Raised in the main thread while it waits for data; not an Exception, so that no handler catches it."""
+    """Raised in the main thread while it waits for data; no Exception, so no handler catches it."""
 
 
 class StopWatch:
     """Listens for requests to stop, and agrees with the other ranks on the boundary.
 
     Attributes:
-        reason: Why the run stops; None until it is decided.
+        reason: Why the run stops; empty until it is decided.
     """
 
     def __init__(
@@ -157,7 +162,7 @@ class StopWatch:
 
         Args:
             store: A separate connection: the thread and the loop must not wait for each other.
-            rank: Of this process.
+            rank: The rank of this process.
             world_size: Number of ranks.
             deadline: Returns the time (`time.time()`) at which to stop without a signal, or None.
             say: Called with a line to print.
@@ -178,7 +183,7 @@ class StopWatch:
         self._interruptible = False
         self._ceiling: int | None = None
         self._decision: int | None = None
-        self._is_deaf = False  # the store has gone: nothing can be agreed any more
+        self._is_deaf = False  # the store is gone: nothing can be agreed any more
         self._request = ""
         self._published = False
         self._interrupted_at: float | None = None
@@ -189,7 +194,7 @@ class StopWatch:
         self._thread = threading.Thread(target=self._listen, name="muster-stop", daemon=True)
 
     def begin(self, boundary: int, *, signals: tuple[int, ...] = _LISTENED) -> None:
-        """Start listening before `boundary`; signals only if called from the main thread."""
+        """Start listening before `boundary`; to signals only if called from the main thread."""
         global _listening
         self._boundary = boundary - 1
         self._wakeup_r, self._wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -199,19 +204,20 @@ class StopWatch:
             self._old_handlers[signum] = signal.signal(signum, self._take_signal)
         if self._old_handlers:
             _listening = self
-            # The C part of the handler writes here at once, also with the main thread in a collective.
+            # The C part of the handler writes here at once, even if the main thread is in a
+            # collective.
             self._old_wakeup_fd = signal.set_wakeup_fd(self._wakeup_w, warn_on_full_buffer=False)
         self._thread.start()
 
     def close(self) -> None:
-        """Restore the signal handlers; after a decision to stop, ignore the signals until the process ends.
+        """Restore the signal handlers; after a decision to stop, ignore the signals to the end.
 
         A request to all ranks may arrive when this one is already exiting.
         """
         global _listening
         if self._wakeup_r < 0:
             return
-        with self._lock:  # no signal of our own thread may come after its handler has gone
+        with self._lock:  # no signal of our own thread may arrive after its handler is gone
             self._over.set()
             stops = self.decided_here
         os.write(self._wakeup_w, b"\0")
@@ -221,7 +227,7 @@ class StopWatch:
                 signal.signal(signum, signal.SIG_IGN if stops else handler or signal.SIG_DFL)
             _listening = None
         self._thread.join(timeout=5.0)
-        if not self._thread.is_alive():  # else it reads from the pipe when the store lets it go
+        if not self._thread.is_alive():  # otherwise it reads the pipe when the store lets it go
             os.close(self._wakeup_r)
             os.close(self._wakeup_w)
         self._wakeup_r = -1
@@ -239,9 +245,9 @@ class StopWatch:
     # The main thread.
 
     def must_stop(self, boundary: int) -> bool:
-        """Note that `boundary` is reached; return whether all ranks stop here.
+        """Record that `boundary` is reached; return whether all ranks stop here.
 
-        Waits for the decision when this boundary is the ceiling that was promised.
+        Waits for the decision if this boundary is the ceiling that was promised.
 
         Raises:
             WorldError: The other ranks promised nothing within the time-out.
@@ -282,9 +288,9 @@ class StopWatch:
 
     @contextmanager
     def parked(self, *, interruptible: bool) -> Iterator[None]:
-        """Context in which the main thread waits at the boundary that it reached last.
+        """Context in which the main thread waits at the last boundary that it reached.
 
-        After it `unpark` has to be called: a rank may not continue while its promise to wait holds.
+        Call `unpark` after it: a rank may not continue while its promise to wait holds.
         """
         with self._lock:
             self._parked = True
@@ -293,7 +299,7 @@ class StopWatch:
             yield
         finally:
             self._interruptible = False
-            with self._lock:  # a promise that was given stays; a new one is of the next boundary
+            with self._lock:  # a given promise stays; a new one is for the next boundary
                 self._parked = False
 
     @property
@@ -312,14 +318,14 @@ class StopWatch:
             self._interruptible = False
             raise StopNow
         if self._decision is not None:
-            return  # our own thread's, a moment too late, or one request more
+            return  # from our own thread a moment too late, or one more request
         self._request = self._request or signal.Signals(signum).name
         old = self._old_handlers.get(signum)
         if callable(old) and old is not signal.default_int_handler:
             old(signum, frame)
 
     def _insists(self, now: float) -> bool:
-        """Return whether this is a second Ctrl-C: the first one requested a stop that saves."""
+        """Return whether this is a second Ctrl-C: the first one requested a stop with a save."""
         if self._interrupted_at is None:
             self._interrupted_at = now
         return now - self._interrupted_at > _ONE_KEY_S
@@ -327,13 +333,13 @@ class StopWatch:
     # The thread.
 
     def _listen(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the main thread takes them
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the main thread handles them
         try:
             while not self._over.is_set() and self._decision is None:
                 self._look()
                 self._read_wakeups()
             self._leave()
-        except RuntimeError:  # the store has gone, and the attempt with it
+        except RuntimeError:  # the store is gone, and the attempt with it
             pass
         finally:
             with self._lock:
@@ -372,7 +378,7 @@ class StopWatch:
         self._publish(self._ceiling)
 
     def _leave(self) -> None:
-        """Publish that the run of this rank is over: later requests must not wait for it."""
+        """Publish that this rank's run is over: later requests must not wait for it."""
         if self._ceiling is None:
             with self._lock:
                 self._ceiling = _NEVER
@@ -407,7 +413,7 @@ def _ceiling_key(rank: int) -> str:
 
 
 def _forget_in_child() -> None:
-    """Restore default handlers in a forked child (a pool's worker): otherwise its signals would be requests to us."""
+    """Restore default handlers in a forked child, whose signals are not requests to the run."""
     global _listening
     watch, _listening = _listening, None
     if watch is not None:

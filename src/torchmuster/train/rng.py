@@ -46,7 +46,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Restore the state from `capture`; an absent device or module is skipped."""
+    """Restore the state from `capture`; skip an absent device or module."""
     torch.set_rng_state(state["torch"].cpu())
     if state.get("cuda") is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
@@ -75,10 +75,10 @@ def cheap_state() -> tuple[Any, ...]:
 
 
 def moved_since(state: tuple[Any, ...]) -> bool:
-    """Return whether any CPU generator has been drawn from since `cheap_state`.
+    """Return whether any CPU generator has been used since `cheap_state`.
 
-    A draw moves the Mersenne Twister's index, or begins a new block of words, or uses the normal
-    number that an earlier draw has left over.
+    A draw moves the Mersenne Twister's index, begins a new block of words, or uses the normal
+    number left over by an earlier draw.
     """
     if _bytes_of(torch.default_generator.get_state()) != _bytes_of(state[0]):
         return True
@@ -108,12 +108,13 @@ def _bytes_of(state: torch.Tensor) -> bytes:
 
 
 _VERSION = 3  # of `random.getstate()`
-# Source: Modules/_randommodule.c of CPython, `RandomObject`: the index, then 624 words, behind the object's head.
+# Source: Modules/_randommodule.c of CPython, `RandomObject`: after the object header the index,
+# then 624 words.
 _PYTHON_MEMORY = struct.Struct("@i624I")
 
 
 def _find_python_memory() -> int | None:
-    """Return where the generator of `random` is in memory; None for a Python that has it elsewhere."""
+    """Return the address of `random`'s state; None for a Python with another memory layout."""
     generator = getattr(random, "_inst", None)
     if type(generator) is not random.Random or sys.implementation.name != "cpython":
         return None
@@ -146,7 +147,7 @@ _numpy_memory: tuple[Any, int] | None = None  # the generator, and where its sta
 
 
 def _numpy_state() -> dict[str, Any] | None:
-    """Return numpy's state; reading it takes 28 us, so the last one is reused while it is unchanged."""
+    """Return numpy's state; reading takes 28 us, so reuse the last one while it is unchanged."""
     global _last_numpy_state
     numpy_random = _numpy_random()
     if numpy_random is None:
@@ -187,7 +188,7 @@ def _exact_numpy_state_differs(before: dict[str, Any] | None) -> bool:
 
 
 def seed_for_sample(seed: int) -> None:
-    """Seed the CPU generators: 11 us where torch.manual_seed alone would take longer."""
+    """Seed the CPU generators in 11 us; torch.manual_seed alone would take longer."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     numpy_random = _numpy_random()
@@ -196,5 +197,5 @@ def seed_for_sample(seed: int) -> None:
 
 
 def _numpy_random() -> Any:
-    """Return numpy's random module if it was imported: otherwise it has no state."""
+    """Return numpy's random module if it has been imported: otherwise it has no state."""
     return sys.modules.get("numpy.random")

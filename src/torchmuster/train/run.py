@@ -1,7 +1,7 @@
 """The run: counts steps, logs, saves when due, handles preemption, and proves what was seen.
 
-Everything that has to happen at a definite moment happens between two batches: there all of the user's
-code for a step has run, in whatever order it was written.
+Everything that has to happen at a definite moment happens between two batches: by then all of the
+script's code for a step has run, in whatever order it was written.
 """
 
 import math
@@ -30,10 +30,10 @@ from torchmuster.train.saves import EndOfEpoch, Moment, Saves, begin_generators
 from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.state import MisfitError, unpack
 
-# Position of a run: steps, epochs, and the boundaries between two steps.
+# The position of a run: steps, epochs, and the boundaries between two steps.
 #
-# At a boundary all of the user's code for a step has run. Boundaries are numbered along the run: the end of a step and
-# the end of an epoch are one each.
+# At a boundary all of the script's code for a step has run. Boundaries are numbered along the run:
+# the end of a step and the end of an epoch are one each.
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Clock:
         is_due: Whether a snapshot is due at the next boundary.
         boundary_step: `steps_done` at the last boundary.
         boundary_position: Epoch and position in the data there.
-        optimizer_steps: Since the last boundary.
+        optimizer_steps: Optimizer steps since the last boundary.
     """
 
     data: Loader | None
@@ -90,13 +90,13 @@ class Clock:
         return data is not None and data.position > 0 and data.position == data.epoch_samples()
 
     def begin_boundaries(self) -> None:
-        """Move to a boundary: that of a snapshot, or the start."""
+        """Move to a boundary: a snapshot's, or the start."""
         self.boundary_step = self.steps_done
         if self.data is not None:
             self.boundary_position = self.position
 
     def steps_to_come(self, num_epochs: int) -> int | None:
-        """Return the number of steps of the whole run; None when that isn't known."""
+        """Return the number of steps of the whole run; None if unknown."""
         samples = self.data.epoch_samples() if self.data is not None else None
         if self.data is None or samples is None:
             return None
@@ -124,7 +124,7 @@ class Clock:
     def _complain_about_optimizer(self) -> None:
         scalers = [t for t in self.objects.by_name.values() if hasattr(t, "get_scale")]
         if any(getattr(scaler, "may_skip_steps", True) for scaler in scalers):
-            return  # a gradient scaler leaves steps with infinite gradients out
+            return  # a gradient scaler skips steps with infinite gradients
         raise UsageError(
             "a step was counted in which no optimizer has stepped",
             where=f"epoch {self.epoch}, step {self.steps_done}",
@@ -179,11 +179,11 @@ class Run:
         self._saves = saves
         self._metrics = metrics
         self._clock = Clock(data, objects, world.step_state)
-        self._generators: dict[str, Any] | None = None  # to be put back at the next boundary
+        self._generators: dict[str, Any] | None = None  # to be restored at the next boundary
         self._generators_before_evaluation: dict[str, Any] | None = None
         self._end_of_epoch: EndOfEpoch | None = None
         self._batch_counted = -1
-        self._told_epoch = -1  # the last epoch whose end was told
+        self._told_epoch = -1  # the last epoch whose end was reported
         self.is_in_epoch = False  # the script is in the loop over `epochs`
         self._epoch_began_at = time.monotonic()
         self._is_over = False
@@ -205,7 +205,7 @@ class Run:
         if data is not None:
             data.gate = self
 
-    # What the script calls.
+    # For the script.
 
     @property
     def steps_done(self) -> int:
@@ -276,7 +276,7 @@ class Run:
             self._metrics.add(metrics, 1.0 if count is None else float(count))
 
     def report(self, **values: float) -> None:
-        """Write values that are the same on all ranks at this step, such as the results of an evaluation."""
+        """Write values that are equal on all ranks at this step, e.g. evaluation results."""
         if self._world.rank == 0:
             self._metrics.write(self.steps_done, values)
             self._metrics.end_line()
@@ -312,13 +312,13 @@ class Run:
             self._watch.close()
             self._metrics.close()
 
-    # Boundaries: the loader and evaluations call these.
+    # Boundaries; called by the loader and by evaluations.
 
     def between_steps(self) -> None:
-        """Between two batches: stop or save here, if that is due."""
+        """Stop or save between two batches if that is due."""
         clock = self._clock
         if clock.has_uncounted_step():
-            self._count_step()  # the script logs nothing, so it had no need to call run.step()
+            self._count_step()  # the script logs nothing, so it does not call run.step()
         if clock.pass_boundary():
             self._lockstep.check()
         self._put_generators_back()
@@ -338,7 +338,7 @@ class Run:
     def waiting_for_data(self) -> Iterator[None]:
         """Context in which the loader waits for a batch."""
         if self._data is not None and self._data.first_batch_is_collective:
-            yield  # a stream's readers are compared in there, so nobody may stop
+            yield  # the readers of a stream are compared inside, so no rank may stop
         else:
             with self._watch.parked(interruptible=True):
                 yield
@@ -352,8 +352,8 @@ class Run:
     def evaluating(self, generators: dict[str, Any]) -> Iterator[None]:
         """Context in which an evaluation runs; a stop saves the state of the last boundary.
 
-        Between boundaries there is no such state: then the evaluation runs to its end first. So does that of a
-        sharded model, because its forward is a collective.
+        Between boundaries there is no such state: then the evaluation first runs to its end. So
+        does that of a sharded model, because its forward is a collective.
         """
         heartbeat = self._world.step_state.heartbeat
         with heartbeat.during(RankPhase.EVALUATE), self._stopping_in(generators):
@@ -368,7 +368,7 @@ class Run:
         try:
             with self._watch.parked(interruptible=False):
                 yield
-            self.before_collective()  # the script may make one of its own now
+            self.before_collective()  # the script may call a collective next
         finally:
             self._generators_before_evaluation = None
 
@@ -378,12 +378,12 @@ class Run:
             self.stop()
 
     def before_collective(self) -> None:
-        """Before the reduction of an evaluation: from here on only a later boundary can be agreed on."""
+        """Rule out a stop at this boundary: called before the reduction of an evaluation."""
         if self._watch.unpark():
             self.stop()
 
     def stop(self) -> None:
-        """Save at this step on all ranks, and exit."""
+        """Save this step on all ranks, and exit."""
         clock, world, reason = self._clock, self._world, self._watch.reason
         self._save_last()
         what = self._saves.what_is_saved(clock.steps_done)
@@ -403,7 +403,7 @@ class Run:
     # Beginning.
 
     def begin(self, seed: int) -> None:
-        """Load the newest good snapshot and continue from it; without one begin at the start.
+        """Load the newest good snapshot and continue from it; without one begin at step 0.
 
         Raises:
             SnapshotError: There are snapshots, but none is good or none fits the script.
@@ -412,9 +412,10 @@ class Run:
         loaded = self._saves.load()
         if loaded is None:
             world.say(f"no snapshot in {url}: beginning at step 0")
-            # The same model on all ranks so far; from here on dropout must differ between them.
+            # So far the ranks have the same random numbers (for the model); from here on dropout
+            # must differ.
             rng.seed_everything(seed, world.rank)
-            # The start is saved too: an attempt that dies before the first save may not begin with
+            # Save the start, too: an attempt that dies before the first save must not begin with
             # other weights, if the script made its model before the generators were seeded.
             clock.is_due = True
         else:
@@ -461,13 +462,13 @@ class Run:
         if generators is not None:
             rng.restore(generators)
 
-    # Where the run stands.
+    # The state at a boundary.
 
     def _is_at_boundary(self) -> bool:
         """Whether a resumed run can begin with this state without skipping any code."""
         end = self._end_of_epoch
-        # Behind the last batch the script's own code has run, and will again: a scheduler's step is
-        # undone in what is saved, an average that was changed in place can't be.
+        # After an epoch's last batch the script's own code has run, and will again: what is saved
+        # undoes a scheduler's step, but not an average that was changed in place.
         return self._clock.is_at_boundary and (end is None or end.is_unchanged())
 
     # Steps.
@@ -482,7 +483,7 @@ class Run:
             self._reduce_metrics()
 
     def _reduce_metrics(self) -> None:
-        """Reduce the metrics of the last steps; the same collective tells all ranks that a timed save is due."""
+        """Reduce the metrics of the last steps; in the same collective agree on a timed save."""
         every_s = self._settings.every_s
         is_late = every_s is not None and time.monotonic() - self._saves.at >= every_s
         is_due = self._metrics.reduce(self.steps_done, flag=is_late and self._world.rank == 0)
@@ -514,7 +515,7 @@ class Run:
     # Saving and ending.
 
     def _save(self, *, may_skip: bool = True) -> None:
-        """Start a snapshot of this step, unless another one is still being written and this one may be skipped."""
+        """Start a snapshot of this step, unless a write is running and this one may be skipped."""
         clock = self._clock
         if may_skip and self._saves.must_skip():
             self._world.say(
@@ -549,7 +550,7 @@ class Run:
         )
 
     def _save_last(self) -> None:
-        """Save at the end of the run, wait until the snapshot is complete, and report it to `muster run`."""
+        """Save at the end, wait until the snapshot is complete, and report it to `muster run`."""
         with self._world.step_state.heartbeat.during(RankPhase.SAVE):
             if self._saves.step != self._clock.steps_done:
                 self._save(may_skip=False)

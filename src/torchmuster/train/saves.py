@@ -1,4 +1,4 @@
-"""The snapshots of a run: their contents, the ranks that write them, and the outcome of each save."""
+"""The snapshots of a run: their contents, the ranks that write them, the outcome of each save."""
 
 import array
 import os
@@ -54,13 +54,13 @@ class EndOfEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What is saved in addition to the user's objects.
+    """What is saved in addition to the script's objects.
 
     Attributes:
         own: The run's own state, the same on all ranks.
-        ledger: Of this rank.
+        ledger: The ledger of this rank.
         sums: Metrics of this rank that are not in `own` yet.
-        generators: Their state to save, if not the present one.
+        generators: The random states to save, if not the present ones.
         end: The state to save, if not the present one.
     """
 
@@ -79,7 +79,7 @@ class Saves:
     Attributes:
         step: The step of the newest snapshot that was started or loaded; -1 for none.
         at: The time of that, by `time.monotonic()`.
-        source: What is loaded, where that is another folder than the one that is written.
+        source: The folder to load from, if it is not the one that is written.
     """
 
     source: Folder | None = None
@@ -97,11 +97,11 @@ class Saves:
         """Store the arguments.
 
         Args:
-            objects: The user's.
+            objects: The script's objects.
             crew: From `find_crew`.
-            record: Of the run; rank 0 writes to it.
-            memory: Makes those in memory, if there are any.
-            warn: Called with the message of a failed save; None: the error is raised.
+            record: The record of the run; rank 0 writes to it.
+            memory: Makes snapshots in memory, if enabled.
+            warn: Called with the message of a failed save; None: raise the error.
             skips: Skip a save while another one runs.
         """
         self.step = -1
@@ -116,7 +116,7 @@ class Saves:
         self._staging = Staging()
         self._num_orders = 0
         self._loaded_step: int | None = None
-        self._noted_step: int | None = None  # the last snapshot that the record knows to be whole
+        self._noted_step: int | None = None  # the last snapshot recorded as complete
 
     @property
     def folder_url(self) -> str:
@@ -135,10 +135,11 @@ class Saves:
         return self._loaded_step if written is None else written
 
     def load(self) -> LoadedSnapshot | None:
-        """Load the newest good snapshot of disk and memory into the user's objects and return it; None when there is none.
+        """Load the newest good snapshot on disk or in memory into the objects; return it, or None.
 
         Raises:
-            SnapshotError: There are snapshots, but none is good or none fits; or earlier ones have vanished.
+            SnapshotError: There are snapshots, but none is good or none fits; or earlier ones have
+                vanished.
         """
         crew, memory, held = self._crew, self._memory, None
         reads = crew.rank == 0 or crew.copies
@@ -176,7 +177,7 @@ class Saves:
         )
 
     def _refuse_to_forget(self) -> None:
-        """Refuse to start over if an earlier attempt of this run has saved and its snapshots are gone."""
+        """Refuse to start over if an earlier attempt saved snapshots that are gone now."""
         if os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0":
             return
         step = self._record.last_saved(self.folder_url)
@@ -189,14 +190,17 @@ class Saves:
             )
 
     def why_not_from_memory(self) -> str:
-        """Return, in an attempt behind a loss, the end of a sentence on a run that keeps snapshots in memory and has none left."""
+        """Return the end of a message: after a loss, that no newer snapshot is left in memory.
+
+        Empty in a first attempt, without snapshots in memory, and if one was found.
+        """
         is_first = os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0"
         if self._memory is None or is_first or self._memory.step >= 0:
             return ""
         return ": no whole snapshot that is newer is left in the memory of the nodes"
 
     def must_skip(self) -> bool:
-        """Return, the same on all ranks, whether a save is still running and this one is to be skipped."""
+        """Return, equal on all ranks, whether to skip this save because another one is running."""
         if not self._skips:
             return False
         return any(row[0] for row in gather_ints([int(self._saver.is_busy)]))
@@ -205,7 +209,7 @@ class Saves:
         """Copy the state and start writing it; the loop waits for the copy only.
 
         Raises:
-            SnapshotError: The save before this one failed, or a value can't be saved.
+            SnapshotError: The previous save failed, or a value can't be saved.
         """
         self._saver.wait()
         number, self._num_orders = self._num_orders, self._num_orders + 1
@@ -213,13 +217,13 @@ class Saves:
         self.step, self.at = moment.step, time.monotonic()
 
     def is_due_in_memory(self, step: int) -> bool:
-        """Return whether a snapshot in memory is to be made after this step."""
+        """Return whether a snapshot in memory is due after this step."""
         return self._memory is not None and self._memory.is_due(step)
 
     def keep_in_memory(self, moment: Moment) -> None:
-        """Copy the state into memory that outlives the workers; what else it takes runs in the background.
+        """Copy the state into memory that outlives the workers; the rest runs in the background.
 
-        One that could not be made is told of and left out: what lies on disk does not depend on it.
+        A snapshot that fails is reported and left out: those on disk do not depend on it.
 
         Raises:
             SnapshotError: A value can't be saved.
@@ -262,14 +266,14 @@ class Saves:
             self._record.event("saved", step=now, saved=written, folder=self.folder_url)
 
     def what_is_saved(self, now: int) -> str:
-        """Return in words what can be resumed, at a step whose save was started."""
+        """Return in words what can be resumed, at a step whose save has started."""
         step = self.newest_step
         if step == now:
             return "it is saved"
         return "there is no snapshot" if step is None else f"the last snapshot is of step {step}"
 
     def note_end_of_epoch(self) -> EndOfEpoch:
-        """Return the present state, by reference."""
+        """Return references to the present state."""
         state, tensors = self._objects.pack()
         return EndOfEpoch(
             state=state, tensors=tensors, versions=_versions(tensors), generators=rng.capture()
@@ -327,7 +331,7 @@ def default_folder() -> str:
 
 
 def record_path(folder: Folder) -> str:
-    """Return the path of the run's record: without muster it is next to the snapshots, if those are on a disk."""
+    """Return the path of the run's record: without muster next to the snapshots, if on a disk."""
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     if run_dir:
         return RunDir(run_dir).training
@@ -338,7 +342,7 @@ def record_path(folder: Folder) -> str:
 def find_crew(
     world: Any, url: str, *, keep: int, timeout_s: float, is_sharded: bool
 ) -> writer.Writers[Folder]:
-    """Choose the ranks that write: agree on a generation, and test whether all nodes share the folder.
+    """Choose the ranks that write: agree on a generation, test whether nodes share the folder.
 
     Raises:
         SnapshotError: The folder can't be used, or is not shared although the model is sharded.
@@ -406,7 +410,7 @@ def _versions(tensors: dict[str, torch.Tensor]) -> list[int]:
 
 
 def generators_to_plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the generators' state without tensors and long lists: it goes into a rank's JSON."""
+    """Return the generators' state without tensors and long lists, for a rank's JSON."""
     plain = dict(state)
     for name in ("torch", "cuda"):
         if plain[name] is not None:
@@ -417,7 +421,7 @@ def generators_to_plain(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def generators_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """Inverse of `generators_to_plain`; older snapshots have the words of `random` one by one."""
+    """Invert `generators_to_plain`; older snapshots list the words of `random` one by one."""
     state = dict(plain)
     for name in ("torch", "cuda"):
         if state[name] is not None:
@@ -430,7 +434,7 @@ def generators_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def begin_generators(manifest: SnapshotManifest, world: Any, seed: int) -> dict[str, Any] | None:
-    """Return the generators' state of this rank in a snapshot; of another world there is none, and they are seeded anew."""
+    """Return this rank's random states from a snapshot; seed new ones if the world size differs."""
     if manifest.world_size == world.world_size:
         return generators_from_plain(unpack(manifest.ranks[world.rank]["generators"], {}))
     rng.seed_everything(seed, manifest.step, world.rank)

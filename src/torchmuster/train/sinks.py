@@ -1,4 +1,4 @@
-"""Destinations of metrics: the run's own record, TensorBoard files, Weights & Biases, MLflow. Rank 0 only."""
+"""Destinations of metrics on rank 0: the run's record, TensorBoard, Weights & Biases, MLflow."""
 
 import contextlib
 import json
@@ -26,8 +26,9 @@ class MetricSink(Protocol):
 class MetricsRecord:
     """`training.jsonl`: one line per event, UTC, append only; `muster status` reads it.
 
-    A full disk must not end a training run because of a line of metrics: lines are dropped, and the next
-    line that is written contains their number.
+    A full disk must not end a training run because of a line of metrics: lines are dropped, and the
+    next
+    written line has their number.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,7 +49,7 @@ class MetricsRecord:
             self._num_dropped += 1
 
     def last_saved(self, folder: str) -> int | None:
-        """Return the step of the newest snapshot that this run has recorded there; None without one."""
+        """Return the step of the run's newest recorded snapshot in this folder, if any."""
         saved = None
         try:
             with open(self.path, "rb") as file:
@@ -70,14 +71,14 @@ class MetricsRecord:
 def _saved_step(line: bytes, folder: str) -> int | None:
     try:
         event = json.loads(line)
-    except ValueError:  # a process was killed while it wrote
+    except ValueError:  # the writing process was killed
         return None
     is_it = isinstance(event, dict) and event.get("event") == "saved"
     return event.get("saved") if is_it and event.get("folder") == folder else None
 
 
 class TensorBoard:
-    """Event files that `tensorboard --logdir FOLDER` shows; in a sweep each member has a folder of its own below."""
+    """Event files that `tensorboard --logdir FOLDER` shows; each sweep member has a subfolder."""
 
     def __init__(self, folder: str) -> None:
         if os.environ.get(contract.MEMBER_VARIABLE):
@@ -88,7 +89,8 @@ class TensorBoard:
             raise _needs(
                 "TensorBoard files need the package tensorboard", "tensorboard", error
             ) from error
-        # Every rank makes its sinks, and rank 0 alone writes: what a sink opens must wait for the first value.
+        # Every rank makes its sinks, but only rank 0 writes: so a sink opens files with the first
+        # value.
         self._open: Any = lambda: SummaryWriter(folder)
         self._writer: Any = None
 
@@ -108,7 +110,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of Weights & Biases; pass the arguments of `wandb.init`, or an existing run.
 
-    All attempts of a run of muster are one run there, unless an `id` of yours is passed.
+    All attempts of a muster run are one run there, unless you pass an `id`.
     """
 
     def __init__(self, run: Any = None, **options: Any) -> None:
@@ -125,7 +127,7 @@ class WeightsAndBiases:
             self._open: Any = lambda: wandb.init(**options)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the values; rank 0's first ones begin the run."""
+        """Log the values; the first ones start the run."""
         if self._run is None:
             self._run = self._open()
         self._run.log(dict(values), step=step)
@@ -152,24 +154,24 @@ class MLflow:
         self._run, self._is_ours, self._options = run, run is None, options
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the values; rank 0's first ones begin the run."""
+        """Log the values; the first ones start the run."""
         if self._run is None:
             self._run = self._mlflow.start_run(**self._options)
         self._mlflow.log_metrics(dict(values), step=step, run_id=self._run.info.run_id)
 
     def close(self) -> None:
-        """Finish the run, if it was begun here: this one, whichever the script has made the active run meanwhile."""
+        """Finish the run if it was started here, even if the script has activated another one."""
         if self._run is None or not self._is_ours:
             return
         run_id, active = self._run.info.run_id, self._mlflow.active_run()
         if active is not None and active.info.run_id == run_id:
-            self._mlflow.end_run()  # it is no more the active run then, either
+            self._mlflow.end_run()  # this also deactivates it
         else:
             self._mlflow.MlflowClient().set_terminated(run_id)
 
 
 def _own_run_id() -> str:
-    """Return the id of muster's run that this process is in; empty without one."""
+    """Return the id of this process's muster run; empty without one."""
     return short_id(os.path.basename(os.environ.get(contract.RUN_DIR_VARIABLE, "")))
 
 
@@ -236,7 +238,7 @@ class StepsDone:
             self._open = False
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal was closed: no reason to end
+        with contextlib.suppress(OSError):  # a closed terminal is no reason to end
             self._stream.write(text)
             self._stream.flush()
 

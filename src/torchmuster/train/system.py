@@ -1,6 +1,7 @@
-"""Numbers of the machines, for the sink that gets the script's own: what muster's head has noted of all ranks.
+"""Adds the machines' numbers, which muster's head samples on all ranks, to a sink of metrics.
 
-Names are those of MLflow's own system metrics, `system/NAME_UNIT`. Source: MLflow, "System Metrics", the list of names.
+The names are those of MLflow's system metrics, `system/NAME_UNIT`. Source: MLflow, "System
+Metrics", the list of names.
 """
 
 import json
@@ -23,15 +24,15 @@ _MIB_TO_MB = 1.048576
 
 
 class SystemMetrics:
-    """Gives a sink the script's metrics and, beside them, `system/...`: means over all ranks of the newest sample.
+    """Gives a sink the script's metrics and also `system/...`: means over all ranks, newest sample.
 
-    `sinks=[tm.SystemMetrics(tm.WeightsAndBiases(project="x"))]`. The head notes a sample every ten seconds and less
-    often in long runs; a sample is passed on once. Without muster, or where rank 0 doesn't see the run directory of
-    the head, the sink gets what it got before.
+    `sinks=[tm.SystemMetrics(tm.WeightsAndBiases(project="x"))]`. The head records a sample every
+    ten seconds, less often in long runs; each sample is passed on once. Without muster, or if rank
+    0 can't see the head's run directory, the sink gets only the script's metrics.
 
     Args:
-        sink: Where everything goes.
-        run_dir: Of the run; default: that of muster.
+        sink: The destination of everything.
+        run_dir: The run directory; default: muster's.
     """
 
     def __init__(self, sink: MetricSink, run_dir: str | None = None) -> None:
@@ -41,7 +42,7 @@ class SystemMetrics:
         self._seen: tuple[int, int] | None = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values, with those of the machines where there are new ones."""
+        """Write the values, together with new ones of the machines."""
         self._sink.write(step, {**values, **self._newest()})
 
     def close(self) -> None:
@@ -65,7 +66,7 @@ class SystemMetrics:
 
 
 def system_values(sample: Mapping[str, Any]) -> dict[str, float]:
-    """Return a sample of all ranks as metrics by their names; what no rank tells is left out."""
+    """Return a sample over all ranks as metrics by name; leave out what no rank reports."""
     found = {}
     for column, name in _MEANS:
         if (mean := _mean(sample.get(column))) is not None:
@@ -101,7 +102,7 @@ def _last_object(path: str) -> Mapping[str, Any]:
 
 
 def _last_saved(path: str) -> int | None:
-    """Return the step of the newest whole snapshot that the end of the record tells of."""
+    """Return the step of the newest complete snapshot in the last part of the record."""
     for line in reversed(_lines(path)):
         if b'"saved"' not in line:
             continue

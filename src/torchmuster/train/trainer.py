@@ -14,7 +14,8 @@ from torchmuster.errors import UsageError
 from torchmuster.train.precision import Precision
 from torchmuster.train.world import World, init
 
-# Of outputs and targets: `(batch,)`, one value a sample, or a scalar, their mean.
+# Called with outputs and targets; returns `(batch,)`, one value per sample, or a scalar, their
+# mean.
 Metric = Callable[[Any, Any], torch.Tensor]
 
 
@@ -84,12 +85,14 @@ class Trainer:
             optimizer: Called with the parameters; returns an optimizer.
             loss: Called with outputs and targets; returns the mean over the batch.
             options: Sizes, precision and so on.
-            scheduler: Called with the optimizer; returns a scheduler, which steps after every optimizer step.
+            scheduler: Called with the optimizer; returns a scheduler, which steps after every
+                optimizer step.
             metrics: Functions of outputs and targets for evaluation, by name.
             world: From `init`; default: a new one.
 
         Raises:
-            UsageError: An option is out of range, or `optimizer` is an optimizer instead of a function.
+            UsageError: An option is out of range, or `optimizer` is an optimizer instead of a
+                function.
         """
         if isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
@@ -142,7 +145,7 @@ class Trainer:
             if eval_set is not None and (is_last or (epoch + 1) % options.eval_every == 0):
                 results = self.evaluate(eval_set)
                 run.report(**{f"eval_{name}": value for name, value in results.items()})
-        if not results and eval_set is not None:  # the run had been finished before
+        if not results and eval_set is not None:  # the run had finished before
             results = self.evaluate(eval_set)
         return results
 
@@ -171,7 +174,7 @@ class Trainer:
         return self._loss(self.model(inputs), targets)
 
     def validation_step(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Return the metrics of a batch: `(batch,)`, one value per sample, or a scalar, their mean."""
+        """Return a batch's metrics: `(batch,)`, one value per sample, or a scalar, their mean."""
         inputs, targets = batch
         outputs = self.model(inputs)
         values = {name: metric(outputs, targets) for name, metric in self._metrics.items()}

@@ -1,4 +1,4 @@
-"""The world of a training script: rank, device and process group, and the methods to train with them.
+"""The world of a training script: rank, device, process group, and methods to train with them.
 
 world = tm.init()
 model = world.wrap(Net())
@@ -48,14 +48,14 @@ from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
 from torchmuster.train.verify.watch import verify_steps
 from torchmuster.train.wrap import check_model, unwrap, wrap_sharded, wrap_whole
 
-# Options of `World.resume` that nothing can follow are refused before the first step.
+# Refuse options of `World.resume` that can't work before the first step.
 
 
 def check_options(when_busy: str, on_save_error: str, **counts: int | None) -> None:
-    """Refuse options of `World.resume` that no save can follow.
+    """Refuse invalid options of `World.resume`.
 
     Raises:
-        UsageError: A word is unknown, or a count is no whole number or below one.
+        UsageError: An option is unknown, or a count is not a whole number or below one.
     """
     if when_busy not in ("wait", "skip") or on_save_error not in ("raise", "warn"):
         raise UsageError(
@@ -66,7 +66,7 @@ def check_options(when_busy: str, on_save_error: str, **counts: int | None) -> N
         if value is None:
             continue
         is_number = isinstance(value, (Integral, float)) and not isinstance(value, bool)
-        if not is_number or value % 1:  # numpy's numbers count, and 1e3 does
+        if not is_number or value % 1:  # accepts numpy's numbers and 1e3
             raise UsageError(f"{name} is {value!r}, no whole number", where="World.resume")
         if value < 1:
             raise UsageError(f"{name} is {value}, below one", where="World.resume")
@@ -92,17 +92,17 @@ def init(
     device: str | None = None,
     share_gpus: bool = False,
 ) -> "World":
-    """Join the world of the launcher that started this process; without a launcher, a world of one worker.
+    """Join the world of the launcher that started this process, or a world of one worker.
 
-    Works under `muster`, `torchrun`, `srun` (one task per worker), `mpiexec` and without a launcher.
-    Seeds torch, numpy and `random` with `seed`, the same on all ranks, so that all begin with the same
-    weights; `resume` seeds them again, differently on each rank.
+    Works under `muster`, `torchrun`, `srun` (one task per worker), `mpiexec` and without a
+    launcher. Seeds torch, numpy and `random` with `seed`, equal on all ranks, so that all begin
+    with the same weights; `resume` seeds them again, differently on each rank.
 
     Args:
         seed: For all generators.
         timeout_s: Limit for a collective and for the wait for a missing rank, in seconds.
-        device: `cpu` or `cuda`; default: CUDA where torch sees a GPU.
-        share_gpus: Let several ranks use one GPU; Gloo sums then, since NCCL refuses two on one.
+        device: `cpu` or `cuda`; default: CUDA if torch sees a GPU.
+        share_gpus: Let several ranks use one GPU, with Gloo, since NCCL refuses two ranks on one.
 
     Raises:
         UsageError: The environment contradicts itself.
@@ -136,7 +136,7 @@ class World:
     """The ranks that train together; made by `init`.
 
     Attributes:
-        rank: Of this process, `0 .. world_size - 1`.
+        rank: The rank of this process, `0 .. world_size - 1`.
         device: The device of this rank.
         launcher: The launcher that started it.
         step_state: The current batch, shared by loader, model and run.
@@ -159,7 +159,8 @@ class World:
         self._run: Run | None = None
         self._optimizers: RemovableHandle | None = None
         self._failed = False
-        # A store may outlive an attempt (torchrun's does): keys of the last one must not be found.
+        # A store may outlive an attempt (torchrun's does): the keys of an earlier one must not be
+        # found.
         self.token = broadcast_bytes(uuid.uuid4().hex.encode(), 0).decode()
         self._store = self.connect()
         self._barrier = StoreBarrier(self._store, rank=self.rank, world_size=self.world_size)
@@ -185,7 +186,7 @@ class World:
     def say(self, text: str) -> None:
         """Print a line on standard error, on rank 0 only."""
         if self.rank == 0:
-            # The terminal may be closed: training has still to be saved.
+            # The terminal may be closed: training must still be saved.
             with contextlib.suppress(OSError):
                 print(f"muster: {text}", file=sys.stderr, flush=True)
 
@@ -218,8 +219,10 @@ class World:
             sharded: FSDP2 (`fully_shard`) instead of DistributedDataParallel.
             replicas: With `sharded`: the number of replicas, each sharded over its ranks (HSDP).
             compile: Use torch.compile.
-            settle: Run a throw-away backward before the first step, so that a resumed process sums gradients in the
-                same order as one that never stopped (bitwise equality over restarts from 3 ranks on).
+            settle: Run a throw-away backward before the first step, so that a resumed process sums
+                gradients in the
+                same order as one that never stopped (bitwise equality over restarts from 3 ranks
+                on).
             options: Passed to DistributedDataParallel or `fully_shard`.
         """
         check_model(model, self._models)
@@ -256,10 +259,11 @@ class World:
 
         Args:
             dataset: Map-style, or iterable by the contract of `docs/data.md`.
-            global_batch_size: Samples per step over all ranks: constant when the world size changes.
+            global_batch_size: Samples per step over all ranks: constant when the world size
+                changes.
             batch_size: Instead: samples per step on each rank.
             shuffle: Use another random order in each epoch.
-            seed: Of the order and of random augmentation.
+            seed: The seed of the order and of random augmentation.
             accumulate: Micro-batches per step; gradients are reduced at the last one.
             drop_last: Drop a last step that is smaller.
             num_workers: Number of loader processes of this rank.
@@ -335,9 +339,9 @@ class World:
                     unpack(archive, scratch)
 
         Args:
-            name: Of the work, unique in `folder`.
+            name: The name of the work, unique in `folder`.
             per: `node` or `run`.
-            folder: Of the markers; default: the node's temporary folder, or the run's.
+            folder: The folder of the markers; default: the node's temporary folder, or the run's.
 
         Raises:
             OnceError: The process that did the work failed; raised on all ranks that wait for it.
@@ -375,26 +379,32 @@ class World:
 
         Args:
             data: The loader whose position is saved.
-            folder: A path, or a URL that fsspec knows; default: `snapshots/` in the run directory of
-                `muster`, else in the working directory.
+            folder: A path, or a URL that fsspec supports; default: `snapshots/` in the run
+                directory of `muster`, else in the working directory.
             every_steps: Save after this many steps.
             every_s: Save after this many seconds, checked every `log_every` steps; None: never.
             every_epoch: Save at the end of every epoch.
-            memory_every_steps: After this many steps, save into memory of the nodes that outlives their workers.
-            memory_copies: On how many other nodes each node's part of a sharded model is; of a whole one each node has all.
-            memory_mb_per_s: What a rank sends to other nodes for that at most.
+            memory_every_steps: After this many steps, save into the nodes' memory, which outlives
+                the workers.
+            memory_copies: On how many other nodes each node's part of a sharded model is kept; a
+                whole model is on each node anyway.
+            memory_mb_per_s: The most that a rank sends to other nodes for that.
             keep: How many snapshots are kept.
             asynchronous: Write in the background; the loop waits for the copy only.
             when_busy: `wait` for a save that is still running, or `skip` the new one.
             on_save_error: `raise` when a save failed, or `warn` and continue training.
-            on_nan: When a step's gradients are not finite: `ignore` it, `stop`, `skip` the step, or `replay`: stop, and make its forward again.
-            verify_every: After this many steps, make a step again on another rank and compare bit for bit; default: `--verify-every`.
+            on_nan: If a step's gradients are not finite: `ignore` it, `stop`, `skip` the step, or
+                `replay`: stop, and repeat its forward.
+            verify_every: After this many steps, repeat a step on another rank and compare bit for
+                bit; default: `--verify-every`.
             save_timeout_s: How long rank 0 waits for the other ranks' parts.
             log_every: Steps between two reductions of the metrics.
-            time_limit_s: Save and stop before this many seconds have passed. Under Slurm the end of the job counts as well.
+            time_limit_s: Save and stop before this many seconds have passed. Under Slurm the end of
+                the job counts as well.
             tensorboard: A folder for TensorBoard's files.
             sinks: More destinations of metrics.
-            objects: `model=`, `optimizer=`, and any other object with state_dict() and load_state_dict().
+            objects: `model=`, `optimizer=`, and any other object with state_dict() and
+                load_state_dict().
 
         Raises:
             UsageError: An object can't be saved, or an option has an invalid value.
@@ -414,7 +424,7 @@ class World:
                 where="World.resume",
                 fix="make it with tm.loader(dataset, ...)",
             )
-        if is_replay():  # it writes nothing where the run that it replays does
+        if is_replay():  # it must not write where the replayed run does
             folder, sinks, tensorboard, memory_every_steps = None, None, None, None
         where, sharded = folder or default_folder(), things.is_sharded
         crew = find_crew(self, where, keep=keep, timeout_s=save_timeout_s, is_sharded=sharded)
@@ -476,7 +486,7 @@ class World:
 
 
 def _of_current(method: Callable[Concatenate[World, P], R]) -> Callable[P, R]:
-    """Return a method of `World` as a function on the current world."""
+    """Wrap a method of `World` as a function on the current world."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

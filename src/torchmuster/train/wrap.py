@@ -3,8 +3,8 @@
 It adds three things to torch's:
 
 - **weights**: shares of a global batch may differ by a sample. The gradient that flows into the
-  model's outputs is scaled by `local_count * world_size / global_count`, so that DDP's mean over the
-  ranks is the mean over the global batch. The loss must be a mean over the rank's samples.
+  model's outputs is scaled by `local_count * world_size / global_count`, so that DDP's mean over
+  the ranks is the mean over the global batch. The loss must be a mean over the rank's samples.
 - **a fixed layout**: DDP rebuilds its gradient buckets after a process's first backward, so a
   resumed process sums in another order for one step, and from 3 ranks on the weights differ in
   the last bit. A throw-away backward before the first step fixes the layout in every
@@ -26,7 +26,7 @@ from torchmuster.errors import UsageError
 from torchmuster.train import rng
 from torchmuster.train.heartbeat import Heartbeat, StepState
 
-_MEASURE_EVERY, _LONG_STEP_S = 8, 0.05  # waits: in every eighth backward, of long steps in each
+_MEASURE_EVERY, _LONG_STEP_S = 8, 0.05  # measure every 8th backward; long steps always
 
 
 class WeighedDDP(DistributedDataParallel):
@@ -44,7 +44,7 @@ class WeighedDDP(DistributedDataParallel):
         step_state.uncalled.append(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model; the module's docstring says what is added in training."""
+        """Run the model; in training with the additions that the module's docstring describes."""
         if not torch.is_grad_enabled():
             return self._forward_alone(inputs, kwargs)
         if self in self._step_state.uncalled:
@@ -65,8 +65,8 @@ class WeighedDDP(DistributedDataParallel):
     def _forward_alone(self, inputs: Any, kwargs: Any) -> Any:
         """Run the model without a collective: in an evaluation some ranks may have no batch.
 
-        DDP would broadcast buffers in the first forward after training and skip that in the first forward of the
-        next training, but not on a rank that had no forward in between.
+        DDP would broadcast buffers in the first forward after training and skip that in the first
+        forward of the next training, but not on a rank that had no forward in between.
         """
         syncs, self.require_forward_param_sync = self.require_forward_param_sync, False
         try:
@@ -95,22 +95,23 @@ class WeighedDDP(DistributedDataParallel):
 
 
 class WaitMeter:
-    """Measures how long a backward of DDP waits for other ranks: from this rank's last gradient to the end.
+    """Measures how long DDP's backward waits for other ranks after this rank's last gradient.
 
-    DDP sums gradients while others are still computed; behind the last one it waits for the sums, and the rank that is
-    slow in anything waits least. That is measured in every eighth backward, of long steps in each, so that it costs a
-    step about one microsecond. Only on processors: on a GPU the host is not where the work is.
+    DDP sums gradients while others are still computed; after the last one it waits for the sums,
+    and the rank that is slowest at anything waits least. It measures every eighth backward, and
+    each one of long steps, so that it costs a step about one microsecond. Only for CPUs: with a GPU
+    the work is not on the host.
 
     Args:
-        module: The model inside of DDP.
-        heartbeat: Gets what is measured, scaled to all backwards.
+        module: The model inside DDP.
+        heartbeat: Gets the measured time, scaled to all backwards.
     """
 
     def __init__(self, module: nn.Module, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
         parameters = [p for p in module.parameters() if p.requires_grad]
         self._is_on = all(p.device.type == "cpu" for p in parameters)
-        self._candidates = parameters  # until a backward has shown whose gradient is the last
+        self._candidates = parameters  # until a backward has shown whose gradient comes last
         self._hooks: list[Any] = []
         self._last: torch.Tensor | None = None
         self._is_due = False
@@ -118,7 +119,7 @@ class WaitMeter:
         self._ready_at = self._measured_at = 0.0
 
     def begin(self) -> None:
-        """Note that a forward begins whose backward sums gradients."""
+        """Note the start of a forward whose backward sums gradients."""
         if not self._is_on:
             return
         if self._candidates and not self._hooks:
@@ -146,7 +147,7 @@ class WaitMeter:
             _behind_backward(self._behind)
 
     def _behind(self) -> None:
-        # DDP has queued its own wait behind this by now, and what is queued here comes behind that.
+        # DDP has queued its own wait by now; a callback queued here runs after it.
         _behind_backward(self._note_end)
 
     def _note_end(self) -> None:
@@ -157,7 +158,7 @@ class WaitMeter:
 
 
 def _behind_backward(call: Callable[[], None]) -> None:
-    """Call a function at the end of the backward that runs, behind what has been queued so far."""
+    """Call a function at the end of the running backward, after what has been queued so far."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
@@ -181,7 +182,7 @@ def weigh(outputs: Any, weight: float) -> Any:
     if len(found) == 1:
         next(iter(found.values())).register_hook(lambda g: _weighted(g, weight))
         return outputs
-    # One may be made from another, as a loss from logits: a hook on both would weigh twice.
+    # One output may be made from another, e.g. a loss from logits: hooks on both would weigh twice.
     weighed = {key: _Weigh.apply(tensor, weight) for key, tensor in found.items()}
     return pytree.tree_map(lambda leaf: weighed.get(id(leaf), leaf), outputs)
 
@@ -200,7 +201,7 @@ class _Weigh(torch.autograd.Function):
 
 
 def _weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor:
-    # Not a product with 0: 0 * inf of a sample that must not count would be NaN.
+    # Not a product with 0: for an uncounted sample 0 * inf would be NaN.
     return gradient * weight if weight else torch.zeros_like(gradient)
 
 
@@ -209,7 +210,7 @@ def _name_of(value: Any) -> str:
 
 
 def check_model(model: object, wrapped: Collection[nn.Module]) -> None:
-    """Refuse what is no model, or is wrapped already.
+    """Refuse an object that is not a model, or is wrapped already.
 
     Raises:
         UsageError: It is one of these.
@@ -291,7 +292,7 @@ def _hook(module: nn.Module, step_state: StepState) -> None:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the user's own module under DDP and torch.compile."""
+    """Return the script's own module inside DDP and torch.compile."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -302,27 +303,27 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether a model's parameters are sharded over ranks, also while a forward has gathered them."""
+    """Return whether a model's parameters are sharded, even if a forward has gathered them."""
     return any(map(_is_unit, model.modules())) or any(map(has_shards, model.parameters()))
 
 
 def reshard(model: nn.Module) -> None:
-    """Let go of parameters that FSDP2 has gathered: behind a forward without a backward it keeps some, as plain tensors."""
+    """Release gathered FSDP2 parameters, some of which a forward without a backward keeps."""
     for module in model.modules():
         if _is_unit(module):
             module.reshard()
 
 
 def _is_unit(module: Any) -> bool:
-    """Return whether `fully_shard` was applied to this very module."""
+    """Return whether `fully_shard` was applied to this module itself."""
     return hasattr(module, "set_reshard_after_backward")
 
 
 def has_shards(tensor: torch.Tensor) -> bool:
-    """Return whether this is a DTensor, whose module takes torch half a second to import."""
+    """Return whether this is a DTensor; importing its module would take half a second."""
     return hasattr(tensor, "device_mesh")
 
 
 def shard_of(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor; of a plain one the tensor itself."""
+    """Return this rank's shard of a tensor, or a plain tensor itself."""
     return tensor.to_local() if has_shards(tensor) else tensor

@@ -1,1 +1,1 @@
-"""The commands on clusters."""
+"""The commands for clusters."""

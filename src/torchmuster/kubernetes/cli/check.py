@@ -1,4 +1,4 @@
-"""`muster engines check NAME` for a cluster, and its section of a first `muster.toml`."""
+"""`muster engines check NAME` for a cluster, and the cluster's section of a first `muster.toml`."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _NODES = 2
 
 
 def cluster_rows(site: "Site") -> list[dict[str, Any]]:
-    """Return what kubectl tells of a site, as rows."""
+    """Return what kubectl reports about a site, as rows."""
     from torchmuster.kubernetes.pods.check import look_at_cluster
 
     found = look_at_cluster(dict(site.own_keys), site.queue_name)
@@ -45,7 +45,7 @@ def try_pods(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
             shutil.copy(path, os.path.join(folder, "muster.toml"))
         words = ["run", "--on", site.name, "--nodes", str(_NODES), "--nproc-per-node", "1"]
         words += ["--max-restarts", "0", "--start", "fresh", "--tee", "none"]
-        # Its files are not needed, and who may not reach pods can't have them.
+        # The check needs no files, and a user without access to pods can't fetch them.
         can_reach = may_reach(dict(zip(("context", "namespace"), place_of_keys(own), strict=True)))
         words += [] if can_reach else ["--take-within", "0s"]
         words += ["--run-id", os.path.basename(run_dir.path), "probe.py", *folders]
@@ -68,14 +68,14 @@ def try_pods(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
 
 
 def _last_of(stderr: bytes) -> str:
-    """Return what was said last: what the pods wait for, or their queue."""
+    """Return the last line of output: what the pods or their queue wait for."""
     lines = stderr.decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
     return f"; {last.removeprefix('muster: ')}" if last else ""
 
 
 def _settings(site: "Site") -> list[str]:
-    """Return the file of the site's section, where it is not the user's own, which is found anywhere."""
+    """Return the file of the site's section, unless it is the user's own, which is always found."""
     path = site.origin.partition(":")[0]
     return [path] if path.endswith("muster.toml") and os.path.isfile(path) else []
 

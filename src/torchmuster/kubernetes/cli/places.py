@@ -1,4 +1,4 @@
-"""Runs as pods, which bring along what they need; and what a workflow and a sweep need of a cluster."""
+"""Pods as a place for runs, and what workflows and sweeps need of a cluster."""
 
 import os
 from collections.abc import Callable
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from torchmuster.workflow.plan import WorkflowPlan
 
 
-# `muster sweep --on NAME` where NAME is a cluster whose jobs are pods: one Job, whose pods are the members.
+# `muster sweep --on NAME` on a cluster: one Job, whose pods are the members.
 
 
-# `muster run --on NAME` where NAME is a cluster whose jobs are pods: they bring along what they need.
+# `muster run --on NAME` on a cluster: the pods bring along what they need.
 
 
 def fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
-    """Return the plan for pods: the image's interpreter, and nodes that come back."""
+    """Return the plan for pods: with the image's interpreter, and with nodes that come back."""
     from torchmuster.kubernetes.pods.bring import PYTHON
     from torchmuster.launcher.engines.sites import with_node_setup
 
@@ -45,7 +45,7 @@ def fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
 
 
 def show_manifest(job: "JobRequest", dialect: "ObjectDialect") -> int:
-    """Print the manifest, to look at or for `kubectl create --dry-run=server -f -`."""
+    """Print the manifest for reading, or for `kubectl create --dry-run=server -f -`."""
     import shlex
 
     argv = dialect.submit_argv(job, "MANIFEST")
@@ -56,7 +56,7 @@ def show_manifest(job: "JobRequest", dialect: "ObjectDialect") -> int:
 
 
 def say_what_goes(job: "JobRequest", *, detach: bool) -> None:
-    """Say what would be lost: without a volume a run lives in its pods."""
+    """Warn about what a detached run without a volume loses with its pods."""
     from torchmuster.kubernetes.engine.wishes import keeps_runs
 
     if detach and not keeps_runs(job):
@@ -73,13 +73,14 @@ MOST_PODS = 32  # at a time, without --slots
 def submit_to_pods(
     given: dict[str, Any], site: "Site", dialect: "ObjectDialect", own: Callable[..., int]
 ) -> int:
-    """Submit a sweep to a cluster and follow it to its end; Ctrl-C leaves it alone, twice cancels it.
+    """Submit a sweep to a cluster and follow it to its end; Ctrl-C detaches, twice cancels it.
 
     Args:
-        given: The words of the command line.
+        given: The options of the command line.
         site: The cluster.
-        dialect: The cluster's.
-        own: Owns a prepared sweep here: one whose members are runs in several pods, which this machine submits.
+        dialect: The dialect of the cluster.
+        own: Owns a prepared sweep here, if its members are runs in several pods, which this machine
+            submits.
     """
     from torchmuster.core.spec.problems import Problems
     from torchmuster.kubernetes.engine.wishes import keeps_runs
@@ -125,7 +126,7 @@ def submit_to_pods(
 def _plan(
     given: dict[str, Any], site: "Site", problems: "Problems"
 ) -> "tuple[SweepPlan, JobRequest]":
-    """Return the sweep and what one member asks of the cluster: a GPU for each worker where the site has any."""
+    """Return the sweep and what one member requests: one GPU per worker, if the site has GPUs."""
     from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.model.plan import Tee
     from torchmuster.core.spec.launch import read_job_limits
@@ -144,7 +145,7 @@ def _plan(
     plan = plan_sweep({**given, "per_gpu": 1}, request, gpus, problems, is_job=True)
     most = max(1, MOST_PODS // given["nodes"])
     slots = plan.slots if given["slots"] is not None else min(plan.slots, most)
-    # What rank 0 prints is all that is left of a pod that has ended before anybody looked.
+    # For a pod that ended before anybody looked, only the output of rank 0 is left.
     run = replace(fit(plan.run, request, site), tee=Tee.RANK_0)
     plan = replace(plan, slots=slots, run=run)
     job = make_job(run, RunDir(os.path.join(runs_dir(), plan.run_id)), site, request, limits)
@@ -159,7 +160,7 @@ def _gpus_of_pod(request: "RunRequest", site: "Site") -> int:
 
 
 class AsPods(AsJob):
-    """Pods of a cluster; without a volume the run lives in them."""
+    """Pods of a cluster as a place for runs; without a volume the run lives in the pods."""
 
     kind = "pods"
     takes_no_environment = "pods have an image"
@@ -225,7 +226,7 @@ class AsPods(AsJob):
 
 
 class SamePods(SameJob):
-    """The cluster of an earlier run in pods, on the snapshots of the one before where these have outlived its pods."""
+    """The cluster of an earlier run in pods; resumes from snapshots that have outlived the pods."""
 
     def settle(self, plan: "RunPlan") -> "RunPlan":
         from torchmuster.kubernetes.pods.again import find_before
@@ -259,11 +260,11 @@ class SamePods(SameJob):
 
 
 def pods_again(old: RunDir) -> SamePods:
-    """Return where a run that was in pods is started again.
+    """Return the place for runs for restarting a run that was in pods.
 
     Raises:
-        UsageError: It was found on its cluster: its code, and what it asked for, are where it was submitted.
-        MusterError: What it asked for is not in its record.
+        UsageError: The run was submitted on another machine, which has its code and its request.
+        MusterError: The record lacks the request.
     """
     from torchmuster.kubernetes.node.order import CODE_FILE
     from torchmuster.kubernetes.pods.reach import is_submitted_here

@@ -1,4 +1,4 @@
-"""`muster submit FILE --on NAME` where NAME is a cluster: this process owns the workflow, its groups are Jobs there."""
+"""`muster submit FILE --on NAME` on a cluster: this process owns the workflow, groups are Jobs."""
 
 import json
 import os
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
-    """Refuse what can't be done in pods, before anything exists; return the site with the place of all groups settled.
+    """Refuse what pods can't do, before anything exists; return the site with its place settled.
 
     Raises:
-        ManyErrors: Everything of it.
+        ManyErrors: Pods can't run the workflow; lists every reason.
         EngineError: There is no cluster.
     """
     from torchmuster.kubernetes.pods.bring import lost_with_pods, settle_site
@@ -61,7 +61,7 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
 def submit_to_pods(
     run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
 ) -> int:
-    """Run a prepared workflow on a cluster and follow it to its end, or leave it in the background."""
+    """Run a prepared workflow on a cluster; follow it to its end or leave it in the background."""
     from torchmuster.core.cli.ending import follow_run, leave_in_background
     from torchmuster.core.files import atomic
     from torchmuster.workflow.cli.workflow import say_end

@@ -1,7 +1,8 @@
-"""What kubectl says of a run's Job, its pods, their events and their place in a queue, as values.
+"""What kubectl reports about a run's Job, pods, events and position in a queue, as values.
 
-Seen from Kubernetes 1.36 with Kueue 0.13 and 0.19; a test holds each recorded answer. Believe deletionTimestamp, not the phase: a
-pod on a dead node stays Running for ever. `active` of a Job counts pods that wait, so pods are counted here.
+Observed with Kubernetes 1.36 and Kueue 0.13 and 0.19; a test holds each recorded answer. Trust
+deletionTimestamp, not the phase: a pod on a dead node stays Running for ever. A Job's `active`
+includes waiting pods, so pods are counted here.
 """
 
 import json
@@ -17,24 +18,24 @@ from torchmuster.kubernetes.node.order import FINAL_CODE
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.model.job import JobView
 
-CONTAINER = "node"  # of each pod: ours; a mesh may put others beside it
+CONTAINER = "node"  # our container in each pod; a mesh may add others
 RUN_LABEL = "torchmuster.dev/run"
-MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "torchmuster"  # of all objects
+MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "torchmuster"  # on all objects
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CONTEXT_ANNOTATION = "torchmuster.dev/context"
 RUN_ID_ANNOTATION = "torchmuster.dev/run-id"
 _POD_OF_EVENT = re.compile(r'pods "[^"]*" ')
-# Events about a pod whose own status says no more than that it is prepared.
+# Events that say more than a pod's own status while its container is being created.
 PREPARED = "ContainerCreating"
 _OF_PREPARED = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
-_HEAD = 0  # the index of the pod whose success is that of the run
+_HEAD = 0  # the index of the pod whose success is the run's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReason:
-    """A word of Kubernetes and the sentence beside it."""
+    """A reason of Kubernetes (one word) with its message."""
 
     word: str
     message: str = ""
@@ -48,9 +49,11 @@ class PodEnd:
     """How a pod's container ended.
 
     Attributes:
-        reason: `Error`, `OOMKilled`, `StartError`, or of the whole pod: `Evicted`, `DeadlineExceeded`, with why.
-        last_message: What the first pod's owner left of the run: JSON, at most 4,096 bytes.
-        ended_at: When, in seconds since 1970, by its node's clock; None where nobody has seen the end.
+        reason: `Error`, `OOMKilled`, `StartError`; or for the whole pod `Evicted`,
+            `DeadlineExceeded`, with the message.
+        last_message: The owner's last report on the run, from the first pod: JSON, at most 4,096
+            bytes.
+        ended_at: In seconds since 1970, by the node's clock; None if the end was not observed.
     """
 
     exit_code: int | None
@@ -64,14 +67,15 @@ class Pod:
     """One pod of a run.
 
     Attributes:
-        index: Its place; a pod that replaces another has the same, and another uid.
-        node: The host that it is on; None before it has one.
-        is_leaving: Somebody has deleted it; on a dead host it stays so for ever.
+        index: Its place; a replacement pod has the same index and another uid.
+        node: The host it is on; None before it has one.
+        is_leaving: It has been deleted; on a dead host it stays in this state for ever.
         waits: Why it does not run yet.
-        disruption: Why it is taken away, e.g. `EvictionByEvictionAPI`; None where nobody does, or a user has deleted it.
-        memory_limit: In the words of its manifest, e.g. `400Gi`; None for none.
-        others: The containers beside ours, which the cluster has put there, as the proxy of a mesh.
-        made_at: When, in seconds since 1970, by the cluster's clock; None where that can't be read.
+        disruption: Why the cluster takes it away, e.g. `EvictionByEvictionAPI`; None if it doesn't,
+            or if a user deleted the pod.
+        memory_limit: As in its manifest, e.g. `400Gi`; None if there is none.
+        others: The containers that the cluster added, e.g. a mesh's proxy.
+        made_at: In seconds since 1970, by the cluster's clock; None if it can't be read.
     """
 
     name: str
@@ -89,26 +93,26 @@ class Pod:
 
     @property
     def is_up(self) -> bool:
-        """Say whether its container runs and nobody takes it away."""
+        """Say whether its container is running and the pod is not being deleted."""
         return self.is_running and not self.is_leaving
 
     @property
     def has_succeeded(self) -> bool:
-        """Say whether its container has ended as a success."""
+        """Say whether its container exited with code 0."""
         return self.end is not None and self.end.exit_code == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodsOfRun:
-    """A run's Job and pods, as one answer has them.
+    """A run's Job and pods, as of one answer.
 
     Attributes:
-        uid: By which a queue knows it: of the Job, or of the JobSet that it belongs to.
-        num_pods: How many there are to be.
-        context: The client's name for the cluster, as the objects have it.
-        queue: The LocalQueue of Kueue that the Job names, or the JobSet that it belongs to.
-        conditions: Of the Job, the reason by the condition's type, those that are true.
-        is_there: The Job exists; pods may outlive it by their grace.
+        uid: The uid by which a queue knows it: the Job's, or that of the JobSet it belongs to.
+        num_pods: The number of pods there should be.
+        context: The client's name for the cluster, from the objects' annotations.
+        queue: The LocalQueue of Kueue that is named by the Job, or by its JobSet.
+        conditions: The true conditions of the Job: the reason by the condition's type.
+        is_there: The Job exists; pods may outlive it by their grace period.
     """
 
     run: str
@@ -124,13 +128,13 @@ class PodsOfRun:
 
     @property
     def lacks_pods(self) -> bool:
-        """Say whether some of its pods have not been made."""
+        """Say whether some of its pods have not been created."""
         return len(self.newest()) < self.num_pods
 
     def newest(self) -> dict[int, Pod]:
-        """Return the pod of each place that counts: one that stays before one that leaves or has ended."""
+        """Return the current pod of each place: prefer one that is neither leaving nor ended."""
         found: dict[int, Pod] = {}
-        for pod in self.pods:  # in the order of their creation
+        for pod in self.pods:  # in order of creation
             known = found.get(pod.index)
             if known is None or known.is_leaving or known.end is not None or not pod.is_leaving:
                 found[pod.index] = pod
@@ -138,10 +142,10 @@ class PodsOfRun:
 
 
 def read_objects(stdout: str) -> list[dict[str, Any]]:
-    """Return the objects of an answer: one, a List, or several documents one after the other as `create` prints them.
+    """Return the objects of an answer: one object, a List, or the several documents of `create`.
 
     Raises:
-        EngineError: It is no JSON.
+        EngineError: The answer is not JSON.
     """
     decoder, found, position = json.JSONDecoder(), [], 0
     text = stdout.strip()
@@ -159,7 +163,7 @@ def read_objects(stdout: str) -> list[dict[str, Any]]:
 
 
 def runs_of(objects: Iterable[Mapping[str, Any]]) -> dict[str, PodsOfRun]:
-    """Return what an answer to `get jobs.batch,pods` says of each run, by the run's name."""
+    """Return what an answer to `get jobs.batch,pods` reports on each run, by the run's name."""
     jobs: dict[str, Mapping[str, Any]] = {}
     pods: dict[str, list[tuple[str, Pod]]] = {}
     some: dict[str, Mapping[str, Any]] = {}
@@ -239,7 +243,7 @@ def _pod(one: Mapping[str, Any]) -> Pod:
 
 
 def _others(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the containers that live beside ours; since 1.28 they may stand among those that come first."""
+    """Return the containers next to ours; since 1.28 sidecars may be among the init containers."""
     stay = (one for one in spec.get("initContainers", ()) if one.get("restartPolicy") == "Always")
     names = (str(one.get("name", CONTAINER)) for one in (*spec.get("containers", ()), *stay))
     return tuple(name for name in names if name != CONTAINER)
@@ -253,7 +257,10 @@ def _memory_limit(spec: Mapping[str, Any]) -> str | None:
 
 
 def _of_pull(reason: ClusterReason) -> ClusterReason:
-    """Return the cause of a pull that is tried again: the two words alternate, with the same cause behind the second's colon."""
+    """Return the cause of a pull that is being retried.
+
+    The reason alternates between two words; the message of `ImagePullBackOff` repeats the cause.
+    """
     _, found, cause = reason.message.partition(": ErrImagePull: ")
     if reason.word == "ImagePullBackOff" and found:
         return ClusterReason(word="ErrImagePull", message=cause)
@@ -263,7 +270,7 @@ def _of_pull(reason: ClusterReason) -> ClusterReason:
 def _end(ended: Mapping[str, Any] | None, status: Mapping[str, Any]) -> PodEnd | None:
     of_pod = _reason(status) if status.get("reason") else None
     if ended is None:
-        # Evicted before its container began.
+        # The pod was evicted before its container started.
         return (
             PodEnd(exit_code=None, reason=of_pod)
             if of_pod and status.get("phase") == "Failed"
@@ -296,16 +303,16 @@ def _reason(plain: Mapping[str, Any]) -> ClusterReason:
 def warnings_of(
     objects: Iterable[Mapping[str, Any]], names: Iterable[str]
 ) -> tuple[ClusterReason, ...]:
-    """Return the warnings among events about the objects of these names, each once, the newest last.
+    """Return the warnings in events about the objects with these names, once each, newest last.
 
-    A quota or a policy that keeps pods from being made is said here and nowhere else.
+    Only these say that a quota or a policy keeps pods from being created.
     """
     about = set(names)
     found: dict[ClusterReason, None] = {}
     for one in sorted(objects, key=lambda one: str(one.get("lastTimestamp") or "")):
         if one.get("type") == "Warning" and one.get("involvedObject", {}).get("name") in about:
             reason = _reason(one)
-            # A pod that is tried again has another name each time.
+            # A retried pod has another name each time.
             plain = _POD_OF_EVENT.sub("pods ", reason.message)
             reason = ClusterReason(word=reason.word, message=plain)
             found.pop(reason, None)
@@ -314,9 +321,9 @@ def warnings_of(
 
 
 def queue_reasons(objects: Sequence[Mapping[str, Any]]) -> dict[str, ClusterReason]:
-    """Return why Kueue does not admit Jobs, by the Job's uid: from its Workloads, and its answers on who waits.
+    """Return why Kueue does not admit Jobs, by the Job's uid: from Workloads and pending workloads.
 
-    Of a Job that has run before, who took its place comes first: the word is that of the eviction.
+    For an evicted Job, the reason and message of the eviction come first.
     """
     before = dict(_places_in_queues(objects))
     found: dict[str, ClusterReason] = {}
@@ -340,7 +347,7 @@ def queue_reasons(objects: Sequence[Mapping[str, Any]]) -> dict[str, ClusterReas
 
 
 def _places_in_queues(objects: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the uid of each Job that Kueue lists as waiting, and how many are before it."""
+    """Yield the uid of each Job that Kueue lists as waiting, and how many Jobs are ahead of it."""
     for one in objects:
         before = one.get("positionInClusterQueue")
         for owner in (
@@ -355,13 +362,13 @@ def view_of(
     queue: ClusterReason | None = None,
     job_id: str | None = None,
 ) -> JobView:
-    """Return how a run's Job stands, with Kubernetes' own sentence where it waits or has failed.
+    """Return the state of a run's Job, with Kubernetes' own message where it waits or has failed.
 
     Args:
-        run: Its Job and pods.
-        warnings: Of events about the Job, the newest last.
+        run: The Job and its pods.
+        warnings: From events about the Job, the newest last.
         queue: Why Kueue does not admit it.
-        job_id: The job's; None for its name.
+        job_id: The id of the job; None for its name.
     """
     newest = run.newest()
     state, reason = _state(run, newest, warnings, queue)
@@ -397,7 +404,7 @@ def _state(
         return ended_beside, None
     head = newest.get(_HEAD)
     if head is not None and head.end is not None and head.end.exit_code in (0, FINAL_CODE):
-        # The Job says so in a moment; others that never came may be why.
+        # The Job reports its end in a moment; pods that never came may be the reason.
         has_failed = head.end.exit_code == FINAL_CODE
         return JobState.ENDING, _why_missing(run, newest, warnings) if has_failed else None
     up = [index for index, pod in newest.items() if pod.is_up]
@@ -413,7 +420,7 @@ def _state(
     )
 
 
-_CLOCKS_S = 5.0  # by which those of two nodes may differ
+_CLOCKS_S = 5.0  # by which the clocks of two nodes may differ
 LOST_AT_END = "the run had ended when its first pod was lost, which is made again in vain"
 WAITS_FOR_CLIENT = (
     "the run has ended, and its first pod waits for a client that takes what it has made"
@@ -421,7 +428,7 @@ WAITS_FOR_CLIENT = (
 
 
 def _ended_beside(head: Pod | None) -> JobState | None:
-    """Return how a run has ended whose first pod goes on: a container that is not ours does not end with it."""
+    """Return how a run ended whose first pod keeps running because of another container."""
     if head is None or not head.others or head.end is None:
         return None
     codes = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
@@ -429,7 +436,7 @@ def _ended_beside(head: Pod | None) -> JobState | None:
 
 
 def _why_failed(run: PodsOfRun) -> ClusterReason | None:
-    """Return the end of the pod that ended the Job, where it says more than an exit code."""
+    """Return the end of the pod that ended the Job, if it says more than an exit code."""
     ends = [pod.end.reason for pod in run.pods if pod.end is not None]
     return next((reason for reason in ends if reason.word not in ("Error", "Completed")), None)
 
@@ -437,7 +444,7 @@ def _why_failed(run: PodsOfRun) -> ClusterReason | None:
 def _why_missing(
     run: PodsOfRun, newest: Mapping[int, Pod], warnings: Sequence[ClusterReason]
 ) -> ClusterReason | None:
-    """Return why pods are missing: what a pod waits for, what took it away, how it ended, or why none is made."""
+    """Return why pods are missing: what one waits for, what ended it, or why none is made."""
     missing = [newest.get(index) for index in range(run.num_pods)]
     there = [pod for pod in missing if pod is not None and not pod.is_up]
     waiting = [(pod.index, pod.waits) for pod in there if pod.waits is not None]
@@ -456,7 +463,7 @@ def _why_missing(
 
 
 def why_gone(pod: Pod) -> ClusterReason | None:
-    """Return who took a pod away; else how it ended, where that is no end of a run."""
+    """Return what took a pod away; else how it ended, unless it left a run's last message."""
     if pod.disruption is not None or pod.end is None:
         return pod.disruption
     if pod.end.last_message:

@@ -1,7 +1,7 @@
-"""The dialect of Kubernetes: a job is an Indexed Job of pods, its script a manifest, and kubectl its client.
+"""The dialect of Kubernetes: a job is an Indexed Job, its script a manifest, kubectl its client.
 
-The id of a job is CONTEXT/NAMESPACE/NAME, so that each command finds its cluster. Source: what a real control plane answered
-(the tests hold the records), and the reference of kubectl 1.31 to 1.37.
+The id of a job is CONTEXT/NAMESPACE/NAME, so that each command finds its cluster. Source: answers
+of a real control plane (recorded in the tests), and the reference of kubectl 1.31 to 1.37.
 """
 
 import json
@@ -38,10 +38,11 @@ from torchmuster.launcher.engines.base import EngineError, NodeStart
 from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_words
 from torchmuster.launcher.model.job import Allocation, JobRequest, JobView
 
-# Kubernetes' reasons in sentences: why pods wait, what can't heal, and why kubectl refuses a command.
+# Kubernetes' reasons in sentences: why pods wait, what can't heal, why kubectl refuses a command.
 #
-# Source: kubernetes pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go, pkg/apis/core/types.go (1.31 to 1.36), Kueue 0.19;
-# those marked "recorded" were seen from a real control plane.
+# Source: kubernetes pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go,
+# pkg/apis/core/types.go (1.31 to 1.36), Kueue 0.19; those marked "recorded" come from a real
+# control plane.
 
 
 _WORDS = read_words(os.path.join(os.path.dirname(__file__), "kubernetes.txt"), "{}(?![A-Za-z])")
@@ -60,7 +61,7 @@ _FORBIDDEN = re.compile(
 
 
 def missing_rule(report: Report, stderr: str) -> Report:
-    """Return the report on a refusal with the lines that the user's Role lacks, where the cluster names them."""
+    """Add to the report on a refusal the lines that the user's Role lacks, if they are named."""
     found = list(_FORBIDDEN.finditer(stderr))
     rules = [
         f'{{apiGroups: ["{one["group"]}"], resources: ["{one["kind"]}"], verbs: ["{one["verb"]}"]}}'
@@ -70,7 +71,7 @@ def missing_rule(report: Report, stderr: str) -> Report:
         return report
     words = " and ".join(dict.fromkeys(rules))
     names = {one["namespace"] for one in found if one["namespace"]}
-    # A namespace that does not exist is forbidden, too.
+    # A namespace that does not exist is also reported as forbidden.
     where = f" {names.pop()}, if that is its name," if len(names) == 1 else ""
     return replace(
         report,
@@ -81,28 +82,28 @@ def missing_rule(report: Report, stderr: str) -> Report:
 JOBSETS = "jobsets.jobset.x-k8s.io"
 _JOBS = ("Job", "JobSet")
 _TIMEOUT = "--request-timeout=20s"
-# Of Kueue, which may not offer it, or not to everybody: then the place in the queue is not told.
+# Kueue may not offer this, or not to every user: then the position in the queue is unknown.
 _WHO_WAITS = "/apis/visibility.kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
 _OF_OBJECT = re.compile(r"error when creating \"[^\"]*\": |error validating \"[^\"]*\": ")
 _ADVICE = re.compile(r"; if you choose to ignore these errors, turn validation off with \S+")
 
 
 def kubectl(context: str, namespace: str, *words: str) -> list[str]:
-    """Return a command of kubectl: always of one context and namespace, whatever the user's current ones are by then."""
+    """Return a kubectl command with explicit context and namespace: the current ones may change."""
     place = [f"--context={context}"] if context else []
     return ["kubectl", *place, f"--namespace={namespace}", _TIMEOUT, *words]
 
 
 def job_id_of(context: str, namespace: str, name: str) -> str:
-    """Return the id of a job; a context may have slashes and colons, the others have none."""
+    """Return the id of a job; only a context may contain slashes and colons."""
     return f"{context}/{namespace}/{name}"
 
 
 def place_of(job_id: str) -> tuple[str, str, str]:
-    """Return context, namespace and name of a job.
+    """Return context, namespace and name from a job id.
 
     Raises:
-        EngineError: It is not the id of one.
+        EngineError: It is not a job id.
     """
     parts = job_id.rsplit("/", 2)
     if len(parts) != 3 or not parts[2]:
@@ -111,33 +112,33 @@ def place_of(job_id: str) -> tuple[str, str, str]:
 
 
 def name_of(run: str, num_pods: int, more: str = "") -> str:
-    """Return a name for the objects of a run that each of its pods can have as its host name, with `more` in it."""
+    """Return a name for a run's objects, with `more`, that fits into each pod's host name."""
     room = MAX_HOST_NAME - len(f"{more}-{num_pods - 1}")
     plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     if not plain[:1].isalpha():
         plain = f"run-{plain}".rstrip("-")
-    # What tells runs of one script apart stands at the end.
+    # The end of the name distinguishes runs of one script.
     return (
         plain if len(plain) <= room else f"{plain[: room - 8].rstrip('-')}-{plain[-7:].lstrip('-')}"
     )
 
 
 class KubernetesDialect:
-    """Manifests, kubectl's command lines, and its answers."""
+    """Kubernetes' manifests, kubectl command lines and answers."""
 
     name = "kubernetes"
     resubmit_methods: tuple[
         ResubmitMethod, ...
-    ] = ()  # pods that are taken away are made again by the Job
+    ] = ()  # the Job itself replaces pods that are taken away
     wait_reasons = REASONS
     array_variable = "JOB_COMPLETION_INDEX"
 
     def script(self, job: JobRequest) -> str:
-        """Return the manifest, its Secrets still without contents."""
+        """Return the manifest with empty Secrets."""
         return self.with_files(job, {name: b"" for name, _ in job.brings})
 
     def with_files(self, job: JobRequest, files: Mapping[str, bytes]) -> str:
-        """Return the manifest with what the pods bring along; it holds the run's key."""
+        """Return the manifest with the contents of the Secrets, which include the run's key."""
         if len(job.chunks) > 1:
             kinds = sets_of(job, files)
             named = [(kind_name(number), kind) for number, kind in enumerate(kinds)]
@@ -147,14 +148,14 @@ class KubernetesDialect:
         return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1) + "\n"
 
     def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
-        """Return the command that makes the objects."""
+        """Return the command that creates the objects."""
         context, namespace = self._place(job)
         return kubectl(
             context, namespace, "create", "-f", base.as_operand(script_path), "-o", "json"
         )
 
     def job_id(self, stdout: str) -> str:
-        """Return the id from the objects that were made; of a JobSet that of its first Job."""
+        """Return the id of the created Job; for a JobSet that of its first Job."""
         job = _job_among(stdout)
         metadata = job["metadata"]
         context = metadata.get("annotations", {}).get(CONTEXT_ANNOTATION, "")
@@ -164,7 +165,11 @@ class KubernetesDialect:
         return job_id_of(context, metadata.get("namespace", "default"), name)
 
     def settle_argv(self, job: JobRequest, stdout: str | None) -> list[list[str]]:
-        """Return what follows a submission: the Job is to own the other objects; of one that failed nothing is to stay."""
+        """Return the commands after a submission.
+
+        After a success the Job comes to own the other objects; after a failure all objects are
+        removed.
+        """
         context, namespace = self._place(job)
         if stdout is None:
             whole = job_id_of(context, namespace, job.name)
@@ -181,12 +186,12 @@ class KubernetesDialect:
         return [kubectl(context, namespace, *words)]
 
     def apart(self, job_id: str) -> str:
-        """Return what jobs have to share to be asked for together: their namespace."""
+        """Return what jobs must share to be queried together: context and namespace."""
         context, namespace, _ = place_of(job_id)
         return f"{context}/{namespace}"
 
     def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return the one command that tells of all these jobs, which are in one namespace."""
+        """Return the one command that queries all these jobs, which share a namespace."""
         if not job_ids:
             return []
         context, namespace, _ = place_of(job_ids[0])
@@ -195,7 +200,7 @@ class KubernetesDialect:
         return [kubectl(context, namespace, "get", "jobs.batch,pods", "-l", selector, "-o", "json")]
 
     def more_argv(self, argv: Sequence[str], stdout: str) -> list[list[str]]:
-        """Return what else has to be asked, by the answer to a status command: why pods are missing stands elsewhere."""
+        """Return the further queries that a status answer calls for, e.g. why pods are missing."""
         runs = list(runs_of(read_objects(stdout)).values())
         begin = list(argv[: list(argv).index("get")])
         asks: list[list[str]] = []
@@ -213,7 +218,7 @@ class KubernetesDialect:
         return asks
 
     def views(self, stdout: str) -> dict[str, JobView]:
-        """Return where the jobs stand, from all answers behind one another."""
+        """Return the states of the jobs from all answers, concatenated."""
         objects = read_objects(stdout)
         queues = queue_reasons(objects)
         found: dict[str, JobView] = {}
@@ -224,15 +229,18 @@ class KubernetesDialect:
         return found
 
     def element_id(self, job_id: str, position: int) -> str:
-        """Return a name: a pod that is deleted is made again, so the owner in it is asked to end (`kubernetes/pods/members.py`)."""
+        """Return a name for one index; to cancel it, its owner is asked to end (see below).
+
+        See `kubernetes/pods/members.py`.
+        """
         return f"{job_id}[{position}]"
 
     def array_key(self, job_id: str) -> str:
-        """Return the id: each Job is asked for in its own context and namespace."""
+        """Return the id: each Job is queried in its own context and namespace."""
         return job_id
 
     def array_limit_argv(self) -> list[str]:
-        """Raise: a Job takes as many indexes as a sweep has members."""
+        """Raise: the number of a Job's indexes is not limited."""
         raise EngineError("a Job's number of indexes is not limited")
 
     def array_limit(self, stdout: str) -> int | None:
@@ -240,11 +248,11 @@ class KubernetesDialect:
         return None
 
     def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return the command that tells of the Jobs and their pods."""
+        """Return the command that queries the Jobs and their pods."""
         return self.status_argv(job_ids)
 
     def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
-        """Return where each index of the Jobs stands."""
+        """Return the state of each index of the Jobs."""
         found: dict[tuple[str, int], JobView] = {}
         objects = read_objects(stdout)
         for run in runs_of(objects).values():
@@ -254,9 +262,9 @@ class KubernetesDialect:
         return found
 
     def cancel_argv(self, job_id: str) -> list[str]:
-        """Return the command that removes all objects of a run: pods get SIGTERM and their grace."""
+        """Return the command that removes all objects of a run; pods get SIGTERM and a grace."""
         context, namespace, name = place_of(job_id)
-        # By name: a label would need the right to list them.
+        # By name: a label selector would need permission to list them.
         secrets = (f"secrets/{secret}" for secret in secret_names(name))
         objects = (f"jobs.batch/{name}", f"services/{name}", *secrets)
         return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
@@ -268,7 +276,7 @@ class KubernetesDialect:
         return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
 
     def requeue_argv(self, job_id: str) -> list[str]:
-        """Raise: a Job makes its pods again by itself."""
+        """Raise: a Job replaces its pods by itself."""
         raise EngineError("a Job of Kubernetes is not started again")
 
     def end_argv(self, job_id: str) -> list[list[str]]:
@@ -280,17 +288,17 @@ class KubernetesDialect:
         return None
 
     def node_argv(self, start: NodeStart) -> list[str]:
-        """Raise: pods start agents through their doors (`kubernetes/node`)."""
+        """Raise: agents are started through the pods' session servers (`kubernetes/node`)."""
         raise EngineError("a pod is not a node of an allocation")
 
     def allocation(
         self, environment: Mapping[str, str], read: Callable[[str], str]
     ) -> Allocation | None:
-        """Return None: a pod of somebody's own is no allocation; `muster torchrun` finds its world there."""
+        """Return None: a user's own pod is no allocation; `muster torchrun` works there."""
         return None
 
     def unmapped(self, job: JobRequest) -> list[str]:
-        """Return what pods can't be told."""
+        """Return the settings that pods can't express."""
         found = []
         if job.account is not None:
             found.append("account: Kubernetes has none: a namespace or a queue stands for it")
@@ -300,9 +308,9 @@ class KubernetesDialect:
 
     def explain_refusal(self, stderr: str) -> Report:
         """Return a report on what kubectl or the cluster refused."""
-        # Five lines of a discovery cache may stand before the one that tells.
+        # Up to five lines about a discovery cache may precede the one that matters.
         telling = "\n".join(line for line in stderr.splitlines() if "memcache.go" not in line)
-        # Three objects have the same trouble; kubectl's advice to look less closely is none.
+        # Several objects may have the same problem; drop kubectl's advice to turn validation off.
         telling = _ADVICE.sub("", _OF_OBJECT.sub("", telling))
         report = base.explain(telling or stderr, "kubectl", REFUSALS)
         return missing_rule(report, telling)
@@ -314,13 +322,13 @@ class KubernetesDialect:
 
 
 def _says_no_more(run: PodsOfRun) -> bool:
-    """Say whether pods are missing and only events can tell why."""
+    """Say whether pods are missing and only events can say why."""
     reason = view_of(run).reason
     return run.lacks_pods if reason is None else reason.startswith(PREPARED)
 
 
 def _queues_of(runs: Sequence[PodsOfRun]) -> list[tuple[str, str]]:
-    """Return the queues in which some of these wait, with their namespaces."""
+    """Return the queues in which some of these runs wait, with their namespaces."""
     queues = ((run.namespace, run.queue) for run in runs if "Suspended" in run.conditions)
     return [(namespace, queue) for namespace, queue in dict.fromkeys(queues) if queue is not None]
 

@@ -1,4 +1,4 @@
-"""What is fixed of Kubernetes: loading no dialect, so that it costs a start nothing."""
+"""The fixed facts about Kubernetes; importing them loads no dialect, so they cost no start time."""
 
 from torchmuster.launcher.model.scheduler import KeyKind, SchedulerFacts
 
@@ -6,7 +6,7 @@ KUBERNETES = SchedulerFacts(
     name="kubernetes",
     module="torchmuster.kubernetes.engine.dialect",
     install="kubectl, with a context that works: kubectl auth whoami",
-    tools=("kubectl",),  # laptops have it: it makes no login node, so it is no `client`
+    tools=("kubectl",),  # laptops have kubectl, so it marks no login node and is no `client`
     directive="",
     example="spec.template.spec.runtimeClassName=nvidia",
     queue_word="queue of Kueue",

@@ -1,7 +1,8 @@
-"""The objects of a run: Secrets with what it brings along, a headless Service for names, an Indexed Job of pods.
+"""The objects of a run: Secrets with its files, a headless Service for names, an Indexed Job.
 
-The Job is made last and owns the others, so that one delete removes all. Where pods differ in kind, a JobSet of such Jobs takes
-its place. Source: Kubernetes 1.31 to 1.37, batch/v1 and v1, JobSet 0.11 and 0.12; what was accepted by a real control plane is marked "recorded" in the tests.
+The Job is created last and owns the others, so that one delete removes all. If pods differ in kind,
+a JobSet of such Jobs replaces it. Source: Kubernetes 1.31 to 1.37, batch/v1 and v1, JobSet 0.11 and
+0.12; what a real control plane accepted is marked "recorded" in the tests.
 """
 
 import base64
@@ -29,7 +30,7 @@ from torchmuster.kubernetes.engine.answers import (
 from torchmuster.kubernetes.node.order import FINAL_CODE, FIRST_INDEX_VARIABLE
 from torchmuster.launcher.model.job import JobView
 
-# What is asked of a cluster for one run, as values: the pods, what they need, where they may be.
+# What one run requests from a cluster, as values: pods, their resources, where they may run.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +44,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodResources:
-    """What each pod asks for; sizes in bytes.
+    """What each pod requests; sizes in bytes.
 
     Attributes:
-        gpus: How many of `gpu_resource`.
-        devices: Other resources by the site's own names: `rdma/ib`.
-        shm_bytes: Of /dev/shm; it counts as memory of the pod. None for half of the memory.
-        scratch_bytes: Of the node's disk, request and limit; None for no limit.
-        has_least: It asks for a little processor, memory and disk by default, where no queue counts them.
+        gpus: The number of `gpu_resource`.
+        devices: Other resources by the site's names, e.g. `rdma/ib`.
+        shm_bytes: The size of /dev/shm, which counts as memory of the pod; None for half of the
+            memory.
+        scratch_bytes: Disk of the node, both request and limit; None for no limit.
+        has_least: Request a little CPU, memory and disk by default, if no queue counts them.
     """
 
     cpus: int | None = None
@@ -65,15 +67,17 @@ class PodResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlace:
-    """Where pods may run, and as whom.
+    """Where pods may run, and as which user.
 
     Attributes:
-        tolerations: As Kubernetes writes them; GPU nodes are tolerated anyhow.
-        pull_policy: None for Kubernetes' own: always for `:latest`, else if the node lacks it.
+        tolerations: As Kubernetes writes them; GPU nodes are always tolerated.
+        pull_policy: None for Kubernetes' default: always for `:latest`, else if the node lacks the
+            image.
         restricted: Fit the pods to the Pod Security level `restricted`.
-        user: The uid; None for that of the image, 1000 where the level forbids root.
-        gang: Whose way of starting all pods or none: `volcano`, `kai` or `native`; Kueue needs none.
-        topology: A level of Kueue's topology that all pods are to share.
+        user: The uid; None for the image's, or for 1000 if the level forbids root.
+        gang: The scheduler that starts all pods or none: `volcano`, `kai` or `native`; Kueue needs
+            none.
+        topology: A level of Kueue's topology that all pods must share.
     """
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -92,23 +96,26 @@ class PodPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodsRequest:
-    """One run, complete.
+    """The complete request of one run.
 
     Attributes:
-        name: Of all its objects.
-        num_pods: How many run at the same time, spare ones among them; of members of a sweep how many there are.
-        parallel: Each pod is a member of a sweep, and so many run at a time; None: all are one run.
-        command: Of each pod, in exec form: process 1 gets SIGTERM.
-        files: What it brings along, by file name: the key and the plan; those of a further parcel by `NUMBER/NAME`.
-        namespace: Where they are made, as far as it is known.
-        shares: The run whose Secrets these pods see; they have none of their own then.
-        service: By whose names pods are known, where that is not a Service of this run alone.
-        first_index: The number of the first pod among those of all runs that share a Secret.
-        annotations: Of the Job and its pods.
+        name: The name of all its objects.
+        num_pods: How many run at the same time, including spare nodes; for a sweep the number of
+            members.
+        parallel: For a sweep, whose members are the pods: how many run at a time. None if all pods
+            are one run.
+        command: The command of each pod, in exec form: process 1 gets SIGTERM.
+        files: The files it brings along, by name, e.g. the key and the plan; those of a further
+            parcel as `NUMBER/NAME`.
+        namespace: Where the objects are created, if known.
+        shares: The run whose Secrets these pods mount; they have none themselves then.
+        service: The Service that gives the pods their names, if it is not this run's own.
+        first_index: The index of the first pod among the pods of all runs that share a Secret.
+        annotations: For the Job and its pods.
         queue: A LocalQueue of Kueue.
         queue_priority: A WorkloadPriorityClass of Kueue.
-        keep_s: How long the ended Job stays.
-        patches: Places in the Job's manifest with their values; the site has the last word.
+        keep_s: How long the ended Job is kept.
+        patches: Paths in the Job's manifest with values; they override everything else.
     """
 
     name: str
@@ -134,26 +141,26 @@ class PodsRequest:
     patches: tuple[tuple[tuple[str, ...], Any], ...] = ()
 
 
-# A Job whose indexes are members of a sweep, each a run of its own: what ends it, and how each index stands.
+# A Job whose indexes are sweep members, each a separate run: what ends it, and the state of each.
 
 
-_MANY = 1_000_000  # the head of the run counts failures, not the Job
+_MANY = 1_000_000  # the head of the run counts failures, the Job doesn't
 _MEMBER_LOSSES = 2  # pods of one member that may be lost; a third loss is its failure
 _ENDS = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
 
 
 def ends_of(run: PodsRequest) -> dict[str, Any]:
-    """Return what ends a Job: of a run its first pod, of members of a sweep the end of all of them."""
-    replaced = {"podReplacementPolicy": "Failed"}  # the only value beside a podFailurePolicy
+    """Return what ends a Job: for a run its first pod, for a sweep the end of all members."""
+    replaced = {"podReplacementPolicy": "Failed"}  # the only value allowed with a podFailurePolicy
     if run.parallel is not None:
-        # Without `maxFailedIndexes` a member that fails ends no other one.
+        # Without `maxFailedIndexes`, a failed member ends no other one.
         return {"backoffLimitPerIndex": _MEMBER_LOSSES, **replaced}
     success = {"rules": [{"succeededIndexes": "0"}]}
     return {"backoffLimit": _MANY, **replaced, "successPolicy": success}
 
 
 def views_of_elements(objects: Sequence[Mapping[str, Any]], name: str) -> dict[int, JobView]:
-    """Return where each index of a Job stands, from an answer to `get jobs.batch,pods`."""
+    """Return the state of each index of a Job, from an answer to `get jobs.batch,pods`."""
     run = runs_of(objects).get(name)
     if run is None:
         return {}
@@ -183,7 +190,7 @@ def _indexes(text: str | None) -> frozenset[int]:
 
 
 def _state(run: PodsOfRun, pod: Pod | None) -> JobState:
-    """Return how an index stands that has not ended for the Job, by its newest pod; one that is lost is made again."""
+    """Return the state of an unfinished index by its newest pod, which is replaced if lost."""
     if pod is not None and pod.is_up:
         return JobState.RUNNING
     if not run.is_there or run.is_leaving:
@@ -211,8 +218,8 @@ def _view(run: PodsOfRun, pod: Pod | None, state: JobState) -> JobView:
 
 # Which NetworkPolicies select a pod: what an answer of the API proves, and no more.
 #
-# Whether a policy's rules let a connection pass is for the cluster's network to say, which may not even look at them. Source:
-# networking.k8s.io/v1, and the label selectors of meta/v1.
+# Whether a policy's rules allow a connection is up to the cluster's network, which may even ignore
+# them. Source: networking.k8s.io/v1, and the label selectors of meta/v1.
 
 
 def policies_on(
@@ -258,14 +265,14 @@ _MANAGER = {MANAGED_BY: MANAGER}
 _DEAD_NODE_S = 30  # instead of 300 s
 SECRET_BYTES = 1 << 20
 MOST_PARCELS = 4
-# Of a pod that says nothing: of the disk for the package, code and logs, of the others no more than a LimitRange's usual default,
-# which is a limit.
+# The default requests: disk for the package, code and logs; CPU and memory at most as a LimitRange
+# usually sets by default, which is a limit.
 LEAST_MEMORY_BYTES = 512 << 20
 _LEAST = {"cpu": "500m", "memory": str(LEAST_MEMORY_BYTES), "ephemeral-storage": str(1 << 30)}
-_SHM_BYTES = 64 << 30  # without a limit of memory; a node with less gives what it has
+_SHM_BYTES = 64 << 30  # without a memory limit; a smaller node gives what it has
 MAX_HOST_NAME = 63
-_OF_POD = "-abcde"  # what the cluster adds for a pod's own name: a JobSet counts it too
-# A mesh's proxy refuses connections that are not its own, and would never end; autoscalers must not move a run.
+_OF_POD = "-abcde"  # the suffix that the cluster adds to a pod's name; a JobSet counts it, too
+# A mesh's proxy refuses foreign connections and never ends; autoscalers must not move a run.
 _ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
     "linkerd.io/inject": "disabled",
@@ -275,10 +282,11 @@ _ANNOTATIONS = {
 
 
 def objects_of(run: PodsRequest) -> list[dict[str, Any]]:
-    """Return Secrets, Service and Job, and what a gang needs, in the order in which they are made.
+    """Return Secrets, Service, gang objects and Job, in the order in which they are created.
 
     Raises:
-        UsageError: A name is too long, the files are too large for a Secret, or a patch does not fit.
+        UsageError: A name is too long, the files are too large for a Secret, or a patch does not
+            fit.
     """
     _check(run)
     job = _patched_job(run)
@@ -294,13 +302,13 @@ def _patched_job(run: PodsRequest) -> dict[str, Any]:
 
 
 def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[dict[str, Any]]:
-    """Return Secrets and JobSet of pods of several kinds, in the order in which they are made.
+    """Return the Secrets and the JobSet for pods of several kinds, in the order of creation.
 
-    Each kind is a Job as it would be alone, and pods are made again by it; the set makes the Service, is one object for a queue,
-    ends with the first kind's Job, and does not start anything again.
+    Each kind is a Job as it would be alone, which replaces its own pods. The set makes the Service,
+    is one object for a queue, ends with the first kind's Job, and restarts nothing.
 
     Args:
-        name: Of the set.
+        name: The name of the set.
         kinds: The pods of each kind, by its name in the set.
 
     Raises:
@@ -315,7 +323,7 @@ def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[
         inside = replace(run.resources, has_least=run.queue is None)
         job = _patched_job(replace(run, queue=None, queue_priority=None, resources=inside))
         del job["metadata"]["name"]
-        if QUEUE_LABEL in _queue_labels(first):  # a label there would be for Kueue itself
+        if QUEUE_LABEL in _queue_labels(first):  # a label there would be read by Kueue itself
             job["metadata"]["annotations"][QUEUE_LABEL] = first.queue
         job["spec"].pop("ttlSecondsAfterFinished", None)
         template = {"metadata": job["metadata"], "spec": job["spec"]}
@@ -343,7 +351,7 @@ def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[
 
 
 def _put(manifest: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Put a value at a place; None removes what is there, numbers are positions in lists, and `-` is behind the last."""
+    """Set a value at a path; None removes it, numbers index lists, and `-` appends to a list."""
     at: Any = manifest
     for step, following in itertools.pairwise(path):
         if isinstance(at, dict):
@@ -374,7 +382,7 @@ def _no_place(path: Sequence[str]) -> UsageError:
 
 
 def _gang(run: PodsRequest) -> list[dict[str, Any]]:
-    """Return what makes a scheduler start all pods or none, where it is an object of its own."""
+    """Return the object that makes a scheduler start all pods or none, if it needs one."""
     if run.place.gang != "volcano":
         return []
     return [
@@ -391,7 +399,7 @@ def _gang(run: PodsRequest) -> list[dict[str, Any]]:
 
 
 def owned_by(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the patch that lets a Job or a JobSet own its Secrets and its Service."""
+    """Return the patch that makes a Job or a JobSet own its Secrets and its Service."""
     owner = {
         "apiVersion": made["apiVersion"],
         "kind": made["kind"],
@@ -422,7 +430,7 @@ def _check(run: PodsRequest, more: str = "") -> None:
 
 
 def secret_names(name: str, num_parcels: int = MOST_PARCELS) -> list[str]:
-    """Return the names of a run's Secrets: its own, and one for each parcel of what is too large for that."""
+    """Return the names of a run's Secrets: its own, and one for each further parcel."""
     return [name, *(f"{name}.p{number}" for number in range(1, num_parcels + 1))]
 
 
@@ -465,14 +473,14 @@ def _service(run: PodsRequest) -> dict[str, Any]:
         "metadata": _metadata(run),
         "spec": {
             "clusterIP": "None",
-            # Pods need their names before they are ready: by them they find each other.
+            # Pods need their names before they are ready, to find each other.
             "publishNotReadyAddresses": True,
             "selector": {RUN_LABEL: run.name},
         },
     }
 
 
-# Up to 1.34 the published schema asks for the status, though servers fill it in.
+# Up to 1.34 the published schema requires the status, though servers fill it in.
 _DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 
@@ -499,7 +507,7 @@ def _job(run: PodsRequest) -> dict[str, Any]:
         "ttlSecondsAfterFinished": run.keep_s,
         "template": {
             "metadata": {
-                # Istio reads a label or an annotation, by its version.
+                # Istio reads a label or an annotation, depending on its version.
                 "labels": {**_MANAGER, RUN_LABEL: run.name, "sidecar.istio.io/inject": "false"},
                 "annotations": {**_ANNOTATIONS, **run.annotations, **_of_place(run)},
             },
@@ -544,7 +552,7 @@ _SCHEDULERS = {"volcano": "volcano", "kai": "kai-scheduler"}
 def _pod(run: PodsRequest) -> dict[str, Any]:
     place = run.place
     pod: dict[str, Any] = {
-        # What podFailurePolicy needs; workers are started again inside of the pod.
+        # Required by podFailurePolicy; workers are restarted inside the pod.
         "restartPolicy": "Never",
         "subdomain": run.service or run.name,
         "automountServiceAccountToken": False,
@@ -555,7 +563,7 @@ def _pod(run: PodsRequest) -> dict[str, Any]:
         "volumes": _volumes(run),
     }
     if run.namespace is not None:
-        # So that a pod's host name alone means something to the others; with another cluster domain it does not.
+        # Lets pods use a host name alone; has no effect with another cluster domain.
         search = f"{run.service or run.name}.{run.namespace}.svc.cluster.local"
         pod["dnsConfig"] = {"searches": [search]}
     if place.node_selector:
@@ -591,7 +599,7 @@ _TOLERATIONS = (
 
 
 def _apart(run: PodsRequest) -> dict[str, Any]:
-    """Return that no two pods of a run share a host, whose ports they would share too."""
+    """Return an anti-affinity that keeps pods of a run on separate hosts, whose ports they use."""
     term = {
         "labelSelector": {"matchLabels": {RUN_LABEL: run.name}},
         "topologyKey": "kubernetes.io/hostname",
@@ -638,15 +646,16 @@ def _container(run: PodsRequest) -> dict[str, Any]:
 
 
 def _resources(wanted: PodResources, *, has_least: bool) -> dict[str, Any]:
-    """Return requests and limits: memory and devices are equal in both, and a CPU is asked for but not limited."""
+    """Return requests and limits: equal for memory and devices; CPUs are requested, not limited."""
     both: dict[str, Any] = {}
     if wanted.memory_bytes is not None:
         both["memory"] = str(wanted.memory_bytes)
     if wanted.gpus:
         both[wanted.gpu_resource] = str(wanted.gpus)
     both |= {name: str(number) for name, number in wanted.devices.items()}
-    # What the scheduler counts, a busy node respects, and a pod is evicted for last. A queue of Kueue admits nothing that asks for
-    # a resource which it has no quota of: there it is asked for by the user only.
+    # Requests count for the scheduler, protect on a busy node, and make eviction less likely. A
+    # Kueue queue admits no request for a resource it has no quota for: there only the user sets
+    # them.
     requests = dict(_LEAST) if has_least and wanted.has_least else {}
     if wanted.cpus is not None:
         requests["cpu"] = str(wanted.cpus)
@@ -656,7 +665,10 @@ def _resources(wanted: PodResources, *, has_least: bool) -> dict[str, Any]:
 
 
 def _shm_bytes(wanted: PodResources) -> int:
-    """Return the size of /dev/shm: by default half of the memory, as Linux has it, so that a full one is an error and no kill."""
+    """Return the size of /dev/shm: by default half of the memory, as Linux has it.
+
+    Filling it then raises an error instead of getting the pod killed.
+    """
     if wanted.shm_bytes is not None:
         return wanted.shm_bytes
     return wanted.memory_bytes // 2 if wanted.memory_bytes is not None else _SHM_BYTES
@@ -669,7 +681,7 @@ def _volumes(run: PodsRequest) -> list[dict[str, Any]]:
     if run.resources.scratch_bytes is not None:
         scratch["sizeLimit"] = str(run.resources.scratch_bytes)
     return [
-        # 0400; with an fsGroup the kubelet makes it 0440 by itself. JSON has no octal numbers.
+        # 0400 (JSON has no octal numbers); with an fsGroup the kubelet makes it 0440.
         {"name": "package", "projected": {"sources": secrets, "defaultMode": 256}},
         {"name": "shm", "emptyDir": shm},
         {"name": "scratch", "emptyDir": scratch},

@@ -1,4 +1,4 @@
-"""From what a site and a run ask for to the pods: keys of `muster.toml` become values of the manifest."""
+"""Turns a site and a job request into pods: keys of `muster.toml` become values of the manifest."""
 
 import json
 import re
@@ -23,11 +23,9 @@ from torchmuster.kubernetes.node.order import DISK_BYTES_VARIABLE, MEMORY_BYTES_
 from torchmuster.launcher.model.job import JobRequest
 
 START = f"{PACKAGE_FOLDER}/start.py"
-DOOR_PORT = (
-    29417  # all pods of a run share it: a name is known before the pod is, so the port has to be
-)
+DOOR_PORT = 29417  # fixed for all pods of a run: a pod's name is known before the pod exists
 TAKE_WITHIN_S = 900.0
-_DEADLINE_NET_S = 900  # the run watches its own time; the Job's limit is for a run that does not
+_DEADLINE_NET_S = 900  # the run watches its own time; the Job's limit catches a run that fails to
 _GRACE_S = 120
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
@@ -39,7 +37,7 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
     """Return the pods of a job; `files` is what they bring along.
 
     Raises:
-        UsageError: A key of the site has a value that Kubernetes would not take.
+        UsageError: A key of the site has a value that Kubernetes would not accept.
     """
     keys = dict(job.own_keys)
     node = job.chunks[0]
@@ -100,7 +98,7 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
 
 
 def kinds_of(job: JobRequest) -> list[JobRequest]:
-    """Return the Jobs that a JobSet makes of a job with several kinds of pods, by the names that they get there."""
+    """Return a job for each kind of pods in a JobSet, with the Job names that the set gives."""
     found: list[JobRequest] = []
     first = 0
     for number, chunk in enumerate(job.chunks):
@@ -119,17 +117,17 @@ def kinds_of(job: JobRequest) -> list[JobRequest]:
 
 
 def sets_of(job: JobRequest, files: Mapping[str, bytes]) -> list[PodsRequest]:
-    """Return the pods of a job with several kinds of them; the first brings along what all see.
+    """Return the pods of a job with several kinds of them, one request per kind.
 
     Raises:
-        UsageError: A key of the site has a value that Kubernetes would not take.
+        UsageError: A key of the site has a value that Kubernetes would not accept.
     """
     kinds = (pods_of(kind, files) for kind in kinds_of(job))
     return [replace(kind, service=job.name) for kind in kinds]
 
 
 def name_in_set(name: str, number: int) -> str:
-    """Return what a JobSet calls the Job of its kind of this number: NAME-KIND-REPLICA."""
+    """Return the name of a kind's Job in a JobSet: NAME-KIND-REPLICA."""
     return f"{name}-{kind_name(number)}-0"
 
 
@@ -139,7 +137,7 @@ def kind_name(number: int) -> str:
 
 
 def home_of(job: JobRequest) -> str:
-    """Return where runs live in the pods: on a volume that the site names, else on the pod's own disk."""
+    """Return where runs live in the pods: on a volume if the site names one, else on their disk."""
     return dict(job.own_keys).get("home", f"{SCRATCH_FOLDER}/muster")
 
 
@@ -159,10 +157,10 @@ def keeps_runs(job: JobRequest) -> bool:
 
 
 def keep_s_of(job: JobRequest) -> float:
-    """Return how long the first pod waits, after the end, for a client that takes what lies in it: on a volume it is safe.
+    """Return how long the ended first pod waits for a client to fetch its files; 0 with a volume.
 
     Raises:
-        UsageError: `take_within` is no duration.
+        UsageError: `take_within` is not a duration.
     """
     text = dict(job.own_keys).get("take_within")
     kept_s = TAKE_WITHIN_S if text is None else parse_timeout(text)
@@ -254,7 +252,7 @@ def _toleration(text: str) -> dict[str, str]:
 
 
 def _patch(line: str) -> tuple[tuple[str, ...], Any]:
-    """Return the path and the value of `spec.template.spec.runtimeClassName=nvidia`; brackets hold names with dots."""
+    """Return path and value of `spec.template.spec.runtimeClassName=nvidia`; quote dots with []."""
     path, equal, text = line.partition("=")
     steps = re.findall(r"\[['\"]?([^\]'\"]+)['\"]?\]|([^.\[\]]+)", path.strip())
     words = tuple(bracketed or plain for bracketed, plain in steps)

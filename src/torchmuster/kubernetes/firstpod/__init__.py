@@ -1,1 +1,1 @@
-"""What the first pod of a run, or of a group of a workflow, does to own it: the others are reached through their doors."""
+"""Owners of runs and workflow groups in the first pod; they reach the others by sessions."""

@@ -1,4 +1,4 @@
-"""How the archive of what pods need gets to the first one: in a Secret, from a run before on a volume, or from the client."""
+"""Gets the code archive to the first pod: from a Secret, an earlier run's volume, or the client."""
 
 import contextlib
 import hashlib
@@ -22,16 +22,16 @@ _MOST_KEPT = 8
 def wait_for_archive(
     order: PodOrder, brought: str, limit_s: float, say: Callable[[str], None]
 ) -> None:
-    """Put what the pods need into its place.
+    """Put the code archive into its place.
 
     Args:
-        order: Of the pods.
-        brought: The folder of what came in Secrets.
-        limit_s: How long the client may take.
-        say: Tells the user what is waited for.
+        order: The order of the pods.
+        brought: The folder with the files from Secrets.
+        limit_s: How long the client may take to send the archive.
+        say: Tells the user what the pod waits for.
 
     Raises:
-        MusterError: It does not come within `limit_s`.
+        MusterError: The archive did not come within `limit_s`.
     """
     came = os.path.join(brought, orders.CODE_FILE)
     if os.path.exists(came):
@@ -57,12 +57,12 @@ def wait_for_archive(
     if order.kept is not None:
         with contextlib.suppress(
             OSError
-        ):  # a full volume costs the next run its way, not this one its start
+        ):  # on a full volume only the next run loses: it has to send the code again
             _keep(order, order.kept)
 
 
 def _how_far(order: PodOrder, elapsed_s: float) -> str:
-    """Return how much of the archive has come; empty where nothing has."""
+    """Return how much of the archive has arrived; empty for nothing."""
     done = 0
     with contextlib.suppress(OSError):
         done = os.path.getsize(os.path.join(arriving_folder(order), orders.CODE_FILE))
@@ -70,10 +70,10 @@ def _how_far(order: PodOrder, elapsed_s: float) -> str:
 
 
 def _take_kept(order: PodOrder, kept: str) -> bool:
-    """Take the archive that an earlier run has left on the volume; a damaged one is removed.
+    """Use the archive that an earlier run left on the volume; remove a damaged one.
 
     Raises:
-        MusterError: It is damaged: the client, which has seen it, does not send it in this run.
+        MusterError: It is damaged; the client saw it there, so it does not send it in this run.
     """
     if not os.path.exists(kept):
         return False
@@ -86,12 +86,12 @@ def _take_kept(order: PodOrder, kept: str) -> bool:
             fix="start the run again: it sends the code",
         )
     _link(kept, order.archive)
-    os.utime(kept)  # the newest stay
+    os.utime(kept)  # the newest archives are kept
     return True
 
 
 def _keep(order: PodOrder, kept: str) -> None:
-    """Leave the archive for later runs, and the newest of the others."""
+    """Keep the archive for later runs, together with the newest others."""
     folder = os.path.dirname(kept)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _link(order.archive, kept)
@@ -102,7 +102,7 @@ def _keep(order: PodOrder, kept: str) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """Give a file a second name, or copy it where the volume knows no second names."""
+    """Hard-link a file, or copy it if the volume has no hard links."""
     part = f"{target}.{os.uname().nodename}.{os.getpid()}"
     try:
         os.link(source, part)

@@ -1,9 +1,10 @@
-"""The owner of a run in the first of its pods: what `muster run` is on one machine.
+"""The owner of a run in its first pod: does what `muster run` does on one machine.
 
     conduct-pods --key FILE --order FILE
 
-It reaches the pods through their doors as hosts are reached by ssh, so it lives and dies without the client, and lives on when
-another pod goes. Its exit code is the pod's: 0, 113 for a failure that is final, 75 when this pod is taken away.
+It opens sessions with the pods as ssh does with hosts, so it does not depend on the client, and
+survives the loss of another pod. Its exit code is the pod's: 0, 113 for a final failure, 75 when
+this pod is taken away.
 """
 
 import asyncio
@@ -79,18 +80,20 @@ from torchmuster.launcher.node.remote.files import CodeOutputs, make_mark
 from torchmuster.launcher.owner.resubmit import restarts_spent
 from torchmuster.launcher.views.account import find_saved
 
-# What a first pod that was made again finds in its record: an attempt that ended with the pod before it.
+# How a replacement of the first pod handles the attempt that ended with its predecessor.
 #
-# A pod that is told to end leaves a `run_ended`. Without one, something killed it: its container was out of memory, or its node
-# died. That spends a restart, as the loss of any other pod does; else a run whose rank 0 needs too much memory never ends.
+# A pod that is asked to end records `run_ended`. Without that, something killed it: its container
+# ran out of memory, or its node died. This spends a restart, like the loss of any other pod;
+# otherwise a run whose rank 0 needs too much memory would never end.
 #
-# A node that only seemed dead may still have the pod before, and comes back with it. So each first pod has a claim: doors of other pods
-# refuse the earlier of two (`kubernetes/node/session.py`), and on a volume the earlier one finds the later one's. It then ends at once.
+# A node that only seemed dead may come back with the earlier pod. So each first pod has a claim:
+# other pods refuse the earlier of two (`kubernetes/node/session.py`), and on a volume the earlier
+# one finds the later one's claim. It then ends at once.
 
 
 _CLAIM_FILE = "first-pod.json"
-_LOOK_S = 1.0  # at the claim on a volume
-_HEED_S = 3.0  # in which a first pod that still lives finds a later one's claim
+_LOOK_S = 1.0  # how often to check the claim on a volume
+_HEED_S = 3.0  # time for an earlier first pod that is still alive to see the later one's claim
 _ASK_EVERY_S = 5.0
 _ASK_S = 5.0
 _ASKED = 2  # other pods
@@ -98,17 +101,17 @@ _ASKED = 2  # other pods
 
 @dataclass(slots=True)
 class FirstPod:
-    """Says to other pods, and on a volume, which first pod owns the run; ends this process when it is another one."""
+    """Claims the run for this first pod and ends this process when another pod claims it later."""
 
     order: PodOrder
     key: str
     claim: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def take(self) -> None:
-        """Own it from now on; on a volume only after another one that still lives has had time to see that."""
+        """Claim the run; on a volume give an earlier first pod that still lives time to see it."""
         os.environ[CLAIM_VARIABLE] = self.claim
         if self.order.has_volume:
-            with contextlib.suppress(OSError):  # of a full volume, which the run itself tells of
+            with contextlib.suppress(OSError):  # on a full volume; the run itself reports that
                 self._write_claim()
         for work in (self._look, self._ask_others):
             threading.Thread(target=work, name="first-pod", daemon=True).start()
@@ -121,7 +124,7 @@ class FirstPod:
             time.sleep(_HEED_S)  # noqa: TID251  # another machine's look at a file
 
     def release(self) -> None:
-        """Leave nothing that the next first pod would wait for."""
+        """Remove the claim, so that the next first pod does not wait for this one."""
         with contextlib.suppress(OSError):
             if self.order.has_volume and not self._is_replaced:
                 os.unlink(self._path)
@@ -144,7 +147,7 @@ class FirstPod:
             time.sleep(_LOOK_S)  # noqa: TID251  # another machine's claim
 
     def _ask_others(self) -> None:
-        """Call some other pods again and again: the answer to a replaced owner ends this process."""
+        """Call some other pods repeatedly: their answer to a replaced owner ends this process."""
         while True:
             time.sleep(_ASK_EVERY_S)  # noqa: TID251  # other machines
             for index in range(1, min(self.order.num_pods, 1 + _ASKED)):
@@ -153,7 +156,7 @@ class FirstPod:
 
 
 def count_loss(run_dir: RunDir, plan: RunPlan) -> Result | None:
-    """Note the end of an attempt that nobody has noted; return the run's result where no restart is left for another.
+    """Record the end of an attempt that was cut off; return the run's result if no restart is left.
 
     Raises:
         OSError: The record can't be written.
@@ -177,7 +180,7 @@ def count_loss(run_dir: RunDir, plan: RunPlan) -> Result | None:
 
 
 def _unfinished(record: RunRecord) -> AttemptStartedEvent | None:
-    """Return the start of the last attempt, where nothing says how it ended."""
+    """Return the start of the last attempt if its end is not recorded."""
     last = record.attempts[-1] if record.attempts else None
     return last.start if last is not None and last.ended is None else None
 
@@ -236,12 +239,11 @@ def main(arguments: list[str]) -> int:
 
 
 def conduct(arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoice], int]) -> int:
-    """Read the command line of an owner in a first pod, and let it own to the end; return the pod's exit code.
+    """Run an owner in a first pod from its command line; return the pod's exit code.
 
     Args:
-        prog: The owner's program.
-        arguments: Its command line.
-        own: Gets the order, the paths of the key and of the order, and the voice.
+        arguments: The command line.
+        own: Owns to the end; gets the order, the paths of the key and of the order, and the voice.
     """
     words = codec.from_words(PodWords, arguments)
     order = orders.read_order(words.order)
@@ -258,7 +260,7 @@ def conduct(arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoi
 
 
 def _allow_many_files() -> None:
-    """Take as many descriptors as there may be: a pod needs seven, and a container often begins with 1024."""
+    """Raise the limit of open files to its maximum: a pod needs 7, the default is often 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -269,15 +271,16 @@ Ended = TypeVar("Ended")
 
 @dataclass(slots=True)
 class OwnerInPod(ABC, Generic[Ended]):
-    """Owns what the first of its pods has to own, to its end: a run, or a group of a workflow.
+    """Owner in the first pod, from start to end, of a run or of a workflow group.
 
     Attributes:
-        order: Of its pods.
-        key: The file of the key of the pods.
-        order_path: The file of the order, in the folder with what the pod was brought.
-        voice: Speaks into the pod's log.
-        requests: The requests to stop: of who takes the pod away, or of a user, who leaves a note.
-        errors: What ends it with a report; all else is a bug, and the pod starts its owner again.
+        order: The order of its pods.
+        key: The file of the pods' key.
+        order_path: The file of the order, in the folder of files that the pod was given.
+        voice: Writes to the pod's log.
+        requests: The requests to stop: by the cluster, or by a user, who leaves a note.
+        errors: Exceptions that end it with a report; any other is a bug, and the pod restarts its
+            owner.
     """
 
     order: PodOrder
@@ -289,17 +292,17 @@ class OwnerInPod(ABC, Generic[Ended]):
 
     @property
     def run_dir(self) -> RunDir:
-        """Return where the run lives in this pod."""
+        """Return the run directory in this pod."""
         return self.order.run_dir
 
     @property
     def brought(self) -> str:
-        """Return the folder with what the pod was brought."""
+        """Return the folder with the files that the pod was given."""
         return os.path.dirname(self.order_path)
 
     @property
     def is_cancelled(self) -> bool:
-        """Return whether a user has asked to stop."""
+        """Say whether a user has asked to stop."""
         note = os.path.basename(self.run_dir.cancelled)
         return os.path.exists(os.path.join(self.order.folder, note))
 
@@ -308,7 +311,7 @@ class OwnerInPod(ABC, Generic[Ended]):
         signal.signal(signal.SIGTERM, self._take_stop)
         before = self.read() if os.path.exists(self.order.ended) else None
         if before is not None:
-            return self.code_of(before)  # its end was interrupted
+            return self.code_of(before)  # a predecessor was interrupted while it ended
         try:
             ended = self.own()
         except self.errors as error:
@@ -316,7 +319,7 @@ class OwnerInPod(ABC, Generic[Ended]):
             is_by_user = self.requests.count and self.is_cancelled
             ended = self._cancelled(known) if is_by_user else self.failed(known)
         except KeyboardInterrupt:
-            if not self.requests.count:  # by another signal than that which takes pods away
+            if not self.requests.count:  # not by SIGTERM, which takes pods away
                 self._note_stop(signal.SIGINT)
             ended = self.stopped()
         follows = self.requests.after_end(
@@ -329,28 +332,28 @@ class OwnerInPod(ABC, Generic[Ended]):
 
     def _take_stop(self, *_: object) -> None:
         self._note_stop(signal.SIGTERM)
-        raise KeyboardInterrupt  # before there is a head to tell
+        raise KeyboardInterrupt  # there is no head yet to tell
 
     def _note_stop(self, signum: int) -> None:
         self.requests.ask(signum, time.monotonic())
 
     def _cancelled(self, error: MusterError) -> Ended:
-        """Return the end of what a user has asked to stop, and which failed then: what has been written of the stop counts."""
+        """Return the end after a user's cancellation and an error; prefer what was written."""
         self.voice.say(f"{error.what}: {error.why}" if error.why else error.what)
         written = self.read()
         return self.stopped() if written is None or self.is_whole(written) else written
 
     @abstractmethod
     def read(self) -> Ended | None:
-        """Return how it has ended, as an earlier life of this pod has written it."""
+        """Return the end that an earlier process of this pod recorded, if any."""
 
     @abstractmethod
     def own(self) -> Ended:
-        """Conduct it; return how it ended."""
+        """Conduct the run or group; return how it ended."""
 
     @abstractmethod
     def failed(self, error: MusterError) -> Ended:
-        """Return the end of what could not be conducted."""
+        """Return the end after an error."""
 
     @abstractmethod
     def stopped(self) -> Ended:
@@ -358,30 +361,30 @@ class OwnerInPod(ABC, Generic[Ended]):
 
     @abstractmethod
     def is_whole(self, ended: Ended) -> bool:
-        """Return whether this end needs no other pod, whoever has asked this one to stop."""
+        """Say whether this end is final even if this pod was asked to stop."""
 
     @abstractmethod
     def set_aside(self) -> None:
-        """Let the end not look like one: another pod goes on."""
+        """Set a recorded end aside: another pod continues."""
 
     @abstractmethod
     def end(self, ended: Ended) -> int:
-        """Write and say how it ended; return the pod's exit code."""
+        """Record and report the end; return the pod's exit code."""
 
     @abstractmethod
     def code_of(self, ended: Ended) -> int:
-        """Return the pod's exit code."""
+        """Return the pod's exit code for an end."""
 
 
 class PodOwner(OwnerInPod[Result]):
-    """Owns the run of these pods."""
+    """Owner of a run, in the first of its pods."""
 
     def read(self) -> Result | None:
         """Return the run's result."""
         return read_result(self.run_dir)
 
     def failed(self, error: MusterError) -> Result:
-        """Return the result of a run that made no attempt in this pod."""
+        """Return the result of a run that could not start in this pod."""
         return failed_before_start(self.run_dir, error.exit_code, report_of_error(error))
 
     def stopped(self) -> Result:
@@ -389,7 +392,7 @@ class PodOwner(OwnerInPod[Result]):
         return cancelled_before_start(self.run_dir)
 
     def is_whole(self, ended: Result) -> bool:
-        """Return whether it succeeded: a failure may be that of a worker whose pod was taken away."""
+        """Say whether it succeeded: a failure may come from a worker whose pod was taken away."""
         return ended.state is RunState.SUCCEEDED
 
     def code_of(self, ended: Result) -> int:
@@ -420,10 +423,12 @@ class PodOwner(OwnerInPod[Result]):
             engine.abandon()
 
     def _started(self, plan: RunPlan) -> tuple[SshEngine, EarlyStop]:
-        """Return the engine with an agent on every place, and what has noted stops since; a pod that can't be used is a loss like any other.
+        """Return the engine with agents in all places, and the stop requests recorded since.
+
+        A pod that can't be used is a loss like any other: it spends a restart.
 
         Raises:
-            MusterError: Too few pods came, or can be used when no restart is left.
+            MusterError: Too few pods came, or one can't be used and no restart is left.
         """
         most = plan.limits.max_restarts
         lives = Lives(most, restarts_spent(self.run_dir, most))
@@ -455,7 +460,7 @@ class PodOwner(OwnerInPod[Result]):
             return engine, early
 
     def _place_run(self, neighbours: RecordNeighbours) -> RunPlan:
-        """Make the run directory, or find that of an earlier pod on a volume; return the plan for here."""
+        """Create the run directory, or reuse one on a volume; return the plan for this pod."""
         run_dir = self.run_dir
         self.make_run_dir(neighbours)
         plain = atomic.read_json(os.path.join(self.brought, orders.PLAN_FILE))
@@ -470,9 +475,9 @@ class PodOwner(OwnerInPod[Result]):
         return plan
 
     def make_run_dir(self, neighbours: RecordNeighbours) -> None:
-        """Make the run directory, with what an earlier first pod has left."""
+        """Create the run directory, with the record that an earlier first pod has left."""
         run_dir = self.run_dir
-        os.makedirs(run_dir.path, mode=0o700, exist_ok=True)  # the mode is of the last folder alone
+        os.makedirs(run_dir.path, mode=0o700, exist_ok=True)  # sets the last one's mode only
         os.makedirs(run_dir.logs, exist_ok=True)
         os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
         with open(self.key) as file:
@@ -504,12 +509,12 @@ class PodOwner(OwnerInPod[Result]):
         return Deadline(JobTime(self.order.warn_s, ends_at, ends_the_run=True))
 
     def set_aside(self) -> None:
-        """Keep the result of an earlier life under another name."""
+        """Rename the result of an earlier process."""
         with contextlib.suppress(OSError):
             os.replace(self.run_dir.result, f"{self.run_dir.result}.{next_attempt(self.run_dir)}")
 
     def _without_vain_hint(self, result: Result) -> Result:
-        """Return a result that sends nobody to snapshots which go with the pods."""
+        """Remove the hint at `muster restart` if its snapshots go with the pods."""
         saved, report = find_saved(self.run_dir), result.report
         own = saved is not None and saved.folder.startswith(f"{self.order.home}/")
         if self.order.has_volume or not own or report is None or report.hint is None:
@@ -520,11 +525,11 @@ class PodOwner(OwnerInPod[Result]):
         return result
 
     def _keep(self, result: Result) -> None:
-        with contextlib.suppress(OSError):  # of a full disk: the pod's last message has it
+        with contextlib.suppress(OSError):  # on a full disk; the pod's last message has the result
             atomic.write_json(self.run_dir.result, codec.to_plain(result))
 
     def end(self, ended: Result) -> int:
-        """Say how the run ended: in the pod's log, in its last message, and to those who read its record."""
+        """Report the run's end in the pod's log, in its last message and in its record."""
         result = ended
         if result.report is not None and result.state is not RunState.SUCCEEDED:
             explained = plugs.find("ends", "explain")
@@ -542,7 +547,7 @@ class PodOwner(OwnerInPod[Result]):
             more[VALUES_KEY] = values
         leave_message(last_message(result, more))
         code = self.code_of(result)
-        with contextlib.suppress(OSError):  # of a full disk: the pod's last message has it
+        with contextlib.suppress(OSError):  # on a full disk; the pod's last message has the result
             atomic.write_json(self.order.ended, {"code": code})
         if self.order.keep_s:
             others = range(1, self.order.num_pods)
@@ -551,7 +556,7 @@ class PodOwner(OwnerInPod[Result]):
 
 
 def as_muster_error(error: Exception) -> MusterError:
-    """Return what ended an owner in words for its user: an error of the system is one of the record that it writes."""
+    """Convert what ended an owner; an OSError means that the record can't be written."""
     if isinstance(error, MusterError):
         return error
     if not isinstance(error, OSError):
@@ -564,10 +569,10 @@ def as_muster_error(error: Exception) -> MusterError:
 
 
 def link_before(order: PodOrder, run_id: str) -> None:
-    """Let a run find the snapshots of the one that it goes on from; a first pod that is made again finds the link.
+    """Link the snapshots of the run that this one continues; keep an existing link.
 
     Raises:
-        MusterError: They are not on the volume any more: it would begin at step 0 without a word.
+        MusterError: The snapshots are gone from the volume; the run would silently begin at step 0.
     """
     run_dir = order.run_dir
     if os.path.lexists(run_dir.snapshots):
@@ -593,9 +598,9 @@ def pods_engine(
     say: Callable[[str], None],
     output: str = "",
 ) -> SshEngine:
-    """Return the engine that starts the agents of a run through the doors of these pods, of which this is the first.
+    """Return the engine that starts a run's agents by sessions with these pods; this is the first.
 
-    What the pods have in the folder `output` comes into this pod's.
+    Files in the folder `output` of the pods are copied to this pod.
     """
     limit_s = plan.limits.join_timeout_s
     lines = PodLines(
@@ -625,7 +630,7 @@ def pods_engine(
 
 
 def newest_values(run_dir: RunDir) -> dict[str, object] | None:
-    """Return the newest value of each metric that a training has recorded, as the last of its events; None for none."""
+    """Return the last metrics event with each metric's newest value, if any and not too long."""
     values: dict[str, object] = {}
     last: dict[str, object] | None = None
     for event in read_lines(run_dir.training):
@@ -636,15 +641,15 @@ def newest_values(run_dir: RunDir) -> dict[str, object] | None:
 
 
 def last_message(result: Result, more: Mapping[str, object] = MappingProxyType({})) -> str:
-    """Return a result as Kubernetes keeps it of an ended pod: at most 4,096 bytes of JSON.
+    """Return a result as JSON of at most 4,096 bytes, for a pod's termination message.
 
     Args:
-        result: Of the run.
-        more: Of a member of a sweep: what else is in this pod alone.
+        result: The result of the run.
+        more: For a sweep member: more that only this pod has.
     """
     plain = {**codec.to_plain(result), **more}
     if result.cause is None or result.cause.kind is not EndKind.NODE_LOST:
-        plain.pop("cause", None)  # it is long; of a lost pod the client asks the cluster
+        plain.pop("cause", None)  # it is long; for a lost pod the client asks the cluster
     report = plain.get("report") or {}
     while len(text := json.dumps(plain)) > MOST_MESSAGE_BYTES and report.get("because"):
         report["because"] = report["because"][:-1]
@@ -652,13 +657,13 @@ def last_message(result: Result, more: Mapping[str, object] = MappingProxyType({
 
 
 def dismiss(order: PodOrder, key: str, hosts: Sequence[str]) -> None:
-    """Let pods end, as successes: the end of the first one is that of all, and it may wait for a client."""
+    """End the other pods, as successes."""
     secret = read_secret(key)
     in_parallel(lambda host: ask_pod(host, order.port, secret, "kill -USR1 $PPID", _END_S), hosts)
 
 
 def leave_message(text: str) -> None:
-    """Leave what Kubernetes keeps of an ended pod, where there is a place for it."""
+    """Write the message that Kubernetes keeps of an ended pod, if there is a file for it."""
     with contextlib.suppress(OSError), open(_MESSAGE_FILE, "r+") as file:
         file.write(text)
 
@@ -669,7 +674,7 @@ def _plan_limit_s(brought: str) -> float:
 
 
 def _begun(run_dir: RunDir) -> float:
-    """Return when the run first began: another pod may have."""
+    """Return when the run began, maybe in another pod."""
     first = next(read_events(run_dir.events), None)
     return first.at if first is not None else time.time()
 
@@ -677,7 +682,7 @@ def _begun(run_dir: RunDir) -> float:
 def engine_of_task(
     plan: RunPlan, run_dir: RunDir, say: Callable[[str], None], output: str
 ) -> "SshEngine":
-    """Return what starts the agents of a training over the pods of its task, of which this is the first."""
+    """Return the engine that starts a training run's agents over the pods of its task."""
     order, key = (
         orders.read_order(os.environ[orders.ORDER_VARIABLE]),
         os.environ[orders.KEY_VARIABLE],

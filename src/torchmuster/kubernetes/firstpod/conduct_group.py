@@ -1,9 +1,10 @@
-"""The owner of a workflow's group in the first of its pods: the head, and the agents of its tasks in all of them.
+"""The owner of a workflow group in its first pod: the head, and the task agents in all pods.
 
     conduct-group-pods --key FILE --order FILE
 
-The client makes the Jobs of a group when the groups before it have ended, and copies what this one writes; meanwhile the group
-needs no client. The exit code is the pod's: 0, 113 for a failure that is final, 75 when this pod is taken away.
+The client creates a group's Jobs when the groups before it have ended, and copies what this process
+writes; meanwhile the group needs no client. The exit code is the pod's: 0, 113 for a final failure,
+75 when this pod is taken away.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ from torchmuster.workflow.owner.create import link_reused
 from torchmuster.workflow.plan import GroupNodes, GroupStart
 from torchmuster.workflow.task.options import TaskOrder
 
-# What a group's tasks write in other pods, gathered in the first one: logs while they grow, outputs at the end.
+# Gathering the files of tasks in other pods: logs while they grow, outputs at the end.
 
 
 _AGAIN_S = 2.0
@@ -59,10 +60,10 @@ _FINISH_S = 120.0
 
 @dataclass(slots=True)
 class GroupGather:
-    """Follows the records of other pods of a group; on a volume there is nothing to do.
+    """Copies the records of a group's other pods to the first one, unless they share a volume.
 
     Attributes:
-        pods: Those in which an agent of a task is started.
+        pods: The indices of the pods in which a task's agent is started.
     """
 
     order: PodOrder
@@ -74,7 +75,7 @@ class GroupGather:
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Begin, in a thread for each pod."""
+        """Start copying, in one thread for each pod."""
         if self.order.has_volume:
             return
         lines = PodLines(secret=read_secret(self.key), port=self.order.port, domain="", wait_s=0.0)
@@ -84,7 +85,7 @@ class GroupGather:
             self._threads.append(thread)
 
     def finish(self) -> None:
-        """Take what is still missing, with the outputs; the pods that don't answer any more are named."""
+        """Copy what is missing, with the outputs; name the pods that don't answer."""
         self._stopping.set()
         for pull in list(self._pulls.values()):
             pull.stop()
@@ -137,7 +138,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _GroupOwner(OwnerInPod[GroupOutcome]):
-    errors = (MusterError, OSError, ValueError)  # the last: of a plan that can't be read
+    errors = (MusterError, OSError, ValueError)  # ValueError: a plan that can't be read
 
     @property
     def group(self) -> str:
@@ -177,7 +178,7 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         if not is_placed(order):
             neighbours.find(self.voice.say)
             wait_for_archive(order, self.brought, order.join_s, self.voice.say)
-            # Kept: the other pods get it from here.
+            # The archive is kept: the other pods get it from here.
             place(order, self.brought)
         if order.has_volume:
             link_reused(read_plan(self.run_dir), self.run_dir)
@@ -205,12 +206,12 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         outcome = read_outcome(self.run_dir, self.group)
         if outcome is None:
             raise MusterError("the head of the group left no result", where=order.folder)
-        if outcome.state is State.FAILED_CANCELED:  # the head hears the signals itself
+        if outcome.state is State.FAILED_CANCELED:  # the head handles the signals itself
             self._note_stop(signal.SIGTERM)
         return outcome
 
     def _note_start(self) -> None:
-        """Attempts go on where the record of a lost pod stops: on a volume it is here."""
+        """Continue the attempt numbers of the record on a volume."""
         folder = self.run_dir.group(self.group)
         following = next_task_attempts(folder.events)
         atomic.write_json(folder.start, codec.to_plain(GroupStart(first_attempts=following)))
@@ -254,7 +255,7 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         return codec.from_plain(GroupNodes, atomic.read_json(self.run_dir.group(self.group).nodes))
 
     def end(self, ended: GroupOutcome) -> int:
-        """Say how the group ended, and let the pods of its other Jobs end too."""
+        """Record and report how the group ended; end the pods of its other Jobs."""
         outcome = ended
         os.makedirs(self.order.folder, exist_ok=True)
         atomic.write_json(self.run_dir.group(self.group).result, codec.to_plain(outcome))
@@ -267,9 +268,10 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         return code
 
     def _dismiss(self) -> None:
-        """End the pods of other Jobs: only the end of the first Job is that of its pods, and this one may be waiting.
+        """End the pods of other Jobs, which don't end with the first Job.
 
-        Those of one JobSet, with a Service for all, end with it.
+        Pods of one JobSet, with a common Service, end with it. If this pod waits for a client, it
+        ends all the other pods.
         """
         order = self.order
         own_service = order.address(0).partition(".")[2]
@@ -278,7 +280,7 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
 
 
 def last_words(outcome: GroupOutcome) -> str:
-    """Return an outcome as Kubernetes keeps it of an ended pod."""
+    """Return an outcome as JSON for a pod's termination message."""
     plain = {"group": codec.to_plain(outcome)}
     text = json.dumps(plain)
     if len(text) <= MOST_MESSAGE_BYTES:

@@ -1,4 +1,4 @@
-"""The wait for the doors of other pods: which of them are missing, and why, said every 5 s, with a limit."""
+"""Waits, with a limit, until other pods accept sessions; reports every 5 s which don't, and why."""
 
 import asyncio
 import os
@@ -15,23 +15,23 @@ from torchmuster.kubernetes.node.order import PodOrder
 
 _SAY_EVERY_S = 4.5
 _LOOK_S = 1.0
-_FRESH_S = 30.0  # of a client's note
+_FRESH_S = 30.0  # how long a client's note counts
 _MOST_WORDS = 300
 _TRY_EVERY_S = 0.25
-_MOST_TRIES = 64.0  # of all pods in a second: each asks the cluster's DNS for ten names
-_MOST_NAMES = 64  # asked for at a time: a DNS that is silent about one holds up no other
+_MOST_TRIES = 64.0  # tries a second, over all pods: each asks the cluster's DNS for ten names
+_MOST_NAMES = 64  # looked up at a time: an unanswered look-up must not block others
 _SHOWN = 4
 
 
 @dataclass(slots=True)
 class Doors:
-    """The pods of a run by the state of their doors.
+    """The pods of a run, and which of them accept sessions.
 
     Attributes:
-        least: How many have to answer.
-        most: How many are of use.
-        last_call_s: How long more than the least are waited for.
-        say_every_s: How often what is missing is said.
+        least: The number of pods that have to answer.
+        most: The number of pods that can be used.
+        last_call_s: How long to wait for more than `least`.
+        say_every_s: How often to report what is missing.
     """
 
     order: PodOrder
@@ -48,10 +48,10 @@ class Doors:
     async def wait(self, limit_s: float) -> list[int]:
         """Return the pods that answer, in their order.
 
-        The time in which a client says that the cluster has no room for the others does not count: it is that of a queue.
+        Time in which a client reports that the cluster has no room is queueing and does not count.
 
         Raises:
-            JoinTimeoutError: Too few did within the limit.
+            JoinTimeoutError: Too few pods answered within the limit.
         """
         loop = asyncio.get_running_loop()
         threads = min(self.order.num_pods, _MOST_NAMES)
@@ -92,7 +92,7 @@ class Doors:
             return
 
     def _no_room(self) -> str:
-        """Return why the cluster has no room, as a client has said a moment ago; empty where none has."""
+        """Return why the cluster has no room, from a client's recent note; empty without one."""
         try:
             with open(self.order.no_room) as note:
                 age_s = time.time() - os.fstat(note.fileno()).st_mtime

@@ -1,7 +1,7 @@
-"""The record of a run on the disks of other pods: without a volume it would go with the first pod.
+"""Copies of a run's record on the disks of other pods, in case a first pod without volume is lost.
 
-Two other pods keep a copy of it. The owner of a first pod that has been made again finds it there, so attempts, restarts and the
-client's copy go on. Snapshots are larger: they need a volume.
+Two other pods keep a copy. The owner in a replacement of the first pod restores it, so attempts,
+restarts and the client's copy continue. Snapshots are too large for this: they need a volume.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from torchmuster.launcher.node.remote.files import mark_of
 
 _COPIES = 2
 _AGAIN_S, _ASK_S = 2.0, 10.0
-_LAST_S = 3.0  # of the grace of a pod that is taken away
+_LAST_S = 3.0  # of a pod's grace when it is taken away
 
 
 @dataclass(slots=True)
 class RecordNeighbours:
-    """Keeps copies of the record on other pods.
+    """Keeps copies of the record in other pods.
 
     Attributes:
         starts: Opens a session with a pod.
@@ -45,7 +45,7 @@ class RecordNeighbours:
 
     @property
     def _others(self) -> range:
-        """Return the pods that keep it: none on a volume, where it outlives the pods anyhow."""
+        """Return the pods that keep a copy: none with a volume, which outlives the pods."""
         return range(1, 0 if self.order.has_volume else min(self.order.num_pods, 1 + _COPIES))
 
     def _start(self) -> Starts:
@@ -55,7 +55,7 @@ class RecordNeighbours:
         return self.starts
 
     def start(self) -> None:
-        """Begin, in a thread for each."""
+        """Start copying, in one thread for each pod."""
         for index in self._others:
             thread = threading.Thread(
                 target=self._push, args=(index,), name="neighbours", daemon=True
@@ -64,7 +64,7 @@ class RecordNeighbours:
             self._threads.append(thread)
 
     def stop(self, *, is_taken_away: bool = False) -> None:
-        """End it; who takes the place of a pod that is taken away finds its last words."""
+        """Stop copying; if this pod is taken away, first let the last lines arrive."""
         self._stopping.set()
         for thread in self._threads if is_taken_away else ():
             thread.join(_LAST_S)
@@ -81,14 +81,14 @@ class RecordNeighbours:
             self._stopping.wait(_AGAIN_S)
 
     def _note(self, index: int, error: Exception) -> None:
-        """Say why a pod can't keep it, once: a full disk, not a way that breaks."""
+        """Report once why a pod can't keep a copy, e.g. a full disk; ignore broken connections."""
         why = error.why if isinstance(error, MusterError) else None
         if why is not None and why not in self._said:
             self._said.add(why)
             self.say(f"{self.order.host(index)} can't keep a copy of the record: {why}")
 
     def find(self, say: Callable[[str], None]) -> None:
-        """Take the record over from other pods, where this one has none: the longest that they have."""
+        """Restore the record from the pod that has the most events, if there is none here."""
         run_dir = self.order.run_dir
         if not self._others or os.path.exists(self._events(run_dir.path)):
             return
@@ -105,16 +105,16 @@ class RecordNeighbours:
         )
 
     def _events(self, root: str) -> str:
-        """Return the events below a copy of the run directory."""
+        """Return the path of the events in a copy of the run directory."""
         group = self.order.group
         return os.path.join(root, *(["groups", group] if group is not None else []), "events.jsonl")
 
     def _fetch(self, index: int) -> str:
-        """Bring here what a pod keeps; return the folder."""
+        """Fetch the copy that a pod keeps; return its folder."""
         folder = f"{kept_folder(self.order)}.of-{index}"
         argv = [self.order.address(index), program("pod-record --once --kept")]
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        for _ in range(2):  # a loaded node, and a record that must not be lost
+        for _ in range(2):  # the node may be loaded, and the record must not be lost
             copy = Copy(folder, kept_scope(self.order), mode=0o600)
             with contextlib.suppress(*BROKEN):
                 if Pull(argv, self._start()).run(copy.has(), into(copy), limit_s=_ASK_S):
@@ -123,7 +123,7 @@ class RecordNeighbours:
 
 
 def _lines_of(path: str) -> bytes:
-    """Return the whole lines of a file; what grows behind half of one can't be read."""
+    """Return the complete lines of a file, without a partial last one."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         data = file.read()
         return data[: data.rfind(b"\n") + 1]

@@ -1,1 +1,1 @@
-"""A pod as a host: who proves the run's key gets a command run there, with its pipes, as by ssh. Standard library only."""
+"""A small sshd for pods, of the standard library only: key holders can run commands with pipes."""

@@ -1,8 +1,9 @@
-"""Opens a session with a pod, as ssh does with a host: what `launcher/engines/ssh_host.py` types is understood.
+"""Opens a session with a pod, with ssh's command line as `launcher/engines/ssh_host.py` types it.
 
-It ends with its input, so with who started it. (The kernel would end it with the thread that did.) The exit code is that of the command;
-255 where there was no session, with one line on standard error. A pod that is just being made has no name yet and no door, so who calls
-from inside of a process may try again; each time the name is asked for anew: a pod that replaces another has another address.
+It ends with its input, and so with the process that started it. (PR_SET_PDEATHSIG would end it with
+the starting thread.) The exit code is the command's; it is 255 without a session, with one line on
+standard error. A pod that is being created has no name and no session server yet, so callers inside
+a process may retry. Each try resolves the name again: a replacement pod has another address.
 """
 
 import asyncio
@@ -31,9 +32,10 @@ _TRY_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallWords:
-    """The command line of `call`: the file of the key, the port of the pod's door, and behind `--` what is typed to ssh.
+    """The command line of `call`: the key's file, the session server's port, and ssh's arguments.
 
-    Of that the last two words count, the host and the command; the others are options of ssh.
+    `command` follows `--`. Only its last two words count, the host and the command; the others are
+    options of ssh.
     """
 
     key: str
@@ -42,7 +44,7 @@ class CallWords:
 
 
 def call_argv(key: str, port: int) -> list[str]:
-    """Return the words that stand for `ssh`: the key's file and the port that all pods of a run share."""
+    """Return the command that replaces `ssh`, with the key's file and the port of a run's pods."""
     return proc.node_program("call", *to_words(CallWords(key=key, port=port, command=())))
 
 
@@ -64,9 +66,10 @@ async def call_pod(
     streams: tuple[int, int, int] = (0, 1, 2),
     window_bytes: int = part_messages.EXEC_WINDOW_BYTES,
 ) -> int:
-    """Run a command in a pod with these as its standard input, output and errors; return its exit code.
+    """Run a command in a pod with these as its standard input, output and errors.
 
-    It is 255 where there was no session, tried for so long, with one line on standard error.
+    Return its exit code, or 255 if no session could be opened within `wait_s`, with one line on
+    standard error.
     """
     try:
         channel = await call_patiently(host, port, secret, wait_s)
@@ -83,10 +86,10 @@ async def call_pod(
 
 
 async def call_patiently(host: str, port: int, secret: bytes, wait_s: float) -> Channel:
-    """Return a session with a pod, tried for so long.
+    """Return a session with a pod; retry for `wait_s`.
 
     Raises:
-        OSError: It has no name or no door, or does not answer.
+        OSError: The pod has no name or no session server, or does not answer.
         HandshakeError: Something else answers.
     """
     loop = asyncio.get_running_loop()
@@ -95,28 +98,29 @@ async def call_patiently(host: str, port: int, secret: bytes, wait_s: float) -> 
         try:
             return await connect(host, port, Role.SESSION, secret)
         except (OSError, HandshakeError):
-            # Another secret is that of a pod which had this name before, and leaves.
+            # A wrong secret may be that of a leaving pod which had this name before.
             if loop.time() >= deadline:
                 raise
         await asyncio.sleep(_TRY_EVERY_S)
 
 
 def words_of(error: Exception) -> str:
-    """Return why a call failed."""
+    """Say why a call failed."""
     if isinstance(error, socket.gaierror):
         return "its name is not known"
     if isinstance(error, TimeoutError):
         return "no answer in time"
     number = error.errno if isinstance(error, OSError) else None
-    return os.strerror(number) if number is not None else str(error)  # asyncio has words of its own
+    return os.strerror(number) if number is not None else str(error)  # asyncio has its own messages
 
 
-# Sessions with many pods in one process: a thread carries the streams of all of them.
+# Sessions with many pods in one process: one thread carries all their streams.
 #
-# A process for each would take 20 MB of the first pod's memory, more than a gigabyte with 64 pods, and the time of its start.
+# A process for each would cost its start-up time and 20 MB of the first pod's memory, more than a
+# gigabyte with 64 pods.
 
 
-_MOST_THREADS = 256  # for names: a DNS that is silent about one holds up no other
+_MOST_THREADS = 256  # for name look-ups: an unanswered one must not block others
 
 
 @dataclass(slots=True)
@@ -124,8 +128,9 @@ class PodLines:
     """The sessions of one process with the pods of a run.
 
     Attributes:
-        domain: What makes a pod's name known to DNS: the name of the Service; empty where names have it.
-        wait_s: How long a pod is tried.
+        domain: The suffix that makes a pod's name resolvable: the Service's name; empty if names
+            have it.
+        wait_s: How long to retry a pod.
     """
 
     secret: bytes
@@ -136,7 +141,7 @@ class PodLines:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> CommandProcess:
-        """Begin a session; the last words are host and command, as of ssh. The descriptors stay the caller's."""
+        """Start a session; the last two words are host and command. Duplicates the descriptors."""
         host, command = argv[-2:]
         name = f"{host}.{self.domain}" if self.domain else host
         streams = (os.dup(stdin), os.dup(stdout), os.dup(stderr))
@@ -155,7 +160,7 @@ class PodLines:
 def ask_pod(
     host: str, port: int, secret: bytes, command: str, limit_s: float, data: bytes = b""
 ) -> Answered:
-    """Run a command in a pod, from any thread without an event loop; the status is None when its time was up."""
+    """Run a command in a pod, from a thread without an event loop; the status is None if late."""
 
     async def ask() -> Answered:
         async with asyncio.timeout(limit_s):

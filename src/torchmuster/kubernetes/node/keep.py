@@ -1,4 +1,7 @@
-"""`pod-keep` takes what another machine sends into a pod: the archive of the code, or a copy of the first pod's record (`launcher/net/replica.py`)."""
+"""`pod-keep` receives the code archive, or a copy of the first pod's record, into this pod.
+
+It speaks the protocol of `launcher/net/replica.py`.
+"""
 
 import contextlib
 import hashlib
@@ -21,14 +24,17 @@ _SILENCE_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepWords:
-    """The command line of `pod-keep`: the file of the pod's order; with `code` it takes the archive, else a copy of the record."""
+    """The command line of `pod-keep`: the order's file, and whether the code archive comes."""
 
     order: str
     code: bool = False
 
 
 def kept_scope(order: PodOrder) -> Scope:
-    """Return what other pods keep of it: the record without its logs. The mark comes first, so a copy is never taken for another's; the events last."""
+    """Return what other pods copy: the record without its logs.
+
+    The mark comes first, so that a copy is never mistaken for another run's; the events come last.
+    """
     run_dir = order.run_dir
     if order.group is None:
         return Scope((MARK_FILE, RunDir.training, RunDir.events))
@@ -37,14 +43,14 @@ def kept_scope(order: PodOrder) -> Scope:
 
 
 def kept_folder(order: PodOrder) -> str:
-    """Return where a pod keeps a copy of the first one's record: its home may have seen other runs."""
+    """Return where a pod keeps the copy of the first pod's record of this run."""
     name = ".".join(word for word in (order.run_id, order.group) if word is not None)
     return os.path.join(muster_home(), "records", name)
 
 
 @dataclass(slots=True)
 class PodSession:
-    """The two directions of a session on standard input and output; nothing that is imported may write between the messages."""
+    """A session on standard input and output; redirects other output to standard error."""
 
     reader: FrameReader = field(default_factory=lambda: FrameReader(os.dup(0)))
     writer: FrameWriter = field(default_factory=lambda: FrameWriter(os.dup(1)))
@@ -63,11 +69,11 @@ class KeptRecord:
         self.note = f"{self._root}.keeper"
 
     def forget(self) -> None:
-        """Begin anew: the first pod is another one, with an empty disk."""
+        """Start from scratch: the first pod is another one, with an empty disk."""
         shutil.rmtree(self._root, ignore_errors=True)
 
     def place(self) -> bool:
-        """Say whether what has come is in its place."""
+        """Say whether all that has come is in its place."""
         return self.copy.is_in_place and not self.copy.left_out
 
 
@@ -83,11 +89,11 @@ class ArrivingCode:
         self.note = os.path.join(self._root, "keeper")
 
     def forget(self) -> None:
-        """Begin anew; the place of another archive is another one."""
+        """Start from scratch; another archive has another folder."""
         shutil.rmtree(self._root, ignore_errors=True)
 
     def place(self) -> bool:
-        """Put the archive into its place, if it is whole."""
+        """Move the archive to its place, if it is complete and intact."""
         came = os.path.join(self._root, CODE_FILE)
         if not self._is_long(came):
             return False
@@ -95,7 +101,7 @@ class ArrivingCode:
             is_whole = hashlib.file_digest(file, "sha256").hexdigest() == self._order.code_sha
         if is_whole:
             os.replace(came, self._order.archive)
-        self.forget()  # another archive comes from its beginning
+        self.forget()  # the next archive starts from its beginning
         return is_whole
 
     def _is_long(self, path: str) -> bool:
@@ -105,12 +111,12 @@ class ArrivingCode:
 
 
 def arriving_folder(order: PodOrder) -> str:
-    """Return where the archive grows."""
+    """Return the folder in which the archive arrives."""
     return os.path.join(order.folder, f"arriving-{(order.code_sha or '')[:16]}")
 
 
 def main(arguments: list[str]) -> int:
-    """Take what comes, until the other side hangs up."""
+    """Receive files until the other side hangs up."""
     words = codec.from_words(KeepWords, arguments)
     session, order = PodSession(), read_order(words.order)
     kept = ArrivingCode(order) if words.code else KeptRecord(order)
@@ -128,13 +134,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _keep(session: PodSession, kept: KeptRecord | ArrivingCode) -> int:
-    """Take what comes; return 0 at its end, 1 where another keeper has the copy by now.
+    """Receive files; return 0 at the end, 1 if another keeper took over or the files are not whole.
 
     Raises:
-        OSError: It can't be written.
+        OSError: They can't be written.
     """
     os.makedirs(kept.copy.root, mode=0o700, exist_ok=True)
-    mine = secrets.token_hex(8)  # an earlier keeper may only have stood still
+    mine = secrets.token_hex(8)  # an earlier keeper may only have been suspended
     write_private(kept.note, mine)
     for has in kept.copy.has():
         session.writer.send(has)
@@ -155,7 +161,7 @@ def _keep(session: PodSession, kept: KeptRecord | ArrivingCode) -> int:
 
 
 def _next(session: PodSession) -> messages.RemoteMessage | None:
-    """Return the next message; None when the other side has gone, or sends something else."""
+    """Return the next message; None if the other side is gone or sends something else."""
     with contextlib.suppress(messages.FrameError, OSError):
         return session.reader.read(_SILENCE_S)
     return None

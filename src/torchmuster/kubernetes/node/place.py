@@ -1,7 +1,8 @@
-"""Puts what a group needs into a pod's run directory: the plan, the code, and the outputs that its tasks read.
+"""Puts what a group needs into a pod's run directory: plan, code, and the outputs its tasks read.
 
-The archive is in a Secret, or comes on standard input. With `check` nothing is read, and the exit code is 3 where it has still
-to come. A first pod that was made again and found no record begins anew: what its predecessor's tasks left here is removed.
+The archive is in a Secret or comes on standard input. With `check` nothing is read, and the exit
+code is 3 if the archive is still needed. If a replaced first pod found no record, it starts from
+scratch: what tasks left here for its predecessor is removed.
 """
 
 import lzma
@@ -27,7 +28,7 @@ from torchmuster.launcher.net.relay import SendsMessages
 from torchmuster.launcher.node.remote.files import make_mark, mark_of, send_outputs
 from torchmuster.workflow.plan import GroupNodes
 
-# What the tasks of a group have made, on its way from their pods: to the first one, and from there to the client.
+# The outputs of a group's tasks, on their way to the first pod, and from there to the client.
 
 
 TASKS_FOLDER = "tasks"
@@ -40,9 +41,9 @@ class TaskOutputs:
         self._order = order
 
     def send(self, session: SendsMessages) -> list[str]:
-        """Send the outputs, each whole or not at all; return the tasks whose outputs stay here.
+        """Send the outputs, each completely or not at all; return descriptions of the rest.
 
-        On a volume nothing has to travel.
+        With a volume nothing has to travel.
         """
         if self._order.has_volume or self._order.group is None:
             return []
@@ -62,7 +63,7 @@ class TaskOutputs:
 
 
 def send_outputs_of_others(session: SendsMessages, order: PodOrder) -> None:
-    """Send what the first pod has fetched of the others: new and changed files of their code folders."""
+    """Send what the first pod has fetched from the others: new and changed files of their code."""
     top = os.path.join(order.run_dir.path, "output")
     for host in sorted(os.listdir(top)) if os.path.isdir(top) else ():
         root = os.path.join(top, host)
@@ -75,7 +76,7 @@ def send_outputs_of_others(session: SendsMessages, order: PodOrder) -> None:
 
 
 def _tasks_with_output(order: PodOrder) -> list[str]:
-    """Return the tasks of the group whose outputs are here: made here, or gathered."""
+    """Return the tasks of the group with outputs in this pod, made or gathered."""
     run_dir = order.run_dir
     noted = atomic.read_json(run_dir.group(order.group or "").nodes)
     names = codec.from_plain(GroupNodes, noted).tasks if noted is not None else {}
@@ -83,7 +84,7 @@ def _tasks_with_output(order: PodOrder) -> list[str]:
 
 
 def take_outputs(run_dir: RunDir, came: str) -> None:
-    """Put outputs that were unpacked in a folder of their own where tasks look for them."""
+    """Move outputs that were unpacked into a separate folder to where tasks look for them."""
     folder = os.path.join(came, TASKS_FOLDER)
     try:
         names = sorted(os.listdir(folder))
@@ -97,7 +98,7 @@ def take_outputs(run_dir: RunDir, came: str) -> None:
 
 
 def output_names(run_dir: RunDir, task: str) -> list[str]:
-    """Return the files of a task's output, by their paths in the run directory."""
+    """Return the files of a task's output, as paths relative to the run directory."""
     return _files_of(run_dir, task)[0]
 
 
@@ -118,7 +119,7 @@ _LIMIT_BYTES = 2 * (code_copy.MAX_CODE_BYTES + code_copy.MAX_OUTPUT_BYTES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceWords:
-    """The command line of `pod-place`: the file of the pod's order, the mark of the head's folder, whether to look only."""
+    """The command line of `pod-place`: order file, the head's mark, and whether to check only."""
 
     order: str
     head: str
@@ -126,7 +127,7 @@ class PlaceWords:
 
 
 def main(arguments: list[str]) -> int:
-    """Place what comes."""
+    """Put the archive and the plan into place."""
     words = from_words(PlaceWords, arguments)
     order = read_order(words.order)
     if placed_by(order) == words.head:
@@ -146,22 +147,22 @@ def main(arguments: list[str]) -> int:
 
 
 def is_placed(order: PodOrder) -> bool:
-    """Say whether this pod has what its group needs."""
+    """Say whether what the group needs is in this pod."""
     return os.path.exists(order.stamps)
 
 
 def placed_by(order: PodOrder) -> str:
-    """Return the mark of the head that has put it here."""
+    """Return the mark of the head for which the files were placed; empty if they weren't."""
     noted = atomic.read_json(order.stamps)
     return str(noted.get("head")) if isinstance(noted, dict) else ""
 
 
 def place(order: PodOrder, brought: str, head: str | None = None) -> None:
-    """Unpack the archive that has come; `head` is the mark of the head's pod, None for this one.
+    """Unpack the archive; `head` is the mark of the head's folder, None for this pod's own.
 
     Raises:
         OSError: There is no room.
-        ValueError: It is damaged.
+        ValueError: The archive is damaged.
     """
     run_dir = order.run_dir
     os.makedirs(os.path.join(run_dir.path, "logs", "agents"), mode=0o700, exist_ok=True)
@@ -176,7 +177,7 @@ def place(order: PodOrder, brought: str, head: str | None = None) -> None:
         atomic.replace_file(os.path.join(came, WORKFLOW_FILE), packed.read(_LIMIT_BYTES))
     nodes = run_dir.group(order.group or "").nodes
     shutil.copyfile(os.path.join(brought, NODES_FILE), nodes)
-    # The plan and the code: on a volume an earlier group's may be there.
+    # The plan and the code; on a volume an earlier group may have put them there.
     for name in os.listdir(came):
         target = os.path.join(run_dir.path, name)
         if os.path.isdir(target):

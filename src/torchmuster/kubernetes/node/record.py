@@ -1,7 +1,8 @@
-"""`pod-record` sends the record of a run from its first pod to who keeps a copy of it, until the run has ended (`launcher/net/replica.py`).
+"""`pod-record` sends a run's record from its first pod to a client until the run has ended.
 
-With `--once` that is what there is now, with `--outputs` also what the tasks of a group have made, with `--kept` the copy of another
-pod's record that `pod-keep` has here. Who holds all of it says so, before the pod ends.
+It speaks the protocol of `launcher/net/replica.py`. With `--once` it sends only what there is now,
+with `--outputs` also the outputs of a group's tasks, with `--kept` the copy of the first pod's
+record that `pod-keep` holds here. A client that holds everything says so before the pod ends.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ _SLOW_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordWords:
-    """The command line of `pod-record`: the file of the pod's order, and what is wanted."""
+    """The command line of `pod-record`: the file of the pod's order, and what to send."""
 
     order: str
     once: bool = False
@@ -37,12 +38,12 @@ class RecordWords:
 
 
 def scope_of(order: PodOrder) -> Scope:
-    """Return what of the first pod's folder is the record of an order."""
+    """Return which files of the first pod's folder are the record of an order."""
     return RUN_RECORD if order.group is None else scope_of_group(order.group)
 
 
 def main(arguments: list[str]) -> int:
-    """Send the record to its end, or until nobody reads it any more."""
+    """Send the record until the run ends or nobody reads it any more."""
     words = codec.from_words(RecordWords, arguments)
     session, known = PodSession(), CopyState()
     while isinstance(has := session.reader.read(_FIRST_S), messages.CopyHas) and not known.take(
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
         continue
     if not isinstance(has, messages.CopyHas):
         return 0
-    told = has.order  # of another pod, whose record is on a volume that this one sees
+    told = has.order  # another pod's order, whose record is on a volume that this pod sees
     order = read_order(words.order) if told is None else codec.from_plain(PodOrder, told)
     root = kept_folder(order) if words.kept else order.run_dir.path
     gone = threading.Event()
@@ -60,7 +61,7 @@ def main(arguments: list[str]) -> int:
     if not mark_of(root):
         writer.send(messages.CopyOf(mark=""))
     while not (mark := mark_of(root)) and not gone.is_set() and not words.once:
-        gone.wait(_EVERY_S)  # its owner has not made it yet
+        gone.wait(_EVERY_S)  # the owner has not created it yet
     if mark:
         writer.send(messages.CopyOf(mark=mark))
     scope = kept_scope(order) if words.kept else scope_of(order)
@@ -80,7 +81,7 @@ def main(arguments: list[str]) -> int:
 def _say_end(
     order: PodOrder, feed: Feed, writer: FrameWriter, *, is_over: bool, wanted: bool
 ) -> None:
-    """Send what the run has made, where that is wanted, and that nothing follows."""
+    """Send the outputs, if wanted or at the end, and announce that nothing follows."""
     made = CodeOutputs(order.run_dir) if order.group is None else TaskOutputs(order)
     stay = made.send(writer) if is_over or wanted else []
     if is_over and order.group is None:
@@ -93,7 +94,7 @@ def _say_end(
 
 
 def _wait_for_end(reader: FrameReader, gone: threading.Event, order: PodOrder) -> None:
-    """Wait until the client hangs up; note what it says before: that it holds everything."""
+    """Wait until the client hangs up; note its message that it holds everything."""
     with contextlib.suppress(messages.FrameError, TimeoutError, OSError):
         while (message := reader.read(_SILENCE_S)) is not None:
             if isinstance(message, messages.CopyHeld):
@@ -102,9 +103,9 @@ def _wait_for_end(reader: FrameReader, gone: threading.Event, order: PodOrder) -
 
 
 def _say_if_slow(feed: Feed, writer: FrameWriter, gone: threading.Event) -> None:
-    """Say once that the disk does not answer: who waits for it can't."""
+    """Report once that the disk does not answer."""
     while not gone.wait(1.0):
-        # Who does not take what was read is the other side, whose queue is full then.
+        # With a full queue the reader is slow, not the disk.
         if feed.busy.elapsed_s > _SLOW_S and writer.drain(0.0):
             why = f"the disk of its first pod has not answered for {_SLOW_S:.0f} s: the copy of the record waits for it"
             writer.send(messages.RemoteNote(text=why))

@@ -1,10 +1,11 @@
-"""The first process of a pod: its door.
+"""The first process of a pod: its session server.
 
     pod --key FILE --order FILE
 
-Who proves the run's key may run commands here. The door of the first pod also starts the owner of the run, again where something
-has killed it, and ends with it. SIGTERM goes on to what runs here: a node that is drained, or a Job that is deleted. Processes
-whose parents have gone become children of this one, which reaps them.
+Clients that authenticate with the run's key can run commands here. In the first pod this process
+also starts the run's owner, restarts it if it is killed, and ends with it. It passes SIGTERM on to
+what runs here: the node is drained, or the Job deleted. Orphaned processes become its children, and
+it reaps them.
 """
 
 import asyncio
@@ -46,19 +47,20 @@ from torchmuster.kubernetes.node.order import (
 )
 from torchmuster.kubernetes.node.session import Sessions
 
-# Whether a pod that is asked to end is taken away for its own use of its node's disk or memory, and not for another's sake.
+# Whether a pod that is asked to end is evicted for its own use of disk or memory.
 #
-# A kubelet that evicts sends SIGTERM as everybody does, with one second of grace, and tells only the API why. Source: kubernetes
-# pkg/kubelet/eviction: a disk by its `sizeLimit`, memory when the node is short of it, and first pods that use more than they ask for.
+# An evicting kubelet sends SIGTERM as for any other end, with one second of grace, and tells only
+# the API why. Source: kubernetes pkg/kubelet/eviction: a disk by its `sizeLimit`; memory if the
+# node is short of it, starting with pods that use more than they request.
 
 
 _COUNT_S = 0.5
 _BLOCK_BYTES = 512
-_SHORT_BYTES, _SHORT_SHARE = 512 << 20, 0.05  # of a node's memory; a kubelet's threshold is its own
+_SHORT_BYTES, _SHORT_SHARE = 512 << 20, 0.05  # of a node's memory; a kubelet has its own
 
 
 def is_overused(environment: Mapping[str, str], root: str = "/") -> bool:
-    """Say whether this pod uses more than it may; `root` is where /proc and /sys are."""
+    """Say whether this pod uses more than its share; `root` is the parent of /proc and /sys."""
     return _disk_is(environment) or _memory_is(environment, root)
 
 
@@ -98,21 +100,21 @@ def _numbers(path: str, unit: int) -> dict[str, int]:
 
 _REAP_EVERY_S = 1.0
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-_ALL_DONE = signal.SIGUSR1  # of the owner of a group
+_ALL_DONE = signal.SIGUSR1  # from the owner of a group
 _MOST_OWNERS = 20
 _PAUSE_S = 1.0
 _LOOK_S = 0.1
-_LAST_WORD_S = 0.3  # a kubelet gives such a pod one second
-_TAKE_RECORD_S = 60.0  # from the run's end, while clients read its record
-_CALL_AGAIN_S = 5.0  # a client whose connection has just broken
+_LAST_WORD_S = 0.3  # a kubelet gives an evicted pod one second
+_TAKE_RECORD_S = 60.0  # after the run's end, while clients read its record
+_CALL_AGAIN_S = 5.0  # for a client whose connection has just broken
 
 
 class PodDoor:
-    """Serves sessions until it is told to stop, or its owner of a run has ended.
+    """Serves sessions until it is asked to stop, or until the owner of its run has ended.
 
     Attributes:
-        owner: The command of the run's owner; None where another pod has it.
-        order: What the pod was told; of a pod with an owner.
+        owner: The command of the run's owner; None in the other pods.
+        order: The pod's order, if there is an owner.
     """
 
     def __init__(
@@ -141,11 +143,11 @@ class PodDoor:
 
     @property
     def port(self) -> int:
-        """Return the port that callers use."""
+        """Return the port for sessions."""
         return self._listener.port
 
     async def serve(self) -> int:
-        """Serve to the end; return the pod's exit code."""
+        """Serve until the end; return the pod's exit code."""
         loop = asyncio.get_running_loop()
         for signum in _STOPS:
             loop.add_signal_handler(signum, self._stop)
@@ -160,19 +162,20 @@ class PodDoor:
                 await self._sessions.ended()
             return 0 if self._is_done else code
         finally:
-            # A second one must not end it before its sessions have ended; the loop restores defaults when it closes.
+            # A second signal must not end it before its sessions; the loop restores defaults on
+            # closing.
             signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
             for task in (serving, reaping):
                 task.cancel()
             await asyncio.gather(serving, reaping, return_exceptions=True)
 
     def _take_end(self) -> None:
-        """End as a success: the group has ended, and this pod is of another Job than the first one, whose end is the group's."""
+        """End as a success: the group has ended, and this pod's Job can't see that."""
         self._is_done = True
         self._stop()
 
     def _stop(self) -> None:
-        """Pass SIGTERM on: the owner stops its run, agents tell the head that their node leaves."""
+        """Pass SIGTERM on: the owner stops its run, agents report that their node leaves."""
         self._stopping.set()
         if is_overused(os.environ):
             print(f"muster: {OVERUSED}: it is taken away", flush=True)
@@ -187,13 +190,13 @@ class PodDoor:
         self._sessions.signal(signal.SIGTERM)
 
     def _turn_deaf(self) -> None:
-        """Accept nobody any more: who calls this name from now on means the pod that will have it."""
+        """Accept no more calls: callers of this name now mean the replacement pod."""
         if not self._is_deaf:
             self._is_deaf = True
             self._listener.accept_no_more()
 
     async def _own(self) -> int:
-        """Start the owner, again where it did not end by itself; return the pod's exit code."""
+        """Run the owner, again if it crashed; return the pod's exit code."""
         for _ in range(_MOST_OWNERS):
             code = await self._own_once()
             if code in (0, FINAL_CODE):
@@ -208,7 +211,7 @@ class PodDoor:
         return FINAL_CODE
 
     async def _until_held(self) -> None:
-        """Wait until a client holds what is here alone: as long as the order says, or until the pod is told to end."""
+        """Wait at most `keep_s` until a client holds what only the pods have, or until a stop."""
         keep_s = self.order.keep_s if self.order is not None else 0.0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(keep_s):
@@ -248,9 +251,9 @@ class PodDoor:
             await asyncio.sleep(_REAP_EVERY_S)
 
     def _reap(self) -> None:
-        """Wait for processes whose parents have gone: the kernel gives them to the first process of a container."""
+        """Reap orphans, which the kernel gives to the first process of a container."""
         if self._sessions.num_starting:
-            return  # its end, should it come at once, belongs to its session
+            return  # if it ended at once, its exit status belongs to its session
         for pid in proc.children_of(os.getpid()):
             facts = proc.read_process(pid)
             if pid not in self._sessions.pids and facts is not None and facts.state == "Z":
@@ -259,12 +262,12 @@ class PodDoor:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve sessions in this pod, and own the run in the first one."""
+    """Serve sessions in this pod; in the first one also own the run."""
     words = from_words(PodWords, arguments)
     order, path = read_order(words.order), words.order
     if order.is_sweep and READS_VARIABLE not in os.environ:
         path = place_member(path, os.environ, os.path.join(os.path.dirname(words.key), "member"))
-        os.environ[INDEX_VARIABLE] = "0"  # it is the only pod of its run
+        os.environ[INDEX_VARIABLE] = "0"  # the member's run has only this pod
     owner = None
     if own_index(os.environ) == 0:
         program = "conduct-pods" if order.group is None else "conduct-group-pods"
@@ -280,7 +283,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _place_credentials(key: str, order: str) -> None:
-    """Let tasks find the user's credentials: a copy that only we can read, beside the key's."""
+    """Copy the user's credentials next to the key, readable by us only; set their variable."""
     source = os.path.join(os.path.dirname(order), CREDENTIALS_FILE)
     if not os.path.exists(source):
         return

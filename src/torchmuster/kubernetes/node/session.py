@@ -1,10 +1,11 @@
-"""The commands that callers run in a pod, each on an authenticated channel of its own (`launcher/node/exec.py`, `launcher/net/command.py`).
+"""The commands that callers run in a pod, each on a separate authenticated channel.
 
-When the connection ends, so does the command's input: what runs there is a remote end (`launcher/node/remote`), which then ends what it
-has started.
+(`launcher/node/exec.py`, `launcher/net/command.py`.) When the connection ends, so does the
+command's input: a remote (`launcher/node/remote`) then ends what it has started.
 
-The owner of a run says before its commands which first pod it is in. Of two, the one that came later has the run: sessions of the
-other end, and it is told so when it calls again. A node that only seemed dead may come back with its pod after an hour.
+The owner of a run names its first pod with each command. Of two first pods, the later one has the
+run: sessions of the earlier one end, and its next call is answered with that news. A node that only
+seemed dead may come back with its pod after an hour.
 """
 
 import asyncio
@@ -21,10 +22,10 @@ from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.command import Command
 from torchmuster.launcher.node.exec import Exec, kill_sessions
 
-CLAIM_VARIABLE = "MUSTER_FIRST_POD"  # of an owner and what it starts: which first pod it is in
-_REPLACED_CODE = 1 << 16  # of no command: a later first pod has the run
+CLAIM_VARIABLE = "MUSTER_FIRST_POD"  # for an owner and its children: identifies their first pod
+_REPLACED_CODE = 1 << 16  # not an exit code: a later first pod has the run
 RECORD_PROGRAM = "pod-record"
-_LEAVE_S = 20.0  # a remote end takes up to 10 s to end its agents
+_LEAVE_S = 20.0  # a remote takes up to 10 s to end its agents
 _LAST_WORDS_S = 30.0
 _LOOK_S = 0.1
 _MOST_SAID_BYTES = 64 << 20
@@ -34,8 +35,8 @@ class Sessions:
     """The commands that callers run here.
 
     Attributes:
-        pids: Of the commands; whoever waits for other processes leaves them alone.
-        num_starting: Of these the pids are not known yet.
+        pids: The pids of the commands; a reaper of orphans must not wait for them.
+        num_starting: The number of commands without a known pid yet.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Sessions:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Note that a process is being started whose pid is not known yet."""
+        """Count a process that is being started, whose pid is not known yet."""
         self.num_starting += 1
         try:
             yield
@@ -56,7 +57,7 @@ class Sessions:
             self.num_starting -= 1
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the commands, and to those that begin later: remote ends pass it on to their agents."""
+        """Send a signal to all commands, present and future; remotes pass it on to their agents."""
         self._passed_on = signum
         for pid in self.pids & {one.pid for one in self._execs}:
             proc.kill_quietly(pid, signum)
@@ -67,7 +68,7 @@ class Sessions:
         *,
         calls_again_s: float = 0.0,
     ) -> None:
-        """Wait until no command runs, at most so long; a client who has just read the record may call again."""
+        """Wait until no command runs, at most so long; a client that read the record may return."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
         while (now := loop.time()) < deadline:
@@ -77,7 +78,7 @@ class Sessions:
             await asyncio.sleep(_LOOK_S)
 
     async def serve(self, channel: Channel) -> None:
-        """Run the command of one caller, to its end or that of the connection."""
+        """Run one caller's command until it or the connection ends."""
         try:
             start = await channel.receive()
         except ChannelClosedError:
@@ -127,7 +128,7 @@ class Sessions:
             proc.kill_quietly(pid, self._passed_on)
 
     def _admit(self, claim: str) -> bool:
-        """Say whether a first pod has the run, or has it from now on: then sessions of the one before end."""
+        """Say whether a first pod has the run; a new claim ends the sessions of earlier ones."""
         if claim in self._claims[:-1]:
             return False
         if claim not in self._claims:
@@ -139,7 +140,7 @@ class Sessions:
 
 
 async def _until_taken(one: Exec, hearing: "asyncio.Task[None]") -> None:
-    """Wait until the caller has hung up, which it does when it has taken everything, or takes nothing for too long."""
+    """Wait until the caller hangs up, which it does after reading all output, or stops reading."""
     heard_at = None
     while not hearing.done() and one.heard_at != heard_at:
         heard_at = one.heard_at
@@ -147,7 +148,7 @@ async def _until_taken(one: Exec, hearing: "asyncio.Task[None]") -> None:
 
 
 async def _hear(channel: Channel, one: Exec) -> None:
-    """Give a command what its caller says; when the caller is gone, its input ends."""
+    """Pass a caller's messages to its command; when the caller is gone, end the command's input."""
     with contextlib.suppress(ChannelClosedError):
         while True:
             message = await channel.receive()
@@ -172,10 +173,10 @@ async def call_session(
     streams: tuple[int, int, int] = (0, 1, 2),
     window_bytes: int = part_messages.EXEC_WINDOW_BYTES,
 ) -> int:
-    """Run a command at the other end with these as its standard input, output and errors; return its exit code.
+    """Run a command at the other end on these standard streams; return its exit code.
 
     Raises:
-        ChannelClosedError: The connection has ended before the command, or it was not started.
+        ChannelClosedError: The connection ended before the command, or the command was not started.
     """
     one = Command(_start_of(command, window_bytes), channel.send_nowait, streams)
     one.begin()
@@ -193,10 +194,10 @@ async def call_session(
 
 
 async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tuple[int, bytes]:
-    """Run a command at the other end with this input, at most 4 MiB; return its exit code and its output.
+    """Run a command at the other end with this input (at most 4 MiB); return exit code and output.
 
     Raises:
-        ChannelClosedError: The connection has ended before the command, or it was not started.
+        ChannelClosedError: The connection ended before the command, or the command was not started.
     """
     start, said = _start_of(command, part_messages.MAX_WINDOW_BYTES), bytearray()
     channel.send_nowait(start)
@@ -221,7 +222,7 @@ async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tupl
 
 
 def _code_of(code: int) -> int:
-    """Return the exit code of a command; an owner that another one has replaced ends here, and writes nothing more."""
+    """Return a command's exit code; exit at once if this owner has been replaced."""
     if code == _REPLACED_CODE:
         sys.stderr.write("muster: another first pod has this run now: this one ends\n")
         sys.stderr.flush()

@@ -1,7 +1,8 @@
-"""The first program of a pod: puts torchmuster, which came in Secrets, on the pod's own disk and becomes its door.
+"""The first program of a pod: unpacks torchmuster from Secrets to the pod's disk and starts it.
 
-It is run alone by the image's interpreter, of whatever version, so it imports the standard library only and says in its own
-words what an image lacks: the end of a pod is its exit code and the message that Kubernetes keeps.
+The image's interpreter, of whatever version, runs this file alone. So it imports only the standard
+library, and it reports itself what an image lacks: in the exit code and in the message that
+Kubernetes keeps.
 """
 
 import json
@@ -11,16 +12,16 @@ import sys
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 OWN_DISK = os.environ.get("MUSTER_POD_DISK", "/scratch")
 MESSAGE = "/dev/termination-log"
-FINAL = 113  # the Job makes no other pod for this end
-PIECE = ".part-"  # between a name and a number: a file that is larger than a Secret
+FINAL = 113  # the Job makes no replacement after this exit code
+PIECE = ".part-"  # precedes the number of a piece of a file that is larger than a Secret
 
 
 def give_up(what: str, because: str, hint: str) -> None:
-    """Leave with the error where people and clients look for it."""
+    """Exit with an error where people and clients look for it."""
     text = f"error: {what}\nat: {os.uname()[1]}\nbecause: {because}\nhint: {hint}\n"
     sys.stderr.write(text)
     try:
-        with open(MESSAGE, "r+") as file:  # Kubernetes has made it
+        with open(MESSAGE, "r+") as file:  # created by Kubernetes
             file.write(json.dumps({"error": what, "because": because, "hint": hint}))
     except OSError:
         pass
@@ -28,7 +29,7 @@ def give_up(what: str, because: str, hint: str) -> None:
 
 
 def writable_home() -> None:
-    """Let HOME and TMPDIR be folders that can be written: a random uid has none, and the root may be read-only."""
+    """Set HOME and TMPDIR to writable folders: a random uid has none, the root may be read-only."""
     home = os.environ.get("HOME", "")
     if home in ("", "/") or not os.access(home, os.W_OK):
         os.environ["HOME"] = OWN_DISK
@@ -39,12 +40,12 @@ def writable_home() -> None:
 
 
 def gather() -> str:
-    """Return a folder on the pod's own disk with all that came: links, and files whose pieces are put together."""
+    """Return a folder on the pod's disk with links to all files; join those that are in pieces."""
     folder = os.path.join(OWN_DISK, "torchmuster", "came")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     parts: dict[str, list[str]] = {}
     for name in sorted(os.listdir(FOLDER)):
-        if not name.startswith("."):  # the folders that a kubelet changes at once
+        if not name.startswith("."):  # the kubelet's folders for atomic updates
             parts.setdefault(name.partition(PIECE)[0], []).append(os.path.join(FOLDER, name))
     for name, paths in parts.items():
         target = os.path.join(folder, name)
@@ -61,7 +62,7 @@ def gather() -> str:
 
 
 def unpack(folder: str) -> str:
-    """Return the folder of the package on the pod's own disk."""
+    """Unpack the package to the pod's disk; return its folder."""
     import hashlib
     import tarfile
 
@@ -79,7 +80,7 @@ def unpack(folder: str) -> str:
 
 
 def own_key() -> str:
-    """Return a copy of the key that only we can read: a Secret's file may be its group's too."""
+    """Return a copy of the key that only we can read: a Secret's file may be group-readable."""
     path = os.path.join(OWN_DISK, "torchmuster", "key")
     with open(os.path.join(FOLDER, "key")) as file:
         text = file.read()
@@ -91,7 +92,7 @@ def own_key() -> str:
 
 
 def warm(program: "list[str]", order: str) -> None:
-    """Begin to import torch: it takes longer than all else here, and whoever calls this pod has use for it."""
+    """Start importing torch in the background; it dominates start-up, and the run needs it."""
     folder = os.path.join(OWN_DISK, "torchmuster", f"warm-{os.getpid()}")
     words = [*program, "pod-warm", f"--order={order}", f"--folder={folder}"]
     pid = os.posix_spawn(sys.executable, words, os.environ)
@@ -99,7 +100,7 @@ def warm(program: "list[str]", order: str) -> None:
 
 
 def main() -> None:
-    """Become the door."""
+    """Become the session server."""
     if sys.version_info < (3, 11):  # noqa: UP036  # it is the image that decides
         give_up(
             "the image's Python is too old for muster",

@@ -1,6 +1,6 @@
-"""Starts the agent of a task in another pod of its group, after it has put there what the pod lacks.
+"""Starts a task's agent in another pod of its group, after copying what that pod lacks.
 
-It lives as long as the agent does, and the agent no longer than it: the session, which is its own, ends with either.
+This process and the agent end together, as its session ends with either.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _COMMAND = f"exec ${PROGRAMS_VARIABLE}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTaskWords:
-    """The command line of `pod-task`: the files of the key and of this pod's order, which pod gets the task, and the agent's words."""
+    """The command line of `pod-task`: files of key and order, the task's pod, agent command."""
 
     key: str
     order: str
@@ -31,7 +31,7 @@ class PodTaskWords:
 
 
 def main(arguments: list[str]) -> int:
-    """Be the agent's stand-in here."""
+    """Stand in for the agent in the first pod."""
     told = from_words(PodTaskWords, arguments)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     order, secret = read_order(told.order), read_secret(told.key)
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
             )
             return status
     words = shlex.join(told.command)
-    reading, writing = os.pipe2(os.O_CLOEXEC)  # its end is that of this process
+    reading, writing = os.pipe2(os.O_CLOEXEC)  # it closes when this process ends
     try:
         return run(f"{_COMMAND} {words}", reading)
     finally:

@@ -1,8 +1,10 @@
-"""The first thing that a pod of a run does, beside its door: it imports torch before anybody has called.
+"""Imports torch in a pod as soon as it starts, next to its session server.
 
-It becomes a door as sessions have them (`multirun/door/main.py`), in the job's interpreter. While the pods find each other and the run is
-put into them, torch is imported; then agent and spawner are forks. What a run needs fresh is left to its agents, as is everything where
-this process has gone. Only a run has one: what the tasks of a group import, their commands decide, and the slot of a sweep imports for all of its members.
+This process becomes a warm server as in sessions (`multirun/door/main.py`), in the job's
+interpreter. It imports torch while the pods find each other and receive the run; then agent and
+spawner are forked from it. Agents start by themselves what a run needs fresh, or everything if this
+process is gone. Only runs have it: a group's tasks import what their commands say, and a sweep slot
+imports for all of its members.
 """
 
 import json
@@ -27,14 +29,14 @@ _LOG_FILE = "log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmWords:
-    """The command line of `pod-warm`: the file of the pod's order, and where what is warm tells who calls it."""
+    """The command line of `pod-warm`: the order's file, and the folder where callers connect."""
 
     order: str
     folder: str
 
 
 def main(arguments: list[str]) -> int:
-    """Become what imports torch, where the run has a use for it."""
+    """Become the interpreter that imports torch, if the run can use it."""
     words = codec.from_words(WarmWords, arguments)
     proc.die_with_parent(os.getppid())
     order, plan = read_own(words.order, os.environ)
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> int:
     if program is None or not has_use(plan):
         return 0
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    warmed = replace(plan, program=program, engine="pods")  # no PYTHONPATH here is a supervisor's
+    warmed = replace(plan, program=program, engine="pods")  # without the PYTHONPATH of a supervisor
     atomic.write_json(RunDir(folder).plan, codec.to_plain(warmed))
     setup = SessionSetup(
         name=order.run_id,
@@ -65,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def has_use(plan: RunPlan) -> bool:
-    """Say whether workers of this run may be forks of a process that has imported torch, and nothing else, before."""
+    """Say whether this run's workers may be forked from a process that has imported only torch."""
     program = plan.program
     is_fresh = program.start is StartMethod.FRESH or program.kind is ScriptKind.COMMAND
     asks_more = bool(program.preload or program.call is not None or plan.debugger)
@@ -77,11 +79,11 @@ def has_use(plan: RunPlan) -> bool:
 def variables_of_workers(
     plan: RunPlan, environment: Mapping[str, str], root: str
 ) -> dict[str, str]:
-    """Return the variables with which a run's workers will be asked for: those of calls to the pod, and what agents add.
+    """Return the variables that a run's workers will have: those of sessions, and what agents add.
 
     Args:
-        plan: Of the run.
-        environment: Of the pod's door.
+        plan: The plan of the run.
+        environment: The environment of the pod's session server.
         root: The folder that holds torchmuster.
     """
     found = {**environment, "PYTHONPATH": proc.importable(environment.get("PYTHONPATH"), root)}
@@ -90,7 +92,7 @@ def variables_of_workers(
 
 
 def _program_here(program: Program) -> Program | None:
-    """Return the program with an interpreter that this pod has, as `launcher/node/remote/main.py` chooses it."""
+    """Return the program with an interpreter of this pod (see `launcher/node/remote/main.py`)."""
     if shutil.which(program.python[0]) is not None:
         return program
     found = shutil.which("python3") or shutil.which("python")
@@ -98,7 +100,7 @@ def _program_here(program: Program) -> Program | None:
 
 
 def _become(program: Program, folder: str, environment: Mapping[str, str]) -> int:
-    """Become the interpreter that imports."""
+    """Replace this process by the interpreter that imports."""
     log = os.open(os.path.join(folder, _LOG_FILE), os.O_WRONLY | os.O_CREAT, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for target, fd in enumerate((null, log, log)):

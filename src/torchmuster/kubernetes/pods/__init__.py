@@ -1,1 +1,1 @@
-"""Runs in pods: what the client does to bring them there, and to follow them."""
+"""The client's side of pods."""

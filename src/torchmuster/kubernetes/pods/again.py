@@ -1,4 +1,4 @@
-"""A run in pods that is started again: what the one before has left, and what has gone with its pods."""
+"""Restarting a run in pods: what the earlier run left, and what went with its pods."""
 
 import os
 
@@ -13,20 +13,20 @@ from torchmuster.launcher.views.account import find_saved
 
 
 def find_before(old: RunDir, order: PodOrder, job: JobRequest) -> Before | None:
-    """Return the run to go on from; None where the next begins as its command would.
+    """Return the run to resume from; None if the new run begins like a first one.
 
     Args:
-        old: Its folder here.
-        order: What its pods were told.
-        job: What was asked of the cluster.
+        old: The old run's directory here.
+        order: The order of its pods.
+        job: The request to the cluster.
 
     Raises:
-        UsageError: What it has saved was on the disks of its pods.
+        UsageError: Its snapshots were on the disks of its pods.
     """
     saved, result = find_saved(old), read_result(old)
     step = saved.step if saved is not None else None
     if step is None and result is not None:
-        step = result.saved_step  # of a record that has not come
+        step = result.saved_step  # the record may be missing here
     own = order.run_dir.snapshots
     folder = saved.folder if saved is not None and saved.folder != old.snapshots else own
     if step is not None and not _outlives_pods(folder, job):
@@ -43,7 +43,7 @@ def find_before(old: RunDir, order: PodOrder, job: JobRequest) -> Before | None:
 
 
 def _outlives_pods(folder: str, job: JobRequest) -> bool:
-    """Say whether a folder is at a URL, or on a volume."""
+    """Say whether a folder is a URL or on a volume."""
     volumes = (claim.path.rstrip("/") for claim in claims_of(job))
     return "://" in folder or any(
         folder == path or folder.startswith(f"{path}/") for path in volumes

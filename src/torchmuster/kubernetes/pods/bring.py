@@ -1,4 +1,4 @@
-"""What a run in pods brings along, and where it goes: the files of its Secrets, its context and namespace."""
+"""What a run in pods brings along (the files of its Secrets), and its context and namespace."""
 
 import hashlib
 import io
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
     from torchmuster.launcher.spec.site import Site
 
-PYTHON = "python3"  # of an image
+PYTHON = "python3"  # in an image
 REACH_RULE = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}'
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 _OWN_BYTES = (
     64 << 10
-)  # of the run's own Secret: what is larger than that goes into parcels, which are Secrets too
+)  # of the run's own Secret; larger files go into parcels, which are more Secrets
 _PIECE_BYTES = 256 << 10
-# Of what has no other way: how to say that it is too large, and what to do.
+# Files with no other way than Secrets: what to call one that is too large, and the remedy.
 _ONLY_WAY = {
     orders.CALL_FILE: (
         "the function and its arguments",
@@ -54,10 +54,10 @@ _ONLY_WAY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """The run on a volume whose snapshots the next one finds.
+    """The run on a volume whose snapshots the next run resumes from.
 
     Attributes:
-        saved_step: Of the last snapshot in its own folder, as far as its record tells.
+        saved_step: The step of the last snapshot in its own folder, by its record.
     """
 
     run_id: str
@@ -65,24 +65,24 @@ class Before:
 
 
 def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
-    """Return the job with what kubectl's configuration and the namespace say where the site says nothing.
+    """Fill in what the site leaves open from kubectl's configuration and the namespace.
 
     Raises:
         EngineError: There is no cluster, or no kubectl.
         UsageError: A key of the site can't be used.
     """
     _need_kubectl()
-    pods_of(job, {})  # mistakes of the site first: they need no cluster
+    pods_of(job, {})  # the site's mistakes first: finding them needs no cluster
     keys = _settled(dict(job.own_keys), job.queue)
     return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
 
 
 def settle_site(site: "Site", *, has_kinds: bool) -> "Site":
-    """Return the site with that for all groups of a workflow: later ones go to the same cluster as the first.
+    """Settle the site for all groups of a workflow: later ones go to the same cluster as the first.
 
     Args:
-        site: As the user has it.
-        has_kinds: A group has pods of several kinds, so that it matters whether the cluster has JobSets.
+        site: The user's site.
+        has_kinds: A group has pods of several kinds, so whether the cluster has JobSets matters.
 
     Raises:
         EngineError: There is no cluster, or no kubectl.
@@ -114,26 +114,26 @@ def _settled(keys: "dict[str, str]", queue: str | None) -> "dict[str, str]":
 
 
 def _may_make_sets(context: str, namespace: str) -> bool:
-    """Say whether the cluster has JobSets, and lets the user make and remove them."""
+    """Say whether the cluster has JobSets, and the user may create and delete them."""
     for verb in ("create", "delete"):
         said = proc.ask(kubectl(context, namespace, "auth", "can-i", verb, JOBSETS), b"", _ASK_S)
-        # Who may do everything may do it with kinds that there are not, too.
+        # A user who may do everything may also do it with kinds that do not exist.
         if said.stdout.strip() != b"yes" or b"doesn't have a resource type" in said.stderr:
             return False
     return True
 
 
 def _check_queue(context: str, namespace: str, queue: str) -> None:
-    """Refuse a queue that is not there: without Kueue nothing would hold the Job, and it would start past all queues.
+    """Refuse a queue that does not exist: without Kueue the Job would start past all queues.
 
     Raises:
-        EngineError: The namespace has no such queue, or the cluster none at all.
+        EngineError: The namespace has no such queue, or the cluster has no queues.
     """
     argv = kubectl(context, namespace, "get", "localqueues.kueue.x-k8s.io", "-o", "name")
     said = proc.ask(argv, b"", _ASK_S)
     if said.status != 0:
         if b"doesn't have a resource type" not in said.stderr:
-            return  # who may not list queues hears of a wrong one from the Job
+            return  # a user who may not list queues learns of a wrong one from the Job
         raise EngineError(
             f"there is no queue `{queue}`: the cluster has no Kueue",
             where="queue",
@@ -149,7 +149,7 @@ def _check_queue(context: str, namespace: str, queue: str) -> None:
 
 
 def place_of_keys(keys: "Mapping[str, str]") -> tuple[str, str]:
-    """Return context and namespace: what a site says, else what kubectl's configuration does.
+    """Return context and namespace from the site, else from kubectl's configuration.
 
     Raises:
         EngineError: There is no context.
@@ -167,15 +167,15 @@ def bring_run(
     start_limit_s: float | None = None,
     before: Before | None = None,
 ) -> JobRequest:
-    """Return the job with the files that its pods need; they are written into the run directory.
+    """Return the job with the files that its pods need; write them into the run directory.
 
     Args:
         plan: The run.
-        run_dir: Its folder here.
-        job: What is asked of the cluster.
-        warn_s: How long before its time limit the workers are warned.
-        start_limit_s: How long the first pod is waited for; None for as long as any.
-        before: The run that this one goes on from.
+        run_dir: Its directory here.
+        job: The request to the cluster.
+        warn_s: How long before the time limit to warn the workers.
+        start_limit_s: How long to wait for the first pod; None for no limit.
+        before: The run that this one resumes.
 
     Raises:
         UsageError: The code is too large, or the script is not in its folder.
@@ -206,10 +206,10 @@ def bring_run(
 
 
 def pack_code(program: Program, folder: str) -> code_copy.CodeFolder:
-    """Write the archive of a program's code into the folder of what pods get, and return what is in it.
+    """Write the archive of a program's code into the folder for the pods; return its contents.
 
     Raises:
-        UsageError: The script is not in its folder.
+        UsageError: It is too large, or the script is not in its folder.
     """
     code = code_copy.find_code(program.cwd)
     code_copy.check_inside(program, code.root)
@@ -221,18 +221,18 @@ def pack_code(program: Program, folder: str) -> code_copy.CodeFolder:
 def pack_order(
     order: PodOrder, folder: str, run_dir: RunDir, more: "Mapping[str, str]"
 ) -> tuple[PodOrder, dict[str, str]]:
-    """Return the order with how its archive travels, and what goes into its Secrets: `JobRequest.brings`.
+    """Return the complete order, and the files for its Secrets (`JobRequest.brings`).
 
-    The archive is in the folder already; the order is written beside it.
+    The archive must be in the folder; the order is written next to it.
 
     Args:
-        order: What the pods are told.
-        folder: Of what they get.
-        run_dir: Of the run, here.
-        more: What else they need, by its name there.
+        order: The order of the pods.
+        folder: The folder of files for them.
+        run_dir: The run's directory here.
+        more: Further files, by their name in the pods.
 
     Raises:
-        UsageError: Without the archive it is too large, too.
+        UsageError: The files are too large even without the archive.
     """
     archive = os.path.join(folder, orders.CODE_FILE)
     path = os.path.join(folder, orders.ORDER_FILE)
@@ -259,9 +259,10 @@ def pack_order(
 
 
 def _parcelled(files: "Mapping[str, str]", folder: str) -> dict[str, str] | None:
-    """Return these files with the parcel of each: small ones are in the run's own Secret. None where they need too many.
+    """Return these files by parcel, or None if they need too many parcels.
 
-    Pieces of what is larger than a Secret are written into the folder.
+    Small ones go into the run's own Secret; files that are larger than a Secret are cut into pieces
+    in the folder.
     """
     room = [_OWN_BYTES]
     found: dict[str, str] = {}
@@ -283,7 +284,7 @@ def _parcelled(files: "Mapping[str, str]", folder: str) -> dict[str, str] | None
 
 
 def _pieces(name: str, path: str, folder: str) -> "Iterator[tuple[str, str]]":
-    """Yield a file, or the pieces of one that is larger than a Secret: name and path of each."""
+    """Yield name and path of a file, or of its pieces if it is larger than a Secret."""
     if os.path.getsize(path) <= SECRET_BYTES:
         yield name, path
         return
@@ -297,7 +298,7 @@ def _pieces(name: str, path: str, folder: str) -> "Iterator[tuple[str, str]]":
 
 
 def _too_large(files: "Mapping[str, str]") -> UsageError:
-    """Return the error that names the largest of them, which has no other way than Secrets."""
+    """Return the error that names the largest file, which can only travel in Secrets."""
     sizes = {name: os.path.getsize(path) for name, path in files.items()}
     limit = MOST_PARCELS * SECRET_BYTES
     most = max(sizes.keys() - {orders.PACKAGE_FILE}, key=lambda name: sizes[name])
@@ -311,15 +312,15 @@ def _too_large(files: "Mapping[str, str]") -> UsageError:
 
 
 def python_of(site: "Site") -> str:
-    """Return the interpreter of a site's images that starts what comes along."""
+    """Return the interpreter in a site's images that starts what comes along."""
     return site.python[0] if len(site.python) == 1 else PYTHON
 
 
 def check_way(job: JobRequest, what: str, where: str) -> None:
-    """Refuse what has no way to the pods, before they wait for it.
+    """Refuse files that can't reach the pods, before the pods wait for them.
 
     Raises:
-        UsageError: It is too large for Secrets, and pods can't be reached.
+        UsageError: They are too large for Secrets, and the user may not connect to pods.
     """
     if may_reach(dict(job.own_keys)):
         return
@@ -332,8 +333,8 @@ def check_way(job: JobRequest, what: str, where: str) -> None:
 
 
 def may_reach(keys: "Mapping[str, str]") -> bool:
-    """Say whether the user may reach pods, as far as the cluster tells."""
-    # As `pods/portforward` it would be a pod of that name.
+    """Say whether the user may connect to pods, as far as the cluster says."""
+    # `pods/portforward` would mean a pod of that name.
     return _may_create(keys, "pods", "--subresource=portforward")
 
 
@@ -343,10 +344,10 @@ def _may_create(keys: "Mapping[str, str]", *what: str) -> bool:
 
 
 def lost_with_pods(job: JobRequest) -> list[str]:
-    """Return a sentence on what goes with the pods of a job where nobody can take it from them, and the user has agreed.
+    """Return a warning about what goes with the pods of a job, if nobody can fetch it.
 
     Raises:
-        UsageError: Nobody can, and the user has not.
+        UsageError: Nobody can fetch it, and the user has not agreed to that.
     """
     if keeps_runs(job) or may_reach(dict(job.own_keys)):
         return []
@@ -354,7 +355,7 @@ def lost_with_pods(job: JobRequest) -> list[str]:
         lost = "pods can't be reached from here, and there is no volume: files, logs and record go with the pods"
         return [f"{lost}; how the run ends, and the first pod's log, are all that will be known"]
     if not _may_create(dict(job.own_keys), "jobs.batch"):
-        return []  # the cluster refuses the Job, in words that tell more: there may be no such namespace
+        return []  # the cluster refuses the Job, saying more
     raise UsageError(
         "nobody could take what the run makes out of its pods",
         where="claims, home",
@@ -364,7 +365,7 @@ def lost_with_pods(job: JobRequest) -> list[str]:
 
 
 def shown_files() -> tuple[tuple[str, str], ...]:
-    """Return the names of what a run brings along, for a dry run."""
+    """Return the names of the files that a run brings along, for a dry run."""
     own = (orders.KEY_FILE, orders.ORDER_FILE, orders.PLAN_FILE, orders.START_FILE)
     parcel = (f"1/{orders.PACKAGE_FILE}", f"1/{orders.CODE_FILE}")
     return tuple((name, "") for name in (*own, *parcel))
@@ -380,10 +381,11 @@ def _config(*words: str, context: str | None = None) -> str:
 
 
 def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
-    """Return the Pod Security level of a namespace where it may be read and asks for something.
+    """Return the namespace's Pod Security level as a key of the site, if it is `restricted`.
 
     Raises:
-        EngineError: The cluster does not answer, or not to us: what follows would only wait longer to hear it.
+        EngineError: The cluster does not answer, or not to us: later queries would only take
+            longer.
     """
     argv = kubectl(context, namespace, "get", "namespace", namespace, "-o", "json")
     said = proc.ask(argv, b"", _ASK_S)
@@ -400,7 +402,7 @@ def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
 
 
 def _package(cache: str) -> str:
-    """Return the path of the archive of torchmuster for pods, made once for each content."""
+    """Return the path of the torchmuster archive for pods, made once for each content."""
     files = travel.package_files(travel.package_folder())
     path = os.path.join(cache, f"pods-{travel.content_hash(files)}.txz")
     if not os.path.exists(path):
@@ -410,7 +412,7 @@ def _package(cache: str) -> str:
 
 
 def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return a tar.xz, a third smaller than a zip; the same files, the same bytes."""
+    """Return a reproducible tar.xz, a third smaller than a zip."""
     buffer = io.BytesIO()
     with (
         lzma.open(buffer, "wb", preset=6) as packed,
@@ -424,10 +426,10 @@ def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def check_code(plan: RunPlan) -> None:
-    """Refuse code that can't be copied, before anything is made.
+    """Refuse code that can't be copied, before anything is created.
 
     Raises:
-        UsageError: It is too large, or the script is not in it.
+        UsageError: It is too large, or the script is not in its folder.
     """
     code = code_copy.find_code(plan.program.cwd)
     code_copy.check_inside(plan.program, code.root)

@@ -1,4 +1,4 @@
-"""A group of a workflow as Jobs: one for each kind of pod, in a JobSet where there may be one, and what all bring along."""
+"""A workflow group as Jobs, one for each kind of pod, or as a JobSet; and what its pods bring."""
 
 import json
 import lzma
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from torchmuster.launcher.spec.site import Site
 
 
-JOIN_S = Limits().join_timeout_s  # as of a run
+JOIN_S = Limits().join_timeout_s  # the same as for a run
 _MORE_IN_SET = "-a-0-abcde"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodKind:
-    """Equal pods of a group, and the task of each."""
+    """Equal pods of a group, with the task of each."""
 
     image: str | None
     node: NodeChunk
@@ -67,9 +67,9 @@ class GroupPods:
     """The Jobs of a group, the one with the head first.
 
     Attributes:
-        jobs: What is submitted: each Job, or the JobSet of all as one.
-        names: Of the Jobs that there will be.
-        nodes: Which pods each task has, by the names that DNS knows.
+        jobs: What is submitted: each Job, or one request for the JobSet of all.
+        names: The names of the resulting Jobs.
+        nodes: The pods of each task, by DNS name.
     """
 
     jobs: tuple[JobRequest, ...]
@@ -79,7 +79,7 @@ class GroupPods:
 
 
 def pod_kinds(group: GroupPlan) -> list[PodKind]:
-    """Return the kinds of pods of a group; the first pod of all is the lead's."""
+    """Return the kinds of pods of a group; the lead's pod is the very first."""
     found: dict[tuple[str | None, NodeChunk], list[str]] = {}
     for task in (group.lead, *(task for task in group.tasks if task is not group.lead)):
         wanted = task.resources
@@ -97,10 +97,10 @@ def pod_kinds(group: GroupPlan) -> list[PodKind]:
 
 
 def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
-    """Return the Jobs of a group on a cluster, without what they bring along.
+    """Return the Jobs of a group on a cluster, without the files that they bring along.
 
     Raises:
-        UsageError: Something of it can't be asked of Kubernetes.
+        UsageError: Kubernetes can't express a part of the request.
     """
     kinds = pod_kinds(group)
     base = replace(
@@ -111,7 +111,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
     )
     num_pods = sum(kind.node.num_nodes for kind in kinds)
     is_set = len(kinds) > 1 and makes_sets(site)
-    # What the names of kinds and pods add.
+    # The room for what kinds and pods add to the name.
     more = _MORE_IN_SET if is_set else "-b" if len(kinds) > 1 else ""
     name = name_of(f"{short_id(plan.run_id)}-{group.name}", num_pods, more)
     jobs = _set(base, name, kinds) if is_set else _jobs(base, name, kinds)
@@ -141,7 +141,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
     )
     named = {task: tuple(on) for task, on in nodes.items()}
     for job in of_kinds:
-        pods_of(job, {})  # mistakes of the site and of images, all before anything exists
+        pods_of(job, {})  # mistakes of the site and of images, before anything exists
     return GroupPods(
         jobs=tuple(jobs),
         names=tuple(job.name for job in of_kinds),
@@ -151,13 +151,13 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
 
 
 def makes_sets(site: "Site") -> bool:
-    """Say whether pods of several kinds are to be one JobSet, as far as that was settled."""
+    """Say whether several kinds of pods become one JobSet, as settled for the site."""
     keys = dict(site.own_keys)
-    return keys.get("jobset") == "yes" and "gang" not in keys  # a gang of its own knows Jobs
+    return keys.get("jobset") == "yes" and "gang" not in keys  # gang schedulers know only Jobs
 
 
 def _set(base: JobRequest, name: str, kinds: list[PodKind]) -> list[JobRequest]:
-    """Return the one job of which a JobSet makes one for each kind."""
+    """Return the one job from which a JobSet makes a Job for each kind."""
     chunks = (
         replace(
             _node(base.chunks[0], kind.node),
@@ -169,7 +169,7 @@ def _set(base: JobRequest, name: str, kinds: list[PodKind]) -> list[JobRequest]:
 
 
 def _jobs(base: JobRequest, name: str, kinds: list[PodKind]) -> list[JobRequest]:
-    """Return a job for each kind; the first one has the files."""
+    """Return a job for each kind; the others share the first one's files."""
     found: list[JobRequest] = []
     first = 0
     for number, kind in enumerate(kinds):
@@ -187,13 +187,13 @@ def _jobs(base: JobRequest, name: str, kinds: list[PodKind]) -> list[JobRequest]
 
 
 def _datasets_of_pods() -> dict[str, str]:
-    """Return the variable that says where datasets are, where pods can reach that."""
+    """Return the variable with the location of datasets, if pods can reach that."""
     store = datasets_url()
     return {STORE_VARIABLE: store} if "://" in store and not store.startswith("file:") else {}
 
 
 def keeps_datasets_here(order: PodOrder) -> bool:
-    """Say whether datasets are in a folder of this machine: outputs become versions when they have come here."""
+    """Say whether datasets are in a folder here, so that outputs become versions on arrival."""
     return not order.has_volume and not order.environment
 
 
@@ -205,17 +205,17 @@ def _own_keys(job: JobRequest, kind: PodKind) -> tuple[tuple[str, str], ...]:
 
 
 def _node(site: NodeChunk, asked: NodeChunk) -> NodeChunk:
-    """Return what each pod asks for: the task's word counts before the site's."""
+    """Return the resources of each pod: the task's before the site's."""
     return replace(asked, cpus=asked.cpus or site.cpus, gpus=asked.gpus or site.gpus)
 
 
 def bring_group(
     plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, pods: GroupPods
 ) -> GroupPods:
-    """Return the group with what its pods bring along; it is written into the group's folder here.
+    """Return the group with the files for its pods; write them into the group's folder here.
 
     Raises:
-        UsageError: It is too large, or a script is not in its folder.
+        UsageError: They are too large, or a script is not in its folder.
         MusterError: A credential is missing.
     """
     folder = os.path.join(run_dir.group(group.name).path, "pods")
@@ -237,7 +237,7 @@ def bring_group(
 
 
 def _credentials(group: GroupPlan) -> str:
-    """Return the credentials that the group's tasks name, and no others, as TOML."""
+    """Return only those credentials that the group's tasks name, as TOML."""
     found: dict[str, dict[str, str]] = {}
     for task in group.tasks:
         found |= read_credentials(task)
@@ -251,9 +251,10 @@ def _credentials(group: GroupPlan) -> str:
 def _pack(
     plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, pods: GroupPods, folder: str
 ) -> None:
-    """Write the archive: code where something trains, outputs that are read; and beside it the plan as the pods see it.
+    """Write the archive of code and of outputs that the group reads, and the plan for the pods.
 
-    No other run has that one: so the archive is what an earlier run left on a volume.
+    The plan stays out of the archive, as no other run has it: so the archive can be one that an
+    earlier run left on a volume.
     """
     with tempfile.TemporaryDirectory(dir=folder) as stage:
         moved = plan
@@ -287,17 +288,17 @@ def _pack(
 
 
 def _write_packed(path: str, plan: WorkflowPlan) -> None:
-    """Write a plan as it travels: a tenth of its size, or less."""
+    """Write a plan compressed, to a tenth of its size or less."""
     atomic.replace_file(path, lzma.compress(atomic.as_json(codec.to_plain(plan))))
 
 
 def _in(runs: str, folder: str) -> str:
-    """Return where an earlier run is on the volume of the pods."""
+    """Return the folder of an earlier run on the pods' volume."""
     return os.path.join(runs, os.path.basename(os.path.normpath(folder)))
 
 
 def with_outputs(task: TaskPlan, *, to_urls: bool) -> TaskPlan:
-    """Return the task with those outputs alone that go to URLs, or that become versions of datasets."""
+    """Return the task with only its URL outputs, or only its other outputs."""
     kept = (one for one in task.outputs if (one.kind is OutputKind.URL) == to_urls)
     return replace(task, outputs=tuple(kept))
 
@@ -344,7 +345,7 @@ def _sources(group: GroupPlan) -> list[str]:
 
 
 def refuse_what_pods_can_not(plan: WorkflowPlan, site: "Site") -> list[UsageError]:
-    """Return what can't be done in pods, before anything exists."""
+    """Return errors for everything that pods can't do, before anything exists."""
     found: list[UsageError] = []
     if plan.network is TaskNetwork.PRIVATE:
         what = "`--task-network private` is for one machine: each pod has a network of its own"
@@ -409,7 +410,7 @@ def _refusals_of(task: TaskPlan, *, has_image: bool, site: "Site") -> list[Usage
 
 
 def warnings_of_group(group: GroupPlan, keys: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each key of the file that pods are not told."""
+    """Return a warning for each key of the file that pods do not get."""
     found: list[str] = []
     if any(task.privileged for task in group.tasks):
         found.append("privileged: pods are not; `directives` of the site can ask for it")
@@ -429,7 +430,7 @@ def warnings_of_group(group: GroupPlan, keys: Mapping[str, str]) -> list[str]:
 
 
 def why_a_set(several: Mapping[str, int]) -> str:
-    """Return what a queue does with groups of several kinds of pods that are no JobSets; `several` are the kinds of each."""
+    """Warn how a queue treats groups with several kinds of pods (`several`) without JobSets."""
     groups = ", ".join(f"`{name}` is {number} Jobs" for name, number in several.items())
     return (
         f"queue: {groups}, which the queue admits one by one, so groups may keep each other waiting; with JobSet on the"

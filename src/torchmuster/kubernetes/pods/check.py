@@ -1,6 +1,6 @@
-"""What can be found out of a cluster before anything is made there: rights, queue, volumes, and what its nodes offer.
+"""Checks a cluster before anything is made there: rights, queue, volumes, and nodes' resources.
 
-`muster engines check` shows it. kubectl is asked with the user's own credentials.
+`muster engines check` shows the findings. kubectl uses the user's own credentials.
 """
 
 import json
@@ -22,7 +22,7 @@ _ASK_S = 20.0
 _SEVERAL = 2
 _NOT_SHARED = frozenset({"ReadWriteOnce", "ReadWriteOncePod"})
 QUEUES = "localqueues.kueue.x-k8s.io"
-# What a run needs: (API group, resource, verbs).
+# What a run requires: (API group, resource, verbs).
 NEEDED = (
     ("batch", "jobs", ("create", "get", "list", "delete")),
     ("", "services", ("create", "get", "delete", "patch")),
@@ -30,7 +30,7 @@ NEEDED = (
     ("", "pods", ("get", "list", "watch")),
     ("", "pods/log", ("get",)),
 )
-# What it is better with: the same, and what happens without.
+# What is useful: the same, and what happens without it.
 HELPFUL = (
     (
         "",
@@ -47,7 +47,7 @@ HELPFUL = (
         "`pod_security` of the site has to say what the namespace asks for",
     ),
 )
-# The same, of a site with a queue.
+# The same, for a site with a queue.
 OF_QUEUES = (
     ("kueue.x-k8s.io", "localqueues", ("get", "list"), "a wrong queue is told late"),
     ("kueue.x-k8s.io", "workloads", ("get", "list"), "why a run waits in its queue is not told"),
@@ -58,7 +58,7 @@ OF_QUEUES = (
         "the place in the queue is not told",
     ),
 )
-# The same, of a cluster that has JobSet.
+# The same, for a cluster with JobSet.
 OF_SETS = (
     (
         "jobset.x-k8s.io",
@@ -72,7 +72,7 @@ _REVIEW = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesRev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFinding:
-    """One thing that was looked at; `ok` is None where nobody can tell, or where it is only good to know."""
+    """One finding; `ok` is None if nobody can tell, or if it is only information."""
 
     check: str
     ok: bool | None
@@ -81,14 +81,14 @@ class ClusterFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What the user may do to some resources."""
+    """What the user may do with some resources."""
 
     groups: frozenset[str]
     resources: frozenset[str]
     verbs: frozenset[str]
 
     def allows(self, group: str, resource: str, verb: str) -> bool:
-        """Say whether the rule covers this."""
+        """Say whether the rule covers this verb on this resource."""
         return (
             _covers(self.groups, group)
             and _covers(self.resources, resource)
@@ -101,7 +101,7 @@ def _covers(names: frozenset[str], name: str) -> bool:
 
 
 def look_at_cluster(keys: Mapping[str, str], queue: str | None) -> list[ClusterFinding]:
-    """Return what was found of a site's cluster; what does not answer ends the list."""
+    """Return the findings about a site's cluster; the list ends if the cluster does not answer."""
     try:
         context, namespace = place_of_keys(keys)
         version = _version(context)
@@ -142,10 +142,10 @@ def _namespace(context: str, namespace: str) -> ClusterFinding:
 
 
 def rules_of(answer: str) -> list[Rule]:
-    """Return what a SelfSubjectRulesReview says.
+    """Parse a SelfSubjectRulesReview; skip rules for named resources only.
 
     Raises:
-        ValueError: It is no answer to one.
+        ValueError: It is not JSON.
     """
     status = json.loads(answer).get("status", {})
     return [
@@ -166,7 +166,7 @@ def missing(rules: Iterable[Rule], group: str, resource: str, verbs: Iterable[st
 
 
 def role_line(group: str, resource: str, verbs: Iterable[str]) -> str:
-    """Return the line that a Role lacks."""
+    """Return the line to add to a Role."""
     return f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{", ".join(verbs)}]}}'
 
 
@@ -174,7 +174,7 @@ def _rights(
     context: str, namespace: str, helpful: "Iterable[tuple[str, str, tuple[str, ...], str]]"
 ) -> list[ClusterFinding]:
     review = json.dumps({**_REVIEW, "spec": {"namespace": namespace}})
-    # A user with few rights may not read the schemas by which kubectl would validate it.
+    # kubectl would validate it by schemas that a user with few rights may not read.
     argv = kubectl(context, namespace, "create", "--validate=false", "-f", "-", "-o", "json")
     try:
         said = proc.ask(argv, review.encode(), _ASK_S)
@@ -207,7 +207,7 @@ def _queue(context: str, namespace: str, queue: str) -> ClusterFinding:
 
 
 def finding_of_queue(queue: str, queues: "Iterable[Mapping[str, Any]]") -> ClusterFinding:
-    """Return what a namespace's LocalQueues say of one."""
+    """Return the finding about one queue among a namespace's LocalQueues."""
     check = f"queue {queue}"
     known = {one["metadata"]["name"]: one.get("status", {}) for one in queues}
     if queue not in known:
@@ -226,10 +226,10 @@ def finding_of_queue(queue: str, queues: "Iterable[Mapping[str, Any]]") -> Clust
 
 
 def queues_of(context: str, namespace: str) -> list[str]:
-    """Return the LocalQueues of a namespace.
+    """List the LocalQueues of a namespace.
 
     Raises:
-        EngineError: The cluster has no Kueue, or they may not be listed.
+        EngineError: The cluster has no Kueue, or the user may not list them.
     """
     return _names(kubectl(context, namespace, "get", QUEUES, "-o", "name"))
 
@@ -260,10 +260,12 @@ def _claim(context: str, namespace: str, entry: str) -> ClusterFinding:
 
 
 def look_at_claims(job: JobRequest) -> list[str]:
-    """Return a sentence for each volume that pods on several nodes can't share; the job knows its cluster.
+    """Return a warning for each volume that pods on several nodes can't share.
+
+    The job must know its cluster.
 
     Raises:
-        EngineError: A volume does not exist, or its pods can't have it together wherever they are.
+        EngineError: A volume does not exist, or the pods can't share it at all.
     """
     keys = dict(job.own_keys)
     context, namespace = keys.get("context", ""), keys.get("namespace", "default")
@@ -274,7 +276,7 @@ def look_at_claims(job: JobRequest) -> list[str]:
         try:
             modes = json.loads(ask(kubectl(context, namespace, *words)))["spec"]["accessModes"]
         except (NotAllowedError, ValueError, KeyError):
-            continue  # the scheduler says it, later
+            continue  # the scheduler will report it
         except EngineError as error:
             if "(NotFound)" in (error.why or ""):
                 raise _no_claim(claim.name, namespace) from error
@@ -322,10 +324,10 @@ def _nodes(context: str, keys: Mapping[str, str]) -> ClusterFinding:
 
 
 def nodes_of(context: str) -> list[dict[str, Any]]:
-    """Return the cluster's nodes.
+    """List the cluster's nodes.
 
     Raises:
-        EngineError: They may not be listed.
+        EngineError: The user may not list them.
     """
     text = ask(kubectl(context, "default", "get", "nodes", "-o", "json"))
     found: list[dict[str, Any]] = json.loads(text).get("items", [])
@@ -333,7 +335,7 @@ def nodes_of(context: str) -> list[dict[str, Any]]:
 
 
 def offers_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the devices that nodes offer, by the resource's name: those with a domain, so neither cpu nor memory."""
+    """Return how many devices the nodes offer, by resource name (those with a domain)."""
     offers: dict[str, int] = {}
     for node in nodes:
         for name, number in node.get("status", {}).get("allocatable", {}).items():
@@ -343,7 +345,7 @@ def offers_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def contexts() -> tuple[list[str], str]:
-    """Return the contexts of kubectl's configuration, and the current one.
+    """Return the contexts of kubectl's configuration, and the current one (or an empty string).
 
     Raises:
         EngineError: There is no configuration.

@@ -1,4 +1,4 @@
-"""What a client who follows a run in pods has running: the watch of its pods, the mirror of its record; and the end of both."""
+"""The client's copy of a run in pods: watches its pods, mirrors its record, and ends both."""
 
 import contextlib
 import os
@@ -37,14 +37,14 @@ from torchmuster.launcher.views.account import find_saved, how_to_go_on
 
 _MOST_LINES = 1 << 16
 _LOOK_ON_S = 5.0
-_LAST_S = 5.0  # from the end of a Job to that of its record, where that is on its way
+_LAST_S = 5.0  # from a Job's end to that of its record, if the record is arriving
 
 
 @contextlib.contextmanager
 def copied(run_dir: RunDir) -> "Iterator[RunCopy | None]":
-    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods, or has its owner here.
+    """Copy a run's record while the context is open; do nothing for a run with its owner here.
 
-    The records of all members of a sweep come together.
+    For a member of a sweep the records of all members are copied.
     """
     if member_of_id(os.path.basename(run_dir.path)) is not None:
         sweep_dir = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
@@ -70,13 +70,16 @@ def copied(run_dir: RunDir) -> "Iterator[RunCopy | None]":
 
 @dataclass(slots=True)
 class LinesOnce:
-    """Shows each line once that comes by two ways, the record and the first pod's log, in whatever order; of the last 65,536."""
+    """Shows each line once that arrives by two ways, the record and the first pod's log.
+
+    Remembers the last 65,536 lines; the ways may deliver in any order.
+    """
 
     _shown: dict[int, int] = field(default_factory=dict)
     _come: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def new_of(self, way: str, text: str) -> str:
-        """Return of a text that has come by a way the lines that have not come by the other one."""
+        """Return those lines of a text from one way that the other way has not delivered."""
         return "".join(filter(partial(self._is_new, way), text.splitlines(keepends=True)))
 
     def _is_new(self, way: str, line: str) -> bool:
@@ -95,11 +98,11 @@ class LinesOnce:
 
 @dataclass(slots=True)
 class RunCopy:
-    """The copy of one run, while somebody follows it.
+    """The copy of one run while somebody follows it.
 
     Attributes:
-        lines: What the terminal has shown of rank 0's lines.
-        objects: Its Secret and Service; None on a machine that has not made them.
+        lines: Which of rank 0's lines the terminal has shown.
+        objects: The run's Secret and Service; None on a machine that has not made them.
     """
 
     run_dir: RunDir
@@ -121,12 +124,12 @@ class RunCopy:
     def of(
         cls, run_dir: RunDir, say: Callable[[str], None], show: Callable[[str], None]
     ) -> "RunCopy | None":
-        """Return the copy of a run, begun; None for one that is not in pods, or over.
+        """Start the copy of a run; return None for a run that has ended or is not in pods.
 
         Args:
-            run_dir: The run's.
-            say: Gets sentences of muster's own.
-            show: Gets what the first pod writes, where its log is all that can be had.
+            run_dir: The run directory.
+            say: Gets muster's own messages.
+            show: Gets the first pod's output if only its log is available.
         """
         order, job_id = pod_order(run_dir), job_of(run_dir)
         if order is None or job_id is None or read_result(run_dir) is not None:
@@ -155,7 +158,7 @@ class RunCopy:
         )
 
     def has_news(self) -> bool:
-        """Say whether something about the pods has changed since the last look; the cluster is asked anew then."""
+        """Say whether the pods have changed since the last call; then drop the cached job view."""
         number, before = self.watch.number, self._seen
         self._seen = number
         if number != before:
@@ -163,7 +166,7 @@ class RunCopy:
         return number != before
 
     def look_on(self, view: JobView | None) -> None:
-        """Remove pods that are lost with their node, and note why they were."""
+        """Remove pods that are lost with their node, and note the reasons for losses."""
         with contextlib.suppress(MusterError):
             self.release.look(view, is_known=self.mirror.is_settled)
             self.mirror.look()
@@ -171,7 +174,7 @@ class RunCopy:
             self.losses.look(view)
 
     def look_after(self, view: JobView | None) -> None:
-        """Do that, make again what somebody has deleted, and end a run whose start comes to nothing."""
+        """Do the same as `look_on`, replace deleted objects, and end a run whose start fails."""
         self._over_since = None
         self.look_on(view)
         self._keep_objects()
@@ -198,7 +201,7 @@ class RunCopy:
             atomic.write_json(self.run_dir.result, codec.to_plain(result))
 
     def _end_in_vain(self, view: JobView) -> None:
-        """End a run whose pods have ended, and whose first one has gone with all that it held."""
+        """End a run whose pods have ended and whose first pod is lost with all it held."""
         self.mirror.stop()
         report = Report(
             error="its results, logs and files went with its first pod, which was lost after the run had ended",
@@ -221,14 +224,17 @@ class RunCopy:
                 self.say(f"whether the run's Secret and Service are there: {why}")
 
     def join(self, result: Result) -> Result:
-        """Return the result with what only the cluster knows, and keep it."""
+        """Add to the result what only the cluster knows, and save it."""
         joined = self.starts.joined(result)
         if joined is not result:
             atomic.write_json(self.run_dir.result, codec.to_plain(joined))
         return joined
 
     def take_last_words(self) -> bool:
-        """Take what can be known of a run whose Job is over and whose record does not come; say whether all is here that comes."""
+        """Save what is known of a run whose Job is over but whose record has not come.
+
+        Return whether nothing more will come.
+        """
         now = time.monotonic()
         since = self._over_since = now if self._over_since is None else self._over_since
         if self.mirror.is_finishing or (self.mirror.is_connected and now < since + _LAST_S):
@@ -244,9 +250,9 @@ class RunCopy:
         return True
 
     def close(self) -> None:
-        """End watch and mirror; remove what is on the cluster of a run that is over, unless it has more than came here.
+        """End watch and mirror; remove an ended run's objects unless they have more than the copy.
 
-        Who only looks at a run of another machine leaves that to the other one.
+        A client on another machine leaves the removal to the one that submitted the run.
         """
         self.watch.stop()
         self.mirror.stop()
@@ -263,10 +269,10 @@ class RunCopy:
 
 
 def _keep_loss(run_dir: RunDir, job_id: str) -> None:
-    """Leave the result of a run whose Job is over, and whose first pod somebody has deleted.
+    """Save the result of a run whose Job is over and whose first pod was deleted.
 
     Raises:
-        EngineError: The cluster can't be asked.
+        EngineError: The cluster can't be queried.
     """
     view, order = view_newest(run_dir), pod_order(run_dir)
     if view is None or order is None or find_pod(job_id, order.index) is not None:
@@ -288,17 +294,17 @@ def _keep_lost(run_dir: RunDir, report: Report) -> None:
 def _objects_of(
     run_dir: RunDir, job_id: str, watch: PodWatch, say: Callable[[str], None]
 ) -> ObjectsKept | None:
-    """Return what keeps the objects of a run, on the machine that has made them."""
+    """Return the keeper of a run's objects, on the machine that made them."""
     if not is_submitted_here(run_dir):
         return None
     try:
         return ObjectsKept(read_request(run_dir).request, job_id, watch, say)
-    except MusterError:  # of another version of muster
+    except MusterError:  # written by another version of muster
         return None
 
 
 def _keep_deletion(run_dir: RunDir, job_id: str) -> None:
-    """Leave the result of a run whose Job is no more: nobody else will. Another run is left as it is."""
+    """Save the result of a run whose Job was deleted; nobody else will. Leave other runs alone."""
     view, order = view_newest(run_dir), pod_order(run_dir)
     if view is None or view.state is not JobState.CANCELLED or order is None:
         return

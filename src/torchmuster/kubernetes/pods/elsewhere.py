@@ -1,7 +1,8 @@
-"""Runs in pods that another machine has submitted: found by the labels of their Jobs, looked at, and ended.
+"""Runs in pods that another machine submitted: finds them by Job labels, shows and ends them.
 
-The Secret of a Job has what a run directory needs for that. The directory here is a copy to look at: the machine that has
-submitted the run stays its client, starts the next groups of a workflow and removes what is left on the cluster.
+A Job's Secret has what the run directory here needs. This directory is a copy for viewing: the
+machine that submitted the run stays its client, starts the next groups of a workflow, and removes
+what is left on the cluster.
 """
 
 import base64
@@ -46,7 +47,7 @@ from torchmuster.workflow.plan import WorkflowPlan
 
 _PLANS = (orders.PLAN_FILE, orders.SWEEP_FILE, orders.SUBMITTED_FILE)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
-_LOOK_S = 10.0  # at the Jobs of a workflow: each look is a question to the API
+_LOOK_S = 10.0  # between looks at the Jobs of a workflow: each look is an API request
 _END_S = 60.0
 _AGAIN_S = 0.5
 _Job = Mapping[str, Any]
@@ -54,10 +55,10 @@ _Place = tuple[str, str]  # context and namespace
 
 
 def find_on_clusters(word: str) -> RunDir | None:
-    """Return a directory of a run that a cluster of the user's settings knows; None where none does, or can be asked.
+    """Return a directory for a run that is on a cluster of the user's sites; None if none has it.
 
     Raises:
-        MusterError: A cluster has it, and it can't be looked at from here.
+        MusterError: A cluster has it, and it can't be viewed from here.
     """
     with contextlib.suppress(ManyErrors):
         sites = load_sites(os.getcwd(), os.environ, schedulers())
@@ -97,17 +98,17 @@ def _run_id(job: _Job) -> str:
 
 
 def _secrets_of(job: _Job) -> tuple[str, ...]:
-    """Return the names of the Secrets that a Job's pods see: of several Jobs of a group they are those of the first."""
+    """Return the Secrets that a Job's pods mount; all Jobs of a group mount the first one's."""
     volumes = job.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ())
     sources = [one for volume in volumes for one in volume.get("projected", {}).get("sources", ())]
     names = tuple(one["secret"]["name"] for one in sources if "secret" in one)
-    # Of an earlier version there is one.
+    # Earlier versions had one.
     names = names or tuple(one["secret"]["secretName"] for one in volumes if "secret" in one)
     return names or (job["metadata"]["labels"].get(RUN_LABEL, ""),)
 
 
 def _read_secrets(place: _Place, names: Sequence[str]) -> tuple[dict[str, bytes], PodOrder]:
-    """Return the files of these Secrets until a plan is among them, and what the pods that share them were told.
+    """Return the files of these Secrets up to the one with the plan, and the pods' order.
 
     Raises:
         EngineError: They can't be read.
@@ -129,7 +130,7 @@ def _read_secrets(place: _Place, names: Sequence[str]) -> tuple[dict[str, bytes]
             fix="another version of muster has submitted it: ask with that one",
         ) from error
     if not _RUN_ID.fullmatch(order.run_id):
-        # Whoever may make Jobs there has written it, and it becomes a path here.
+        # Anybody who may create Jobs there could have written it, and it becomes a path here.
         raise EngineError(f"`{order.run_id}` is not the id of a run", where=f"secret/{name}")
     return files, order
 
@@ -154,10 +155,10 @@ def _copy_here(place: _Place, job: _Job) -> RunDir:
 
 
 def _run_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, bytes]:
-    """Return what the client of a run has of it, by name.
+    """Return the files for a run directory here, by name.
 
     Raises:
-        EngineError: Its Secret has no plan.
+        EngineError: Its Secrets lack the plan or the key.
     """
     plan = orders.SWEEP_FILE if order.is_sweep else orders.PLAN_FILE
     if plan not in files or orders.KEY_FILE not in files:
@@ -167,16 +168,16 @@ def _run_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, bytes]:
         )
     return {
         RunDir.secret: files[orders.KEY_FILE],
-        plan: files[plan],  # it has the same name in a run directory
+        plan: files[plan],  # has the same name in a run directory
         os.path.join("pods", orders.ORDER_FILE): files[orders.ORDER_FILE],
     }
 
 
 def _workflow_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, bytes]:
-    """Return the plan of a workflow, which each of its groups brings along.
+    """Return the files for a workflow's directory; each of its groups brings the plan along.
 
     Raises:
-        EngineError: It does not, or it can't be read.
+        EngineError: The plan is missing or can't be read.
     """
     try:
         key = files[orders.KEY_FILE]
@@ -193,9 +194,9 @@ def _workflow_files(files: Mapping[str, bytes], order: PodOrder) -> dict[str, by
 
 
 def _make(run_dir: RunDir, files: Mapping[str, bytes], made_at: float | None) -> None:
-    """Write these files of a new run directory, of when its Job was made: all, or nothing."""
+    """Create a run directory with these files, dated as its Job; leave nothing on failure."""
     try:
-        os.makedirs(run_dir.path, mode=0o700)  # the mode is of the last folder alone
+        os.makedirs(run_dir.path, mode=0o700)  # the mode applies to the last folder only
     except OSError as error:
         raise _no_folder(run_dir, error) from error
     try:
@@ -222,11 +223,11 @@ def _no_folder(run_dir: RunDir, error: OSError) -> NotFoundError:
     )
 
 
-# A workflow: its groups come one by one, so they are looked for again and again.
+# A workflow: its groups start one by one, so the search repeats.
 
 
 def is_elsewhere(run_dir: RunDir) -> bool:
-    """Say whether a run directory is that of a workflow in pods which another machine has submitted."""
+    """Say whether this is a copy of a workflow in pods that another machine submitted."""
     return _place(run_dir) is not None
 
 
@@ -237,10 +238,10 @@ def _place(run_dir: RunDir) -> _Place | None:
 
 
 def look_for_groups(run_dir: RunDir) -> None:
-    """Note those groups of the workflow that have Jobs by now.
+    """Record the groups of the workflow that have Jobs by now.
 
     Raises:
-        MusterError: The cluster can't be asked.
+        MusterError: The cluster can't be queried.
     """
     place, plan = _place(run_dir), read_workflow(run_dir)
     if place is None or plan is None:
@@ -264,7 +265,7 @@ def look_for_groups(run_dir: RunDir) -> None:
 
 
 def _note_group(run_dir: RunDir, order: PodOrder, place: _Place, jobs: Sequence[_Job]) -> str:
-    """Write what its owner has of a group's Jobs; return the first one's id."""
+    """Write the files that the owner has for a group's Jobs; return the first Job's id."""
     group = run_dir.group(order.group or "")
     os.makedirs(os.path.join(group.path, "pods"), mode=0o700, exist_ok=True)
     path = os.path.join(group.path, "pods", orders.ORDER_FILE)
@@ -280,7 +281,7 @@ def _note_group(run_dir: RunDir, order: PodOrder, place: _Place, jobs: Sequence[
 
 
 def catch_up_groups(run_dir: RunDir) -> None:
-    """Bring the copies of all groups up to date; silent where that can't be done."""
+    """Update the copies of all groups; ignore errors."""
     with contextlib.suppress(MusterError):
         look_for_groups(run_dir)
     for group in _open_groups(run_dir):
@@ -292,22 +293,22 @@ def catch_up_groups(run_dir: RunDir) -> None:
 
 
 def _open_groups(run_dir: RunDir) -> list[str]:
-    """Return the groups that have begun and left no outcome here."""
+    """Return the groups that have begun and have no outcome here."""
     begun = atomic.read_json(run_dir.jobs)["jobs"]
     return [group for group in begun if read_outcome(run_dir, group) is None]
 
 
 @contextlib.contextmanager
 def groups_copied(run_dir: RunDir) -> Iterator[None]:
-    """Bring the copies of all groups up to date again and again while somebody looks."""
+    """Update the copies of all groups repeatedly while the context is open."""
     with looking("groups", _LOOK_S, lambda: catch_up_groups(run_dir)):
         yield
 
 
 def cancel_groups(run_dir: RunDir) -> bool:
-    """End the groups that run, and remove their Jobs; say whether the workflow is one of another machine.
+    """End the running groups and remove their Jobs; return False for a workflow of this machine.
 
-    Groups that have not begun are for the owner to leave out: it ends those that need the output of one that was cancelled.
+    The owner handles groups that have not begun: it ends those that need a cancelled one's output.
 
     Raises:
         MusterError: The cluster refuses.
@@ -333,7 +334,7 @@ def cancel_groups(run_dir: RunDir) -> bool:
 
 
 def _is_gone(run_dir: RunDir, group: str) -> bool:
-    """Say whether a group's first pod is: its owner has taken what there was."""
+    """Say whether a group's first pod is gone: the owner has fetched what there was."""
     order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
     with contextlib.suppress(MusterError):
         return order is None or job_id is None or find_pod(job_id, order.index) is None

@@ -1,4 +1,4 @@
-"""The end of a run in pods as its client brings it about: a cancel that leaves a record, and nothing on the cluster."""
+"""Ending a run in pods from the client: a cancel leaves a record here, nothing on the cluster."""
 
 import contextlib
 import os
@@ -38,13 +38,13 @@ from torchmuster.multirun.sweep.arrays import read_arrays
 _ASK_S = 20.0
 _END_S = 60.0
 _LOOK_S = 0.5
-_CAUGHT_UP: set[str] = set()  # by this process
+_CAUGHT_UP: set[str] = set()  # run directories that this process has caught up
 
 
 def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
-    """Bring the copy of a run in pods up to date, where it is one and goes on; silent where that can't be done.
+    """Update the copy of a run in pods if it has not ended; ignore errors.
 
-    A command that looks again and again does so once, or follows the run.
+    A process does so once for each run, except with `again`.
     """
     order, job_id = pod_order(run_dir), job_of(run_dir)
     if order is None or job_id is None or order.is_sweep or read_result(run_dir) is not None:
@@ -74,7 +74,7 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
         release.look(asks=not mirror.is_connected, is_known=is_known)
     if mirror.is_complete and is_submitted_here(run_dir):
         with contextlib.suppress(MusterError):
-            remove(job_id)  # all is here
+            remove(job_id)  # everything is here
         return
     with contextlib.suppress(MusterError, OSError):
         LossNotes(run_dir, order, job_id, lambda _: None).look()
@@ -88,7 +88,7 @@ def _no_reach(run_dir: RunDir) -> str:
 
 
 def _keep_log(run_dir: RunDir, job_id: str, error: NotAllowedError) -> None:
-    """Take what the first pod has written, where its record can't be read; and note why."""
+    """Save the first pod's log, as the record can't be read, and note why."""
     pod = find_pod(job_id, 0)
     if pod is None:
         return
@@ -97,7 +97,7 @@ def _keep_log(run_dir: RunDir, job_id: str, error: NotAllowedError) -> None:
 
 
 def words_on_reach(run_dir: RunDir) -> str | None:
-    """Return why not all of its record is known of a run in pods that goes on; None where it is."""
+    """Return why the copy of a running run is incomplete; None if it is not."""
     noted = atomic.read_json(_no_reach(run_dir))
     if not isinstance(noted, dict) or read_result(run_dir) is not None:
         return None
@@ -107,10 +107,10 @@ def words_on_reach(run_dir: RunDir) -> str | None:
 
 
 def keep_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = None) -> None:
-    """Take the result from the first pod's last message, where its record did not come.
+    """Save the result from the first pod's last message, as the record did not come.
 
     Raises:
-        EngineError: The cluster can't be asked.
+        EngineError: The cluster can't be queried.
     """
     pod = find_pod(job_id, 0)
     result = result_of_pod(pod, run_dir)
@@ -118,7 +118,7 @@ def keep_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = No
     if result is None or order is None or pod is None:
         return
     result = explain_loss(result, run_dir, order, job_id)
-    # A cancel removes the Job all the same.
+    # A cancel removes the Job in any case.
     if result.attempts > 0 and not os.path.exists(run_dir.cancelled):
         missing = explain_missing(result.state, order, job_id, pod, lacks_right)
         report = result.report
@@ -136,7 +136,7 @@ def keep_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = No
 def explain_missing(
     state: RunState | State, order: PodOrder, job_id: str, pod: Pod | None, lacks_right: str | None
 ) -> Report:
-    """Return a report on a run, or a group of a workflow, of which at most the last message came: its Job stays."""
+    """Return a report on a run or group of which at most the last message came; its Job stays."""
     _, namespace, _ = place_of(job_id)
     lies = "went with its first pod, which somebody has deleted"
     hint = "`claims` and `home` of the site keep files on a volume"
@@ -156,7 +156,9 @@ def explain_missing(
 
 
 def cancel_run(run_dir: RunDir) -> bool:
-    """End a run in pods: its owner ends it, its record comes, then all objects go. Say whether it is one.
+    """Cancel a run in pods; return False if it is not one.
+
+    The owner ends it, its record comes here, then all objects are removed.
 
     Raises:
         EngineError: The cluster refuses.
@@ -183,7 +185,7 @@ def cancel_run(run_dir: RunDir) -> bool:
 
 
 def remove_left(run_dir: RunDir) -> list[str]:
-    """Remove what an ended run has left on its cluster: whose files did not come here, or whose owner was killed.
+    """Remove what an ended run left on its cluster, as its files did not come or its owner died.
 
     Raises:
         EngineError: The cluster refuses.
@@ -198,7 +200,7 @@ def remove_left(run_dir: RunDir) -> list[str]:
 
 
 def remove_groups(run_dir: RunDir) -> list[str]:
-    """Remove what a workflow whose owner was killed has left on its cluster; return the Jobs.
+    """Remove what a workflow with a killed owner left on its cluster; return the Jobs.
 
     Raises:
         EngineError: The cluster refuses.
@@ -215,7 +217,7 @@ def remove_groups(run_dir: RunDir) -> list[str]:
 
 
 def remove_group(run_dir: RunDir, name: str, job_id: str) -> list[str]:
-    """Remove all objects of a group whose first Job has this id; return its Jobs.
+    """Remove all objects of a group, by its first Job's id; return its Jobs.
 
     Raises:
         EngineError: The cluster refuses.
@@ -227,7 +229,7 @@ def remove_group(run_dir: RunDir, name: str, job_id: str) -> list[str]:
 
 
 def remove_jobs(job_ids: Sequence[str], set_id: str | None) -> None:
-    """Remove all objects of a group: of each Job, or of the JobSet that they belong to.
+    """Remove all objects of a group: of each Job, or of their JobSet.
 
     Raises:
         EngineError: The cluster refuses.
@@ -249,7 +251,7 @@ def remove(job_id: str) -> None:
 
 
 def tell_owner(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
-    """Let the owner in the first pod end its run, or its group of a workflow.
+    """Ask the owner in the first pod to end its run or group.
 
     Raises:
         MusterError: The pod does not run, or can't be reached.
@@ -260,7 +262,7 @@ def tell_owner(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
     note = os.path.join(order.folder, os.path.basename(run_dir.cancelled))
     with forward(job_id, pod.name, order.port) as way:
         words = [*call_argv(run_dir.secret, way.port), "127.0.0.1"]
-        # The owner looks for the note when the signal comes: so it knows that a user ends the run, not a node.
+        # The owner checks for the note on the signal, to tell a user's cancel from a lost node.
         proc.ask([*words, f'echo "{{}}" >"{note}" && kill -TERM 1'], b"", _ASK_S)
 
 

@@ -1,4 +1,4 @@
-"""Takes what runs in pods have left and their clients could not: from first pods while they wait, or from a volume."""
+"""Fetches what runs in pods left: from first pods while they wait, or from a volume."""
 
 import contextlib
 import json
@@ -30,23 +30,23 @@ from torchmuster.kubernetes.pods.reach import (
 from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.multirun.sweep.arrays import read_arrays
 
-_START_S = 300.0  # for a pod that only reads; an image may have to be pulled
+_START_S = 300.0  # for a reading pod; an image may have to be pulled
 _DOOR_S = 30.0
 _LOOK_S = 0.5
 _ASK_S = 25.0
-_LIFE_S = 1800  # of that pod, should its client die
+_LIFE_S = 1800  # of that pod if its client dies
 _MOST_NAME = 48
 _FETCH = "-fetch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLeft:
-    """One record: of a run, of a group of a workflow, or of a member of a sweep.
+    """One record: of a run, a workflow group or a sweep member.
 
     Attributes:
-        name: For sentences.
-        run_dir: Its folder here, of a group that of the workflow.
-        result: The file here that says how it ended.
+        name: Its name in messages.
+        run_dir: Its directory here; for a group the workflow's.
+        result: The file here with its result.
     """
 
     name: str
@@ -57,11 +57,11 @@ class RecordLeft:
 
 
 def fetch(run_dir: RunDir, say: Callable[[str], None]) -> None:
-    """Bring here what has not come of a run, a workflow or a sweep in pods.
+    """Fetch what is missing here of a run, a workflow or a sweep in pods.
 
     Raises:
-        UsageError: It is none.
-        MusterError: Some of it is not there any more, or can't be reached; all that could be had is here by then.
+        UsageError: It has nothing in pods.
+        MusterError: Some of it is gone or can't be reached; the rest has been fetched.
     """
     name = short_id(os.path.basename(run_dir.path))
     parts = list(_parts(run_dir))
@@ -89,7 +89,7 @@ def fetch(run_dir: RunDir, say: Callable[[str], None]) -> None:
 
 
 def _parts(run_dir: RunDir) -> Iterator[RecordLeft]:
-    """Yield what a directory of the user has in pods."""
+    """Yield the records in pods of a run, workflow or sweep directory."""
     name = short_id(os.path.basename(run_dir.path))
     order, job_id = pod_order(run_dir), job_of(run_dir)
     if order is not None and job_id is not None and not order.members:
@@ -121,7 +121,7 @@ def _parts(run_dir: RunDir) -> Iterator[RecordLeft]:
 
 
 def _is_ours(run_dir: RunDir) -> bool:
-    """Say whether this machine has made the Jobs."""
+    """Say whether this machine made the Jobs."""
     arrays = read_arrays(run_dir)
     if arrays is not None:
         return arrays.request is not None
@@ -131,7 +131,7 @@ def _is_ours(run_dir: RunDir) -> bool:
 
 
 def _remove(part: RecordLeft) -> None:
-    """Remove the Job of a record that is here, or all Jobs of its group."""
+    """Remove the Job of a record, or all Jobs of its group."""
     if part.order.group is None:
         remove(part.job_id)
     else:
@@ -151,10 +151,10 @@ def _is_up(part: RecordLeft) -> bool:
 def _take(
     part: RecordLeft, job_id: str, say: Callable[[str], None], *, reads_volume: bool = False
 ) -> None:
-    """Copy what a pod has of one record; the first pod ends with that.
+    """Copy one record from a pod; a waiting first pod then ends.
 
     Raises:
-        MusterError: It can't be reached, or the run goes on.
+        MusterError: The pod can't be reached, or the run has not ended.
     """
     _forget_missing(part)
     watch = PodWatch(job_id)
@@ -162,7 +162,7 @@ def _take(
     mirror.reader = job_id if reads_volume else None
     deadline = time.monotonic() + _DOOR_S
     mirror.catch_up()
-    while not mirror.is_connected and time.monotonic() < deadline:  # its door opens in a moment
+    while not mirror.is_connected and time.monotonic() < deadline:  # its server starts in a moment
         time.sleep(_LOOK_S)  # noqa: TID251  # asks a pod
         mirror.catch_up()
     if not mirror.is_connected:
@@ -176,7 +176,7 @@ def _take(
 
 
 def _take_from_volume(parts: Sequence[RecordLeft], say: Callable[[str], None]) -> None:
-    """Start one pod that sees the volume and serves sessions, and copy what lies there.
+    """Start one pod that mounts the volume and serves sessions, and copy the records from it.
 
     Raises:
         MusterError: It does not start, or the volume lacks a record.
@@ -204,10 +204,10 @@ def _take_from_volume(parts: Sequence[RecordLeft], say: Callable[[str], None]) -
 
 
 def _job_on_cluster(parts: Sequence[RecordLeft]) -> dict[str, Any]:
-    """Return the first Job of these that is still there: its pods have the volume.
+    """Return the first of these Jobs that still exists: it says how to mount the volume.
 
     Raises:
-        MusterError: None is.
+        MusterError: None exists.
     """
     for job_id in dict.fromkeys(part.job_id for part in parts):
         context, namespace, name = place_of(job_id)
@@ -223,7 +223,7 @@ def _job_on_cluster(parts: Sequence[RecordLeft]) -> dict[str, Any]:
 
 
 def _reader_of(job: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a Job of one pod like the others, without their devices, that owns no run and serves sessions."""
+    """Return a Job for one pod like the others, without devices, that only serves sessions."""
     template = json.loads(json.dumps(job["spec"]["template"]))
     metadata = template["metadata"]
     labels = metadata.get("labels", {}).items()
@@ -257,7 +257,7 @@ def _reader_of(job: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _forget_missing(part: RecordLeft) -> None:
-    """Forget an end that only says what did not come."""
+    """Delete a result that only says what did not come."""
     noted = atomic.read_json(part.result)
     if isinstance(noted, dict) and noted.get("exit_code") == MissingRecordError.exit_code:
         os.unlink(part.result)

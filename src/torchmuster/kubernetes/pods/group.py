@@ -1,4 +1,4 @@
-"""A group of a workflow in pods, as the owner of the workflow sees it: Jobs on a cluster, and a copy of their record."""
+"""A workflow group in pods, for the workflow's owner: Jobs on a cluster, a copy of the record."""
 
 import asyncio
 import contextlib
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _ASK_S = 1.0
-_LATE_S = 15.0  # from the Job's end to its record
+_LATE_S = 15.0  # from the Job's end to that of its record
 
 
 @dataclass(slots=True)
 class PodGroup:
-    """One group: its Jobs are made, followed and removed.
+    """One group: creates, follows and removes its Jobs.
 
     Attributes:
-        hear: Gets what its head and its tasks say, as from a head on this machine.
+        hear: Gets the messages of head and tasks, as from a head on this machine.
     """
 
     plan: WorkflowPlan
@@ -68,7 +68,7 @@ class PodGroup:
     site: "Site"
     hear: Callable[[messages.Message], None]
     say: Callable[[str], None]
-    pid: int = 0  # no process of this machine
+    pid: int = 0  # there is no process on this machine
     _pods: GroupPods | None = None
     _job_ids: list[str] = field(default_factory=list)
     _set_id: str | None = None
@@ -89,16 +89,16 @@ class PodGroup:
     _lacks_record: bool = False
 
     def __post_init__(self) -> None:
-        """Read its record from the beginning."""
+        """Follow the record from its beginning."""
         self._follow = Follow(self.run_dir.group(self.group.name).events)
 
     async def start(self, start: GroupStart) -> tuple[str, int]:
-        """Make the Jobs; what the head is told stands in what they bring along.
+        """Create the Jobs; the pods find their order in the Secrets.
 
         Raises:
-            MusterError: The cluster refuses one of them; those before it are removed.
+            MusterError: The cluster refuses one of them; the earlier ones are removed.
         """
-        del start  # pods that are made again go on counting by themselves
+        del start  # replacement pods continue the attempt numbers by themselves
         await asyncio.to_thread(self._submit)
         return "", 0
 
@@ -114,7 +114,7 @@ class PodGroup:
             self._remove()
             raise
         finally:
-            # They are in the Secret now, or nowhere; here they have a file of their own.
+            # The credentials are in the Secret now, or not needed; delete the copy here.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder.path, "pods", CREDENTIALS_FILE))
         self._pods = pods
@@ -145,7 +145,7 @@ class PodGroup:
         self._mirror.start()
 
     async def follow(self, address: tuple[str, int]) -> GroupOutcome:
-        """Pass on what the group says until it has ended; then nothing of it is left on the cluster."""
+        """Pass on what the group reports until it has ended; then remove it from the cluster."""
         del address
         loop = asyncio.get_running_loop()
         ask_at, ended_at, seen = 0.0, None, -1
@@ -170,7 +170,7 @@ class PodGroup:
             await asyncio.to_thread(self._remove)
 
     def _joined(self, outcome: GroupOutcome) -> GroupOutcome:
-        """Return an outcome with what the cluster said of Jobs whose pods did not come, which the first pod can't know."""
+        """Add to the outcome why other Jobs' pods did not come; the first pod can't know."""
         if outcome.state is not State.FAILED_START_ERROR or outcome.report is None:
             return outcome
         said = tuple(map(describe_job, self._waiting.values()))
@@ -182,7 +182,7 @@ class PodGroup:
         return joined
 
     async def _with_datasets(self, outcome: GroupOutcome) -> GroupOutcome:
-        """Make versions of datasets of the outputs that have come, where datasets are in a folder of this machine."""
+        """Make dataset versions from outputs that have come, if datasets are in a folder here."""
         if self._pods is None or self._lacks_record or not keeps_datasets_here(self._pods.order):
             return outcome
         completed = {one.task for one in outcome.tasks if one.state is State.COMPLETED}
@@ -224,7 +224,7 @@ class PodGroup:
         atomic.write_json(path, codec.to_plain(outcome))
 
     def _look(self) -> bool:
-        """Say what the cluster says; return whether the first Job is over. What can't start is ended."""
+        """Report the cluster's news; end what can't start; return whether the first Job is over."""
         views = view_jobs(DIALECT, self._job_ids)
         late = (JobState.PENDING, JobState.HELD)
         self._waiting = {
@@ -256,7 +256,7 @@ class PodGroup:
         return self._is_gone or (first is not None and first.state.is_final)
 
     def _wait_for_room(self, views: Sequence[JobView]) -> None:
-        """Let the first pod wait on while the cluster has no room for others; end what its `queue_timeout` ends."""
+        """Let the first pod wait while the cluster lacks room, up to the `queue_timeout`."""
         short = [view for view in views if lacks_room(view)]
         now, limit_s = time.monotonic(), self.group.queue_timeout_s
         self._short_since = (self._short_since or now) if short else None
@@ -280,7 +280,7 @@ class PodGroup:
         return replace(self._failed(error), state=State.FAILED_QUEUE_TIMEOUT)
 
     def _explain_losses(self) -> None:
-        """Say why a task has lost its pod, as soon as the cluster knows it: its agent is only gone."""
+        """Report why a task has lost its pod, once the cluster knows: its agent is only gone."""
         for task, (until, begun) in list(self._lost.items()):
             said = ""
             with contextlib.suppress(MusterError):
@@ -307,7 +307,7 @@ class PodGroup:
             self.hear(messages.Event(name="group_waits", time="", fields=fields))
 
     def _pass_on(self) -> None:
-        """Give on what has come of the record since the last look."""
+        """Pass on what has come of the record since the last call."""
         for one in self._follow.events():
             self._note_loss(one)
             fields = fields_of(one.event)
@@ -330,13 +330,13 @@ class PodGroup:
                 names = os.listdir(folder)
             except OSError:
                 continue
-            # After the first pod was made again on an empty disk, they do not begin with 0.
+            # After a replacement of the first pod on an empty disk, attempts do not begin with 0.
             numbers = (name.removeprefix("attempt-") for name in names)
             for attempt in sorted(int(number) for number in numbers if number.isdecimal()):
                 yield task.name, self.run_dir.task_log(self.group.name, task.name, attempt)
 
     def _end_without_record(self) -> None:
-        """Take the outcome from the first pod's last message, or say that there is none."""
+        """Save the outcome from the first pod's last message, or a failure without a record."""
         outcome = None
         with contextlib.suppress(MusterError, ValueError, codec.CodecError, TypeError):
             pod = find_pod(self._job_ids[0], 0)
@@ -366,7 +366,7 @@ class PodGroup:
         self._keep(outcome)
 
     def _without_record(self, outcome: GroupOutcome, order: PodOrder, pod: Pod) -> GroupOutcome:
-        """Return what a group's last message says, which is no success: the outputs of its tasks are not here."""
+        """Return the outcome in a group's last message; no success, as outputs are missing."""
         first = self._job_ids[0]
         told = explain_group_loss(outcome, self.run_dir, order, first)
         if told.state is State.FAILED_START_ERROR:
@@ -391,10 +391,10 @@ class PodGroup:
             report=report_of_error(error),
         )
 
-    # Its end.
+    # Ending the group.
 
     def send_stop(self) -> None:
-        """Ask the head to stop its group; a group that has not begun ends at once."""
+        """Ask the head to stop its group; end a group that has not begun at once."""
         self._num_stops += 1
         asyncio.get_running_loop().run_in_executor(None, self._stop)
 
@@ -411,11 +411,11 @@ class PodGroup:
         tell_owner(self.run_dir, self._pods.order, self._job_ids[0])
 
     def kill(self) -> None:
-        """Remove the Jobs at once."""
+        """Fail the group at once; its follower then removes the Jobs."""
         self._keep(self._failed(MusterError("the group was killed")))
 
     def close(self) -> None:
-        """End what follows the group."""
+        """Stop following the group."""
         if self._watch is not None:
             self._watch.stop()
         if self._mirror is not None:
@@ -434,13 +434,13 @@ class PodGroup:
 
 
 def _has_own_reason(view: JobView | None) -> bool:
-    """Say whether a Job of a set waits for something of its own: a queue holds all of them for one reason."""
+    """Say whether a Job of a set waits for its own reason: a queue holds them all for one."""
     return view is not None and view.state is not JobState.HELD
 
 
 @dataclass(frozen=True, slots=True)
 class PodPlaces:
-    """The cluster on which the groups of a workflow run."""
+    """The cluster on which a workflow's groups run."""
 
     run_dir: RunDir
     site: "Site"
@@ -449,12 +449,12 @@ class PodPlaces:
     def conductor(
         self, plan: WorkflowPlan, group: GroupPlan, hear: Callable[[messages.Message], None]
     ) -> PodGroup:
-        """Return what conducts a group there."""
+        """Return the conductor of a group there."""
         return PodGroup(plan, group, self.run_dir, self.site, hear, self.say)
 
 
 def cluster_of(run_dir: RunDir, voice: TerminalVoice) -> PodPlaces | None:
-    """Return the cluster on which the groups of a workflow run; None for one of this machine."""
+    """Return the cluster on which a workflow's groups run; None for groups on this machine."""
     from torchmuster.launcher.engines.registry import schedulers
     from torchmuster.launcher.spec.site import load_sites
 

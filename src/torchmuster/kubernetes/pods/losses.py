@@ -1,8 +1,8 @@
-"""Why a run has lost a pod: what only the cluster knows, joined with what the ranks know into one verdict.
+"""Why a run lost a pod: joins what only the cluster knows with what the ranks know.
 
-A container that is killed as a whole, as for its memory, leaves nothing that could tell. The head sees a connection that ends,
-the cluster has the reason, and neither asks the other: this is done by the client, when the record tells of a loss and when a
-result has come.
+A container that is killed as a whole, e.g. out of memory, can report nothing. The head sees a lost
+connection, the cluster has the reason, and neither asks the other. So the client joins them, when
+the record reports a loss and when a result has come.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ from torchmuster.workflow.owner.view import read_workflow
 
 _OUT_OF_MEMORY = "OOMKilled"
 _TWICE = 2
-_HAS_LEFT = "has left"  # of the event on the attempt that follows
-LOSS_KNOWN_S = 120.0  # from a loss to the word of the cluster: of a dead node after 46 s
-_CLOCKS_S = 5.0  # by which those of two nodes may differ; a pod is made again after 10 s
+_HAS_LEFT = "has left"  # in the event of the next attempt
+LOSS_KNOWN_S = 120.0  # from a loss to the cluster's reason: 46 s for a dead node
+_CLOCKS_S = 5.0  # by which the clocks of two nodes may differ; a replacement pod takes 10 s
 _MORE = f"{MORE_MEMORY} (`--mem`, or `memory` of the site; what is in /dev/shm counts)"
 
 
 def explain_loss(result: Result, run_dir: RunDir, order: PodOrder, job_id: str) -> Result:
-    """Return the result with the cluster's reason, where the run has failed by the loss of a pod that the cluster knows of."""
+    """Add the cluster's reason to the result of a run that failed by the loss of a known pod."""
     cause, report = result.cause, result.report
     if report is not None and MORE_MEMORY in (report.hint or ""):
         hint = (report.hint or "").replace(MORE_MEMORY, _MORE, 1)
@@ -70,7 +70,7 @@ def explain_loss(result: Result, run_dir: RunDir, order: PodOrder, job_id: str) 
 def explain_group_loss(
     outcome: GroupOutcome, run_dir: RunDir, order: PodOrder, job_id: str
 ) -> GroupOutcome:
-    """Return the outcome with the cluster's reason, where the task that failed has lost a pod that the cluster knows of."""
+    """Add the cluster's reason to the outcome if the failed task lost a pod the cluster knows."""
     report = outcome.report
     failed = (one for one in outcome.tasks if report is not None and _is_about(report, one))
     task = next(failed, None)
@@ -94,17 +94,17 @@ def explain_group_loss(
 def explain_task_loss(
     run_dir: RunDir, order: PodOrder, task: str, job_id: str, begun: float | None
 ) -> str:
-    """Return what the cluster says of the pod that a task has lost; empty where it says nothing.
+    """Return the cluster's reason for a task's lost pod; empty if it has none.
 
     Args:
-        run_dir: Of the workflow.
-        order: What the pods of the group were told.
-        task: Its name.
+        run_dir: The workflow's directory.
+        order: The order of the group's pods.
+        task: The task's name.
         job_id: The group's first Job.
-        begun: When the task's attempt did, in seconds since 1970; None where that is not known.
+        begun: The start of the task's attempt, in seconds since 1970; None if unknown.
 
     Raises:
-        EngineError: The cluster can't be asked.
+        EngineError: The cluster can't be queried.
     """
     pod = _last_gone(_pods_of_task(run_dir, order, task, job_id), begun)
     return _said_of(pod)[0] if pod is not None else ""
@@ -115,7 +115,7 @@ def _is_about(report: Report, task: TaskOutcome) -> bool:
 
 
 def _last_start(run_dir: RunDir, order: PodOrder, task: str) -> float | None:
-    """Return when a task was started last, in seconds since 1970; None where nothing says so."""
+    """Return when a task last started, in seconds since 1970; None if unknown."""
     begun = None
     for one in read_events(run_dir.group(order.group or "").events):
         if isinstance(one.event, TaskStartedEvent) and one.event.task == task:
@@ -124,7 +124,7 @@ def _last_start(run_dir: RunDir, order: PodOrder, task: str) -> float | None:
 
 
 def _pods_of_task(run_dir: RunDir, order: PodOrder, task: str, job_id: str) -> Iterator[Pod]:
-    """Yield the pods that a task has or had, in the order of their creation; those of a task are of one Job."""
+    """Yield the present and past pods of a task, in order of creation; all are of one Job."""
     places = [name.rpartition("-") for name in hosts_of_task(run_dir, order, task)]
     context, namespace, _ = place_of(job_id)
     for job in dict.fromkeys(job for job, _, _ in places):
@@ -135,7 +135,7 @@ def _pods_of_task(run_dir: RunDir, order: PodOrder, task: str, job_id: str) -> I
 
 
 def hosts_of_task(run_dir: RunDir, order: PodOrder, task: str) -> list[str]:
-    """Return what the pods of a task of a group are called, without their Service."""
+    """Return the host names of a task's pods, without their Service."""
     plan = read_workflow(run_dir)
     kinds = pod_kinds(plan.group(order.group or "")) if plan is not None else []
     named = (name for kind in kinds for name in kind.tasks)
@@ -165,7 +165,10 @@ def _out_of_memory(
 
 
 def early_out_of_memory(pods: Sequence[Pod]) -> Report | None:
-    """Return a report where two pods were killed for their memory: of a run that has not trained yet nobody else says so."""
+    """Report that two pods were killed for their memory before training began.
+
+    Nobody else reports this.
+    """
     dead = [(pod, pod.end) for pod in pods if pod.end is not None]
     killed = [(pod, end) for pod, end in dead if end.reason.word == _OUT_OF_MEMORY]
     if len(killed) < _TWICE:
@@ -198,7 +201,7 @@ def _with_reason(report: Report, pod: Pod) -> Report:
 
 
 def _said_of(pod: Pod) -> tuple[str, str]:
-    """Return the cluster's reason for the end of a pod, and what helps; empty where it has none."""
+    """Return the cluster's reason for a pod's end, and a hint; empty without a reason."""
     if pod.end is not None and pod.end.reason.word == _OUT_OF_MEMORY:
         return _memory_evidence(pod, pod.end), _MORE
     reason = pod.disruption or (pod.end.reason if pod.end is not None else None)
@@ -211,7 +214,10 @@ def _said_of(pod: Pod) -> tuple[str, str]:
 
 
 def note_removed(run_dir: RunDir, node: str, pod: Pod) -> None:
-    """Keep what the cluster says of a lost pod that is removed now: of a first one the record tells only when the next has begun."""
+    """Save the cluster's reason for a lost pod that is being removed.
+
+    The record mentions the loss of a first pod only when its replacement has begun.
+    """
     kept = {**_removed(run_dir), node: [time.time(), _said_of(pod)[0]]}
     with contextlib.suppress(OSError):
         atomic.write_json(_removed_file(run_dir), kept)
@@ -233,18 +239,18 @@ def _with_hint(report: Report, hint: str) -> Report:
 def _lost_pod(
     pods: Iterable[Pod], order: PodOrder, node: str, start: AttemptRecord | None
 ) -> Pod | None:
-    """Return the pod that was lost; one of its name may be there by now, and others may have ended in earlier attempts.
+    """Return the pod that was lost in an attempt: neither its replacement nor an earlier one.
 
-    Where the record does not say which (`node` is empty), it is the last one.
+    With an empty `node`, return the last lost pod.
     """
     of_node = (pod for pod in pods if not node or order.host(pod.index) == node)
     return _last_gone(of_node, start.began if start is not None else None)
 
 
 def _last_gone(pods: Iterable[Pod], begun: float | None) -> Pod | None:
-    """Return the last of these pods that has ended, or is taken away, since a moment."""
+    """Return the last of these pods that has ended, or is being taken away, since a moment."""
     found = None
-    for pod in pods:  # in the order of their creation
+    for pod in pods:  # in order of creation
         ended_at = pod.end.ended_at if pod.end is not None else None
         is_earlier = begun is not None and ended_at is not None and ended_at + _CLOCKS_S < begun
         if (pod.end is not None or pod.disruption is not None) and not is_earlier:
@@ -253,13 +259,13 @@ def _last_gone(pods: Iterable[Pod], begun: float | None) -> Pod | None:
 
 
 def _start_of(run_dir: RunDir, attempt: int) -> AttemptRecord | None:
-    """Return what the record says of an attempt; None where it has not come."""
+    """Return the record of an attempt; None if it has not come."""
     attempts = record_of(run_dir).attempts
     return next((one for one in attempts if one.number == attempt), None)
 
 
 def _ranks_on(cause: WorkerEnd, attempt: AttemptRecord | None) -> str:
-    """Return `ranks 4-7 of 8 on `, as far as the record tells."""
+    """Return `ranks 4-7 of 8 on `, or an empty string if the record lacks them."""
     for node in attempt.start.nodes if attempt is not None else ():
         if attempt is not None and name_alone(node.node) == name_alone(cause.node):
             word = "rank" if node.ranks.isdecimal() else "ranks"
@@ -269,12 +275,12 @@ def _ranks_on(cause: WorkerEnd, attempt: AttemptRecord | None) -> str:
 
 @dataclass(slots=True)
 class LossNotes:
-    """Notes why the attempts of a run lost a pod, while the cluster still knows it: a run that goes on has no verdict.
+    """Notes why attempts lost a pod while the cluster knows it: a running run has no verdict.
 
-    The record is the pods', so these notes are a file beside it; views join them.
+    The record belongs to the pods, so these notes are a separate file; views join both.
 
     Attributes:
-        say: Gets a sentence for each.
+        say: Gets a message for each note.
     """
 
     run_dir: RunDir
@@ -288,13 +294,13 @@ class LossNotes:
     _reason: str | None = None
 
     def look(self, view: JobView | None = None) -> None:
-        """Ask for losses that have come since the last look, and for those that the cluster did not know yet.
+        """Query the cluster for new losses and for those it did not know the last time.
 
         Args:
-            view: The Job; a new reason may be that of a pod that is taken away, and soon known to nobody.
+            view: The Job; a new reason may be that of a leaving pod, which is soon forgotten.
 
         Raises:
-            EngineError: The cluster can't be asked.
+            EngineError: The cluster can't be queried.
         """
         if view is not None and view.reason != self._reason:
             self._reason = view.reason
@@ -317,18 +323,18 @@ class LossNotes:
                 del self._open[attempt]
 
     def _said_of_removed(self, node: str, start: AttemptRecord | None) -> str:
-        """Return what the cluster said of a pod that `note_removed` has kept; empty for none, or one of an earlier attempt."""
+        """Return the reason that `note_removed` saved, if any, unless for an earlier attempt."""
         kept = _removed(self.run_dir).get(node)
         begun = start.began if start is not None else 0.0
         return str(kept[1]) if kept is not None and float(kept[0]) + _CLOCKS_S > begun else ""
 
     def _read(self, noted: dict[str, str]) -> None:
-        """Take the losses that have come to the record."""
+        """Read new losses from the record."""
         try:
             size = os.path.getsize(self.run_dir.events)
         except OSError:
             return
-        if size < self._read_bytes:  # the record of a first pod that begins anew
+        if size < self._read_bytes:  # the record of a first pod that started from scratch
             self._seen.clear()
         if size == self._read_bytes:
             return
@@ -339,9 +345,9 @@ class LossNotes:
             self._seen.add(attempt)
 
     def _losses(self) -> Iterator[tuple[int, str]]:
-        """Yield the attempts that lost a pod, with its name; empty for one that was drained, which is no failure.
+        """Yield attempts that lost a pod, with its name; the name is empty for a drained pod.
 
-        Of a first pod that was drained the record of the next one tells.
+        A drained pod is no failure. If a first pod was drained, its successor's record says so.
         """
         goes_on: int | None = None
         for attempt in record_of(self.run_dir).attempts:

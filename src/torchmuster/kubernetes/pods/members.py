@@ -1,7 +1,7 @@
-"""Members of a sweep that are the pods of one Indexed Job: what they bring along, what they leave, and their end.
+"""Sweep members that are pods of one Indexed Job: what they bring, what they leave, their end.
 
-Each pod is a run of one pod. The Job needs no client; who looks copies here what running pods have written, and takes verdict
-and log of those that have ended from the cluster.
+Each pod is a run with one pod. The Job needs no client. A client copies here what running pods have
+written; for ended pods it takes verdict and log from the cluster.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ from torchmuster.multirun.sweep.members import lacks_files, member_dir
 from torchmuster.multirun.sweep.plan import SweepPlan
 from torchmuster.multirun.views.sweep_view import read_sweep
 
-_MOST_AT_ONCE = 8  # commands of kubectl
-_LOOK_S = 5.0  # without news of pods
+_MOST_AT_ONCE = 8  # kubectl commands
+_LOOK_S = 5.0  # without news about pods
 _PAUSE_S = 1.0
 _KEEP_CALL_S = 60.0
 
@@ -58,7 +58,7 @@ _KEEP_CALL_S = 60.0
 def submit_pods(
     plan: SweepPlan, run_dir: RunDir, request: JobRequest, members: Sequence[int], *, detach: bool
 ) -> str:
-    """Submit members of a sweep as one Job; return its id. What an earlier Job of the sweep has left goes.
+    """Submit members of a sweep as one Job; return its id. Remove the sweep's earlier Jobs.
 
     Raises:
         UsageError: The code or the plan is too large, or the script is not in its folder.
@@ -69,7 +69,7 @@ def submit_pods(
     for array in earlier:
         remove(array.job_id)
     noted = SweepArrays(engine=DIALECT.name, request=request, arrays=earlier)
-    write_arrays(run_dir, noted)  # should it be refused, a restart asks again
+    write_arrays(run_dir, noted)  # so that a restart can ask again if the cluster refuses
     job = bring_members(plan, run_dir, request, members, len(earlier), detach=detach)
     atomic.write_json(_job_file(run_dir), codec.to_plain(job))
     job_id = submit_script(job, run_dir.job_script, DIALECT)
@@ -83,11 +83,14 @@ def _job_file(run_dir: RunDir) -> str:
 
 
 def array_of(plan: SweepPlan, request: JobRequest, num_members: int, number: int) -> JobRequest:
-    """Return the request for so many members; `number` counts the Jobs of the sweep, whose pods may still be ending."""
+    """Return the request for `num_members` members in the sweep's Job with this number.
+
+    Each Job needs another name, as pods of earlier ones may still be ending.
+    """
     more = f"-{number}" if number else ""
     name = name_of(short_id(plan.run_id), num_members, more) + more
     array = JobArray(size=num_members, parallel=min(plan.slots, num_members))
-    # Of the time limit each member is told; the Job lasts as long as all of them.
+    # The time limit is for each member; the Job lasts as long as all of them.
     return replace(request, name=name, array=array, time_limit_s=None)
 
 
@@ -100,7 +103,7 @@ def bring_members(
     *,
     detach: bool,
 ) -> JobRequest:
-    """Return the job of these members with the files that their pods need; they are written into the run directory.
+    """Return the job with the files that its pods need; write them into the run directory.
 
     Raises:
         UsageError: The code or the plan is too large, or the script is not in its folder.
@@ -119,7 +122,7 @@ def bring_members(
         code_sha="",
         time_limit_s=request.time_limit_s,
         has_volume=keeps_runs(job),
-        # A slot is not held for files; what a function has returned is in the record alone.
+        # A slot does not wait for files; but a function's result is only in the record.
         keep_s=_KEEP_CALL_S if os.path.exists(run_dir.call) else 0.0,
         is_sweep=True,
         members=tuple(members),
@@ -139,11 +142,11 @@ def bring_members(
 
 @dataclass(slots=True)
 class MemberCopies:
-    """Copies what the pods of the newest Job of a sweep have written and left.
+    """Copies what the pods of a sweep's newest Job write and leave.
 
     Attributes:
-        job_id: Of the Job.
-        objects: Its Secret and Service; None on a machine that has not made them.
+        job_id: The id of the Job.
+        objects: The Job's Secret and Service; None on a machine that has not made them.
     """
 
     run_dir: RunDir
@@ -158,22 +161,22 @@ class MemberCopies:
 
     @classmethod
     def of(cls, run_dir: RunDir) -> "MemberCopies | None":
-        """Return those of a sweep; None for one that is not in pods, or has no Job yet."""
+        """Return the copies for a sweep; None if it is not in pods or has no Job yet."""
         plan, order, noted = read_sweep(run_dir), pod_order(run_dir), read_arrays(run_dir)
         if plan is None or order is None or noted is None or not noted.arrays:
             return None
         job_id = noted.arrays[-1].job_id
         watch, objects = PodWatch(job_id), None
-        with contextlib.suppress(codec.CodecError):  # of another machine's sweep there is none
+        with contextlib.suppress(codec.CodecError):  # missing for another machine's sweep
             job = codec.from_plain(JobRequest, atomic.read_json(_job_file(run_dir)))
             objects = ObjectsKept(job, job_id, watch, lambda _: None)
         return cls(run_dir, plan, order, job_id, watch, objects)
 
     def look(self, *, once: bool) -> None:
-        """Take what has ended; copy what runs: with `once` what there is now, else as long as it runs.
+        """Save the ends of members; copy running ones, with `once` up to now, else while they run.
 
         Raises:
-            EngineError: The cluster can't be asked.
+            EngineError: The cluster can't be queried.
         """
         open_ones = {index for index in range(len(self.order.members)) if self._is_open(index)}
         (argv,) = DIALECT.status_argv([self.job_id])
@@ -202,10 +205,10 @@ class MemberCopies:
                     self._mirrors[index].start()
 
     def close(self) -> None:
-        """End all copies, and take what has ended by now; of a sweep that is over nothing stays that has come here.
+        """Stop copying and save the ends so far; remove the Job if all members are here.
 
         Raises:
-            EngineError: The cluster can't be asked.
+            EngineError: The cluster can't be queried.
         """
         self._is_closed = True
         for mirror in self._mirrors.values():
@@ -218,7 +221,7 @@ class MemberCopies:
             remove(self.job_id)
 
     def _end_if_never(self, open_ones: set[int]) -> None:
-        """End a sweep whose pods can never start, e.g. for want of an image, with the cluster's sentence."""
+        """End a sweep whose pods can never start, e.g. without an image; report why."""
         view = view_jobs(DIALECT, [self.job_id]).get(self.job_id)
         report = self._never.judge(view, DIALECT)
         if report is None:
@@ -235,12 +238,12 @@ class MemberCopies:
         return read_result(folder) is None and not (mirror is not None and mirror.is_finishing)
 
     def _lacks(self, index: int) -> bool:
-        """Say whether files of a member that has ended did not come here."""
+        """Say whether files of an ended member did not come here."""
         result = read_result(member_dir(self.run_dir, self.plan, self.order.members[index]))
         return result is not None and lacks_files(result)
 
     def _release(self, index: int) -> None:
-        """Let the member of a dead node run on another one."""
+        """Let the member on a dead node run on another one."""
         member, order = self.place(index), self.order.of_member(index)
         with contextlib.suppress(MusterError):
             PlaceRelease(member, order, self.job_id, lambda _: None).look(asks=True)
@@ -259,7 +262,7 @@ class MemberCopies:
         return RecordMirror(member, order, self.job_id, self.watch, lambda _: None, takes=takes)
 
     def place(self, index: int) -> RunDir:
-        """Return the folder of a member, with what a client has of a run in pods."""
+        """Return a member's directory, with the files that a client has for a run in pods."""
         number = self.order.members[index]
         member = member_dir(self.run_dir, self.plan, number)
         if not os.path.isdir(member.path):
@@ -277,16 +280,16 @@ class MemberCopies:
         return member
 
     def _take_end(self, index: int, pod: Pod, state: JobState) -> None:
-        """Take verdict and log of a pod that has ended, where its record has not come."""
+        """Save verdict and log of an ended pod whose record has not come."""
         with contextlib.suppress(MusterError, OSError):
             if (mirror := self._mirrors.pop(index, None)) is not None:
                 mirror.stop()
             member = self.place(index)
             values = values_left_by(pod)
-            # On a volume the record itself can be fetched.
+            # With a volume the record itself can be fetched.
             if isinstance(values, dict) and not self.order.has_volume:
                 with open(member.training, "a") as file:
-                    file.write(f"\n{json.dumps(values)}\n")  # the line before may be a torn one
+                    file.write(f"\n{json.dumps(values)}\n")  # the line before may be incomplete
             result = result_of_pod(pod, member)
             if result is None:
                 why = str(pod.end.reason) if pod.end is not None else "nobody has seen its end"
@@ -298,7 +301,7 @@ class MemberCopies:
                     result = replace(result, state=RunState.SUCCEEDED, exit_code=0, report=None)
             with contextlib.suppress(EngineError):
                 text = log_of(self.job_id, pod)
-                # On a volume its record goes on from one that has not come here as a whole.
+                # With a volume its record may continue an earlier one that is not complete here.
                 newest = max(next_attempt(member), result.attempts, 1) - 1
                 log = member.rank_log(newest, 0)
                 os.makedirs(os.path.dirname(log), exist_ok=True)
@@ -310,7 +313,7 @@ class MemberCopies:
 
 
 def _with_missing(result: Result, num_files: int, pod: Pod) -> Result:
-    """Return the result of a member whose files went with its pod, before anybody had copied them."""
+    """Add to a member's result that files went with its pod before anybody copied them."""
     missing = f"{num_files} file{'s' if num_files > 1 else ''} that it made did not come here, and went with pod {pod.name}"
     if result.state is not RunState.SUCCEEDED and result.report is not None:
         report = replace(result.report, because=(*result.report.because, missing))
@@ -325,7 +328,7 @@ def _with_missing(result: Result, num_files: int, pod: Pod) -> Result:
 
 
 def catch_up_members(run_dir: RunDir) -> None:
-    """Bring here what the pods of a sweep have written and left; silent where that can't be done."""
+    """Copy here what the pods of a sweep have written and left; ignore errors."""
     copies = MemberCopies.of(run_dir)
     with contextlib.suppress(MusterError, OSError):
         if copies is not None:
@@ -334,7 +337,7 @@ def catch_up_members(run_dir: RunDir) -> None:
 
 @contextlib.contextmanager
 def members_copied(run_dir: RunDir) -> Iterator[None]:
-    """Copy what the pods of a sweep write, and take what they leave, while somebody looks."""
+    """Copy what the pods of a sweep write and leave, while the context is open."""
     copies, stopping = MemberCopies.of(run_dir), threading.Event()
     if copies is None:
         yield
@@ -362,7 +365,7 @@ def members_copied(run_dir: RunDir) -> Iterator[None]:
 
 
 def cancel_pods(run_dir: RunDir) -> None:
-    """End all members that run, by the end of their Job: pods get SIGTERM and their grace.
+    """End all running members by deleting their Job: pods get SIGTERM and their grace.
 
     Raises:
         EngineError: The cluster refuses.
@@ -375,7 +378,7 @@ def cancel_pods(run_dir: RunDir) -> None:
 
 
 def stop_pod(run_dir: RunDir, number: int) -> None:
-    """End one member by its owner: a pod that is deleted would be made again.
+    """End one member through its owner, as a deleted pod would be replaced.
 
     Raises:
         MusterError: Its pod does not run, or can't be reached.

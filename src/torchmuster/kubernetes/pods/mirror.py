@@ -1,7 +1,7 @@
-"""The client's copy of a run in pods: its record and logs come through the first pod's door, as they grow.
+"""The client's copy of a run in pods: record and logs come from the first pod as they grow.
 
-All views then work as for any run. The way breaks and is made again, from where the copy ends. Where it is not allowed, the log
-of the first pod and its last message tell what can be told.
+All views then work as for any run. A broken connection is made again, and the copy resumes. If the
+user may not connect to pods, the first pod's log and its last message give what they can.
 """
 
 import contextlib
@@ -43,26 +43,27 @@ _STATE_FILE = "pods/mirror.json"
 _LATE_S = 5.0
 _SLOW_S = 10.0
 _SAY_FAILURES = 4
-_REACH_AGAIN_S = 30.0  # a right that was taken away may come back
-_LOOK_S = 60.0  # without news: a watch that breaks begins with all pods, so none are missed
+_REACH_AGAIN_S = 30.0  # a revoked right may return
+_LOOK_S = 60.0  # without news: a watch that reconnects begins with all pods, so no change is missed
 
 
 class _CopyError(EngineError):
-    """The way stands, and files can't be written here."""
+    """The connection works, but files can't be written here."""
 
 
 @dataclass(slots=True)
 class RecordMirror:
-    """Copies the record of a run here until it has ended.
+    """Copies the record of a run here until the run has ended.
 
     Attributes:
-        show: Gets lines of the first pod's log, where that is all there is.
-        takes: Who follows is the one that the first pod waits for, and tells it when all has come.
-        reader: A Job whose only pod gives what the run has left on its volume; None: the first pod does.
-        is_finishing: All has come, and is put where it belongs.
-        is_complete: That is done.
-        holds_all: Nothing of it is in the pod alone.
-        lacks_right: What the user's Role lacks, where pods may not be reached.
+        show: Gets the lines of the first pod's log if nothing else is available.
+        takes: This client is the one the first pod waits for: tell the pod when everything has
+            come.
+        reader: A Job whose only pod sends what the run left on its volume; None for the first pod.
+        is_finishing: Everything has come and is being put into place.
+        is_complete: Everything is in place.
+        holds_all: Nothing is left that only the pod has.
+        lacks_right: The line that the user's Role lacks for connections to pods.
     """
 
     run_dir: RunDir
@@ -93,12 +94,12 @@ class RecordMirror:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, in a thread."""
+        """Start copying in a thread."""
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End, with what there is."""
+        """Stop copying and keep what has come."""
         self._stopping.set()
         if self._child is not None:
             self._child.send_signal(15)
@@ -135,7 +136,7 @@ class RecordMirror:
                     self._said.add(error.what)
                     self.say(f"{error.what}; it is tried again")
             except BROKEN as error:
-                failures += 1  # the next look of the follower tells where the pod is not there
+                failures += 1  # if the pod is gone, the follower's next look reports it
                 if failures == _SAY_FAILURES:
                     why = error.what if isinstance(error, MusterError) else str(error)
                     self.say(f"the first pod can't be reached: {why}; it is tried again")
@@ -143,20 +144,20 @@ class RecordMirror:
             self._stopping.wait(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
 
     def _wait(self, seen: int) -> None:
-        """Wait for news; `stop` wakes the watch, and has said so before, for who looked at the number only afterwards."""
+        """Wait for news. `stop` sets its flag before it wakes the watch: no wake-up is missed."""
         if not self._stopping.is_set():
             self.watch.wait(seen, _LOOK_S)
 
     @property
     def is_settled(self) -> bool:
-        """Say whether what the record tells has had time to come."""
+        """Say whether the connection has lasted long enough for the record to be up to date."""
         return self.is_connected and time.monotonic() > self._since + _LATE_S
 
     def look(self) -> None:
-        """Break a way to a pod that is not the first one any more: that of a dead node does not break by itself.
+        """Break the connection to a replaced first pod: a dead node's does not break by itself.
 
         Raises:
-            EngineError: The cluster can't be asked.
+            EngineError: The cluster can't be queried.
         """
         busy_s = self._copy.busy.elapsed_s if self._copy is not None else 0.0
         slow = f"{self.run_dir.path}: the disk does not answer: the copy of the record waits for it"
@@ -172,7 +173,7 @@ class RecordMirror:
             self._way.stop()
 
     def _follow(self, *, once: bool = False) -> bool:
-        """Copy until the way breaks; say whether the first pod runs."""
+        """Copy until the connection breaks; return False if the pod does not run."""
         where = (self.job_id, self.order.index) if self.reader is None else (self.reader, 0)
         pod = find_pod(*where)
         if pod is None or not pod.is_up:
@@ -189,7 +190,7 @@ class RecordMirror:
         return True
 
     def note_no_room(self, reason: str) -> None:
-        """Tell the first pod that others have no room on the cluster, by the way that there is: it waits on.
+        """Tell the connected first pod that others have no room on the cluster, so that it waits.
 
         Raises:
             MusterError: The command can't be started.
@@ -206,7 +207,7 @@ class RecordMirror:
         return [*call_argv(self.run_dir.secret, port), "127.0.0.1", command]
 
     def _send_code(self, port: int) -> None:
-        """Send the code, unless the pod has it: of this run, or on a volume from one before."""
+        """Send the code, unless the pod has it: from this run, or from one on the volume."""
         at_once = threading.Event()
         at_once.set()
         self._way = push = Push(self._argv(port, program("pod-keep --code")))
@@ -237,7 +238,7 @@ class RecordMirror:
         return Copy(self.run_dir.path, scope, mark)
 
     def _has(self, copy: Copy) -> "Iterator[messages.CopyHas]":
-        """Say how far the copy is, and of which pod's record where another one reads it from the volume."""
+        """Yield how far the copy is; for a reading pod, add the order that names the record."""
         order = codec.to_plain(self.order) if self.reader is not None else None
         for part in copy.has():
             yield replace(part, order=order)
@@ -247,7 +248,7 @@ class RecordMirror:
 
     @property
     def folder(self) -> str:
-        """Return the folder here of what is this record's alone."""
+        """Return the folder of this record's own files here."""
         group = self.order.group
         return self.run_dir.path if group is None else self.run_dir.group(group).path
 
@@ -265,7 +266,7 @@ class RecordMirror:
             case messages.FilePiece(path=path) if copy.scope.has(path):
                 copy.put(message)
             case messages.FilePiece():
-                return True  # what only a client writes here
+                return True  # only a client writes this here
             case messages.RemoteNote(text=text):
                 self.say(text)
             case messages.CopyEnd():
@@ -280,7 +281,7 @@ class RecordMirror:
         return True
 
     def _host_of(self, path: str) -> str | None:
-        """Return which pod's outputs these are; None for something else."""
+        """Return which pod's outputs these are; None for other files."""
         prefix, _, host = path.rpartition("/")
         hosts = [self.order.host(index) for index in range(self.order.num_pods)]
         if path == messages.OUTPUT_FILE:
@@ -310,14 +311,14 @@ class RecordMirror:
         atomic.write_json(os.path.join(self.folder, _STATE_FILE), {"mark": mark})
 
     def _forget_logs(self) -> None:
-        """Remove what was taken from the logs of pods: the record has the same, and pieces are written over it."""
+        """Remove what came from pods' logs: pieces of the record would be written over it."""
         logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
         for folder, _, names in os.walk(logs):
             for name in names:
                 os.unlink(os.path.join(folder, name))
 
     def _set_aside(self) -> None:
-        """Keep the copy of a record that has ended with its pod."""
+        """Set aside the copy of a record that ended with its pod."""
         base = os.path.join(self.folder, "earlier")
         os.makedirs(base, exist_ok=True)
         folder = os.path.join(base, str(len(os.listdir(base)) + 1))
@@ -371,7 +372,7 @@ class RecordMirror:
         self.is_complete = True
 
     def _joined(self, plain: "dict[str, object]") -> object:
-        """Return the result of a run, or of a group, with what only the cluster knows."""
+        """Add to the result of a run or group what only the cluster knows."""
         if self.order.group is not None:
             outcome = codec.from_plain(GroupOutcome, plain)
             told = explain_group_loss(outcome, self.run_dir, self.order, self.job_id)
@@ -381,10 +382,10 @@ class RecordMirror:
         result = codec.from_plain(Result, plain)
         return codec.to_plain(explain_loss(result, self.run_dir, self.order, self.job_id))
 
-    # Without the right to reach a pod.
+    # Without the right to connect to a pod.
 
     def _fall_back(self, error: MusterError) -> None:
-        """Show what the first pod writes for a while: the right may come back."""
+        """Show the first pod's log for a while; the right may return."""
         if self.lacks_right is None:
             hint = f" ({error.fix})" if error.fix else ""
             self.say(f"pods can't be reached from here, so their logs are followed instead{hint}")
@@ -402,7 +403,7 @@ class RecordMirror:
                 self.watch.wait(seen, max(0.0, until - time.monotonic()))
 
     def _follow_log(self, pod: str, until: float) -> None:
-        """Show what a pod writes, from where that ended the last time, until then."""
+        """Show a pod's log until a moment, continuing where the last call ended."""
         context, namespace, _ = place_of(self.job_id)
         argv = kubectl(
             context, namespace, "logs", f"pod/{pod}", f"--container={CONTAINER}", "--follow"
@@ -436,18 +437,18 @@ class RecordMirror:
 
 
 def holds_record(folder: str, job_id: str) -> bool:
-    """Say whether all of the record of a job has come to its folder here, and the files that it has left."""
+    """Say whether a job's whole record and its files have come to its folder here."""
     noted = atomic.read_json(os.path.join(folder, _STATE_FILE))
     return isinstance(noted, dict) and noted.get("complete") == job_id
 
 
 def result_of_pod(pod: Pod | None, run_dir: RunDir) -> Result | None:
-    """Return what the first pod left as its last message; None where there is nothing."""
+    """Return the result in the first pod's last message; None if there is none."""
     if pod is None or pod.end is None:
         return None
     try:
         plain = json.loads(pod.end.last_message)
-        if "error" in plain:  # of `kubernetes/node/start.py`, before there was a run
+        if "error" in plain:  # from `kubernetes/node/start.py`, before there was a run
             report = Report(
                 error=str(plain["error"]),
                 at=f"pod {pod.name} on {pod.node}",
@@ -463,20 +464,20 @@ def result_of_pod(pod: Pod | None, run_dir: RunDir) -> Result | None:
 
 
 def forget_copy(run_dir: RunDir) -> None:
-    """Let the next copy of a record begin anew: a log here is the pod's, which differs from that of the record."""
+    """Make the next copy start from scratch: a log from the pod differs from the record's."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(run_dir.path, _STATE_FILE))
 
 
 def files_left_in(pod: Pod) -> int:
-    """Return how many files a member of a sweep has made that went with its pod, if nobody has copied them before."""
+    """Return how many files of a sweep member went with its pod, if nobody copied them before."""
     with contextlib.suppress(ValueError, TypeError):
         return int(_left_by(pod, NUM_FILES_KEY))
     return 0
 
 
 def values_left_by(pod: Pod) -> object:
-    """Return the newest values that a member of a sweep has recorded, as an event; None for none."""
+    """Return the event with the newest values that a sweep member recorded; None for none."""
     return _left_by(pod, VALUES_KEY)
 
 

@@ -1,8 +1,8 @@
-"""What `muster engines check` runs in two pods: each says what it finds, and whether it reaches the other by name.
+"""The probe of `muster engines check`: runs in two pods, which report and reach each other.
 
     python probe.py FOLDER ...
 
-One line of JSON on standard output. Standard library only, and no torchmuster: the image's Python may be any.
+Prints one line of JSON. Standard library only, without torchmuster: the image may have any Python.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ import time
 
 PORT = 29421
 LIMIT_S = 30.0
-STAY_S = 60.0  # for the other one, which may only now import torch, and then call
+STAY_S = 60.0  # for the other pod, which may only now import torch and call later
 
 
 def look(folders: "list[str]") -> "dict[str, object]":
-    """Return what there is, as plain values."""
+    """Return the findings about this pod, as plain values."""
     found: dict[str, object] = {
         "host": platform.node(),
         "node": os.environ.get("MUSTER_POD_NODE", ""),
@@ -40,7 +40,7 @@ def look(folders: "list[str]") -> "dict[str, object]":
 
 
 def try_folder(folder: str) -> "dict[str, object]":
-    """Say whether a volume is there and can be written."""
+    """Say whether a volume exists and is writable."""
     path = os.path.join(folder, f".muster-check-{platform.node()}")
     try:
         with open(path, "w") as file:
@@ -52,7 +52,7 @@ def try_folder(folder: str) -> "dict[str, object]":
 
 
 def serve(is_called: threading.Event) -> socket.socket:
-    """Answer who calls, for as long as this process lives; note that somebody has."""
+    """Answer callers for as long as this process lives; set the event on the first call."""
     listening = socket.create_server(("", PORT), family=socket.AF_INET)
 
     def work() -> None:
@@ -68,7 +68,7 @@ def serve(is_called: threading.Event) -> socket.socket:
 
 
 def reach(host: str) -> "dict[str, object]":
-    """Say whether another pod is known by name and answers there."""
+    """Say whether another pod's name resolves and the pod answers."""
     begun, words = time.monotonic(), ""
     while time.monotonic() - begun < LIMIT_S:
         try:

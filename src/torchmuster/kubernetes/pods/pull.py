@@ -1,4 +1,7 @@
-"""Sessions with pods in which a copy of files travels: `Pull` brings it here, `Push` takes it there (`launcher/net/replica.py`)."""
+"""Sessions with pods that copy files: `Pull` copies from a pod, `Push` to it.
+
+They speak the protocol of `launcher/net/replica.py`.
+"""
 
 import contextlib
 import os
@@ -14,19 +17,19 @@ from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.frames import FrameReader, FrameWriter
 from torchmuster.launcher.net.replica import Copy, CopyState, Feed, Scope
 
-# Also what a damaged file or a hostile name raises: it must not end what tries again.
+# Includes what a damaged file or a hostile name raises, which must not end a retry loop.
 BROKEN = (MusterError, OSError, messages.FrameError, ValueError, RecursionError)
 _LIMIT_S, _LATE_S, _EVERY_S = 3600.0, 5.0, 2.0
 _HELD_S = 60.0  # to write what has come, and to rename it
 
 
 def program(words: str) -> str:
-    """Return the command by which a pod's shell starts a program of ours for its order."""
+    """Return the shell command that starts a program of ours in a pod with the pod's order."""
     return f'exec ${PROGRAMS_VARIABLE} {words} --order="${ORDER_VARIABLE}"'
 
 
 def start_beside(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> HasStatus:
-    """Open a session as a process of its own; `PodLines.start` carries it in this one."""
+    """Open a session as a separate process; `PodLines.start` runs it in this one."""
     return proc.start_beside(list(argv), stdin=stdin, stdout=stdout, stderr=stderr)
 
 
@@ -34,7 +37,7 @@ def start_beside(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> H
 def _session(
     argv: Sequence[str], start: Starts
 ) -> Iterator[tuple[FrameWriter, FrameReader, HasStatus]]:
-    """Open a session; give its two directions, and what stands for it."""
+    """Open a session; yield its two directions and its process."""
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
         child, to, out = start_between_pipes(start, argv, null)
@@ -52,7 +55,7 @@ def _session(
 
 
 def into(copy: Copy) -> Callable[[messages.RemoteMessage], bool]:
-    """Return what takes a feed's messages into a copy; OSError where it can't be written."""
+    """Return a function that writes a feed's messages to a copy; it raises OSError if it can't."""
 
     def take(message: messages.RemoteMessage) -> bool:
         match message:
@@ -69,8 +72,8 @@ class _Carried:
     """One session, which another thread may break.
 
     Args:
-        argv: The words that open it and run a program of ours there.
-        start: Opens it.
+        argv: The command that opens it and runs a program of ours there.
+        start: Starts the command.
     """
 
     def __init__(self, argv: Sequence[str], start: Starts = start_beside) -> None:
@@ -79,13 +82,13 @@ class _Carried:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Break the way, from another thread."""
+        """Break the connection, from another thread."""
         self._is_stopped = True
         if self._child is not None:
             self._child.send_signal(15)
 
     def _take(self, child: HasStatus) -> HasStatus:
-        """Keep what stands for the session; who has said stop while it opened means it, too."""
+        """Remember the session's process; end it if `stop` was called while it opened."""
         self._child = child
         if self._is_stopped:
             child.send_signal(15)
@@ -102,17 +105,17 @@ class Pull(_Carried):
         is_held: Callable[[], bool] = lambda: False,
         limit_s: float = _LIMIT_S,
     ) -> messages.CopyEnd | None:
-        """Read until `take` says that it has everything, or nothing more comes; return what was said at the end.
+        """Read until `take` returns False or nothing more comes; return the end message, if any.
 
         Args:
             has: How far the copy is.
-            take: Gets each message; says whether more is wanted.
-            is_held: Whether the other end may forget what it has, when nothing more is wanted.
-            limit_s: How long it may be silent.
+            take: Handles a message; returns whether more is wanted.
+            is_held: Says in the end whether the other side may forget what it has.
+            limit_s: How long the other side may be silent.
 
         Raises:
             MusterError: The command can't be started.
-            OSError: It ended before it was told, or nothing can be written here.
+            OSError: The connection broke, or nothing can be written here.
         """
         message: messages.RemoteMessage | None = None
         with _session(self._argv, self._start) as (writer, reader, child):
@@ -124,20 +127,20 @@ class Pull(_Carried):
             if is_held():
                 writer.send(messages.CopyHeld())
                 writer.close()
-                child.wait(_LATE_S)  # the word is on its way
+                child.wait(_LATE_S)  # the message is on its way
         return message if isinstance(message, messages.CopyEnd) else None
 
 
 class Push(_Carried):
-    """One feeding of a copy that `pod-keep` has."""
+    """One update of a copy that `pod-keep` holds."""
 
     def run(self, root: str, scope: Scope, mark: str, until: threading.Event) -> bool:
-        """Send what is new until then, and at last what is missing; say whether the pod holds all of it.
+        """Send what is new until the event is set, then the rest; say whether the pod holds it.
 
         Raises:
-            MusterError: The session can't be opened, or the pod can't keep it.
-            OSError: The way breaks.
-            FrameError: The other side speaks something else.
+            MusterError: The session can't be opened, or the pod can't keep the copy.
+            OSError: The connection breaks.
+            FrameError: The other side speaks another protocol.
         """
         with _session(self._argv, self._start) as (writer, reader, child):
             self._take(child)

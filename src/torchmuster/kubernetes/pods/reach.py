@@ -1,4 +1,4 @@
-"""Reach a pod from here: kubectl's port-forward, which needs the user's right to it, and breaks; who uses it calls again."""
+"""Reaches pods by kubectl's port-forward, which needs the user's right to it and may break."""
 
 import contextlib
 import os
@@ -28,19 +28,19 @@ from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.jobs.answers import ask_patiently, only_looks
 
 _ASK_S = 25.0
-_FORWARD_S = 60.0  # with a login plug-in or a VPN it takes its time
+_FORWARD_S = 60.0  # a login plug-in or a VPN may take long
 _LOOK_FORWARD_S = 8.0
 _LATE_S = 2.0
-MEMBER_JOB = os.path.join("pods", "job.json")  # in the folder of a sweep's member
+MEMBER_JOB = os.path.join("pods", "job.json")  # in the directory of a sweep member
 _LINE = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+) ->")
 
 
 class NotAllowedError(EngineError):
-    """The user may not do this to pods: there is no use in trying again."""
+    """The user may not do this with pods; retrying is useless."""
 
 
 def pod_order(run_dir: RunDir, group: str | None = None) -> PodOrder | None:
-    """Return what the pods of a run, or of a group of a workflow, were told; None for one that is not in pods."""
+    """Return the order of the pods of a run or a workflow group; None if it is not in pods."""
     folder = run_dir.path if group is None else run_dir.group(group).path
     path = os.path.join(folder, "pods", orders.ORDER_FILE)
     with contextlib.suppress(codec.CodecError):
@@ -49,7 +49,10 @@ def pod_order(run_dir: RunDir, group: str | None = None) -> PodOrder | None:
 
 
 def job_of(run_dir: RunDir, group: str | None = None) -> str | None:
-    """Return the job of a run in pods; of a group of a workflow that with its head, of a sweep's member that of all."""
+    """Return the job of a run in pods.
+
+    For a workflow group it is the one with the head, for a sweep member that of all members.
+    """
     noted = atomic.read_json(run_dir.job if group is None else run_dir.group(group).job)
     if noted is None:
         noted = atomic.read_json(os.path.join(run_dir.path, MEMBER_JOB))
@@ -58,13 +61,13 @@ def job_of(run_dir: RunDir, group: str | None = None) -> str | None:
 
 
 def is_submitted_here(run_dir: RunDir) -> bool:
-    """Say whether this machine has submitted a run in pods; else its directory is a copy to look at."""
+    """Say whether this machine submitted a run in pods; otherwise its directory is a copy."""
     noted = atomic.read_json(run_dir.job)
     return isinstance(noted, dict) and "request" in noted
 
 
 def ask(argv: Sequence[str]) -> str:
-    """Return what a command of kubectl printed.
+    """Return what a kubectl command printed.
 
     Raises:
         NotAllowedError: The cluster forbids it.
@@ -78,7 +81,7 @@ def ask(argv: Sequence[str]) -> str:
 
 
 def refused(argv: Sequence[str], stderr: str) -> EngineError:
-    """Return the error that says what kubectl or the cluster refused, and why."""
+    """Return the error for what kubectl or the cluster refused, with the reason."""
     report = DIALECT.explain_refusal(stderr)
     kind = NotAllowedError if "(Forbidden)" in stderr or "is forbidden" in stderr else EngineError
     where, why = " ".join(argv), "\n".join(report.because)
@@ -86,10 +89,10 @@ def refused(argv: Sequence[str], stderr: str) -> EngineError:
 
 
 def find_pod(job_id: str, index: int) -> Pod | None:
-    """Return the newest pod of a place; None where there is none.
+    """Return the newest pod of a place; None if there is none.
 
     Raises:
-        EngineError: The cluster can't be asked.
+        EngineError: The cluster can't be queried.
     """
     context, namespace, name = place_of(job_id)
     selector = f"{RUN_LABEL}={name},{INDEX_LABEL}={index}"
@@ -99,10 +102,10 @@ def find_pod(job_id: str, index: int) -> Pod | None:
 
 
 def log_of(job_id: str, pod: Pod) -> bytes:
-    """Return what a pod has written.
+    """Return a pod's log.
 
     Raises:
-        EngineError: The cluster can't be asked.
+        EngineError: The cluster can't be queried.
     """
     context, namespace, _ = place_of(job_id)
     words = ("logs", f"pod/{pod.name}", f"--container={CONTAINER}")
@@ -110,10 +113,10 @@ def log_of(job_id: str, pod: Pod) -> bytes:
 
 
 def find_pods(job_id: str) -> tuple[Pod, ...]:
-    """Return all pods of a run, also those that have ended, in the order in which they were made.
+    """Return all pods of a run, including ended ones, in order of creation.
 
     Raises:
-        EngineError: The cluster can't be asked.
+        EngineError: The cluster can't be queried.
     """
     context, namespace, name = place_of(job_id)
     words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "json")
@@ -123,14 +126,14 @@ def find_pods(job_id: str) -> tuple[Pod, ...]:
 
 @dataclass(slots=True)
 class PortForward:
-    """A port of this loopback that leads to one of a pod's."""
+    """A local port on the loopback that leads to a port of a pod."""
 
     child: proc.Child
     port: int
-    _fds: tuple[int, ...]  # it writes a line for each connection, and would die of a closed pipe
+    _fds: tuple[int, ...]  # for its line per connection: it dies of a closed pipe
 
     def close(self) -> None:
-        """End it."""
+        """Close it."""
         self.child.send_signal(15)
         self.child.wait(2.0)
         for fd in self._fds:
@@ -138,20 +141,20 @@ class PortForward:
         self._fds = ()
 
     def __enter__(self) -> Self:
-        """Return it."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """Close it."""
         self.close()
 
 
 def forward(job_id: str, pod: str, port: int, limit_s: float = _FORWARD_S) -> PortForward:
-    """Return a way to a port of a pod, made in so long.
+    """Forward a local port to a pod's port within `limit_s`.
 
     Raises:
         NotAllowedError: The user may not.
-        EngineError: It can't be made.
+        EngineError: It fails.
     """
     context, namespace, _ = place_of(job_id)
     argv = [
@@ -191,7 +194,7 @@ def _read(fd: int, deadline: float) -> bytes:
 
 
 def rest_of(fd: int) -> str:
-    """Return what can be read of a pipe now."""
+    """Return what a pipe holds now."""
     os.set_blocking(fd, False)
     try:
         return os.read(fd, 1 << 16).decode(errors="replace")

@@ -1,8 +1,9 @@
-"""Free the places of pods whose node is dead: their objects stay until somebody removes them, and keep replacements away.
+"""Frees the places of pods on dead nodes, whose objects stay and keep replacements away.
 
-Only what both worlds say is lost: the cluster has given up the node, and the head the pod, whose lease has run out. A pod that
-only the cluster misses may train on behind a kubelet that has died. Of a first pod nobody else can say so: it is removed when it
-can't be reached from here either, and ends by itself should it come back (`kubernetes/firstpod/conduct.py`).
+A pod is removed only if both sides give it up: the cluster its node, and the head the pod, whose
+lease has run out. A pod that only the cluster misses may still be training while its kubelet is
+dead. No head can speak for a first pod: it is removed if it can't be reached from here either, and
+ends by itself should it come back (`kubernetes/firstpod/conduct.py`).
 """
 
 import json
@@ -38,7 +39,7 @@ _ANSWER_S = 8.0
 
 @dataclass(slots=True)
 class PlaceRelease:
-    """Removes the pods of one run, or of one group of a workflow, that are lost for both worlds.
+    """Removes those pods of a run or a workflow group that cluster and head have given up.
 
     Attributes:
         more: The group's other Jobs.
@@ -52,12 +53,12 @@ class PlaceRelease:
     _done: set[str] = field(default_factory=set)
 
     def look(self, *views: JobView | None, asks: bool = False, is_known: bool = False) -> None:
-        """Remove what is lost; what the user may not remove is said once.
+        """Remove lost pods; say once what the user may not remove.
 
         Args:
-            views: Of the Jobs: where one speaks of a dead node, it may be that of the first pod.
-            asks: The cluster is asked in any case.
-            is_known: The record here is what the head knows now: who has not joined by it does not train either.
+            views: The Jobs; one that mentions a dead node may mean the first pod's.
+            asks: Query the cluster in any case.
+            is_known: The record here is up to date: a pod that has not joined by it does not train.
         """
         lost, joined = self._lost_names()
         asks |= is_known and len(joined) < self.order.num_pods
@@ -86,7 +87,7 @@ class PlaceRelease:
             return False
 
     def _lost_names(self) -> tuple[set[str], set[str]]:
-        """Return the pods that the head has lost and not seen again, and those that it has; of a new head, what it has seen."""
+        """Return the pods that the head has lost, and those it has now; a new head starts empty."""
         group, lost, joined = self.order.group, set[str](), set[str]()
         if group is not None:
             for one in read_events(self.run_dir.group(group).events):
@@ -107,7 +108,7 @@ class PlaceRelease:
                     joined.add(name_alone(node))
                     lost.discard(name_alone(node))
                 case RunStartedEvent():
-                    joined.clear()  # whose nodes died with that of the first pod has not come back
+                    joined.clear()  # a node that died with the first pod's is not back
         return lost, joined - lost
 
     def _hosts_of(self, tasks: set[str]) -> set[str]:
@@ -119,7 +120,7 @@ class PlaceRelease:
         force = ("delete", "pod", pod.name, "--force", "--grace-period=0", "--wait=false")
         try:
             ask(kubectl(context, namespace, *force))
-            # A force delete alone leaves it: the Job's own finalizer waits for a kubelet that is gone.
+            # A force delete alone does not remove it: the Job's finalizer waits for a dead kubelet.
             ask(
                 kubectl(
                     context, namespace, "patch", "pod", pod.name, "--type=merge", "-p", finalizers
@@ -141,12 +142,12 @@ class PlaceRelease:
 
 
 def words_on_leavers(job: JobRequest) -> str | None:
-    """Return a sentence on pods of an earlier run of this name that still end; None where there are none, or nobody can say."""
+    """Warn about pods of an earlier run of this name that are still ending; None if unknown."""
     keys = dict(job.own_keys)
     try:
         pods = find_pods(job_id_of(keys["context"], keys["namespace"], job.name))
     except EngineError:
-        return None  # what is wrong is said when the objects are made
+        return None  # the error will appear when the objects are created
     leaving = [f"{pod.name} on {pod.node}" for pod in pods if pod.is_leaving]
     if not leaving:
         return None

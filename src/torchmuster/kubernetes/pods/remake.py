@@ -1,4 +1,4 @@
-"""Makes the Secrets and the Service of a run again that somebody has deleted: pods that replace others can't start without them."""
+"""Restores deleted Secrets and Services of a run: replacement pods can't start without them."""
 
 import json
 import time
@@ -21,11 +21,11 @@ _KINDS = ("secret/", "service/")
 
 @dataclass(slots=True)
 class ObjectsKept:
-    """Looks at the objects of one Job whenever something about its pods has changed.
+    """Checks the objects of one Job whenever its pods have changed.
 
     Attributes:
-        job: What was asked for, with what its pods bring along.
-        say: Gets a sentence on each that was made again.
+        job: The request, with the files that its pods bring along.
+        say: Gets a message on each object that was restored.
     """
 
     job: JobRequest
@@ -36,11 +36,11 @@ class ObjectsKept:
     _at: float = 0.0
 
     def look(self) -> None:
-        """Make again what is missing, while the Job is there.
+        """Create again what is missing, while the Job exists.
 
         Raises:
-            EngineError: The cluster can't be asked, or refuses it.
-            OSError: What the pods bring along is not here any more.
+            EngineError: The cluster can't be queried, or refuses.
+            OSError: A file for the pods is no longer here.
         """
         if self.watch.number == self._seen or time.monotonic() < self._at:
             return
@@ -63,7 +63,7 @@ class ObjectsKept:
         files = {path: b"" for path, _ in self.job.brings}
         files |= read_files(
             replace(self.job, brings=brings)
-        )  # of a Secret that is there some may be gone here
+        )  # files of an existing Secret may be gone here
         objects = json.loads(DIALECT.with_files(self.job, files))["items"]
         for one in (one for one in objects if _name_of(one) in missing):
             one["metadata"] |= owned_by(made)["metadata"]

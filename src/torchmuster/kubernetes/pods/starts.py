@@ -1,4 +1,4 @@
-"""Starts that come to nothing: pods that end before they can say anything, or that do not come in the time that a user gives."""
+"""Failed starts: pods that exit before reporting, or that do not come within the user's limit."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ from torchmuster.kubernetes.pods.losses import early_out_of_memory
 from torchmuster.kubernetes.pods.reach import NotAllowedError, ask, find_pod, find_pods
 from torchmuster.launcher.model.job import JobView
 
-# What the cluster has on pods that run and can't reach each other: evidence for the user, and no claim.
+# Evidence from the cluster about running pods that can't reach each other; it proves nothing.
 
 
 MESH = (
@@ -29,17 +29,17 @@ KEPT_APART = (
     " a NetworkPolicy or the proxy of a mesh has to let all TCP ports between pods of one run pass"
 )
 _NO_NETWORK = "no network connects all nodes"
-_SILENCE = ("no answer", "no agent has connected", _NO_NETWORK)  # of pods that have names
+_SILENCE = ("no answer", "no agent has connected", _NO_NETWORK)  # from pods whose names resolve
 _MOST = 4
 
 
 def is_kept_apart(result: Result) -> bool:
-    """Say whether a run has ended because its nodes reach their head, but not each other."""
+    """Say whether a run ended because its nodes reach their head but not each other."""
     return result.report is not None and result.report.error.startswith(_NO_NETWORK)
 
 
 def evidence(job_id: str, whys: str) -> tuple[str, ...]:
-    """Return sentences on what may keep the pods of a run apart, by what they have said of it."""
+    """Return sentences on what may keep a run's pods apart, depending on what they reported."""
     found = [_told(_of_containers, job_id)]
     if "name is not known" in whys:
         found.append(_told(_of_service, job_id))
@@ -56,7 +56,7 @@ def _told(look: Callable[[str], str], job_id: str) -> str:
 
 
 def of_containers(pod: Pod) -> str:
-    """Return a sentence on what the cluster has put into a pod beside our container; empty where it has not."""
+    """Return a sentence on the containers that the cluster added to a pod; empty for none."""
     if not pod.others:
         return ""
     names = few_of([f"`{name}`" for name in pod.others], _MOST)
@@ -116,19 +116,19 @@ _WAIT_LONGER = "a longer --join-timeout waits on, and none for as long as it tak
 _VOICE = "muster: "
 _WAITS = f"{_VOICE}waiting for "
 _NO_ROOM = ("Unschedulable", "SchedulingGated", "FailedCreate")
-_NOTE_S = 5.0  # the first pod believes it for 30 s
+_NOTE_S = 5.0  # the first pod believes a note for 30 s
 _LOG_S, _LAST_LOG_S, _GROWTH = (
     4.0,
     30.0,
     1.5,
-)  # the first pod says it as often as the first of these
+)  # the first pod reports it every `_LOG_S`
 _OURS = f"--container={CONTAINER}"
 _OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
 
 
 @dataclass(slots=True)
 class PodStarts:
-    """Watches the starts of one run's pods, and what the cluster says of those that are missing."""
+    """Watches the start of a run's pods, and the cluster's reasons for missing ones."""
 
     order: PodOrder
     job_id: str
@@ -144,12 +144,12 @@ class PodStarts:
     def judge(
         self, view: JobView | None, *, has_begun: bool, has_trained: bool = False
     ) -> Report | None:
-        """Return why the run is to end; None while it may begin.
+        """Return why the run must end; None while it may still begin.
 
         Args:
-            view: Of its Job.
+            view: The run's Job.
             has_begun: There is a record.
-            has_trained: It tells of an attempt.
+            has_trained: The record has an attempt.
         """
         if view is None:
             return None
@@ -167,7 +167,7 @@ class PodStarts:
         return self._died(view) or self._is_late(view)
 
     def joined(self, result: Result) -> Result:
-        """Return a result with what the cluster said of pods that did not come, which the pods themselves can't know."""
+        """Add to the result the cluster's reason for missing pods, which the pods can't know."""
         last, report = self._last, result.report
         if report is not None and is_kept_apart(result):
             return self._kept_apart(result, report)
@@ -194,9 +194,9 @@ class PodStarts:
         return replace(result, report=replace(report, because=because, hint=hint))
 
     def no_room(self, view: JobView | None) -> str:
-        """Return why the cluster has no room for pods, where the first one is to hear that now: it waits for them, and can't know."""
+        """Return why the cluster has no room, if the waiting first pod must be told now."""
         now = time.monotonic()
-        if self.order.start_limit_s is not None:  # the user has said how long
+        if self.order.start_limit_s is not None:  # the user has set a limit
             return ""
         if not lacks_room(view) or now < self._note_at or view is None:
             return ""
@@ -204,10 +204,10 @@ class PodStarts:
         return f"{view.wait.sentence if view.wait is not None else view.reason} (as in a queue, this is waited for)"
 
     def waits_for(self, view: JobView | None) -> str | None:
-        """Return what the first pod says that it waits for, if that is new: before there is a record its log alone has it.
+        """Return what the first pod waits for, if that is new; at first only its log says so.
 
         Raises:
-            EngineError: The cluster can't be asked.
+            EngineError: The cluster can't be queried.
         """
         if view is None or view.state is not JobState.RUNNING:
             return None
@@ -244,7 +244,7 @@ class PodStarts:
         )
 
     def _died(self, view: JobView) -> Report | None:
-        """Return a report where two pods have ended before anything of ours could run in them."""
+        """Report that two pods ended before anything of ours could run in them."""
         if view.reason is None or not view.reason.startswith("Error"):
             return None
         with contextlib.suppress(MusterError):
@@ -261,7 +261,7 @@ class PodStarts:
         error = f"its pods end as soon as they start, with exit code {code}"
         hint = "the image's own Python has to run /muster/start.py: `python` and `run_as` of the site choose it and its user"
         if any("exec format error" in line for line in lines):
-            # The runtime has begun the container by then, so this is no StartError.
+            # The runtime has started the container by then, so this is not a StartError.
             error = "the image is made for another processor than that of the node"
             hint = "build it for that too (docker buildx build --platform), or choose nodes by `node_selector`"
         return Report(
@@ -273,7 +273,7 @@ class PodStarts:
 
 
 def _may_not_look(view: JobView) -> Report | None:
-    """Return a report where the user may make Jobs and not see them: nobody would hear of the run's end."""
+    """Report that the user may create Jobs but not see them: the run's end would stay unknown."""
     if view.state is not JobState.UNKNOWN or "(Forbidden)" not in (view.reason or ""):
         return None
     report = DIALECT.explain_refusal(view.reason or "")
@@ -282,7 +282,7 @@ def _may_not_look(view: JobView) -> Report | None:
 
 
 def lacks_room(view: JobView | None) -> bool:
-    """Say whether a Job waits for room: in a queue, at the scheduler, or for its namespace's quota."""
+    """Say whether a Job waits for room: in a queue, at the scheduler, or for a quota."""
     if view is None or view.state.is_final:
         return False
     return view.state is JobState.HELD or (view.reason or "").startswith(_NO_ROOM)

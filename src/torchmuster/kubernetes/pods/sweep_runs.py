@@ -1,4 +1,4 @@
-"""A member of a sweep that needs several pods: a run in pods, which a process of this machine submits and follows."""
+"""A sweep member with several pods: a run in pods that a process of this machine owns."""
 
 import asyncio
 import os
@@ -24,13 +24,13 @@ from torchmuster.launcher.views.find import view_job
 
 
 def note_request(sweep: RunDir, job: JobRequest) -> None:
-    """Say that the members of a sweep are runs in pods, and what each of them asks of the cluster."""
+    """Record that a sweep's members are runs in pods, and the request for each."""
     os.makedirs(os.path.join(sweep.path, "pods"), mode=0o700, exist_ok=True)
     atomic.write_json(sweep.member_request, codec.to_plain(job))
 
 
 def own_member(plan: RunPlan, run_dir: RunDir) -> int:
-    """Submit a member of a sweep and follow it to its end; a Job of it that still runs is followed only.
+    """Submit a sweep member, unless its Job still runs, and follow it to its end.
 
     Raises:
         MusterError: The cluster refuses it.
@@ -55,12 +55,12 @@ def own_member(plan: RunPlan, run_dir: RunDir) -> int:
 
 
 def _end(run_dir: RunDir) -> None:
-    """End the run on its cluster, in a thread: whoever follows it sees its result."""
+    """End the run on its cluster, in a thread; its follower then sees the result."""
     threading.Thread(target=cancel_run, args=(run_dir,), daemon=True).start()
 
 
 def _running_job(run_dir: RunDir) -> str | None:
-    """Return the Job that an earlier owner of the sweep has submitted, while it lasts."""
+    """Return the Job that an earlier owner of the sweep submitted, if it has not ended."""
     view = view_job(run_dir)
     return job_of(run_dir) if view is not None and not view.state.is_final else None
 
@@ -68,7 +68,7 @@ def _running_job(run_dir: RunDir) -> str | None:
 def _submit(plan: RunPlan, run_dir: RunDir, plain: object) -> str:
     request = codec.from_plain(JobRequest, plain)
     attempt = next_attempt(run_dir)
-    more = f"-{attempt}" if attempt else ""  # the pods of the one before may still be ending
+    more = f"-{attempt}" if attempt else ""  # the pods of an earlier Job may still be ending
     name = name_of(short_id(plan.run_id), request.num_nodes, more) + more
     job = replace(request, name=name, run_id=plan.run_id)
     return submit_job(bring_run(plan, run_dir, job, 0.0), run_dir, DIALECT)

@@ -1,7 +1,8 @@
-"""Tells when something about the pods of runs has changed: one request for all runs of a namespace, while somebody looks.
+"""Reports changes of the pods of runs, with one request for all runs of a namespace.
 
-A process and a connection for each run would be many for who follows a workflow; kubectl alone takes 50 MB. Names come in bursts
-while pods start, five for each, so they are told once a second: what follows a change is a question to the API.
+A process and a connection for each run would be too many for a workflow; kubectl alone takes 50 MB.
+While pods start, about five lines come for each; they are reported at most once a second, as a
+change leads to an API request.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ _FIRST_POLL_S, _LAST_POLL_S, _GROWTH = 2.0, 10.0, 1.5
 
 @contextlib.contextmanager
 def looking(name: str, every_s: float, look: Callable[[], None]) -> Iterator[None]:
-    """Look again and again, in a thread of this name."""
+    """Call a function repeatedly in a thread of this name, while the context is open."""
     stopping = threading.Event()
 
     def work() -> None:
@@ -41,9 +42,10 @@ def looking(name: str, every_s: float, look: Callable[[], None]) -> Iterator[Non
 
 
 class PodWatch:
-    """The changes of the pods of one Job, told by the request for its namespace.
+    """The changes of the pods of one Job, from the shared request for its namespace.
 
-    Who may not watch pods looks at them, ever less, up to every 10 s, and `say` gets the line that the Role lacks.
+    If the user may not watch pods, it polls, up to every 10 s, and `say` gets the line that the
+    Role lacks.
     """
 
     def __init__(self, job_id: str, say: Callable[[str], None] = lambda _: None) -> None:
@@ -55,29 +57,29 @@ class PodWatch:
 
     @property
     def number(self) -> int:
-        """Return how many changes there have been."""
+        """Return the number of changes so far."""
         return self._number
 
     @property
     def changed_at(self) -> float:
-        """Return when the last change was told, by the monotonic clock."""
+        """Return when the last change was reported, by the monotonic clock."""
         return self._changed_at
 
     def start(self) -> None:
-        """Begin, in a thread that all of this namespace share."""
+        """Start, in a thread that all watches of this namespace share."""
         _join(self, *self._place[:2])
 
     def stop(self) -> None:
-        """End it."""
+        """Stop."""
         _leave(self, *self._place[:2])
         self.wake()
 
     def is_about(self, pods: Iterable[str]) -> bool:
-        """Say whether one of these pods is of the Job; those of a Job whose name is longer may be taken for them."""
+        """Say whether one of these pods is of the Job, or of one with a longer name (harmless)."""
         return any(name.startswith(f"pod/{self._place[2]}-") for name in pods)
 
     def wait(self, seen: int, timeout_s: float) -> None:
-        """Wait until there is more than the caller has seen."""
+        """Wait until the number of changes differs from what the caller has seen."""
         with self._changed:
             self._changed.wait_for(lambda: self._number != seen, timeout_s)
 
@@ -91,7 +93,7 @@ class PodWatch:
 
 @dataclass(slots=True)
 class _Request:
-    """The request for one namespace, which stays open while there is a watch."""
+    """The request for one namespace; open while there is a watch."""
 
     context: str
     namespace: str
@@ -118,7 +120,7 @@ class _Request:
             self._stopping.wait(_AGAIN_S)
 
     def _look(self, refusal: str) -> None:
-        """Tell of a change now and then, whatever there is."""
+        """Poll: report a change now and then, whether or not there is one."""
         with _LOCK:
             self.refusal = refusal
             told = list(self.watches)
@@ -131,7 +133,7 @@ class _Request:
                 watch.wake()
 
     def _watch(self) -> MusterError | None:
-        """Tell of changes until the request ends; return why, where kubectl says so."""
+        """Report changes until the request ends; return the error if kubectl gives one."""
         words = ("get", "pods", "-l", f"{MANAGED_BY}={MANAGER}", "-o", "name", "--watch")
         argv = kubectl(self.context, self.namespace, *words)
         argv = [word for word in argv if not word.startswith("--request-timeout")]
@@ -159,7 +161,7 @@ class _Request:
         return refused(argv, stderr) if stderr else None
 
     def _tell_lines(self, reading: int) -> None:
-        """Tell of the pods whose names come, at most once a second, until nothing more comes."""
+        """Report the pods whose names come, at most once a second, until the pipe closes."""
         poller = select.poll()
         poller.register(reading, select.POLLIN)
         begun, changed, tell_at = b"", set[str](), 0.0
@@ -197,7 +199,7 @@ def _join(watch: PodWatch, context: str, namespace: str) -> None:
     if is_new:
         threading.Thread(target=request.work, name="watch", daemon=True).start()
         return
-    watch.wake()  # what there is was told before
+    watch.wake()  # earlier pods were reported before this watch joined
     if refusal:
         watch.say(refusal)
 

@@ -1,9 +1,10 @@
-"""Runs in a loader worker for each batch: fetches the samples, with random numbers keyed by sample, and collates them.
+"""Fetches and collates a batch in a loader worker, with random numbers keyed by sample.
 
-Random augmentation inside `__getitem__` is keyed by (seed, epoch, sample): a sample is augmented in the same
-way on every rank and in every loader worker. Seeding costs 11 us per sample, so it begins only when a dataset
-has drawn random numbers: a batch that advanced a generator is fetched again, keyed.
-Not covered: generators that the dataset creates itself without a seed, `collate_fn`, and the device.
+Random augmentation inside `__getitem__` is keyed by (seed, epoch, sample): a sample is augmented in
+the same way on every rank and in every loader worker. Seeding costs 11 us per sample, so it begins
+only when a dataset has drawn random numbers: a batch that advanced a generator is fetched again,
+keyed. Not covered: generators that the dataset creates itself without a seed, `collate_fn`, and the
+device.
 """
 
 import zlib
@@ -37,7 +38,7 @@ class KeyedFetch:
         self.dataset = dataset
         self._seed = seed
         self._collate = collate or default_collate
-        # One indexing of each tensor is what fetching and collating the samples one by one gives.
+        # Indexing each tensor once gives the same as fetching and collating samples one by one.
         self._tensors = (
             dataset.tensors if collate is None and type(dataset) is TensorDataset else None
         )
@@ -57,7 +58,7 @@ class KeyedFetch:
                 self._draws, samples = True, None
                 samples = [self._fetch_keyed(epoch, index) for index in indices]
         finally:
-            if self._draws or samples is None:  # it draws, or it has raised
+            if self._draws or samples is None:  # it draws random numbers, or it raised
                 rng.put_back(before)
         return ids, self._collate(samples)
 
@@ -74,7 +75,7 @@ def num_samples_of(dataset: Any) -> int:
     """Return the length of a map-style dataset.
 
     Raises:
-        DatasetError: It has no length, or it is empty.
+        DatasetError: The dataset has no length, or is empty.
     """
     try:
         length = len(dataset)

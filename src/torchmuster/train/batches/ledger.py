@@ -1,9 +1,9 @@
-"""The sample ledger: proves, from the samples actually fetched, that an epoch saw every sample once.
+"""The sample ledger: proves from the fetched samples that an epoch saw every sample once.
 
 Each rank sums two 64-bit hashes of the ids it received. The sums over all ranks and restarts equal
 those of the whole epoch if and only if (up to 2**-128) each id came exactly once: a few bytes in a
-snapshot, whatever the size of the dataset. The ids since the start of this process are kept too, to name
-the samples when the sums differ.
+snapshot, whatever the size of the dataset. The ids since the start of this process are kept too, to
+name the samples when the sums differ.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Ledger:
     """What this rank has fetched of the current epoch.
 
     Attributes:
-        noted: How many ids since this process began with the epoch.
+        noted: Number of ids that this process has recorded for the epoch.
     """
 
     def __init__(self) -> None:
@@ -78,19 +78,19 @@ class Ledger:
         self._named = []
 
     def add(self, ids: torch.Tensor) -> None:
-        """Note the ids of one batch: shape `(count,)`, int64."""
+        """Record the ids of one batch: shape `(count,)`, int64."""
         self.noted += len(ids)
         self._new.append(ids)
         if len(self._new) >= _FOLD_EVERY:
             self._fold()
 
     def sums(self) -> Sums:
-        """Return the sums over all noted ids."""
+        """Return the sums over all recorded ids."""
         self._fold()
         return self._sums
 
     def ids(self) -> np.ndarray:
-        """Return the ids noted since this process began with the epoch."""
+        """Return the ids that this process has recorded for the epoch."""
         self._fold()
         return np.concatenate(self._named) if self._named else np.empty(0, dtype=np.int64)
 

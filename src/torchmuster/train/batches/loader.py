@@ -1,8 +1,8 @@
-"""The loader: this rank's share of a global sequence of samples that depends on the seed alone.
+"""The loader: yields this rank's share of a global order of samples that depends only on the seed.
 
-It uses torch's DataLoader and adds which samples are read, in which order and from which position.
-Iteration continues at the current position of the epoch: a second `for` after a `break` starts with the
-next batch; after the end of an epoch it begins the next one.
+It wraps torch's DataLoader and decides which samples are read, in which order and from which
+position. Iteration continues at the current position of the epoch: a second `for` after a `break`
+starts with the next batch; after the end of an epoch it begins the next one.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from torchmuster.train.preempt import StopNow
 
 
 class Gate(Protocol):
-    """Callbacks of a run around batches; `is_in_epoch`: the script is in the loop over `run.epochs`."""
+    """Callbacks of a run around batches; `is_in_epoch`: the script is looping over `run.epochs`."""
 
     is_in_epoch: bool
 
@@ -94,7 +94,7 @@ class Loader:
         self._device = device
         self._step_state = step_state
         self._order: torch.Tensor | None = None
-        self._micro_batches_done = 0  # of the step that is under way
+        self._micro_batches_done = 0  # of the current step
         self._division = divide(settings, self.num_samples, world_size)
         self._batches = self._open(dataset, collate, options)
 
@@ -132,7 +132,7 @@ class Loader:
 
     @property
     def count(self) -> int:
-        """Number of samples in the current batch that count: 0 for a repeated sample on a rank without a share."""
+        """Number of samples in the current batch; 0 for a repeated sample without a share."""
         return self._step_state.count or 0
 
     def __len__(self) -> int:
@@ -190,7 +190,7 @@ class Loader:
         compare = self._compare
         if compare is None:
             return
-        _, sample = next(batches)  # asked for by `requests`
+        _, sample = next(batches)  # requested first by `requests`
         self._compare = None
         digests = compare(digest(sample))
         if len(set(digests)) > 1:
@@ -204,7 +204,7 @@ class Loader:
             )
 
     def _shares(self) -> Iterator[Share]:
-        """Yield the remaining shares; a `break` may have ended the loop in the middle of a step."""
+        """Yield the remaining shares; a `break` may have ended the loop within a step."""
         shares = self._division.shares(self._rank, self.position)
         return itertools.islice(shares, self._micro_batches_done, None)
 
@@ -275,7 +275,10 @@ class Loader:
         }
 
     def order_settings(self) -> dict[str, Any]:
-        """Return what decides the order of the samples, for the record: two runs with the same have the same order."""
+        """Return the settings that determine the order of samples, for the record.
+
+        Two runs with equal settings have the same order.
+        """
         order = {k: v for k, v in self.state_dict().items() if k not in ("epoch", "position")}
         return {**order, "global_batch_size": self.global_batch_size}
 
@@ -306,7 +309,7 @@ class Loader:
         self.begin_epoch(state["epoch"], state["position"])
 
     def requests(self) -> Iterator[Request]:
-        """Yield the batches to fetch, from the position on; a rank without a share repeats a sample."""
+        """Yield the batches to fetch from the position on; without a share repeat a sample."""
         order = self.order()
         if self._compare is not None:
             yield self.epoch, [0]
@@ -316,7 +319,7 @@ class Loader:
                 begin = min(begin, self.num_samples - 1)
                 end = begin + 1
             ids = order[begin:end]
-            # Through the queue of a loader worker numbers are cheaper than a tensor.
+            # Numbers pass through a loader worker's queue more cheaply than a tensor.
             yield self.epoch, ids.tolist() if self.settings.num_workers else ids
 
     def close(self) -> None:
@@ -325,7 +328,7 @@ class Loader:
 
 
 class _Requests(Sampler[Request]):
-    """Batch sampler for torch's DataLoader: reads the loader's position when an iteration begins."""
+    """Batch sampler for torch's DataLoader: starts an iteration at the loader's position."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -400,8 +403,8 @@ def open_batches(
         sampler=sampler,
         num_workers=num_workers,
         collate_fn=_as_it_is,
-        # Its own generator: an iterator draws a seed for its workers, and the draw must not
-        # move the script's generator once more in a run that was resumed.
+        # A separate generator: an iterator draws a seed for its workers, which must not move the
+        # script's generator once more in a resumed run.
         generator=torch.Generator(),
         **options,
     )
@@ -410,7 +413,8 @@ def open_batches(
 def close_batches(batches: Any) -> None:
     """End the worker processes of a loader that is no longer needed.
 
-    They are asked to stop first, because torch treats a killed worker as a failure. One that does not react is
+    They are asked to stop first, because torch treats a killed worker as a failure. One that does
+    not react is
     killed: it ignores SIGTERM, and the interpreter would wait for it at its end.
     """
     batches._iterator = None

@@ -1,7 +1,7 @@
 """The order of samples: a function of (seed, epoch) and of nothing else.
 
-The world size only decides which rank reads which part of a global batch. Sizes, positions and shares are
-plain integers here, so that every property can be tested without a process group.
+The world size only decides which rank reads which part of a global batch. Sizes, positions and
+shares are plain integers here, so that every property can be tested without a process group.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,8 @@ class Share:
     Attributes:
         begin: Position in the epoch of the first sample.
         end: Position after the last; `begin == end` is an empty share.
-        weight: Weight of this rank's mean loss, chosen so that DDP's mean over ranks (and the sum over
+        weight: Weight of this rank's mean loss, chosen so that DDP's mean over ranks (and the sum
+            over
             the micro-batches of a step) is the mean over the global batch.
         ends_step: The optimizer steps after this micro-batch.
         position: Samples of the epoch consumed by all ranks when the step is done.
@@ -85,7 +86,7 @@ class Division:
     drop_last: bool = False
 
     def end_from(self, position: int) -> int:
-        """Return where an epoch that is at `position` ends; earlier steps may have had another size."""
+        """Return the end of an epoch at `position`; earlier steps may have had another size."""
         if self.drop_last:
             return self.num_samples - (self.num_samples - position) % self.global_batch_size
         return self.num_samples

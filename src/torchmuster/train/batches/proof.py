@@ -1,4 +1,4 @@
-"""The proof at the end of an epoch, and the check of a snapshot's ledger: from records, not from plans."""
+"""The proof at the end of an epoch, and the check of a snapshot's ledger, from recorded samples."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from torchmuster.train.snapshot.state import SnapshotError
 
 
 def prove(data: Loader) -> dict[str, Any]:
-    """Prove from all ranks' ledgers that each sample up to the position was seen once; a collective.
+    """Prove by all ranks' ledgers that each sample up to the position was seen once; a collective.
 
     Returns:
         `samples`, `lost`, `twice`, and `whole`: whether that is the complete epoch.

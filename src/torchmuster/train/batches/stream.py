@@ -1,12 +1,12 @@
-"""Iterable datasets, by a contract: the same sequence for (seed, epoch) in any process.
+"""Iterable datasets, under a contract: the same sequence for (seed, epoch) in any process.
 
 Every reader (each rank, and each of its loader workers) reads the whole stream and keeps its own
-part: with R ranks of K workers the stream is read R x K times. That is the price of an order that does
-not depend on R and K; a map-style dataset has no such cost.
+part: with R ranks of K workers the stream is read R x K times. That is the price of an order that
+does not depend on R and K; a map-style dataset has no such cost.
 
-A dataset may have `set_epoch(epoch)`, and `state_dict()` with `load_state_dict(state)`: then a resumed
-run begins at the state of the last step, otherwise it reads and drops the consumed samples. torch, numpy
-and `random` are seeded from (seed, epoch, position) before each global batch is read.
+A dataset may have `set_epoch(epoch)`, and `state_dict()` with `load_state_dict(state)`: then a
+resumed run begins at the state of the last step, otherwise it reads and drops the consumed samples.
+torch, numpy and `random` are seeded from (seed, epoch, position) before each global batch is read.
 """
 
 import copy
@@ -116,7 +116,7 @@ class StreamReader(IterableDataset):
             rng.put_back(before)
 
     def _rewind(self) -> None:
-        """Go back to the beginning: an earlier iteration of this process may have ended in the middle."""
+        """Go back to the beginning: an earlier iteration here may have ended in the middle."""
         if self._beginning is None:
             self._beginning = (self._state(),)
         elif self._has_state():
@@ -126,7 +126,7 @@ class StreamReader(IterableDataset):
         return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
 
     def _state(self) -> Any:
-        # A copy: what the dataset returns may be what it changes while it reads on.
+        # A copy: the dataset may change what it has returned as it reads on.
         return copy.deepcopy(self.dataset.state_dict()) if self._has_state() else None
 
     def _shares(self, position: int, size: int) -> Iterator[Share]:
@@ -177,7 +177,7 @@ class StreamLoader(Loader):
         reader = StreamReader(
             dataset, self.settings, division, rank=self._reader_rank, collate=collate
         )
-        # The readers learn the epoch when they are forked, so they can't outlive one.
+        # The readers get the epoch when they are forked, so they must not outlive it.
         options = {**options, "persistent_workers": False}
         return open_batches(reader, None, self.settings.num_workers, options)
 
@@ -218,7 +218,7 @@ class StreamLoader(Loader):
             self._state = self._pending_state
 
     def _check_heads(self, item: Any) -> None:
-        """Refuse a stream that differs between readers, because it shards itself or is random."""
+        """Refuse a stream that differs between readers because it shards itself or is random."""
         if item is not None:
             self._heads.add(item[2])
         if len(self._heads) > 1:
@@ -237,7 +237,7 @@ class StreamLoader(Loader):
         self._state = None
 
     def epoch_samples(self) -> int | None:
-        """Return the stream's length; None until its end was seen."""
+        """Return the stream's length; None until its end has been seen."""
         return self.position if self._is_over else None
 
     def expected(self, position: int) -> np.ndarray:
@@ -257,7 +257,9 @@ class StreamLoader(Loader):
 def open_loader(
     dataset: Any, settings: LoaderSettings, *, compare: Callable[[int], list[int]], **of_rank: Any
 ) -> Loader:
-    """Return the loader for a map-style or iterable dataset; `of_rank` are the arguments of `Loader` for this rank.
+    """Return the loader for a map-style or iterable dataset.
+
+    `of_rank` holds the arguments of `Loader` for this rank.
 
     Raises:
         UsageError: `shuffle` is given for a stream, or sizes don't fit.

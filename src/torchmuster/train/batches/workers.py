@@ -1,7 +1,8 @@
 """Loader workers: they ignore the signals that ask the run to stop, and die with their parent.
 
-A stop signal usually goes to the whole process group. If it ended a loader worker, the save would fail too
-(KempnerForge 177). So the signals are blocked while workers are forked, and ignored in them.
+A stop signal usually goes to the whole process group. If it ended a loader worker, the save would
+fail too (KempnerForge 177). So the signals are blocked while workers are forked, and ignored in
+them.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @contextmanager
 def fork_quietly() -> Iterator[None]:
-    """Block the stop signals: a child forked in the body begins with them blocked."""
+    """Block the stop signals in the body, so that a child forked there starts with them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield

@@ -1,1 +1,1 @@
-"""Snapshots in memory that the agents of the nodes hold, between those on disk."""
+"""Snapshots in memory, held by the nodes' agents between the snapshots on disk."""

@@ -1,7 +1,8 @@
-"""Memory as a place that snapshots are written to: the agent of this node, and for sharded ones agents of neighbours.
+"""Memory as a destination of snapshots: this node's agent; for sharded models others' agents, too.
 
-What a writer does is the same as on a disk (`snapshot/writer.py`): the same files, the same manifest, the same checksums. Here
-a file is written where it is staged, so there is no second copy, and its bytes go on to the neighbours.
+A writer does the same as on a disk (`snapshot/writer.py`): the same files, manifest and checksums.
+Here a file is written where it is staged, so there is no second copy, and its bytes also go to the
+neighbours.
 """
 
 import threading
@@ -23,11 +24,11 @@ WHERE = "the memory of the nodes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """The ranks that this one's part goes to, and those whose parts come here.
+    """The ranks to which this one's part goes, and those whose parts come here.
 
     Attributes:
-        group: A group of its own, on the CPU: what it moves never gets between the collectives of the loop.
-        bytes_per_s: What this rank sends at most; None: as fast as the network takes it.
+        group: A separate CPU group: its traffic never gets between the collectives of the loop.
+        bytes_per_s: The most that this rank sends; None for as fast as the network allows.
     """
 
     group: Any
@@ -40,9 +41,10 @@ class HeldFolder:
     """The parts of snapshots that this rank puts into memory.
 
     Args:
-        memory: Of this node.
-        names: The data files that any rank of this node writes or takes: all others are of another world.
-        neighbours: Of a sharded model.
+        memory: The memory of this node.
+        names: The data files that any rank of this node writes or receives; others belong to
+            another world.
+        neighbours: For a sharded model.
 
     Attributes:
         url: For messages.
@@ -63,33 +65,33 @@ class HeldFolder:
         self._is_tidy = False
 
     def room(self, name: str, num_bytes: int) -> torch.Tensor:
-        """Return the place of a file's next version; the last complete one is still there."""
+        """Return the space for a file's next version; the last complete one stays there."""
         return self._turn(name).begin(num_bytes)
 
     def forget_all_but(self, age: tuple[int, int] | None) -> None:
-        """Forget what was not loaded: it is damaged, older, or of a past that this start has left."""
+        """Forget what was not loaded: it is damaged, older, or from a past that was left."""
         for file in self._memory.all():
             if file.part is not None and file.part.age != age:
                 file.forget()
 
-    # What a writer calls.
+    # Methods for a writer.
 
     def steps(self) -> list[int]:
-        """Return nothing: a new snapshot takes the place of the last but one by itself."""
+        """Return nothing: a new snapshot replaces the one before the last by itself."""
         return []
 
     def delete(self, step: int) -> None:
-        """Nothing is deleted one by one."""
+        """Do nothing: see `steps`."""
 
     def begin(self, step: int, generation: int) -> None:
-        """Nothing has to be made."""
+        """Do nothing."""
 
     def create(self, step: int, generation: int, name: str) -> "_HeldSink":
         """Return the sink of a file that was staged here."""
         return _HeldSink(self, Part(generation=generation, step=step, name=name, num_bytes=0))
 
     def commit(self, step: int, generation: int, manifest: bytes) -> None:
-        """Put the manifest beside the parts, and free what no part of this attempt needs."""
+        """Put the manifest next to the parts, and free what no part of this attempt needs."""
         data = torch.frombuffer(bytearray(manifest), dtype=torch.uint8)
         self.room(MANIFEST, len(manifest)).copy_(data)
         self._say_whole(Part(generation=generation, step=step, name=MANIFEST, num_bytes=len(data)))
@@ -103,13 +105,13 @@ class HeldFolder:
             self._memory.drop(old)
 
     def abandon(self, step: int, generation: int) -> None:
-        """Forget the parts of a snapshot that won't be whole."""
+        """Forget the parts of a snapshot that will not be complete."""
         for file in self._turns.values():
             if file.part is None or file.part.age == (generation, step):
                 file.forget()
 
     def finish(self, part: Part) -> None:
-        """Say that a staged file is whole, and give it to the neighbours."""
+        """Mark a staged file as complete, and send it to the neighbours."""
         self._say_whole(part)
         if self._neighbours is not None:
             self._exchange(part, self._turns[part.name].read(), self._neighbours)
@@ -118,7 +120,7 @@ class HeldFolder:
         self._turns[part.name].commit(part)
 
     def _turn(self, name: str) -> HeldFile:
-        """Return, of the two files of a name, the one that has nothing or the older part."""
+        """Return, of a name's two files, the empty one or the one with the older part."""
         files = self._memory.open(*(f"{name}.{turn}" for turn in _TURNS))
         file = min(files, key=lambda file: file.part.age if file.part is not None else (-1, -1))
         self._turns[name] = file
@@ -162,7 +164,7 @@ class HeldFolder:
 
 
 class _HeldSink:
-    """The sink of a file that lies where it was staged: what is written is there already."""
+    """The sink of a file that is staged in place: what it writes is there already."""
 
     def __init__(self, folder: HeldFolder, part: Part) -> None:
         self._folder, self._part = folder, part

@@ -1,12 +1,14 @@
-"""This node's side of snapshots in memory: files that the agent holds, each with its own first page.
+"""This node's side of snapshots in memory: files that the agent holds, each with a header page.
 
-A file has one part of one snapshot: the tensors of one rank, or the manifest. It is written in place:
+A file has one part of one snapshot: the tensors of one rank, or the manifest. It is written in
+place:
 
-    byte 0      `torchmuster-held 1 crc32=<8 hex digits> bytes=<n>`, then n bytes of JSON: what follows
-    byte 4096   the part
+    byte 0      `torchmuster-held 1 crc32=<8 hex digits> bytes=<n>`, then n bytes of JSON: the part
+    byte 4096   the bytes of the part
 
-The first page is emptied before the part is written, and filled after it: a part is whole or not there. Two files take
-turns, so that the last part is there until the next one is complete on all nodes.
+The header page is cleared before the part is written, and filled after it: a part is complete or
+absent. Two files take turns, so that the last part stays until the next one is complete on all
+nodes.
 """
 
 import json
@@ -33,10 +35,10 @@ _ANSWER_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a file holds; the manifest of its snapshot has its checksum.
+    """What a file holds; the checksum is in the snapshot's manifest.
 
     Attributes:
-        name: Of the file in a snapshot: `manifest.json` or `data-00003.bin`.
+        name: The name of the file in a snapshot: `manifest.json` or `data-00003.bin`.
     """
 
     generation: int
@@ -46,12 +48,12 @@ class Part:
 
     @property
     def age(self) -> tuple[int, int]:
-        """What a later start has saved is newer, whatever its step."""
+        """The order of parts: a later start's is newer, whatever its step."""
         return self.generation, self.step
 
 
 class HeldFile:
-    """One file of the agent, mapped."""
+    """One memory-mapped file of the agent."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
@@ -62,14 +64,14 @@ class HeldFile:
 
     @property
     def size(self) -> int:
-        """What it takes, in bytes."""
+        """Its size in bytes."""
         return os.fstat(self._descriptor).st_size
 
     def begin(self, num_bytes: int) -> torch.Tensor:
-        """Forget what it holds, and return the place of a part, `(num_bytes,)` uint8.
+        """Forget its part, and return the space for a new one, `(num_bytes,)` uint8.
 
         Raises:
-            SnapshotError: The node has no memory for it.
+            SnapshotError: The node lacks memory for it.
         """
         self.forget()
         whole = PAGE_BYTES + num_bytes
@@ -78,7 +80,7 @@ class HeldFile:
         return self._bytes(num_bytes)
 
     def _grow(self, num_bytes: int) -> None:
-        """Make room; asked for before, since a page that can't be had kills somebody when it is written."""
+        """Make room. Check free memory first: a write without memory gets a process killed."""
         more, free = num_bytes - self.size, free_bytes()
         why = f"{free / 1e6:.1f} MB are free" if free is not None and more > free else ""
         if not why:
@@ -93,19 +95,19 @@ class HeldFile:
             )
 
     def forget(self) -> None:
-        """Hold nothing any more."""
+        """Mark it as empty."""
         os.pwrite(self._descriptor, bytes(PAGE_BYTES), 0)
         self.part = None
 
     def commit(self, part: Part) -> None:
-        """Say what it holds: from here on it is found."""
+        """Record what it holds; from now on the part can be found."""
         plain = json.dumps(asdict(part)).encode()
         head = b"torchmuster-held 1 crc32=%08x bytes=%d\n" % (zlib.crc32(plain), len(plain))
         os.pwrite(self._descriptor, (head + plain).ljust(PAGE_BYTES, b"\0"), 0)
         self.part = part
 
     def read(self) -> torch.Tensor:
-        """Return what it holds, `(num_bytes,)` uint8, without a copy and unverified."""
+        """Return its part without a copy and unverified, `(num_bytes,)` uint8."""
         return self._bytes(self.part.num_bytes if self.part is not None else 0)
 
     def _bytes(self, num_bytes: int) -> torch.Tensor:
@@ -132,14 +134,14 @@ class HeldFile:
 
 
 class NodeMemory:
-    """What the agent of this node holds; the files are opened when they are first used."""
+    """The memory that this node's agent holds; files are opened when first used."""
 
     def __init__(self, socket_path: str) -> None:
         self._socket_path = socket_path
         self._files: dict[str, HeldFile] = {}
 
     def open(self, *names: str) -> list[HeldFile]:
-        """Return files by name; those that are not there are made.
+        """Return files by name; create missing ones.
 
         Raises:
             SnapshotError: The agent can't hold any.
@@ -156,7 +158,7 @@ class NodeMemory:
         return [self._files[name] for name in sorted(held.descriptors)]
 
     def drop(self, names: list[str]) -> None:
-        """Let the agent free these files."""
+        """Make the agent free these files."""
         for name in names:
             self._files.pop(name, None)
         if names:

@@ -1,4 +1,4 @@
-"""Snapshots in memory as a run makes them: who holds what, when one is made, and what it needs of each node."""
+"""A run's snapshots in memory: who holds what, when one is due, and what it needs on each node."""
 
 import os
 import sys
@@ -27,16 +27,17 @@ from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.staging import Staging
 from torchmuster.train.snapshot.state import ChangedError, DamagedError, MisfitError, SnapshotError
 
-# Which nodes hold what: each node's part is on other nodes too, away from its machine and its switch where that is known.
+# Which nodes hold what: each node's part is also on other nodes, if possible on other machines and
+# switches.
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStand:
-    """Where a node stands.
+    """The location of a node.
 
     Attributes:
-        machine: The same for two nodes that are lost together.
-        switch: Of its network; empty where that isn't known.
+        machine: Equal for two nodes that are lost together.
+        switch: The network switches above the node; empty if unknown.
     """
 
     machine: str
@@ -44,19 +45,20 @@ class NodeStand:
 
 
 def own_stand(environ: Mapping[str, str] = os.environ) -> NodeStand:
-    """Return where this node stands.
+    """Return the location of this node.
 
-    Slurm names the switches above a node, from the top: `core.rack3.n17` (sbatch(1), SLURM_TOPOLOGY_ADDR).
+    Slurm names the switches above a node, from the top: `core.rack3.n17` (sbatch(1),
+    SLURM_TOPOLOGY_ADDR).
     """
     switches = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
     return NodeStand(machine=f"{proc.boot_id()}/{os.uname().nodename}", switch=switches)
 
 
 def choose_shifts(nodes: Sequence[NodeStand], copies: int) -> list[int]:
-    """Return the distances at which the other holders stand: node i's part is also on node i + shift, around the ring.
+    """Return the shifts for copies: node i's part is also on node i + shift, around the ring.
 
-    The same distance for all nodes, so that each holds as much as any other. Those come first that part the fewest pairs
-    which share a machine, then a switch.
+    All nodes use the same shifts, so that each holds equally much. Prefer shifts with the fewest
+    pairs that share a machine, then a switch.
     """
     count = len(nodes)
 
@@ -70,7 +72,7 @@ def choose_shifts(nodes: Sequence[NodeStand], copies: int) -> list[int]:
 
 
 def risk_in_words(nodes: Sequence[NodeStand], shifts: Sequence[int]) -> str | None:
-    """Return what a user has to know of the chosen places; None when each part is on another machine."""
+    """Return a warning about the chosen nodes; None if each part is on another machine."""
     count = len(nodes)
     if count == 1:
         return "there is one node: snapshots in memory survive its workers, not its own loss"
@@ -90,27 +92,25 @@ def risk_in_words(nodes: Sequence[NodeStand], shifts: Sequence[int]) -> str | No
     )
 
 
-# The newest snapshot that the memory of all nodes still holds whole, verified, on all ranks.
+# The newest snapshot that all nodes' memory still holds completely, verified on all ranks.
 #
-# one rank per node   tells which parts its agent holds
-# all ranks           choose the newest snapshot of which every part is somewhere
-# one rank per node   verifies the chosen parts; one that is damaged is forgotten, and all choose again
+# one rank per node   reports which parts its agent holds
+# all ranks           choose the newest snapshot with every part on some node
+# one rank per node   verifies the chosen parts; a damaged one is dropped, and all choose again
 
 
-Age = tuple[
-    int, int
-]  # generation and step: what a later start has saved is newer, whatever its step
+Age = tuple[int, int]  # generation and step: a later start's snapshot is newer, whatever its step
 
-# Of each part: generation, step, name, and of a manifest `{name: [bytes, checksum]}` of the files that it needs.
+# Of each part: generation, step, name, and for a manifest `{name: [bytes, checksum]}` of its files.
 Row = list[Any]
 
 
 def newest_whole(told: Sequence[Sequence[Row]], newer_than: Age) -> Age | None:
-    """Return the newest snapshot of which every part is on some rank's node.
+    """Return the newest snapshot with every part on some rank's node.
 
     Args:
         told: The parts of each rank's node.
-        newer_than: What disk has.
+        newer_than: The newest snapshot on disk.
     """
     held: dict[Age, set[str]] = {}
     for generation, step, name, _ in (row for rows in told for row in rows):
@@ -120,7 +120,7 @@ def newest_whole(told: Sequence[Sequence[Row]], newer_than: Age) -> Age | None:
 
 
 def _wanted(told: Sequence[Sequence[Row]]) -> dict[Age, dict[str, list[int]]]:
-    """Return the files of each snapshot whose manifest is somewhere."""
+    """Return the files of each snapshot whose manifest is on some node."""
     rows = [row for rows in told for row in rows if row[3] is not None]
     return {(generation, step): files for generation, step, _, files in rows}
 
@@ -130,8 +130,8 @@ class HeldSnapshot:
     """The chosen snapshot.
 
     Attributes:
-        holders: Of each of its files, the rank that has it.
-        files: Those that this rank has, verified.
+        holders: The rank that has each of its files.
+        files: The files that this rank has, verified.
     """
 
     manifest: SnapshotManifest
@@ -148,7 +148,7 @@ class HeldSnapshot:
         return broadcast_buffer(buffer, self.holders[name])
 
     def loaded(self) -> LoadedSnapshot:
-        """Return it with its bytes, if it is whole; those of a sharded one come when they are read."""
+        """Return the snapshot; the bytes of a sharded one are fetched when they are read."""
         whole = self.manifest.kind == "whole"
         buffers = {name: self.open(name) for name in self.manifest.files} if whole else {}
         return LoadedSnapshot(manifest=self.manifest, buffers=buffers, parts=self)
@@ -160,7 +160,7 @@ def look(
     """Return the newest good snapshot in memory that is newer than disk's; a collective.
 
     Args:
-        held: What the agent of this node holds, on one rank per node; nothing on the others.
+        held: What this node's agent holds, on one rank per node; empty on the others.
         newer_than: Generation and step of the newest good snapshot on disk; (-1, -1) for none.
         report: Called with a message for each damaged part.
     """
@@ -189,19 +189,19 @@ def look(
         names = [*files, *([MANIFEST] if manifest is not None else [])]
         rows = gather_json([names, damaged])
         good = [row[0] for row in rows]
-        # Those of other nodes, too: rank 0 is who is heard.
+        # Rank 0 reports other nodes' damage, too, as its output is shown.
         for text in [text for row in rows for text in row[1]] if dist.get_rank() == 0 else damaged:
             report(text)
         holders = {
             name: rank for rank in reversed(range(len(good))) for name in good[rank]
-        }  # the first one of each
+        }  # the lowest rank that has it
         if {*wanted, MANIFEST} <= set(holders):
             raw = broadcast_bytes(manifest, holders.pop(MANIFEST))
             return HeldSnapshot(decode_manifest(raw), holders, files)
 
 
 def _row(file: HeldFile) -> Row | None:
-    """Return what a file has to tell; None of one that holds nothing, or a manifest that is damaged."""
+    """Return the description of a file's part; None if it is empty or a damaged manifest."""
     part = file.part
     if part is None:
         return None
@@ -210,14 +210,14 @@ def _row(file: HeldFile) -> Row | None:
     try:
         manifest = decode_manifest(file.read().numpy().tobytes())
     except DamagedError:
-        file.forget()  # a snapshot without a manifest is none
+        file.forget()  # without a manifest it is no snapshot
         return None
     files = {name: [entry.num_bytes, entry.crc32] for name, entry in manifest.files.items()}
     return [manifest.generation, manifest.step, part.name, files]
 
 
 def _damage(file: HeldFile, num_bytes: int, crc32: int) -> str | None:
-    """Return how a file differs from what its manifest says."""
+    """Return how a file differs from its manifest's entry; None if it does not."""
     data = file.read()
     if data.numel() != num_bytes:
         return f"it has {data.numel()} of {num_bytes} bytes"
@@ -234,7 +234,7 @@ def _in_words(part: Part, why: str) -> str:
     )
 
 
-_TURNS = 2  # each part is there twice: the last whole one, and the next
+_TURNS = 2  # each part needs space twice: for the last complete one and the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +246,10 @@ class MemorySettings:
     mb_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a limit that lets nothing through.
+        """Refuse a rate limit that lets nothing through.
 
         Raises:
-            UsageError: It is no number above zero.
+            UsageError: It is not a number above zero.
         """
         limit = self.mb_per_s
         if limit is not None and (isinstance(limit, str) or not limit > 0):
@@ -258,19 +258,19 @@ class MemorySettings:
             )
 
 
-_HAVE_STOPPED = 3  # so many that failed one after the other
+_HAVE_STOPPED = 3  # after so many failures in a row
 
 
 class MemorySaves:
     """Makes snapshots in memory, one at a time in the background.
 
     Attributes:
-        crew: Of the writers, as of those on disk.
-        staging: Copies the state to where it stays.
-        stepped: What only optimizers change, so that it may be copied until the next one steps.
-        step: The step of the newest one that was started or loaded; -1 for none.
-        is_owed: One is to be made at the next boundary: after a loss the node that has come holds nothing yet, and until it
-            does the loss of another one would cost all of it.
+        crew: The writers, like those on disk.
+        staging: Copies the state into the agent's memory.
+        stepped: The paths that only optimizers change, so they may be copied until the next step.
+        step: The step of the newest snapshot that was started or loaded; -1 for none.
+        is_owed: A snapshot is due at the next boundary: after a loss the replacement node holds
+            nothing yet, and until it does, the loss of another node would cost everything.
     """
 
     def __init__(
@@ -290,13 +290,13 @@ class MemorySaves:
         self._saver = writer.Saver(crew)
         self.staging = Staging(crew.folder.room)
         self._num_orders = 0
-        self._num_failed = 0  # one after the other
+        self._num_failed = 0  # in a row
         self._is_submitted = False
         self._has_told = False
         self.stepped: Container[str] = ()
 
     def follow(self, objects: Objects) -> None:
-        """Copy what only these optimizers change beside the forward and backward that follow; they wait for it."""
+        """Copy what only these optimizers change during the next passes; they wait for it."""
         self.stepped = objects.stepped()
         for optimizer in objects.optimizers():
             optimizer.register_step_pre_hook(lambda *_: self._saver.wait_for_copy())
@@ -306,7 +306,10 @@ class MemorySaves:
         return self.is_owed or (step % self.settings.every_steps == 0 and step != self.step)
 
     def look(self, newer_than: Age, report: Callable[[str], None]) -> HeldSnapshot | None:
-        """Return the newest good snapshot in memory, if it is newer than disk's; forget all others. A collective."""
+        """Return the newest good snapshot in memory if it is newer than disk's; drop all others.
+
+        A collective.
+        """
         leads = self.crew.rank == 0 or self.crew.copies
         found = look(self._memory.all() if leads else [], newer_than, report)
         if leads:
@@ -315,18 +318,18 @@ class MemorySaves:
         return found
 
     def check_room(self, num_bytes: int, to_come_bytes: int) -> None:
-        """Refuse, on all ranks, what the memory of a node has no room for; a collective.
+        """Refuse, on all ranks, snapshots that do not fit into a node's memory; a collective.
 
         Args:
-            num_bytes: Of this rank's part, as far as it is known before the first step.
-            to_come_bytes: What the first step itself takes of the node's memory, for gradients and optimizers.
+            num_bytes: The size of this rank's part, as far as it is known before the first step.
+            to_come_bytes: What the first step allocates on the node for gradients and optimizers.
 
         Raises:
             MisfitError: Some node has too little memory for the copies.
         """
         others = self.settings.copies if self.crew.confirms else 0
         free = free_bytes() if self.crew.copies else None
-        if free is not None:  # what is held of the last attempt is written over
+        if free is not None:  # space held from the last attempt will be overwritten
             free += sum(file.size for file in self._memory.all())
         told = gather_json([num_bytes * _TURNS * (1 + others), to_come_bytes, free])
         for node in sorted(set(self._nodes)):
@@ -344,19 +347,19 @@ class MemorySaves:
                 )
 
     def wait(self) -> None:
-        """Wait until the last one is written, and complete on all nodes if its parts differ: its place is needed."""
+        """Wait until the last snapshot is written, and if sharded complete on all nodes."""
         was_submitted, self._is_submitted = self._is_submitted, False
         try:
             self._saver.wait()
         except SnapshotError as error:
             if isinstance(error, ChangedError):
-                self.stepped = ()  # from now on the loop waits for the copy of all
+                self.stepped = ()  # from now on the loop waits for the whole copy
             self._tell(error)
         else:
             self._num_failed = 0 if was_submitted else self._num_failed
 
     def refuse(self, number: int, step: int, error: SnapshotError) -> None:
-        """Tell the other ranks that this one has no part of a snapshot, so that none waits for it."""
+        """Tell the other ranks that this one has no part of a snapshot, so none waits for it."""
         writer.refuse(self.crew, number, step, error)
         self._tell(error)
 
@@ -376,7 +379,7 @@ class MemorySaves:
         print(f"muster: rank {self.crew.rank}: {text}", file=sys.stderr, flush=True)
 
     def next_number(self) -> int:
-        """Return the number of the next one, the same on all ranks."""
+        """Return the next snapshot's number, equal on all ranks."""
         self._num_orders += 1
         return self._num_orders - 1
 
@@ -389,16 +392,16 @@ class MemorySaves:
 def open_memory(
     settings: MemorySettings, disk: writer.Writers[Folder], world: Any, *, is_sharded: bool
 ) -> MemorySaves | None:
-    """Agree on who holds what; None, said, where no agent can hold it. A collective.
+    """Agree on who holds what; without agents say so and return None. A collective.
 
     Args:
-        settings: From the script.
+        settings: The script's options.
         disk: The writers of the snapshots on disk.
         world: The ranks.
-        is_sharded: Each rank has a part of its own.
+        is_sharded: Each rank has a separate part.
 
     Raises:
-        UsageError: There are fewer nodes than copies.
+        UsageError: There are too few nodes for the copies.
         SnapshotError: An agent can't hold any.
     """
     path = agent_socket()
@@ -433,7 +436,7 @@ def open_memory(
         world.say(f"note: {risk}")
     memory = NodeMemory(path)
     if leads:
-        memory.all()  # now, when it can still be refused
+        memory.all()  # now, while it can still be refused
     neighbours, names = None, {"data-00000.bin"}
     if is_sharded:
         targets = _targets(told, sorted(stands), shifts)
@@ -465,7 +468,7 @@ def open_memory(
 def _targets(
     told: Sequence[Any], nodes: Sequence[int], shifts: Sequence[int]
 ) -> dict[int, list[int]]:
-    """Return the ranks that get each rank's part: those of the same number on other nodes."""
+    """Return the ranks that get each rank's part: those with the same position on other nodes."""
     ranks_of: dict[int, list[int]] = {}
     for other, one in enumerate(told):
         ranks_of.setdefault(one["node"], []).append(other)

@@ -1,1 +1,1 @@
-"""`muster replay`: the workers of a run that makes one step of an earlier run again, and looks into it."""
+"""`muster replay`: workers that repeat one step of an earlier run, and inspect it."""

@@ -1,4 +1,4 @@
-"""A model's forward, made again in the same process: tells what the data and the weights do from what a machine has done once."""
+"""Repeats a model's forward in the same process, to tell data and weights from a machine fault."""
 
 import zlib
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ _DEVICES = ("cpu", "cuda")
 
 
 class ForwardCall:
-    """What a model was called with: references to its inputs, and the state of the generators before it.
+    """The arguments of a model's call (references), and the state of the generators before it.
 
     Attributes:
-        are_finite: A truth value on the device for each tensor of its output.
+        are_finite: For each tensor of the output a truth value on the device.
     """
 
     def __init__(self, inputs: Any, kwargs: Any) -> None:
@@ -36,10 +36,10 @@ class ForwardCall:
         return not all(bool(one) for one in self.are_finite)
 
     def is_bad_again(self, model: nn.Module) -> bool | None:
-        """Make the forward once more and say whether its output is not finite; None where it can't be made again.
+        """Repeat the forward; return whether its output is not finite, None if that is impossible.
 
         Args:
-            model: Without what wraps it: no collective may be called here.
+            model: Without wrappers: no collective may be called here.
         """
         if self._versions != versions(self._inputs, self._kwargs):
             return None  # the script has changed the inputs in place
@@ -63,13 +63,13 @@ class ForwardCall:
 
 
 def floats_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of numbers that may be not finite, in a nest of them."""
+    """Return the tensors in a nest of values that can be not finite."""
     leaves = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
     return [leaf.detach() for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
-    """Return a checksum of the bytes of tensors: two steps with the same one were made alike, bit for bit."""
+    """Return a checksum of the bytes of tensors, to compare two makings of a step bit for bit."""
     crc = 0
     for tensor in tensors:
         crc = zlib.crc32(bytes_of(tensor), crc)
@@ -77,9 +77,9 @@ def checksum(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a dense tensor's numbers, in the order of its dimensions."""
+    """Return the bytes of a dense tensor, in the order of its dimensions."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))  # of a single number it may be another one
+    flat = flat.as_strided(flat.shape, (1,))  # a single element may have another stride
     return memoryview(flat.view(torch.uint8).numpy())
 
 

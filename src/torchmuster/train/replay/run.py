@@ -1,8 +1,9 @@
-"""The run that makes one step of an earlier run again: from the newest snapshot before it, to the step, and no further.
+"""The run of a replay: repeats one step of an earlier run from the newest snapshot before it.
 
-All ranks are there, each in a process of its own, and do what they did: so samples, random numbers and the order of sums are
-those of the run. Until the step nothing is different. In the step one rank is looked into: the first NaN stops it in the
-debugger, or is printed. Nothing of the earlier run is changed, and nothing is saved.
+All ranks are there, each in a separate process, and do what they did: so samples, random numbers
+and the order of sums are the run's. Up to the step nothing is different. In the step, one rank is
+inspected: the first NaN stops it in the debugger, or is printed. The earlier run is not changed,
+and nothing is saved.
 """
 
 import os
@@ -33,19 +34,21 @@ from torchmuster.train.saves import Moment, Saves
 from torchmuster.train.snapshot.folder import Folder, Sink, open_folder
 from torchmuster.train.snapshot.state import SnapshotError
 
-# The first NaN of a step: which operation made it, in which line of the script and in which module.
+# The first NaN of a step: which operation made it, in which line and module of the script.
 #
-# Every operation that Python calls is seen before and after; nothing is computed differently, and no generator is drawn from. One
-# that returns NaN has made it if nothing that went in had one, or had one that no operation seen here has made: then it
-# came in with the data or was in the weights. What runs below Python, a backward pass or a compiled model, is not seen here: of a
-# backward pass the first parameter is named whose gradient is not finite, and in a debugger torch's anomaly mode stops in it.
+# Every operation that Python calls is checked before and after; nothing is computed differently,
+# and no generator is used. An operation that returns NaN has made it if no input had one, or only
+# one that no checked operation has made: that one came with the data or was in the weights. What
+# runs below Python, a backward pass or a compiled model, is not seen: for a backward pass the first
+# parameter with a gradient that is not finite is named, and in a debugger torch's anomaly mode
+# stops in it.
 
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-# What they return is memory that nobody has written yet.
+# These return uninitialized memory.
 _UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "resize_"})
-# They make nothing: `parameter.grad` is what a backward pass has made.
+# These make no NaN: `parameter.grad` was made by a backward pass.
 _LOOKS = frozenset({"__get__", "detach", "backward"})
 _WITH_NUMBERS = (torch.Tensor, nn.Parameter)
 _MOST_TOLD = 20
@@ -56,8 +59,8 @@ class Birth:
     """An operation that made a NaN.
 
     Attributes:
-        text: What is known of it, in lines.
-        frame: Of the script, which has called it; None where that can't be told.
+        text: The facts, in lines.
+        frame: The script's frame that called it; None if unknown.
     """
 
     text: str
@@ -65,11 +68,11 @@ class Birth:
 
 
 class NanBirths(TorchFunctionMode):
-    """Looks at operations while it is entered.
+    """Checks operations while it is entered.
 
     Args:
-        modules: Those of the script's models, by name.
-        tell: Called with each one, once for a line of the script and an operation.
+        modules: The modules of the script's models, by name.
+        tell: Called with each birth, once for each line of the script and operation.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], tell: Callable[[Birth], None]) -> None:
@@ -82,9 +85,9 @@ class NanBirths(TorchFunctionMode):
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operation, and look at what went in and what came out."""
+        """Call an operation, and check its inputs and outputs for NaN."""
         kwargs = kwargs or {}
-        # A compiler must not trace what follows; workers of a loader, forked meanwhile, have a user of their own.
+        # A compiler must not trace the checks; loader workers forked meanwhile must not report.
         if torch.compiler.is_compiling() or self._is_over or os.getpid() != self._pid:
             return func(*args, **kwargs)
         given = [tensor for tensor in _tensors((args, kwargs)) if _has_nan(tensor)]
@@ -100,7 +103,7 @@ class NanBirths(TorchFunctionMode):
         return result
 
     def close(self) -> None:
-        """Look no more: also from where it has been called itself, which a mode can't be left from."""
+        """Stop checking, also from within a call, where a mode can't be exited."""
         self._is_over = True
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
@@ -127,7 +130,7 @@ class NanBirths(TorchFunctionMode):
         self._tell(Birth(text=text, frame=frame))
 
     def _place(self, frame: types.FrameType | None) -> tuple[types.FrameType | None, str]:
-        """Return the script's innermost frame, and the innermost module that runs."""
+        """Return the script's innermost frame, and the innermost running module."""
         module = ""
         while frame is not None:
             path = frame.f_code.co_filename
@@ -137,18 +140,18 @@ class NanBirths(TorchFunctionMode):
                 break
             frame = frame.f_back
         script = frame
-        while frame is not None and not module:  # an operation in a function that a module calls
+        while frame is not None and not module:  # in a function that a module calls
             module = self._names.get(id(frame.f_locals.get("self")), "")
             frame = frame.f_back
         return script, module
 
 
 class GradientWatch:
-    """Names the first parameter whose gradient is not finite on this rank, before it is added to the others'.
+    """Names this rank's first parameter whose gradient is not finite, before the all-reduce.
 
     Args:
-        parameters: Those of the script's models, by name.
-        tell: Called once.
+        parameters: The parameters of the script's models, by name.
+        tell: Called once, with a text.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], tell: Callable[[str], None]) -> None:
@@ -160,7 +163,7 @@ class GradientWatch:
         ]
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
 
@@ -180,7 +183,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, of a sharded one this rank's part: the whole would need the other ranks."""
+    """Return a tensor, or this rank's shard of it: the whole would need the other ranks."""
     local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
 
@@ -190,18 +193,18 @@ def _has_nan(tensor: torch.Tensor) -> bool:
         return False
     local = _local(tensor)
     if type(local) not in _WITH_NUMBERS:
-        return False  # a compiler traces with tensors that have none
+        return False  # a compiler traces with tensors without values
     try:
         if local.layout != torch.strided or not local.untyped_storage().size():
             return False  # FSDP frees the memory of parameters that it is about to gather
         return bool(torch.isnan(local.detach()).any())
-    except (RuntimeError, NotImplementedError):  # as within torch.vmap: a batch computed as one
+    except (RuntimeError, NotImplementedError):  # e.g. within torch.vmap
         return False
 
 
 def _name_of(func: Any) -> str:
     if (schema := getattr(func, "_schema", None)) is not None:
-        return str(schema.name)  # `aten::log`, of a compiled function
+        return str(schema.name)  # e.g. `aten::log`, for a compiled function
     name = resolve_name(func) or getattr(func, "__name__", repr(func))
     return str(name).removeprefix("torch.").removeprefix("_C._nn.").rpartition(".")[2] or str(name)
 
@@ -231,24 +234,26 @@ def _shape(tensor: torch.Tensor) -> str:
     return f"{kind} {list(tensor.shape)}"
 
 
-# The boundary before a step, saved after the step has gone wrong: so that this one step is enough to make it again.
+# Saves the boundary before a step after the step has gone wrong, so that replaying it takes one
+# step.
 #
-# In front of the first optimizer of a step, weights and what optimizers remember are still those of the boundary. What a forward
-# changes by then, buffers and generators, is kept at each boundary, with the position in the data.
+# Before the first optimizer of a step, weights and optimizer states are still the boundary's. What
+# a forward changes by then, buffers and generators, is kept at each boundary, with the position in
+# the data.
 
 
-# What a step changes of others before the optimizer's turn is not known.
+# What a step changes in other objects before the optimizer is unknown.
 _KNOWN = (nn.Module, torch.optim.Optimizer, LRScheduler, Precision, torch.amp.GradScaler)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
-    """What is kept of one.
+    """What is kept of a boundary.
 
     Attributes:
-        data: The loader's position.
-        noted: How many samples its ledger had noted.
-        buffers: Of the models: each with its value.
+        data: The position of the loader.
+        noted: How many samples its ledger had recorded.
+        buffers: The models' buffers, each with its value.
         schedules: How often each scheduler had stepped.
     """
 
@@ -263,12 +268,12 @@ class Boundary:
 
 
 class BoundaryRun(Run):
-    """A run that can save the boundary before the step that it is in."""
+    """A run that can save the boundary before its current step."""
 
     _boundary: Boundary | None = None
 
     def between_steps(self) -> None:
-        """Between two batches: as every run, and keep what this step will change."""
+        """As in every run, and keep what this step will change."""
         super().between_steps()
         before = self._boundary
         if before is None or (before.step, before.epoch) != (self.steps_done, self.epoch):
@@ -293,7 +298,7 @@ class BoundaryRun(Run):
         try:
             saves.save(moment)
             saves.check(boundary.step, by_all=True)
-        except SnapshotError as error:  # the step is made again from an older one
+        except SnapshotError as error:  # the replay then starts from an older snapshot
             self._world.say(
                 f"step {boundary.step} is not saved: {error.what}; because: {error.why}"
             )
@@ -315,13 +320,13 @@ class BoundaryRun(Run):
         before, now = self._boundary, _buffers(self._objects)
         if before is None or not _are_those(now, before.buffers):
             return [(buffer, buffer.clone()) for buffer in now]
-        if now:  # into the copies of the last boundary: a few times faster than new ones
+        if now:  # reuse the last boundary's copies: a few times faster than new ones
             with torch.no_grad():
                 torch._foreach_copy_([value for _, value in before.buffers], now)
         return before.buffers
 
     def _is_unchanged(self, boundary: Boundary) -> bool:
-        """Say whether the present state with the kept one is that of the boundary, as on all ranks."""
+        """Say whether present and kept state together are the boundary's; equal on all ranks."""
         return (
             _are_those(_buffers(self._objects), boundary.buffers)
             and not self._clock.optimizer_steps
@@ -342,7 +347,7 @@ def _buffers(objects: Objects) -> list[torch.Tensor]:
 
 
 def _are_those(buffers: list[torch.Tensor], kept: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Say whether a model's buffers are the very tensors that were kept: a script may have put others in their place."""
+    """Say whether a model's buffers are the kept tensors themselves; a script may replace them."""
     return len(buffers) == len(kept) and all(
         one is other for one, (other, _) in zip(buffers, kept, strict=True)
     )
@@ -352,15 +357,15 @@ def _schedules(objects: Objects) -> list[int]:
     return [one.last_epoch for one in objects.by_name.values() if isinstance(one, LRScheduler)]
 
 
-# The snapshots of the run that is replayed: those before the step, and nothing is written.
+# The snapshots of the replayed run: those before the step, read-only.
 
 
 class SnapshotsBefore(Folder):
-    """A folder as it was before a step; it belongs to a run that may still go on.
+    """A folder as it was before a step; it belongs to a run that may still be running.
 
     Args:
-        url: Of the earlier run's folder.
-        step: The one that is made again.
+        url: The folder of the earlier run.
+        step: The step to repeat.
     """
 
     is_foreign = True
@@ -370,7 +375,7 @@ class SnapshotsBefore(Folder):
         self.url = self._folder.url
 
     def steps(self) -> list[int]:
-        """Return the steps of the snapshots that the step can be made from, the newest first."""
+        """Return the steps of the snapshots before the step, the newest first."""
         return [step for step in self._folder.steps() if step < self._step]
 
     def size(self, step: int, name: str) -> int:
@@ -438,7 +443,7 @@ def make_run(
     saves: Saves,
     metrics: RunMetrics,
 ) -> Run:
-    """Return the run of a script; where `muster replay` has started it, the one that makes a step again."""
+    """Return the run of a script, or in a replay the one that repeats a step."""
     order = contract.replay_order(os.environ)
     if order is None:
         _note_code(metrics)
@@ -452,7 +457,10 @@ def make_run(
 
 
 def _note_code(metrics: RunMetrics) -> None:
-    """Note which code this attempt runs, on rank 0 under muster: at its end a rank that is killed can't say it."""
+    """Record which code this attempt runs, on rank 0 under muster.
+
+    Done at the start, as a rank that is killed can't do it at the end.
+    """
     if not os.environ.get(contract.SOCKET_VARIABLE):
         return
     from torchmuster.core.node.spawner.last_words import CodeNote
@@ -464,7 +472,7 @@ def _note_code(metrics: RunMetrics) -> None:
 
 
 class ReplayRun(Run):
-    """A run that ends behind one step; see the module's docstring."""
+    """A run that ends after one step; see the module's docstring."""
 
     def __init__(self, order: contract.ReplayOrder, *of_run: Any) -> None:
         super().__init__(*of_run)
@@ -485,7 +493,7 @@ class ReplayRun(Run):
         self._look_where_it_is()
 
     def between_steps(self) -> None:
-        """Between two batches: look closely from here on, or end here."""
+        """Inspect from the boundary before the step on; end at the one after it."""
         super().between_steps()
         self._look_where_it_is()
 
@@ -493,7 +501,7 @@ class ReplayRun(Run):
         """Do nothing: a replay saves nothing."""
 
     def judge_bad_step(self, bad: BadStep) -> None:
-        """Take a step whose gradients are not finite: earlier ones are what they were in the run, the last one ends the replay."""
+        """Handle gradients that are not finite: note an earlier step's; end at the replayed one."""
         step, order = bad.step, self._order
         if step < order.step:
             self._first_bad = self._first_bad or step
@@ -526,7 +534,7 @@ class ReplayRun(Run):
                 self._watch_closely()
 
     def _check_weights(self) -> None:
-        """Refuse a step that began with weights which are not finite; a collective of sharded models."""
+        """Refuse a step that began with weights that are not finite; a collective if sharded."""
         models = self._objects.models().values()
         weights = [p.detach() for model in models for p in model.parameters()]
         if not weights or are_finite(weights):
@@ -566,9 +574,7 @@ class ReplayRun(Run):
 
     def _tell_birth(self, birth: Birth) -> None:
         self.say_here(birth.text)
-        torch.autograd.set_detect_anomaly(
-            False
-        )  # a backward pass with this NaN in it says nothing new
+        torch.autograd.set_detect_anomaly(False)  # a backward pass with this NaN says nothing new
         agent = os.environ.get(contract.SOCKET_VARIABLE, "")
         if not self._order.debugger or not agent or birth.frame is None:
             return
@@ -577,7 +583,7 @@ class ReplayRun(Run):
         if not stop_at(agent, str(self._world.rank), birth.frame, birth.text):
             self._close_watches()
             self.say_here("the debugger was left, so the replay ends here")
-            raise SystemExit(1)  # an exception would open it once more
+            raise SystemExit(1)  # an exception would open the debugger once more
 
     def _close_watches(self) -> None:
         torch.autograd.set_detect_anomaly(False)
@@ -589,7 +595,7 @@ class ReplayRun(Run):
     # The end.
 
     def _end(self) -> None:
-        """End behind the step, on all ranks: it did not fail."""
+        """End after the step, on all ranks: it did not fail."""
         self._close_watches()
         order = self._order
         if self._world.rank == 0:
@@ -605,7 +611,7 @@ class ReplayRun(Run):
         raise SystemExit(0)
 
     def _save_last(self) -> None:
-        """Save nothing."""
+        """Do nothing: a replay saves nothing."""
 
     def _finish(self) -> None:
         raise UsageError(
@@ -614,7 +620,7 @@ class ReplayRun(Run):
         )
 
     def say_here(self, text: str) -> None:
-        """Print a line for the user who looks into this rank."""
+        """Print a line for the user who inspects this rank."""
         print(f"muster: rank {self._world.rank}: {text}", file=sys.stderr, flush=True)
 
 

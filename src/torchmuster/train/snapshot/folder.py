@@ -1,4 +1,4 @@
-"""The storage of snapshots: a local (or shared) directory, or a URL that fsspec knows.
+"""The storage of snapshots: a local (or shared) directory, or a URL that fsspec supports.
 
     step-000000120/              a committed snapshot
     .step-000000150.3.tmp/       being written by generation 3
@@ -27,8 +27,8 @@ from torchmuster.workflow.data.remote import open_any
 
 # Every file operation of a save, by name, so that tests can kill a process at each of them.
 #
-# `before` is called with the operation's name and the path before each operation; it does nothing unless a
-# test replaces it.
+# `before` is called with the operation's name and the path before each operation; it does nothing
+# unless a test replaces it.
 
 
 def _nothing(_operation: str, _path: str) -> None:
@@ -39,18 +39,16 @@ before: Callable[[str, str], None] = _nothing
 
 
 def make_dir(path: str) -> None:
-    """Make a directory with its missing parents."""
+    """Create a directory with its missing parents."""
     before("mkdir", path)
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     if run_dir is not None and path.startswith(run_dir):
-        os.makedirs(
-            run_dir, mode=0o700, exist_ok=True
-        )  # somebody has removed it: it was its user's alone
+        os.makedirs(run_dir, mode=0o700, exist_ok=True)  # if it was removed: it is private
     os.makedirs(path, exist_ok=True)
 
 
 def make_one_dir(path: str) -> None:
-    """Make a directory; missing parents have vanished and are not created again, with other permissions."""
+    """Create a directory; don't create missing parents, which have vanished."""
     before("mkdir", path)
     os.mkdir(path)
 
@@ -126,17 +124,17 @@ class Sink(Protocol):
 
 
 class Destination(Protocol):
-    """What a writer needs of the place that snapshots are written to; `Folder` documents it."""
+    """What a writer needs from a destination of snapshots; `Folder` documents it."""
 
     @property
     def url(self) -> str:
-        """For messages."""
+        """The path or URL, for messages."""
 
     def steps(self) -> list[int]:
         """Return the steps of all committed snapshots, the newest first."""
 
     def begin(self, step: int, generation: int) -> None:
-        """Make the place of a snapshot."""
+        """Create the place of a snapshot."""
 
     def create(self, step: int, generation: int, name: str) -> Sink:
         """Open one file of a snapshot that was begun."""
@@ -156,7 +154,7 @@ class Folder(ABC):
 
     Attributes:
         url: Its path or URL.
-        is_foreign: It belongs to another run, which alone may change it.
+        is_foreign: It belongs to another run, and only that run may change it.
     """
 
     url: str
@@ -176,7 +174,7 @@ class Folder(ABC):
 
     def exists_here(self, name: str) -> bool:
         """Return whether a plain file of that name is visible from this node."""
-        # Listing first makes an NFS client ask the server again.
+        # Listing makes an NFS client ask the server again.
         return name in self._names()
 
     def _generations(self) -> list[int]:
@@ -205,7 +203,7 @@ class Folder(ABC):
 
     @abstractmethod
     def begin(self, step: int, generation: int) -> None:
-        """Make the directory that a snapshot is written to."""
+        """Create the directory that a snapshot is written to."""
 
     @abstractmethod
     def create(self, step: int, generation: int, name: str) -> Sink:
@@ -282,7 +280,7 @@ class LocalFolder(Folder):
         return number
 
     def begin(self, step: int, generation: int) -> None:
-        """Make the temporary directory."""
+        """Create the temporary directory."""
         path = self._temporary(step, generation)
         remove_tree(path)
         try:
@@ -303,7 +301,7 @@ class LocalFolder(Folder):
         sync_dir(temporary)
         refuse_older(self, generation)
         final = os.path.join(self.url, name_of(step))
-        if os.path.exists(final):  # a run resumes from the newest: what lies here is not whole
+        if os.path.exists(final):  # a run resumes from the newest: this one is incomplete
             self.set_aside(step)
         rename(temporary, final)
         sync_dir(self.url)
@@ -322,7 +320,7 @@ class LocalFolder(Folder):
     def read_into(self, step: int, name: str, buffer: memoryview, begin: int = 0) -> int:
         """Fill `buffer` from a committed file."""
         total = 0
-        # Without O_NONBLOCK, a pipe that takes its place now would let us wait for its writer.
+        # Without O_NONBLOCK, a pipe put there meanwhile would block until somebody writes to it.
         fd = os.open(self._path(step, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb", buffering=0) as file:
             file.seek(begin)
@@ -398,7 +396,7 @@ class UrlFolder(Folder):
 
     def begin(self, step: int, generation: int) -> None:
         """Remove the files of an earlier attempt without a manifest."""
-        refuse_older(self, generation)  # a newer start writes to the same names
+        refuse_older(self, generation)  # a newer start writes files with the same names
         self.delete(step)
         self._store.make_folder(name_of(step))
 
@@ -430,7 +428,7 @@ class UrlFolder(Folder):
         return count
 
     def set_aside(self, step: int) -> str:
-        """Move a damaged snapshot to `bad-...`: its manifest first, so that it no longer counts as a snapshot."""
+        """Move a damaged snapshot to `bad-...`, the manifest first, so that it no longer counts."""
         bad = self._name_for_bad(step)
         self._store.move_folder(name_of(step), bad, first=MANIFEST)
         return bad
@@ -446,7 +444,7 @@ class UrlFolder(Folder):
                 self.delete(step)
 
     def _is_committed(self, step: int) -> bool:
-        # Not exists(): it takes any error of the storage for an absence, and `tidy` would delete.
+        # Not exists(): it treats any storage error as absence, and `tidy` would delete.
         return MANIFEST in self._store.names(name_of(step))
 
     def _names(self) -> list[str]:
@@ -465,7 +463,7 @@ class _UrlSink:
 
 
 def refuse_older(folder: Folder, generation: int) -> None:
-    """Raise when a newer start of the run works in this folder.
+    """Raise if a newer start of the run uses this folder.
 
     Raises:
         SnapshotError: A newer generation has begun.

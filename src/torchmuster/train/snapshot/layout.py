@@ -86,7 +86,10 @@ class SnapshotManifest:
 
 
 def plain_tensors(tensors: dict[str, TensorEntry]) -> dict[str, Any]:
-    """Return the locations of tensors as JSON values: `[dtype, shape, [[offsets, sizes, file, begin], ...]]` each."""
+    """Return the locations of tensors as JSON values.
+
+    Each is `[dtype, shape, [[offsets, sizes, file, begin], ...]]`.
+    """
     return {
         path: [
             entry.dtype,
@@ -109,16 +112,16 @@ def encode_manifest(manifest: SnapshotManifest) -> bytes:
 
 
 def check_first_line(head: bytes, size: int) -> None:
-    """Check from the first bytes of a file of `size` bytes whether it can be a manifest, before reading the rest.
+    """Check by its first bytes whether a file of `size` bytes can be a manifest.
 
     Raises:
-        DamagedError: It can't be one.
+        DamagedError: It can't.
     """
     _read_first_line(head, size)
 
 
 def _read_first_line(head: bytes, size: int) -> tuple[int, int, int, int]:
-    """Return format, checksum and length of the body, and its offset."""
+    """Parse the first line; return format, checksum and length of the body, and its offset."""
     found = _HEADER.match(head)
     if found is None:
         raise DamagedError("the manifest has an invalid first line", where=MANIFEST)
@@ -186,12 +189,12 @@ def _from_plain(plain: dict[str, Any]) -> SnapshotManifest:
 def _check_whole(manifest: SnapshotManifest) -> None:
     if manifest.kind not in ("whole", "sharded"):
         raise ValueError(f"a snapshot of kind {manifest.kind!r}")
-    # Not a set of all ranks that it claims to have: the number is whatever somebody wrote there.
+    # Don't build a set of all claimed ranks: the number is not verified yet.
     of_world = all(0 <= rank < manifest.world_size for rank in manifest.ranks)
     if len(manifest.ranks) != manifest.world_size or not of_world:
         raise ValueError(f"{len(manifest.ranks)} of {manifest.world_size} ranks")
     for path, entry in manifest.tensors.items():
-        # A box that is missing would leave the memory that it is read into as it was.
+        # A missing box would leave the target memory as it was.
         if sum(math.prod(c.sizes) for c in entry.chunks) != math.prod(entry.shape):
             raise ValueError(f"{path} lacks some of its elements")
         if not entry.chunks or (manifest.kind == "whole" and len(entry.chunks) > 1):
@@ -258,7 +261,7 @@ def place(
 
 
 def view_of(buffer: torch.Tensor, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor whose bytes lie at `chunk` in `buffer` (uint8), without a copy."""
+    """Return the tensor whose bytes are at `chunk` in `buffer` (uint8), without a copy."""
     num_bytes = chunk.num_bytes(dtype.itemsize)
     flat = buffer[chunk.begin : chunk.begin + num_bytes]
     return (

@@ -1,9 +1,9 @@
 """Loads a snapshot: verifies every byte, takes the newest good one, and the same one on all ranks.
 
-one rank per folder   lists and verifies (`verify.py`), and changes nothing
+one rank per folder   lists and verifies, and changes nothing
 all ranks             learn which rank has the newest; it sends it to all (a whole snapshot)
                       or each reads what it needs (a sharded one, on a shared folder)
-one rank per folder   sets aside snapshots that are proved to be damaged, now that a good one is known
+one rank per folder   sets aside snapshots proved to be damaged, once a good one is known
 """
 
 import errno
@@ -38,11 +38,11 @@ from torchmuster.train.snapshot.state import (
     dtype_named,
 )
 
-# Reads a snapshot and determines whether it is good, damaged or unreadable at the moment.
+# Reads a snapshot and determines whether it is good, damaged or currently unreadable.
 #
-# Damage has to be proved: by a checksum, a size, or a file of the manifest that is missing in the folder.
-# A read error proves nothing: the read is tried again for a while, and then the attempt ends, with all
-# files unchanged.
+# Damage has to be proved: by a checksum, a size, or a file of the manifest that is missing in the
+# folder. A read error proves nothing: the read is retried for a while, and then the attempt ends
+# with all files unchanged.
 
 
 _MAX_MANIFEST_BYTES = 1 << 30
@@ -74,7 +74,7 @@ class Patience:
         self._pause_s = 0.5
 
     def allows(self, error: OSError, path: str) -> bool:
-        """Wait before the next try; raise the error when the limit has passed."""
+        """Wait before the next try; return False if the error is final or the limit has passed."""
         if isinstance(error, PermissionError):
             return False
         now = self._clock()
@@ -125,7 +125,7 @@ def read_manifest(folder: Folder, step: int) -> SnapshotManifest:
     """Return a snapshot's manifest.
 
     Raises:
-        DamagedError: It isn't whole.
+        DamagedError: It is incomplete or changed.
         OSError: It can't be read, which proves nothing.
     """
     size = _size(folder, step, MANIFEST)
@@ -309,7 +309,7 @@ def none_good(folder: Folder, found: FolderLook) -> NoGoodSnapshotError:
 
 
 def _begin_anew(url: str) -> str:
-    """Return the command with which the user can choose to start over."""
+    """Return the instruction with which the user can choose to start over."""
     if "://" in url:
         return "choose another folder=..., or move what lies in this one away"
     folder = shlex.quote(url)
@@ -323,7 +323,7 @@ class Agreement:
     Attributes:
         age: Its generation and step; (-1, -1) for none.
         owner: The rank that sends it to the others.
-        mine: What this rank has found.
+        mine: What this rank found.
     """
 
     age: tuple[int, int]
@@ -349,11 +349,12 @@ def agree(
         reads: Whether this rank reads the folder: one rank in all on a shared file system,
             otherwise one per node.
         report: Called with a message for each snapshot that was set aside.
-        elsewhere: Returns, the same on all ranks, whether a newer one than that age is in another place.
+        elsewhere: Returns, equal on all ranks, whether another place has a newer one than this age.
 
     Raises:
-        NoGoodSnapshotError: On all ranks, when there are snapshots and none is good, here or elsewhere.
-        UnreadableError: On all ranks, when one of them could not read a file.
+        NoGoodSnapshotError: On all ranks, if there are snapshots and none is good, here or
+            elsewhere.
+        UnreadableError: On all ranks, if one of them could not read a file.
     """
     found, failure = FolderLook(loaded=None), None
     if reads:
@@ -380,7 +381,7 @@ def agree(
 
 
 def _raise_together(mine: SnapshotError | None, source: int, kind: type[SnapshotError]) -> NoReturn:
-    """Raise the error of one rank on all of them."""
+    """Raise one rank's error on all of them."""
     parts = mine.parts() if mine is not None else {}
     raise kind(**json.loads(broadcast_bytes(json.dumps(parts).encode(), source)))
 
@@ -407,9 +408,9 @@ def check_tensors(
     """Refuse a snapshot of another model, naming the differences.
 
     Args:
-        manifest: Of the snapshot.
+        manifest: The manifest of the snapshot.
         wanted: Shapes by path.
-        only: Compare only tensors of the snapshot whose path has this prefix.
+        only: Compare only the snapshot's tensors whose path has one of these prefixes.
 
     Raises:
         SnapshotError: Tensors are missing, left over, or of another shape.

@@ -1,7 +1,8 @@
 """Sharded tensors (FSDP2, HSDP): torch.distributed.checkpoint's planners over our own files.
 
-The planners decide which box of which tensor this rank writes, and which boxes it needs when the world
-has another size. Torch's own storage keeps its metadata as a pickle, so what is stored is ours: the
+The planners decide which box of which tensor this rank writes, and which boxes it needs if the
+world
+has another size. Torch's own storage keeps its metadata as a pickle, so the storage is ours: the
 boxes in the manifest, raw bytes in data files. Nothing here is a collective.
 """
 
@@ -27,7 +28,10 @@ from torchmuster.train.snapshot.state import DamagedError, UnreadableError, dtyp
 
 
 def boxes_of(tensors: dict[str, torch.Tensor], rank: int) -> list[Box]:
-    """Return the boxes that this rank writes: each shard once over all replicas, plain tensors on rank 0."""
+    """Return the boxes that this rank writes: each shard once over all replicas.
+
+    Rank 0 also writes the plain tensors.
+    """
     mine = {path: tensor for path, tensor in tensors.items() if _is_mine(tensor, rank)}
     planner = DefaultSavePlanner()
     planner.set_up_planner(mine, is_coordinator=rank == 0)
@@ -37,7 +41,7 @@ def boxes_of(tensors: dict[str, torch.Tensor], rank: int) -> list[Box]:
             continue
         chunk, size = item.tensor_data.chunk, item.tensor_data.size
         tensor = planner.resolve_data(item)
-        if tensor.numel() or not math.prod(size):  # an empty tensor has to be known too
+        if tensor.numel() or not math.prod(size):  # an empty tensor has to be recorded too
             boxes.append((item.index.fqn, tensor, tuple(chunk.offsets), tuple(size)))
     return boxes
 
@@ -79,7 +83,7 @@ def read_into(
             raise DamagedError(f"{item.dest_index.fqn} isn't a tensor")
         chunk = _chunk_of(manifest, item.storage_index.fqn, item.storage_index.offset)
         items[chunk.file].append((item, chunk))
-    for name, wanted in items.items():  # all ranks in the same order
+    for name, wanted in items.items():  # in the same order on all ranks
         file = parts.open(name) if parts is not None else None
         reader = _Reader(folder, manifest, file)
         for item, chunk in wanted:
@@ -100,7 +104,7 @@ def _chunk_of(manifest: SnapshotManifest, path: str, offset: Any) -> Chunk:
 
 
 class _Reader:
-    """Reads boxes of one file, each one once."""
+    """Reads the boxes of one file, each once."""
 
     def __init__(
         self, folder: Folder, manifest: SnapshotManifest, file: torch.Tensor | None

@@ -1,7 +1,7 @@
-"""The copy that the loop waits for: tensors are copied into one buffer with the layout of the file.
+"""The copy that the loop waits for: tensors go into one buffer with the layout of the file.
 
-The buffer is kept from save to save. The first save pays for its memory (page faults, or pinning next
-to a GPU), every later one for the copy alone.
+The buffer is kept from save to save. The first save pays for its memory (page faults, or pinning
+for a GPU), every later one only for the copy.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -23,7 +23,8 @@ class Staged:
         file: The name of the data file.
         data: `(num_bytes,)` uint8 on the CPU.
         tensors: The location of each tensor in it.
-        rest: What `finish` copies: path, source, target, and the source's version, which counts its changes in place.
+        rest: What `finish` still copies: path, source, target, and the source's version, which
+            counts in-place changes.
     """
 
     file: str
@@ -47,7 +48,7 @@ class Staged:
                 )
 
     def places(self, paths: Container[str]) -> tuple[tuple[int, int], ...]:
-        """Return the first byte and the end of each of these tensors, which are whole and not empty."""
+        """Return begin and end of each of these tensors' bytes; skip empty ones."""
         found = []
         for path, entry in self.tensors.items():
             if path in paths:
@@ -62,7 +63,8 @@ class Staging:
     """Owns the buffer.
 
     Args:
-        room: Returns the place of a file of so many bytes, `(num_bytes,)` uint8, where it stays; default: memory of this process.
+        room: Returns the permanent space of a file of this size, `(num_bytes,)` uint8; default:
+            memory of this process.
     """
 
     def __init__(self, room: Callable[[str, int], torch.Tensor] | None = None) -> None:
@@ -70,7 +72,7 @@ class Staging:
         self._room = room
 
     def copy(self, boxes: Sequence[Box], file: str, later: Container[str] = ()) -> Staged:
-        """Return a copy of `boxes`, complete when this returns, but for those `later`, by path, which `Staged.finish` copies.
+        """Return a copy of `boxes`, except for the paths in `later`, which `Staged.finish` copies.
 
         The buffer is overwritten by the next call: the last copy must have been written by then.
         """
@@ -96,7 +98,7 @@ class Staging:
         if self._room is not None:
             return self._room(file, num_bytes)
         if self._buffer.numel() < num_bytes:
-            # Zeros: the gaps between tensors are written too, and must not be someone's old memory.
+            # Zeros: the gaps between tensors are written too, and must not contain old memory.
             self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
         return self._buffer[:num_bytes]
 

@@ -1,7 +1,8 @@
 """State as plain values and tensors, for the manifest: nothing in it runs code when it is loaded.
 
 `pack` turns what `state_dict()` methods return into JSON values and a table of tensors; `unpack` is
-its inverse. JSON has no tuples, no whole-number keys, no infinities and no arrays: those are tagged.
+its inverse. JSON has no tuples, no whole-number keys, no infinities and no arrays: those are
+tagged.
 """
 
 import base64
@@ -28,13 +29,13 @@ class SnapshotError(MusterError):
 
 
 class MisfitError(SnapshotError):
-    """The snapshot does not fit the script, which no other attempt changes."""
+    """The snapshot does not fit the script, and another attempt can't change that."""
 
     muster_final = True
 
 
 class DamagedError(SnapshotError):
-    """A snapshot's files are proved not to be what was written."""
+    """A snapshot's files are proved to differ from what was written."""
 
     muster_final = True
 
@@ -58,7 +59,7 @@ class NoGoodSnapshotError(SnapshotError):
 
 
 class VanishedError(SnapshotError):
-    """The folder of the snapshots has vanished during the run: the next attempt would not find what was saved."""
+    """The folder of the snapshots has vanished during the run; a retry would not find them."""
 
     muster_final = True
 
@@ -116,7 +117,7 @@ def _pack_tensor(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any
     if isinstance(value, np.ndarray):
         plain = {_TAG: "array", "shape": list(value.shape)}
         try:
-            # torch warns of an array that is read-only, and refuses the other byte order.
+            # torch warns about read-only arrays, and refuses the other byte order.
             order = value.dtype.newbyteorder("=")
             value = torch.from_numpy(np.require(value, order, ("C", "W")))
         except (TypeError, ValueError):
@@ -130,7 +131,7 @@ def _pack_tensor(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any
 
 
 def _unused(path: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return `path`, marked when a key with a dot in it has led to the same words."""
+    """Return `path`, with marks if a key with a dot has led to the same path."""
     while path in tensors:
         path += "'"
     return path
@@ -162,7 +163,7 @@ def _pack_mapping(
 
 
 def _pack_key(value: Any, path: str, depth: int) -> Any:
-    """Return a key of a dict or a member of a set: those have no place for a tensor."""
+    """Return a dict's key or a set's member, neither of which may contain a tensor."""
     tensors: dict[str, torch.Tensor] = {}
     plain = pack(value, path, tensors, depth + 2)
     if tensors:
@@ -179,14 +180,14 @@ def _pack_sequence(value: Any, path: str, tensors: dict[str, torch.Tensor], dept
 
 
 def unpack(value: Any, tensors: Mapping[str, torch.Tensor], depth: int = 0) -> Any:
-    """Inverse of `pack`; tuples are plain tuples, mappings are dicts.
+    """Invert `pack`; tuples are plain tuples, mappings are dicts.
 
     Raises:
-        DamagedError: The value isn't one that `pack` writes.
+        DamagedError: `pack` does not write such a value.
     """
     if not isinstance(value, (dict, list)):
         return value
-    if depth > _MAX_DEPTH + 2:  # a complex number holds tagged ones
+    if depth > _MAX_DEPTH + 2:  # a complex number contains tagged values
         raise DamagedError("the manifest is nested too deeply")
     if isinstance(value, list):
         return [unpack(item, tensors, depth + 1) for item in value]

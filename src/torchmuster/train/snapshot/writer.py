@@ -1,7 +1,7 @@
 """Writes one snapshot, usually in a background thread.
 
     all ranks    post their piece (random state, ledger, locations of their data) to the store
-    writers      write and fsync their data file, the checksum is computed during the write
+    writers      write and fsync their data file, computing the checksum during the write
     rank 0       waits for all pieces, writes the manifest, commits, tidies up, posts the outcome
 
 No collective runs here: it would get between those of the training loop.
@@ -37,7 +37,7 @@ Place_co = TypeVar("Place_co", bound=Destination, covariant=True)
 _BLOCK_BYTES = 8 << 20
 _MOST_BUFFER_BYTES = 64 << 20
 _OK = b"ok"
-_SOME, _NONE = b"+", b"-"  # before rank 0's buffers, or why there are none
+_SOME, _NONE = b"+", b"-"  # precede rank 0's buffers, or the reason why there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,12 @@ class WriteOrder:
     """The part of one rank in one snapshot.
 
     Attributes:
-        number: Counts the saves of this process group, the same on all ranks.
-        staged: This rank's tensors, or None when another rank writes them.
-        state: Packed state of the user's objects, on rank 0.
+        number: Counts the saves of this process group; equal on all ranks.
+        staged: This rank's tensors, or None if another rank writes them.
+        state: Packed state of the script's objects, on rank 0.
         rank_state: Packed state of this rank.
-        buffers: Where in the staged bytes the models' buffers are: each rank's own, until rank 0's are broadcast.
+        buffers: Where the models' buffers are in the staged bytes: each rank's own, until rank 0's
+            are broadcast.
     """
 
     number: int
@@ -111,7 +112,7 @@ class Saver:
         """Start writing `order` in the background; the last write must have ended."""
         self.wait()
         if self._thread is None:
-            # One for all: to start another each time took longer than many a copy.
+            # One thread for all saves: starting another each time took longer than many copies.
             self._thread = threading.Thread(target=self._serve, name="muster-save", daemon=True)
             self._thread.start()
         self._idle.clear()
@@ -128,11 +129,11 @@ class Saver:
         self.check()
 
     def wait_for_copy(self) -> None:
-        """Wait until the last order has a copy of its own of all tensors: they may change from here on."""
+        """Wait until the last order has its copy of all tensors, which may change from then on."""
         self._copied.wait()
 
     def check(self) -> None:
-        """Raise the error of the last write, if any; once."""
+        """Raise the error of the last write, if any; only once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -141,7 +142,7 @@ class Saver:
         while True:
             order = self._orders.get()
             self._run(order)
-            del order  # it keeps memory
+            del order  # it holds memory
             self._idle.set()
 
     def _run(self, order: WriteOrder) -> None:
@@ -151,7 +152,7 @@ class Saver:
                 if order.staged is not None:
                     order.staged.finish()
             finally:
-                self._copied.set()  # also where this rank has no part: nobody waits for its message
+                self._copied.set()  # also if this rank has no part
             write(self.crew, order)
             if self.crew.confirms:
                 wait_for_outcome(self.crew, order.number)
@@ -161,7 +162,7 @@ class Saver:
             self._error = error
         except SnapshotError as error:
             self._error = error
-        except RuntimeError as error:  # of the store
+        except RuntimeError as error:  # from the store
             self._error = SnapshotError(
                 f"the snapshot of step {order.step} was given up",
                 where=self.crew.folder.url,
@@ -192,7 +193,7 @@ def write(crew: Writers[Destination], order: WriteOrder) -> None:
 
 
 def refuse(crew: Writers[Destination], number: int, step: int, error: SnapshotError) -> None:
-    """Say instead of a part why there is none; the others give this snapshot up at once."""
+    """Report that this rank has no part, and why; the others give the snapshot up at once."""
     order = WriteOrder(
         number=number, step=step, epoch=0, kind="", staged=None, state=None, rank_state=None
     )
@@ -237,9 +238,9 @@ def _write(crew: Writers[Destination], order: WriteOrder) -> None:
 
 
 def _share_buffers(crew: Writers[Destination], order: WriteOrder, staged: Staged) -> None:
-    """Put rank 0's buffers into every copy: its running means are those that DDP goes on with."""
+    """Copy rank 0's buffers to every rank's copy: DDP continues with rank 0's running means."""
     if sum(end - begin for begin, end in order.buffers) > _MOST_BUFFER_BYTES:
-        return  # nobody's running means are that long
+        return  # no running means are that large
     key = _key(order, "buffers")
     if crew.rank == 0:
         parts = [staged.data[begin:end].numpy().tobytes() for begin, end in order.buffers]
@@ -360,7 +361,7 @@ def wait_for_outcome(crew: Writers[Destination], number: int) -> None:
 
 
 def _forget(crew: Writers[Destination], number: int) -> None:
-    """Remove the keys of a save that all ranks have finished: they have posted for the next one."""
+    """Delete the keys of a save that all ranks have finished: they have posted for the next one."""
     for name in (*range(crew.world_size), "begun", "outcome", "buffers"):
         crew.store.delete_key(f"muster/save/{number}/{name}")
 
@@ -397,7 +398,7 @@ def _wait(crew: Writers[Destination], key: str, order: WriteOrder) -> None:
     deadline, pause_s = time.monotonic() + crew.timeout_s, 0.001
     why = f"`{key}` did not arrive within {crew.timeout_s:g} s"
     try:
-        # Not `store.wait`: at the end of each of its waits torch prints two warnings.
+        # Not `store.wait`: torch prints two warnings at the end of each such wait.
         while not crew.store.check([key]):
             if time.monotonic() > deadline:
                 raise SnapshotError(
@@ -407,7 +408,7 @@ def _wait(crew: Writers[Destination], key: str, order: WriteOrder) -> None:
                 )
             threading.Event().wait(pause_s)
             pause_s = min(2 * pause_s, 0.05)
-    except RuntimeError as error:  # the store has gone with rank 0
+    except RuntimeError as error:  # the store is gone with rank 0
         raise SnapshotError(
             f"the snapshot of step {order.step} was given up",
             where=crew.folder.url,

@@ -1,1 +1,1 @@
-"""`verify_every`: a step is made again on another rank, and the two are compared bit for bit."""
+"""`verify_every`: repeats a step on another rank and compares the two bit for bit."""

@@ -1,4 +1,4 @@
-"""Which rank has computed something else than the others: from who has made which batch, and what came out. Values only."""
+"""Finds the rank that computed something else, from who made which batch with which digest."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """One rank's making of one batch.
+    """One making of a batch by a rank.
 
     Attributes:
         batch: The rank whose batch it is.
-        by: The rank that has made it.
-        digest: Of what came out.
+        by: The rank that made it.
+        digest: The digest of the results.
     """
 
     batch: int
@@ -25,10 +25,11 @@ class Verdict:
     """What follows from makings.
 
     Attributes:
-        batches: Whose makings are not all alike.
-        odd: The one rank that has made something else than what others agree on; None where there are several, or none agree.
-        is_once: Its later makings of the same batch were what the others have.
-        against: The ranks that agree against it, of one batch.
+        batches: The batches with differing makings.
+        odd: The one rank that differs from what others agree on; None if there are several, or no
+            agreement.
+        is_once: Its later makings of the same batch agreed with the others.
+        against: The ranks that agree against it, on one batch.
     """
 
     batches: tuple[int, ...]
@@ -40,13 +41,14 @@ class Verdict:
 def judge(makings: Sequence[Making], nodes: Sequence[int]) -> Verdict:
     """Return which rank is odd.
 
-    A digest is agreed on where ranks of at least two nodes have it in their last making of a batch, and of no other two another one (of a
-    world on one node: two ranks). That is
-    needed for every batch in doubt: where kernels add in a different order each time, nobody agrees, or several ranks are odd.
+    Ranks agree on a digest if ranks of at least two nodes have it in their last making of a batch,
+    and ranks of fewer nodes have any other. (In a world on one node ranks count instead of nodes.)
+    Every batch in doubt needs agreement: where kernels add in a different order each time, nobody
+    agrees, or several ranks are odd.
 
     Args:
-        makings: In the order of time.
-        nodes: Of each rank: what is wrong with a node may be wrong with all of its ranks.
+        makings: In order of time.
+        nodes: The node of each rank: a node's fault may affect all of its ranks.
     """
     voters = nodes if len(set(nodes)) > 1 else range(len(nodes))
     by_batch: dict[int, list[Making]] = defaultdict(list)
@@ -74,7 +76,7 @@ def judge(makings: Sequence[Making], nodes: Sequence[int]) -> Verdict:
 
 
 def agreed_on(digests: Mapping[int, str], voters: Sequence[int]) -> str | None:
-    """Return the digest that ranks of at least two voters have, and of more than have any other; None without one."""
+    """Return the digest that at least two voters have, and more than have any other; else None."""
     having: dict[str, set[int]] = defaultdict(set)
     for rank, digest in digests.items():
         having[digest].add(voters[rank])
@@ -87,7 +89,7 @@ def agreed_on(digests: Mapping[int, str], voters: Sequence[int]) -> str | None:
 
 
 def odd_weights(digests: Sequence[str]) -> tuple[int | None, list[list[int]]]:
-    """Return the one rank whose weights are not those that all others have, and the groups of ranks that have the same."""
+    """Return the one rank whose weights differ from all others', and the groups of equal ranks."""
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, digest in enumerate(digests):
         groups[digest].append(rank)

@@ -1,12 +1,13 @@
-"""Every so many steps, in front of an optimizer's step: are the weights the same on all ranks, and do two ranks make the same of a batch?
+"""Compares ranks' weights and two makings of a batch, every few steps before an optimizer's step.
 
-    weights of all ranks compared -> each rank makes the forward and backward of another one again -> digests compared
-                                                             | one differs
-                                              made again by its own rank, by the other once more, and by a third
+    all ranks' weights compared -> each rank repeats another's passes -> digests compared
+                                                                      | one differs
+               repeated by its own rank, by the other once more, and by a third
 
-A processor that adds wrongly once in a while is not told from a right one by anything that a single rank sees: the loss stays
-plausible. All ranks decide alike, from what all have gathered. The rank that is alone against others that agree raises
-`DiffersError`, and its node gets no ranks again; where nobody can tell who is right, all raise it.
+No single rank can tell a processor that rarely adds wrongly from a good one: the loss stays
+plausible. All ranks decide alike, from what all have gathered. A rank that is alone against others
+that agree raises `DiffersError`, and its node gets no ranks again; if nobody can tell who is right,
+all ranks raise it.
 """
 
 import hashlib
@@ -43,23 +44,25 @@ from torchmuster.train.snapshot.state import dtype_named, pack, unpack
 from torchmuster.train.verify.judge import Making, Verdict, judge, odd_weights
 from torchmuster.train.wrap import unwrap, weigh
 
-# The forwards and the backward of a step, noted as they are made, sent to another rank, and made again there.
+# The forwards and the backward of a step, recorded as they run, sent to another rank, and repeated
+# there.
 #
-# What is noted is what a model was called with (inputs, random numbers, buffers, autocast, threads), the gradients that came back to its outputs, and a
-# digest of what it has made of them: its outputs, and this rank's own gradient of each parameter, before it is added to the others'. So the
-# loss need not be known, and nothing of the script's own code is called again but the models.
+# Recorded are a model's arguments and circumstances (inputs, random numbers, buffers, autocast,
+# threads), the gradients that came back to its outputs, and a digest of the results: its outputs,
+# and this rank's gradient of each parameter before the all-reduce. So the loss need not be known,
+# and only the models of the script's code are called again.
 
 
 _DEVICES = ("cpu", "cuda")
 _LENGTH = struct.Struct("<Q")
-_ALIGNMENT = 64  # bytes: torch's own, of what it allocates for processors
+_ALIGNMENT = 64  # torch's own for CPU memory, in bytes
 
 
 Passes = list[list[dict[str, Any]]]  # of a step, each with its calls
 
 
 class CantRepeatError(Exception):
-    """What a rank has noted can't be made again; the message says why."""
+    """What a rank has recorded can't be repeated; the message says why."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,10 +70,10 @@ class NotedCall:
     """One forward of a model.
 
     Attributes:
-        name: Of the model among the run's objects.
-        state: What it was called with, as the forward found it.
-        num_differentiable: How many outputs a gradient can come back to.
-        gradients: What came back to them.
+        name: The name of the model among the run's objects.
+        state: The arguments and circumstances before the forward.
+        num_differentiable: How many outputs can receive a gradient.
+        gradients: The gradients that they received.
     """
 
     name: str
@@ -83,11 +86,11 @@ class NotedCall:
 
 
 class PassNotes:
-    """Notes the passes of this rank in one step: each is a backward and the forwards that led to it.
+    """Records this rank's passes in one step: each is a backward and the forwards that led to it.
 
     Args:
         models: As the script calls them, by name.
-        step_state: Of the current batch.
+        step_state: The current batch.
     """
 
     def __init__(self, models: Mapping[str, nn.Module], step_state: StepState) -> None:
@@ -99,11 +102,11 @@ class PassNotes:
         self._own: dict[str, str] = {}  # digests of gradients, by parameter
         self._hooks: list[Any] = []
         self._is_twice = False
-        self._weights: list[int] = []  # how often each has been changed before
+        self._weights: list[int] = []  # how often each weight had been changed
         self.is_on = False
 
     def begin(self) -> None:
-        """Note from now on."""
+        """Start recording."""
         self.end()
         self.is_on = True
         self._weights = self._changes_of_weights()
@@ -116,7 +119,7 @@ class PassNotes:
                     )
 
     def end(self) -> None:
-        """Note no more, and forget."""
+        """Stop recording, and drop the records."""
         self.is_on, self._is_twice = False, False
         for hook in self._hooks:
             hook.remove()
@@ -124,7 +127,7 @@ class PassNotes:
         self._ended, self._calls, self._own = [], [], {}
 
     def before(self, name: str, model: nn.Module, inputs: Any, kwargs: Any) -> None:
-        """Note what a model is called with."""
+        """Record the arguments and circumstances of a model's call."""
         if not self.is_on or not torch.is_grad_enabled():
             return
         if self._own:  # a backward has ended
@@ -146,7 +149,10 @@ class PassNotes:
         self._calls.append(call)
 
     def after(self, name: str, outputs: Any) -> Any:
-        """Note what a model has returned, and return it; of several outputs copies, as one may be made from another."""
+        """Record what a model returned, and return it.
+
+        Several outputs are returned as copies, as one may be made from another.
+        """
         if not self.is_on or not torch.is_grad_enabled() or not self._calls:
             return outputs
         call = self._calls[-1]
@@ -186,19 +192,20 @@ class PassNotes:
         self._calls, self._own = [], {}
 
     def result(self) -> str:
-        """Return the digest of what this rank has made, from all passes of the step; afterwards there is nothing to be noted."""
+        """Return the digest of this rank's results over all passes, and close the last pass."""
         if self._own:
             self._close_pass()
         return " ".join(made for _, made in self._ended)
 
     def passes(self, buffers_of_first: Mapping[str, Any]) -> "Passes":
-        """Return all that is needed to make the passes again.
+        """Return everything needed to repeat the passes.
 
         Args:
-            buffers_of_first: Rank 0's buffers before each forward, by number, where DDP has sent them to all ranks.
+            buffers_of_first: Rank 0's buffers before each forward, by number, if DDP has sent them
+                to all ranks.
 
         Raises:
-            CantRepeatError: They can't be made again.
+            CantRepeatError: They can't be repeated.
         """
         if not self._ended:
             raise CantRepeatError("no model given to resume() has been called and got a gradient")
@@ -222,7 +229,7 @@ class PassNotes:
         return passes
 
     def synced_buffers(self) -> bytes:
-        """Return the buffers that DDP sends from rank 0 to all others at each forward, as rank 0 had them."""
+        """Return rank 0's buffers before each forward, which DDP broadcasts to all other ranks."""
         noted = [call for calls, _ in self._ended for call in calls]
         found = {
             str(number): call.state["buffers"]
@@ -233,7 +240,7 @@ class PassNotes:
 
 
 def _plain(call: NotedCall, buffers: Any) -> dict[str, Any]:
-    """Return what is sent of a call; `buffers` are those that it had, if they were not this rank's own."""
+    """Return what is sent about a call; `buffers` are those it had, if not this rank's own."""
     state = call.state
     if call.versions != versions(state["inputs"], state["kwargs"]):
         raise CantRepeatError("a model's inputs have been changed in place since")
@@ -247,7 +254,7 @@ def _plain(call: NotedCall, buffers: Any) -> dict[str, Any]:
 
 
 class _Noted(torch.autograd.Function):
-    """A copy whose gradient is told."""
+    """A copy that reports its gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, tell: Callable[[torch.Tensor], None]) -> Any:
@@ -261,19 +268,21 @@ class _Noted(torch.autograd.Function):
 
 
 def parcel_of(passes: Passes) -> bytes:
-    """Return passes for another rank.
+    """Serialize passes for another rank.
 
     Raises:
-        CantRepeatError: A model was called with what can't be sent.
+        CantRepeatError: A model was called with a value that can't be sent.
     """
     try:
         return to_bytes(passes)
-    except Exception as error:  # its own sentence names the value
+    except Exception as error:  # its message names the value
         raise CantRepeatError(f"{error}: a model was called with it") from error
 
 
 def repeat(passes: Passes, models: Mapping[str, nn.Module], device: torch.device) -> str:
-    """Make the passes of a step again, and return their digests; models, gradients and generators stay as they are.
+    """Repeat the passes of a step, and return their digests; restore models and generators.
+
+    Gradients are not changed.
 
     Raises:
         CantRepeatError: A model could not be called once more.
@@ -310,7 +319,7 @@ def _pass_again(
         outputs = _call_again(call, models[call["name"]], device)
         digests.append(digest(tensors_of(outputs)))
         differentiable = _differentiable(outputs)
-        if len(differentiable) > 1:  # of one alone the noted gradient has its weight
+        if len(differentiable) > 1:  # a single output's gradient includes it
             differentiable = _differentiable(weigh(outputs, call["weight"]))
         for leaf, gradient in zip(differentiable, call["gradients"], strict=True):
             if gradient is not None:
@@ -326,7 +335,7 @@ def _call_again(call: Mapping[str, Any], wrapped: nn.Module, device: torch.devic
     moves_inputs = bool(getattr(wrapped, "device_ids", None))  # as DDP does on a GPU
     for module, trains in zip(model.modules(), call["trains"], strict=True):
         module.training = trains
-    for path, value in call["buffers"].items():  # new ones: a graph may still need those before
+    for path, value in call["buffers"].items():  # new tensors: a graph may still need the old ones
         owner, _, name = path.rpartition(".")
         module = model.get_submodule(owner)
         module._buffers[name] = value.clone().to(
@@ -335,7 +344,7 @@ def _call_again(call: Mapping[str, Any], wrapped: nn.Module, device: torch.devic
     rng.restore(call["generators"])
     if call["threads"] != torch.get_num_threads():
         torch.set_num_threads(call["threads"])
-    # Detached from what has led to them; memory and strides are the same.
+    # Detached from their graph; memory and strides are the same.
     inputs, kwargs = pytree.tree_map_only(
         torch.Tensor, torch.Tensor.detach, (call["inputs"], call["kwargs"])
     )
@@ -352,7 +361,7 @@ def _call_again(call: Mapping[str, Any], wrapped: nn.Module, device: torch.devic
 
 
 def digest_of_pass(outputs: Iterable[str], own: Mapping[str, str]) -> str:
-    """Return the digest of a pass: of its outputs in order, and of the gradients by the names of their parameters."""
+    """Return the digest of a pass: of its outputs in order, and of gradients by parameter name."""
     text = "\n".join([*outputs, *(f"{name} {own[name]}" for name in sorted(own))])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -396,7 +405,7 @@ def _syncs_buffers(model: nn.Module) -> bool:
     return isinstance(model, DistributedDataParallel) and bool(model.broadcast_buffers)
 
 
-# Without a pickle: a header in JSON, then the bytes of the tensors.
+# Serialization without pickle: a JSON header, then the bytes of the tensors.
 
 
 def to_bytes(value: Any) -> bytes:
@@ -419,7 +428,7 @@ def to_bytes(value: Any) -> bytes:
 
 
 def _distinct_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view without the repetitions of what was expanded."""
+    """Return a view without the repetitions of expanded dimensions."""
     shape = [1 if stride == 0 else size for size, stride in _dimensions(tensor)]
     return tensor.as_strided(shape, tensor.stride()) if tensor.numel() else tensor
 
@@ -429,9 +438,9 @@ def _dimensions(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 def from_bytes(data: bytes, device: torch.device) -> Any:
-    """Inverse of `to_bytes`; what was on a GPU goes to `device`.
+    """Invert `to_bytes`; GPU tensors go to `device`.
 
-    Kernels depend on where numbers lie: a tensor has the strides and the alignment that it had.
+    Kernels depend on memory layout, so tensors keep their strides and alignment.
     """
     (length,) = _LENGTH.unpack_from(data)
     plain, table = json.loads(data[_LENGTH.size : _LENGTH.size + length])
@@ -458,21 +467,21 @@ _FOR_THE_ODD_ONE_S = 60.0  # until the launcher has ended the others
 
 
 class DiffersError(MusterError):
-    """A rank has computed something else than another one from the same numbers.
+    """A rank and another one computed different results from the same numbers.
 
     Attributes:
-        muster_blames_node: It is this very rank, and it is alone against others that agree.
+        muster_blames_node: It is this rank, alone against others that agree.
     """
 
     muster_blames_node = False
 
 
 class CantVerifyError(UsageError):
-    """What is trained can't be verified, in this attempt or another."""
+    """The training can't be verified, in this attempt or another."""
 
 
 def wanted_every(verify_every: int | None) -> int | None:
-    """Return after how many steps to verify: what the script says, else what `muster run --verify-every` says."""
+    """Return the steps between verifications, from the script, else from `--verify-every`."""
     if verify_every is not None:
         return verify_every
     text = os.environ.get(contract.VERIFY_VARIABLE)
@@ -482,10 +491,10 @@ def wanted_every(verify_every: int | None) -> int | None:
 def verify_steps(
     every: int | None, run: Any, objects: Objects, world: Any, record: MetricsRecord
 ) -> None:
-    """Verify a run's steps from now on, if that is asked for.
+    """Verify a run's steps from now on, if enabled.
 
     Raises:
-        CantVerifyError: `every` is below one, or what is trained can't be verified.
+        CantVerifyError: `every` is below one, or the training can't be verified.
     """
     every = wanted_every(every)
     if every is None or contract.replay_order(os.environ) is not None:
@@ -502,11 +511,11 @@ class StepVerifier:
     """Verifies every so many steps.
 
     Args:
-        every: How many.
+        every: The number of steps.
         run: Counts the steps.
-        objects: The run's: their models are called again.
+        objects: The run's objects: their models are called again.
         world: The ranks.
-        record: Rank 0 notes in it what was verified.
+        record: Rank 0 records verifications in it.
 
     Attributes:
         every: See above.
@@ -524,8 +533,8 @@ class StepVerifier:
         _check(objects, self._models)
         self._shifts = self._choose_shifts()
         self._notes = PassNotes(self._models, world.step_state)
-        self._noted_step = -1  # of what is noted
-        self._done_step = -1  # the last that was verified
+        self._noted_step = -1  # the step of the recorded passes
+        self._done_step = -1  # the last verified step
         self._is_first = True
         for name, model in self._models.items():
             model.register_forward_pre_hook(self._before(name), with_kwargs=True)
@@ -534,7 +543,7 @@ class StepVerifier:
             optimizer.register_step_pre_hook(self._look)
 
     def _choose_shifts(self) -> list[int]:
-        """Return how far away the ranks are that make a rank's pass again: on other nodes where there are any."""
+        """Return the shifts to the ranks that repeat a rank's passes: other nodes' if possible."""
         mine = {"node": self._world.node_rank, "computes": _computes_as(self._world.device)}
         told = gather_json(mine)
         kinds: dict[str, list[int]] = {}
@@ -550,7 +559,7 @@ class StepVerifier:
         self._nodes = [int(one["node"]) for one in told]
         return choose_shifts([NodeStand(machine=str(one["node"])) for one in told], 2)
 
-    # What is noted.
+    # Recording.
 
     def _before(self, name: str) -> Callable[..., None]:
         def before(model: nn.Module, inputs: Any, kwargs: Any) -> None:
@@ -569,7 +578,7 @@ class StepVerifier:
     def _after(self, name: str) -> Callable[..., Any]:
         return lambda model, inputs, outputs: self._notes.after(name, outputs)
 
-    # What is compared.
+    # Comparing.
 
     def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         step = self._noted_step  # the script may have counted this step already
@@ -627,13 +636,16 @@ class StepVerifier:
         again = self._again(parcel, 0)
         more = [(shift, self._again(parcel, shift)) for shift in dict.fromkeys((first, second))]
         makings += _makings([(0, live), (0, again), *more])
-        # Where a rank comes to something else from a copy than from what it has itself, copies prove nothing.
+        # If a rank gets another result from a copy than from the original, copies prove nothing.
         is_told = all(gather_json(live == again))
         verdict = judge(makings, self._nodes)
         self._raise(step, verdict if is_told else Verdict(batches=verdict.batches), makings)
 
     def _parcel(self) -> tuple[Passes, bytes]:
-        """Return what is needed to make the passes again, here and on another rank, once all ranks can give it."""
+        """Return what is needed to repeat the passes, here and elsewhere; a collective.
+
+        All ranks raise if one of them can't provide it.
+        """
         buffers = from_bytes(broadcast_bytes(self._notes.synced_buffers(), 0), self._world.device)
         passes, parcel, why = Passes(), b"", ""
         try:
@@ -694,7 +706,7 @@ class StepVerifier:
             self._record.event("differs", step=step, what=what, rank=odd)
 
     def _end(self, odd: int, what: str, why: str, fix: str) -> None:
-        """Raise on the odd rank; the others wait for the launcher, so that nobody else is taken for the cause."""
+        """Raise on the odd rank; the others wait for the launcher, to not seem to be the cause."""
         error = DiffersError(what, where=f"rank {odd}", why=why, fix=fix)
         if self._world.rank != odd:
             threading.Event().wait(_FOR_THE_ODD_ONE_S)
@@ -704,7 +716,7 @@ class StepVerifier:
 
 
 def _makings(rounds: list[tuple[int, str]]) -> list[Making]:
-    """Return who has made which batch on all ranks, in the order of the rounds; a collective."""
+    """Return all ranks' makings, in the order of the rounds; a collective."""
     told: list[list[str]] = gather_json([made for _, made in rounds])
     size = len(told)
     return [
