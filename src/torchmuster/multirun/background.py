@@ -1,11 +1,11 @@
-"""Owners in the background: of a run in a session, and of a sweep."""
+"""Background owners of a run in a session and of a sweep."""
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.plan import RunPlan
 
 
 def own_in_session(plan: RunPlan, run_dir: RunDir) -> int:
-    """Own a run whose agents the doors of a session fork, and return its exit code.
+    """Own a run whose agents the doors of a session fork; return its exit code.
 
     Raises:
         NotFoundError: The session has ended.
@@ -39,7 +39,7 @@ def own_in_session(plan: RunPlan, run_dir: RunDir) -> int:
 
 
 def own_sweep(run_dir: RunDir) -> int:
-    """Own a sweep that has its folder to its end, and return its exit code."""
+    """Own a sweep that has a run directory until it ends; return its exit code."""
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.multirun.sweep.owner import follow_sweep
 

@@ -1,4 +1,4 @@
-"""The engine of a session on this machine: its doors fork the agents, and all else is as for the local engine."""
+"""The engine for a session on this machine: a local engine whose agents the doors fork."""
 
 import os
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from torchmuster.multirun.door.messages import fork_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldSession:
-    """A session that lives, as far as a run in it needs it.
+    """What a run in a live session needs of that session.
 
     Attributes:
-        run_dir: Of the run that is the session.
-        lives: Says whether its owner does.
+        run_dir: The run directory of the run that is the session.
+        lives: Returns whether the session is still alive.
     """
 
     name: str
@@ -29,7 +29,7 @@ class HeldSession:
 
 
 def _say_to_nobody(sentence: str) -> None:
-    """Say it to nobody."""
+    """Discard the sentence."""
 
 
 @dataclass
@@ -40,17 +40,17 @@ class SessionEngine(LocalEngine):
         say: Tells the user why a start takes longer.
     """
 
-    keeps_agents: ClassVar[bool] = False  # a door forks again when all that it has forked is gone
+    keeps_agents: ClassVar[bool] = False  # a door forks again only when all its forks have ended
     session: HeldSession = field(kw_only=True)
     say: Callable[[str], None] = _say_to_nobody
     _is_starting: bool = False
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
-        """Start one agent on every place, the head first.
+        """Start one agent in every place, the head first.
 
         Raises:
             UsageError: Another run is in the session.
-            ChannelError: The session has ended, or a node of it.
+            ChannelError: The session, or one of its nodes, has ended.
         """
         self._is_starting = True
         renewed: set[str] = set()
@@ -80,7 +80,7 @@ class SessionEngine(LocalEngine):
         try:
             if self._is_starting:
                 line = wait_for_door(held.run_dir, place, held.lives)
-            else:  # within the owner's loop: a door that opens later is asked by the next attempt
+            else:  # in the owner's loop: the next attempt asks a door that opens later
                 line = call_door(held.run_dir, place)
             send_order(line, fork, [fd for fd in fds if fd is not None])
         except ChannelError as error:
@@ -95,7 +95,7 @@ class SessionEngine(LocalEngine):
 
 
 def ended(name: str, error: ChannelError) -> ChannelError:
-    """Return the error of a session that can't be used any more."""
+    """Return the error for a session that can no longer be used."""
     because = error.what if error.why is None else f"{error.what}: {error.why}"
     return ChannelError(
         f"the session {name} can't be used",

@@ -1,4 +1,4 @@
-"""Owns a run in a session: forked by the doors of this machine, or by those of other nodes, reached through the session's head."""
+"""Own a run on the nodes of a session, which are reached through the session's head."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _PATIENCE_S = 20.0  # torch is imported before a door opens again
 
 
 def is_elsewhere(held: HeldSession) -> bool:
-    """Say whether the nodes of a session are other machines, or may be."""
+    """Return whether the nodes of a session are, or may be, other machines."""
     return plan_of(held.run_dir).engine != "local"
 
 
@@ -40,15 +40,15 @@ def own_on_nodes(
     begun: Callable[[RunPlan], None] = lambda _: None,
     first_attempt: int = 0,
 ) -> Result:
-    """Start a run on the nodes of a session and follow it to its end.
+    """Start a run on the nodes of a session and own it until it ends.
 
     Args:
-        plan: Of the run.
-        run_dir: Of the run.
+        plan: The plan of the run.
+        run_dir: The run directory.
         held: The session.
         voice: Shows the run.
         begun: Called with the settled plan when the agents have been started.
-        first_attempt: Its number.
+        first_attempt: The number of the first attempt.
 
     Raises:
         UsageError: Another run is in the session.
@@ -63,7 +63,7 @@ def own_on_nodes(
         may_share=os.environ.get("MUSTER_SSH_SHARED", "") != "no",
     )
     of_job = of_session.job_id is not None or os.path.isfile(held.run_dir.job)
-    if of_job:  # its nodes see our files: they get our variables too
+    if of_job:  # its nodes see our files, so they get our variables too
         leave_environment(run_dir.environment, set_by_schedulers())
     bundle = Bundle(ssh=(), sha="", root="", files=(), way=way)
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)

@@ -1,7 +1,7 @@
-"""Which files of a project are watched, and which of them have been saved since the last look.
+"""Find the files of a project that were saved since the last check.
 
-By looking, not by inotify: that hears nothing of files that another host saves on a file system of the network, and one look
-at 500 files takes 1 ms (docs/design.md).
+Polls instead of using inotify, which misses files that another host saves on a network file
+system. One check of 500 files takes 1 ms (docs/design.md).
 """
 
 import os
@@ -18,8 +18,8 @@ _MOST_FILES = 4000
 _LIST_AGAIN_S = 0.5
 _LOOK_S = 0.04
 _MOST_LOOK_S = 0.2
-_COST = 20  # looking takes at most a twentieth of a processor
-_QUIET_S = 0.02  # an editor that saves several files, or one in several steps, is given so long
+_COST = 20  # polling takes at most a twentieth of a processor
+_QUIET_S = 0.02  # for an editor that saves several files, or one file in several steps
 _SETTLES_S = 1.0
 _GONE: tuple[int, ...] = ()
 
@@ -27,10 +27,11 @@ Facts = Mapping[str, tuple[int, ...]]
 
 
 class SavedFiles:
-    """Knows the files below some folders, and looks for those that were saved.
+    """The watched files below some folders, and which of them were saved.
 
     Args:
-        folders: Of the script, of the project, of its modules; with a git work tree around one, all of it is watched.
+        folders: The folders of the script, of the project and of its modules. If one is in a git
+            work tree, the whole tree is watched.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
@@ -44,11 +45,11 @@ class SavedFiles:
 
     @property
     def num_files(self) -> int:
-        """Return how many are watched."""
+        """Return the number of watched files."""
         return len(self._paths)
 
     def look(self) -> tuple[str, ...]:
-        """Return the files that were saved since the last look, once no more are being saved."""
+        """Return the files saved since the last call; wait until the editor has finished saving."""
         found = self._look_once()
         if not found:
             return ()
@@ -66,12 +67,15 @@ class SavedFiles:
         return tuple(saved)
 
     def pause_s(self) -> float:
-        """Return how long to wait until the next look."""
+        """Return how long to wait before the next check."""
         return min(max(_LOOK_S, self._took_s * _COST), _MOST_LOOK_S)
 
     def _look_once(self) -> list[str]:
-        """Look at the known files; only where none was saved, list new ones: that asks git, for which no run should wait."""
-        began = time.process_time()  # not the time that others had the processor
+        """Return the known files that were saved; only if there are none, look for new ones.
+
+        Listing asks git, and no run should wait for that.
+        """
+        began = time.process_time()  # without the time in which other processes ran
         found = self._changed()
         self._took_s = time.process_time() - began
         is_due = time.monotonic() - self._listed_at >= _LIST_AGAIN_S
@@ -98,19 +102,19 @@ def _is_empty(facts: tuple[int, ...]) -> bool:
 
 
 def pause(seconds: float) -> None:
-    """Wait; a signal that has a handler ends it."""
+    """Wait; a signal that has a handler ends the wait early."""
     import select
 
     select.select([], [], [], seconds)
 
 
 def changed(before: Facts, after: Facts) -> list[str]:
-    """Return the files that differ, and those that are new; one that is gone is not saved."""
+    """Return the files that differ or are new; a removed file does not count as saved."""
     return [path for path, facts in after.items() if facts != _GONE and before.get(path) != facts]
 
 
 def facts_of(paths: Iterable[str]) -> Facts:
-    """Return what tells whether a file was saved: its number, its size and its time."""
+    """Return what shows that a file was saved: its inode number, size and modification time."""
     found: dict[str, tuple[int, ...]] = {}
     for path in paths:
         try:
@@ -122,7 +126,7 @@ def facts_of(paths: Iterable[str]) -> Facts:
 
 
 def list_files(folders: Sequence[str]) -> list[str]:
-    """Return the files below some folders that are watched; of a very large project those of the folders alone."""
+    """Return the files to watch: those of the work trees; in very large ones, of `folders` only."""
     roots = dict.fromkeys(work_tree(folder) or folder for folder in folders)
     found = [path for root in roots for path in _files_below(root)]
     if len(found) > _MOST_FILES:
@@ -132,7 +136,7 @@ def list_files(folders: Sequence[str]) -> list[str]:
 
 
 def work_tree(folder: str) -> str | None:
-    """Return the folder with `.git` that a folder is in."""
+    """Return the root of the git work tree that contains a folder, or None."""
     here = folder
     while not os.path.exists(os.path.join(here, ".git")):
         if here == os.path.dirname(here):
@@ -157,7 +161,7 @@ def _files_below(root: str) -> Iterator[str]:
 
 
 def is_watched(name: str, *, is_new: bool) -> bool:
-    """Say whether a file of a git work tree is watched; one that git does not track yet may be what a run writes."""
+    """Return whether to watch a file of a work tree; a run may have written an untracked one."""
     if is_new:
         return name.endswith(_CODE) and not _OF_RUNS & set(name.split("/"))
     return name.endswith((_CODE, *_SETTINGS))

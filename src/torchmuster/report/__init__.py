@@ -1,1 +1,1 @@
-"""The story of a run, read once from its record: as one page of HTML, as data, and compared with another's."""
+"""Reports: the story of a run, read from its record, as HTML page or data; `muster top`."""

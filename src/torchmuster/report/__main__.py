@@ -1,4 +1,4 @@
-"""`python -m torchmuster.report RUN_DIR`: makes the page of a run that took too long for the end of its client."""
+"""`python -m torchmuster.report RUN_DIR`: make the page of a run after its client has ended."""
 
 import os
 import signal
@@ -7,11 +7,11 @@ import sys
 from torchmuster.core.files.layout import RunDir
 from torchmuster.report.at_end import make_page
 
-_LIMIT_S = 300  # of a disk that hangs: nobody waits for this process, so nobody would end it
+_LIMIT_S = 300  # ends the process if a disk hangs, because nobody waits for it
 
 
 def main(folder: str) -> int:
-    """Make the page; the exit code says whether it was possible."""
+    """Make the page; return the exit code."""
     signal.alarm(_LIMIT_S)
     os.nice(10)
     return 0 if make_page(RunDir(folder)) else 1

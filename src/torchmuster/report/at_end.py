@@ -1,7 +1,8 @@
-"""The page of a run that has failed, made as it ends: the end waits a second for it, and no longer.
+"""Make the page of a failed run at its end; the client waits at most one second for it.
 
-The client makes it, behind the verdict, so that nobody waits for what matters. What takes longer is made by a process
-of its own, `python -m torchmuster.report RUN_DIR`, which outlives the client. Why there is no page is in `report.log`.
+The client makes it after the verdict, so that nothing important waits. If it takes longer, a
+separate process, `python -m torchmuster.report RUN_DIR`, makes it and outlives the client. If there
+is no page, `report.log` has the reason.
 """
 
 import contextlib
@@ -19,11 +20,11 @@ from torchmuster.launcher.views.find import view_run
 LIMIT_S = 1.0
 _apart: list[
     proc.Child
-] = []  # that make pages; a notebook lives on, and takes their ends at its next run's
+] = []  # processes that make pages; a notebook, which lives on, reaps them at its next run's end
 
 
 def report_at_end(run_dir: RunDir, run_id: str, *, limit_s: float = LIMIT_S) -> str:
-    """Make the page of a run; return the line that says where it is or will be, or how to make it."""
+    """Make the page of a run; return a line with its path, or with the command that makes it."""
     is_late, has_failed = threading.Event(), threading.Event()
 
     def make() -> None:
@@ -44,7 +45,10 @@ def report_at_end(run_dir: RunDir, run_id: str, *, limit_s: float = LIMIT_S) -> 
 
 
 def make_page(run_dir: RunDir, is_late: threading.Event | None = None) -> bool:
-    """Make the page of a run, unless it is late meanwhile; say whether that went well, and note in `report.log` why not."""
+    """Make the page of a run and return whether that worked; write errors to `report.log`.
+
+    If `is_late` is set in the meantime, don't write the page.
+    """
     try:
         from torchmuster.report.find import read_story
         from torchmuster.report.page import render_page
@@ -52,7 +56,7 @@ def make_page(run_dir: RunDir, is_late: threading.Event | None = None) -> bool:
         page = render_page(read_story(view_run(run_dir))).encode(errors="replace")
         if is_late is None or not is_late.is_set():
             atomic.replace_file(run_dir.report, page, mode=0o600)
-    except Exception:  # noqa: BLE001 - the end of a run is no place for it; the note is
+    except Exception:  # noqa: BLE001 - must not disturb the end of a run; the log has it
         _note(run_dir, traceback.format_exc())
         return False
     return True
@@ -64,7 +68,7 @@ def _note(run_dir: RunDir, why: str) -> None:
 
 
 def _go_on_apart(run_dir: RunDir) -> bool:
-    """Start a process that makes the page when this one has gone; say whether that was possible."""
+    """Start a process that makes the page and outlives this one; return whether it has started."""
     words = [sys.executable, "-m", "torchmuster.report", run_dir.path]
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:

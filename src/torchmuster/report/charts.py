@@ -1,4 +1,4 @@
-"""Plots of a run with their words and tables: metrics, step time, phases of ranks, memory, cost; the matrix of the network."""
+"""The plots of a run with texts and tables: metrics, step time, phases, memory, cost, network."""
 
 import math
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from torchmuster.report.story import (
 )
 from torchmuster.report.words import figure, node_time, percent, span
 
-_BARS_UP_TO = 24  # ranks; above that a column for each
+_BARS_UP_TO = 24  # ranks; more are drawn as columns
 _SLOWEST = 8
 _POINTS_OF_TABLE = 24
 _MATRIX_UP_TO = 24
 _MOST_PARAMETERS, _MOST_OF_NAME = 8, 12
-# Name of a phase, its style, the field of `RankTotals`.
+# For each phase: its name, its style, its field in `RankTotals`.
 PHASES = (
     ("data", "p-data", "data_s"),
     ("forward", "p-forward", "forward_s"),
@@ -38,7 +38,7 @@ PHASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotSheet:
-    """A plot with its title, a sentence, and the same as a table: head and rows."""
+    """A plot with its title and a sentence, and the same data as a table: head and rows."""
 
     key: str
     title: str
@@ -53,7 +53,7 @@ class PlotSheet:
 
 
 def metric_plot(story: Story, series: SeriesTold, prefix: str, number: int) -> PlotSheet:
-    """Return the plot of a metric over the steps, with those that were done again and the starts of attempts."""
+    """Return the plot of a metric over the steps, with redone steps and the starts of attempts."""
     known = [(v, s) for v, s in zip(series.values, series.steps, strict=True) if v is not None]
     words = "No finite value was recorded."
     if known:
@@ -92,7 +92,7 @@ def metric_plot(story: Story, series: SeriesTold, prefix: str, number: int) -> P
 
 
 def parameter_plots(story: Story, prefix: str) -> tuple[PlotSheet, ...]:
-    """Return a plot for each parameter that a sweep has varied: the metric of its members against it."""
+    """Return a plot for each parameter that a sweep has varied: the members' metric against it."""
     told = story.sweep
     members = [one for one in told.members if one.metric is not None] if told is not None else []
     if told is None or not told.metric or len(members) < 2:
@@ -142,7 +142,7 @@ def _as_number(text: str) -> float | None:
 
 
 def _split(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, float | None]]:
-    """Return points with an interruption where the steps go back: the next attempt."""
+    """Return the points with a gap where the steps go back, at the start of the next attempt."""
     found: list[tuple[float, float | None]] = []
     for step, value in points:
         if found and step <= found[-1][0]:
@@ -162,7 +162,7 @@ def _few(series: SeriesTold) -> list[tuple[int, float | None]]:
 
 
 def step_time_plot(story: Story, prefix: str) -> PlotSheet | None:
-    """Return the plot of how long a step took; None where nothing tells."""
+    """Return the plot of the time per step; None without data."""
     series = story.training.step_time if story.training else None
     if series is None:
         return None
@@ -194,7 +194,7 @@ def step_time_plot(story: Story, prefix: str) -> PlotSheet | None:
 
 
 def phases_plot(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
-    """Return what each rank does within a step: bars, or columns for many ranks; None where nothing tells."""
+    """Return a plot of each rank's phases in a step, as bars or columns; None without data."""
     if ranks is None or not ranks.has_phases:
         return None
     totals = [one for one in ranks.totals if one.told_steps]
@@ -244,7 +244,7 @@ def _phase_bar(one: RankTotals, *, is_marked: bool) -> PlotBar:
 
 
 def heat_of_ranks(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
-    """Return the picture of each rank's own work over time; None where nothing tells."""
+    """Return a heat map of each rank's own work over time; None without data."""
     if (
         ranks is None
         or len(ranks.own_ms) < 2
@@ -264,7 +264,7 @@ def heat_of_ranks(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
 
 
 def band_plot(ranks: RanksTold, band: Band, prefix: str, number: int) -> PlotSheet:
-    """Return the plot of a quantity over time, over all ranks."""
+    """Return the plot of a quantity over time: its median and range over all ranks."""
     xs = [(n + 0.5) * ranks.width_s for n in range(ranks.num_spans)]
     most = max((v for v in band.most if v is not None), default=None)
     middle = sorted(v for v in band.median if v is not None)
@@ -303,7 +303,7 @@ def band_plot(ranks: RanksTold, band: Band, prefix: str, number: int) -> PlotShe
 
 
 def slowest_of(ranks: RanksTold | None) -> tuple[RankTotals, ...]:
-    """Return the ranks with the most work of their own in a step, the slowest first."""
+    """Return the ranks with the most own work per step, the slowest first."""
     known = [one for one in (ranks.totals if ranks else ()) if one.own_s is not None]
     return (
         tuple(sorted(known, key=lambda one: -(one.own_s or 0.0))[:_SLOWEST])
@@ -316,7 +316,7 @@ def slowest_of(ranks: RanksTold | None) -> tuple[RankTotals, ...]:
 
 
 def cost_plot(story: Story, prefix: str) -> PlotSheet | None:
-    """Return where the node time went; None where no node was held."""
+    """Return the plot of what the node time was used for; None if no node was held."""
     cost = story.cost
     if cost.held_s <= 0:
         return None
@@ -361,7 +361,7 @@ def cost_plot(story: Story, prefix: str) -> PlotSheet | None:
 
 
 def matrix_of(story: Story) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Return rows of (text, style) of the matrix of pairs; empty where nothing was measured, or too much for a table."""
+    """Return the matrix of node pairs, as rows of (text, style); empty if unknown or too large."""
     network = story.network
     if network is None or not network.pairs or not 1 < len(network.nodes) <= _MATRIX_UP_TO:
         return ()
@@ -392,7 +392,7 @@ def matrix_of(story: Story) -> tuple[tuple[tuple[str, str], ...], ...]:
 
 
 def heat_of_network(story: Story, prefix: str) -> PlotSheet | None:
-    """Return the picture of the rates between all nodes, where there are too many for a table; None where nothing tells."""
+    """Return a heat map of the rates between nodes, if too many for a table; None without data."""
     network = story.network
     if network is None or len(network.nodes) <= _MATRIX_UP_TO:
         return None

@@ -1,4 +1,4 @@
-"""Compare two runs: code, environment, order of the data, speed, loss, and the first step that differs."""
+"""Compare two runs: code, environment, data order, speed, loss, and the first step that differs."""
 
 import difflib
 import math
@@ -18,7 +18,7 @@ _MAX_LINES = 2000  # of the difference between two differences
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One thing of both runs, in words; empty where it is not known."""
+    """One property of both runs, as text; empty if it is not known."""
 
     what: str
     one: str
@@ -26,19 +26,21 @@ class Compared:
 
     @property
     def differs(self) -> bool:
-        """Say whether both are known and not the same."""
+        """Return whether both are known and not the same."""
         return bool(self.one and self.other) and self.one != self.other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDifference:
-    """Where the metrics of two runs part.
+    """Where the metrics of two runs start to differ.
 
     Attributes:
-        step: The first recorded step at which a metric of both is not the same, or only one of them has it there.
-        one, other: The values; `nan`, `inf` or `-inf` as words, None where the run has none.
-        equal_until: The last recorded step before it at which all are the same; None where the first one differs.
-        num_common: How many steps both runs have recorded.
+        step: The first step that both have recorded at which a metric of both differs, or only one
+            of them has it.
+        one, other: The values; `nan`, `inf` or `-inf` as strings, None where the run has none.
+        equal_until: The last common step before it, at which all metrics are the same; None if
+            the first common step differs.
+        num_common: The number of steps that both runs have recorded.
     """
 
     step: int
@@ -54,10 +56,10 @@ class Comparison:
     """How two runs differ; each list has all that was compared, also what is the same.
 
     Attributes:
-        code_difference: How the second run's difference from the commit differs from that of the first, as lines.
-        first: None where no common step differs, or none is common.
-        num_common: Steps that both have recorded.
-        sentence: The answer in one sentence.
+        code_difference: The diff between the runs' differences from their commits, as lines.
+        first: The first difference; None if no common step differs, or there is none.
+        num_common: The number of steps that both have recorded.
+        sentence: A summary in one sentence.
     """
 
     form: int = FORM
@@ -74,12 +76,12 @@ class Comparison:
     sentence: str
 
 
-Value = float | str  # a word where it is not finite
+Value = float | str  # a string if it is not finite
 Points = dict[int, dict[str, Value]]
 
 
 def compare(one: Story, other: Story) -> Comparison:
-    """Return how two runs differ; their metrics are read again, because a story keeps a part of very many."""
+    """Return how two runs differ; read their metrics again, because a story thins long series."""
     mine, theirs = (_points(LooseRecord(RunDir(story.folder).training)) for story in (one, other))
     first, num_common = first_difference(mine, theirs)
     code, data = _code(one, other), _data(one, other)
@@ -101,9 +103,9 @@ def compare(one: Story, other: Story) -> Comparison:
 
 
 def first_difference(one: Points, other: Points) -> tuple[FirstDifference | None, int]:
-    """Return the first step at which a metric of both differs, and how many steps both have."""
+    """Return the first step at which a metric of both differs, and the number of common steps."""
     common = sorted(one.keys() & other.keys())
-    of_both = _names(one) & _names(other)  # what only one run records at all is told beside
+    of_both = _names(one) & _names(other)  # metrics of only one run are reported separately
     equal_until = None
     for step in common:
         for name in [n for n in dict.fromkeys((*one[step], *other[step])) if n in of_both]:
@@ -127,7 +129,7 @@ def _names(points: Points) -> set[str]:
 
 
 def _points(events: Iterable[Mapping[str, Any]]) -> Points:
-    """Return the metrics by step; of a step that was done again, the last."""
+    """Return the metrics by step; for a step that was done again, the last."""
     found: Points = {}
     for event in events:
         step = whole(event.get("step"))
@@ -139,14 +141,14 @@ def _points(events: Iterable[Mapping[str, Any]]) -> Points:
 
 
 def _value(value: Any) -> Value | None:
-    """Return a number, or the word of one that is not finite; None where it is none."""
+    """Return a number, or a string if it is not finite; None if it is not a number."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return number(value)
 
 
 def told_value(value: Value | None) -> str:
-    """Return a value of a metric in words."""
+    """Return a metric's value as text."""
     return value if isinstance(value, str) else figure(value) if value is not None else "none"
 
 
@@ -173,7 +175,7 @@ def _sentence(first: FirstDifference | None, num_common: int, **parts: Sequence[
 
 
 def _only_in_one(one: str, other: str, mine: set[str], theirs: set[str]) -> str:
-    """Return which metrics one of the runs does not record; empty where both record the same, or one nothing."""
+    """Return sentences about metrics that only one run records; empty if a run has no metrics."""
     if not mine or not theirs:
         return ""
     told = [
@@ -250,7 +252,7 @@ def _environment(one: Story, other: Story) -> tuple[Compared, ...]:
 
 
 def _packages(one: Story, other: Story) -> list[Compared]:
-    """Return what is installed for one run in another version than for the other, or not at all; nothing where one is not known."""
+    """Return the packages that differ in version or presence; empty if one list is not known."""
     mine, theirs = (
         dict(package.split("==", 1) for package in story.what.packages if "==" in package)
         for story in (one, other)

@@ -1,4 +1,4 @@
-"""Find a run and read its story, or say why that can't be done."""
+"""Find a run, a workflow or a sweep and read its story, or raise why that is not possible."""
 
 import math
 import os
@@ -29,7 +29,7 @@ from torchmuster.report.read import MALFORMED, owner_of, read_run_story, read_wh
 from torchmuster.report.story import Cost, Ending, GroupTold, MemberTold, Story, SweepTold, TaskTold
 from torchmuster.workflow.owner.view import WorkflowRun
 
-# Read the story of a sweep: its members with their values, the metric, and how each stands; the best first.
+# The story of a sweep: its members with values, metric and state, the best first.
 
 
 _MAX_MEMBERS = 10_000
@@ -61,7 +61,7 @@ def read_sweep_story(view: SweepRun) -> Story:
 
 
 def _plan(sweep: SweepView | None) -> dict[str, object]:
-    """Return what a member is, before its values, in the form of `plan.json`."""
+    """Return the plan of a member before it gets its values, in the form of `plan.json`."""
     from torchmuster.core.model import codec
 
     return dict(codec.to_plain(sweep.plan.run)) if sweep is not None else {}
@@ -108,7 +108,7 @@ def _told(sweep: SweepView) -> SweepTold:
 
 
 def _order(sweep: SweepView, member: MemberView) -> tuple[bool, float, int]:
-    """Return what sorts members: the best first, those without a number last, equal ones by their numbers."""
+    """Return a member's sort key: the best first, those without a value last, then by number."""
     metric, value = sweep.plan.metric, member.value
     if metric is None or value is None or math.isnan(value):
         return True, 0.0, member.number
@@ -130,7 +130,7 @@ def _member(sweep: SweepView, member: MemberView) -> MemberTold:
     )
 
 
-# Read the story of a workflow: groups, tasks, times, attempts, outcome, outputs, and the runs of its training tasks.
+# The story of a workflow: groups, tasks, times, attempts, outcome, outputs, runs of training tasks.
 
 
 _MAX_GROUPS, _MAX_TASKS, _MAX_TRAININGS = 500, 2000, 20
@@ -315,19 +315,19 @@ def _trainings(groups: Iterable[GroupTold], gaps: list[str]) -> tuple[tuple[str,
 
 
 def find_story(word: str) -> Story:
-    """Return the story of the run that a word names.
+    """Return the story of the run that `word` names.
 
     Raises:
-        NotFoundError: There is none, or its directory can't be read.
+        NotFoundError: There is no such run, or its record can't be read.
     """
     return read_story(open_run(word))
 
 
 def open_run(word: str) -> RunView:
-    """Return the run that a word names, after a look at whether its directory can be read at all.
+    """Return the run that `word` names, a path or an id; check that its record can be read.
 
     Raises:
-        NotFoundError: There is none, or its directory can't be read.
+        NotFoundError: There is no such run, or its record can't be read.
     """
     if os.sep in word and os.path.isdir(word):
         path = os.path.abspath(word)

@@ -1,6 +1,6 @@
-"""The list of all runs, read again and again: a record from where the last look ended, an ended run once.
+"""Read the list of all runs repeatedly: records from where the last read ended, ended runs once.
 
-A run whose record can't be read is a row of its own that says so: it takes no other run from the list.
+A run whose record can't be read gets a row that says so; the other runs are still listed.
 """
 
 import os
@@ -24,18 +24,18 @@ from torchmuster.launcher.views.live import (
 from torchmuster.launcher.views.run_view import RunView
 
 _MOST_ENDED = 5
-_FATE_KNOWN_S = 600.0  # after this no scheduler starts a job again that has ended
+_FATE_KNOWN_S = 600.0  # after this time, no scheduler restarts a job that has ended
 Mark = tuple[tuple[int, int] | None, ...]
 
 
 class ListReader:
-    """Reads the list of all runs."""
+    """Reads the list of all runs; keeps what it has read for the next time."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _ListedRun] = {}
 
     def read(self) -> list[LiveRow]:
-        """Return the lines of all runs that wait or run, then of the last that have ended, the newest first of each.
+        """Return rows for all waiting and running runs, then the last ended ones, newest first.
 
         Raises:
             NotFoundError: The folder of all runs can't be read.
@@ -54,7 +54,7 @@ class ListReader:
 
 
 class _ListedRun:
-    """What is kept of one run between two looks."""
+    """The state of one run that is kept between two reads."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self.run_dir = run_dir
@@ -71,11 +71,11 @@ class _ListedRun:
         self._sample: tuple[Mark, RankSample | None] | None = None
 
     def is_settled(self) -> bool:
-        """Say whether it has ended, and none of its files has changed since it was looked at."""
+        """Return whether the run has ended and its files have not changed since the last read."""
         return self.is_final and self._mark is not None and self._mark == _mark_of(self.run_dir)
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read what is new in the run's record."""
         self._row = None
         mark = _mark_of(self.run_dir)
         self._view = view_run(self.run_dir, self._reader.read())
@@ -83,7 +83,7 @@ class _ListedRun:
         self._mark = mark if self.is_final and _is_old(self.run_dir, mark) else None
 
     def row(self, now: float) -> LiveRow:
-        """Return its line; of a run that has ended it is made once."""
+        """Return the run's row; for a settled run it is made only once."""
         if self._row is not None:
             return self._row
         if self._view is None:
@@ -147,14 +147,14 @@ def _unreadable_row(view: RunView, why: str) -> LiveRow:
 
 
 def _mark_of(run_dir: RunDir) -> Mark:
-    """Return what changes when anything of a run does that its line tells."""
+    """Return a mark that changes whenever a file changes that the run's row depends on."""
     of_jobs = (run_dir.job, run_dir.jobs, run_dir.links, run_dir.arrays, run_dir.cancelled)
     files = (run_dir.events, run_dir.result, run_dir.owner, run_dir.plan, run_dir.training)
     return tuple(map(_stat, (*files, *of_jobs)))
 
 
 def _is_old(run_dir: RunDir, mark: Mark) -> bool:
-    """Say whether nothing outside its folder can change the state of a run that has ended: its scheduler may, for a while."""
+    """Return whether an ended run's state is settled: a scheduler may still restart its job."""
     if not any(map(os.path.exists, (run_dir.job, run_dir.jobs, run_dir.arrays))):
         return True
     newest = max((one[0] for one in mark if one is not None), default=0)

@@ -1,4 +1,4 @@
-"""Read files that may be of another version, half written or made to deceive: line by line, bounded."""
+"""Read files that may be of another version, half written or hostile; with bounds."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _DEEP = (ValueError, RecursionError)
 
 
 class LooseRecord:
-    """The lines of a file, each an object; counts what could not be read."""
+    """The lines of a file, each a JSON object; counts lines that could not be read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -19,12 +19,12 @@ class LooseRecord:
 
     @property
     def num_bad(self) -> int:
-        """Lines that are no objects: torn by a crash, or not ours."""
+        """The number of lines that are not JSON objects: torn by a crash, or not ours."""
         return self._tail.num_torn
 
     @property
     def why_not(self) -> str:
-        """Why the file can't be read; empty when it can or is not there."""
+        """Why the file can't be read; empty if it can, or does not exist."""
         return self._tail.why_not
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -32,7 +32,7 @@ class LooseRecord:
 
 
 def object_in(path: str) -> tuple[dict[str, Any], str]:
-    """Return the object in a file of JSON, and why there is none; both empty where the file is missing."""
+    """Return the object in a JSON file, or why there is none; both empty if the file is missing."""
     try:
         with open_plain(path) as file:
             found = json.loads(file.read(64 << 20))

@@ -1,7 +1,7 @@
-"""The page of a run: one file of HTML that loads nothing.
+"""Render the page of a run: one HTML file that loads nothing.
 
-All text of a run is hostile input: Jinja escapes it, plots escape theirs by `Markup.format`, and a Content-Security-Policy
-lets the browser run and apply only what stands here, by its hash.
+All text of a run is hostile input: Jinja escapes it, plots escape theirs with `Markup.format`, and
+a Content-Security-Policy allows only our own script and style, by their hashes.
 """
 
 import base64
@@ -25,14 +25,14 @@ _POLICY = (
 
 
 def render_page(story: Story) -> str:
-    """Return the page of one run or workflow."""
+    """Return the page of one run, workflow or sweep."""
     phases = [(name, style) for name, style, _ in PHASES]
     title = f"{story.name}: {story.ending.state}"
     return render("page.html.j2", title=title, story=story, sheet=sheet_of(story), phases=phases)
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page made from a template of this folder."""
+    """Return a page rendered from a template in this folder."""
     style, script = _asset("page.css"), _asset("page.js")
     policy = _POLICY.format(style=_digest(style), script=_digest(script))
     page = _templates().get_template(template)

@@ -1,4 +1,4 @@
-"""The page of how two runs differ."""
+"""Render the page that compares two runs."""
 
 from torchmuster.report import plots
 from torchmuster.report.charts import PlotSheet
@@ -11,7 +11,7 @@ from torchmuster.report.words import span
 
 
 def render_comparison(both: Comparison, one: Story, other: Story) -> str:
-    """Return the page of two runs."""
+    """Return the page that compares two runs."""
     return render(
         "compare.html.j2",
         title=f"{both.one} and {both.other}",

@@ -1,7 +1,7 @@
-"""Plots as SVG, made here: nothing is loaded, and no library is needed.
+"""Make plots as SVG, without a library and without anything to load.
 
-Colours are classes of the page's style sheet, so that a plot follows the theme and prints. All text is escaped by
-`Markup.format`.
+Colours are classes of the page's style sheet, so that a plot follows the theme and prints.
+`Markup.format` escapes all text.
 """
 
 import base64
@@ -16,11 +16,11 @@ from markupsafe import Markup
 from torchmuster.launcher.model.run import thinned
 from torchmuster.report.words import figure, span
 
-# A small picture with a palette, as PNG: 512 ranks by 240 spans of time are one image, not 100,000 shapes.
+# Heat maps as PNG with a palette: 512 ranks by 240 time spans are one image, not 100,000 shapes.
 
 
-# Cividis: read alike by colour-blind eyes, dark is little, light is much. Source: Nunez, Anderton, Renslow,
-# PLOS ONE 13(7), 2018; sampled at 9 places.
+# Cividis, which colour-blind people see alike; dark is low, light is high. Source: Nunez, Anderton,
+# Renslow, PLOS ONE 13(7), 2018; sampled at 9 points.
 PALETTE = (
     *((0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115)),
     *((138, 134, 120), (165, 156, 116), (195, 179, 105), (254, 232, 56)),
@@ -29,12 +29,12 @@ NUM_LEVELS = 64
 
 
 def heatmap(rows: Sequence[Sequence[float | None]], low: float, high: float) -> str:
-    """Return a picture as a `data:` URI: one pixel for each value, transparent where there is none.
+    """Return an image as a `data:` URI: one pixel for each value, transparent where there is none.
 
     Args:
-        rows: From top to bottom, of one length.
+        rows: The rows from top to bottom; shorter ones are padded.
         low: The value of the darkest colour.
-        high: The value of the lightest.
+        high: The value of the lightest colour.
     """
     height, width = len(rows), max(map(len, rows), default=0)
     reach = high - low or 1.0
@@ -64,7 +64,7 @@ def heatmap(rows: Sequence[Sequence[float | None]], low: float, high: float) -> 
 
 
 def colour_of(share: float) -> tuple[int, int, int]:
-    """Return the colour of a place in the palette, 0 to 1."""
+    """Return the (red, green, blue) colour at a position in the palette, 0 to 1."""
     place = min(max(share, 0.0), 1.0) * (len(PALETTE) - 1)
     number = min(int(place), len(PALETTE) - 2)
     rest = place - number
@@ -77,11 +77,11 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-# Axes of plots: where a value lies, and round numbers for its ticks.
+# Axes: the position of a value, and round numbers for ticks.
 
 
 _LARGEST = 1e300  # so that a difference of two values stays finite
-_LOG_FROM = 100.0  # greatest by least, above which an axis is logarithmic
+_LOG_FROM = 100.0  # the ratio of greatest to least above which an axis is logarithmic
 _TIMES = (
     *(
         0.001,
@@ -111,7 +111,7 @@ _TIMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """From values to pixels."""
+    """A mapping from values to pixels."""
 
     low: float
     high: float
@@ -130,14 +130,14 @@ class Scale:
 
 
 def clipped(value: float) -> float:
-    """Return a value that can be drawn."""
+    """Return the value, limited to a range in which differences stay finite."""
     return min(max(value, -_LARGEST), _LARGEST)
 
 
 def value_scale(
     values: Sequence[float], begin: float, end: float, *, from_zero: bool = False
 ) -> Scale:
-    """Return a scale for values with a little room, logarithmic where they are all positive and far apart."""
+    """Return a scale with a margin; logarithmic if all values are positive and far apart."""
     low, high = min(map(clipped, values), default=0.0), max(map(clipped, values), default=1.0)
     if not from_zero and low > 0 and high / low > _LOG_FROM:
         return Scale(low=low / 1.1, high=high * 1.1, begin=begin, end=end, is_log=True)
@@ -150,7 +150,7 @@ def value_scale(
 
 
 def ticks(scale: Scale, count: int = 5) -> list[tuple[float, str]]:
-    """Return (value, text) of round numbers on a scale."""
+    """Return ticks at round numbers on a scale, as (value, text)."""
     if scale.is_log:
         return _log_ticks(scale, count)
     if scale.is_constant:
@@ -175,7 +175,7 @@ def _log_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
 
 
 def time_ticks(scale: Scale, count: int = 7) -> list[tuple[float, str]]:
-    """Return (seconds, text) of round times on a scale of seconds."""
+    """Return ticks at round times on a scale of seconds, as (seconds, text)."""
     width = max(scale.high - scale.low, 1e-9)
     step = next((one for one in _TIMES if width / one <= count), width / count)
     if width < _TIMES[0]:
@@ -187,7 +187,7 @@ def time_ticks(scale: Scale, count: int = 7) -> list[tuple[float, str]]:
 
 WIDTH, HEIGHT = 640, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 26, 12, 36
-_POINTS = 1200  # of a line: two for each pixel of its width
+_POINTS = 1200  # of a line: about two for each pixel of its width
 _ROW = 24  # of a bar
 _BAR = 14
 
@@ -206,7 +206,7 @@ class PlotLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
-    """The room between two series of the same places."""
+    """The area between two series over the same x values."""
 
     xs: Sequence[float]
     least: Sequence[float | None]
@@ -225,7 +225,7 @@ class PlotPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotBar:
-    """A bar of several pieces with its name, signs, and words at its end."""
+    """A bar of several pieces with its name, signs (crosses), and words at its end."""
 
     name: str
     pieces: Sequence[PlotPiece]
@@ -236,7 +236,7 @@ class PlotBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """What a plot is called: a short title, what it shows in a sentence, and its axes."""
+    """The texts of a plot: a short title, a sentence that says what it shows, and its axes."""
 
     key: str
     title: str
@@ -306,15 +306,15 @@ def line_plot(
     from_zero: bool = False,
     is_time: bool = False,
 ) -> Markup:
-    """Return a plot of lines over steps or seconds; extremes are kept, gaps stay gaps.
+    """Return a plot of lines over steps or seconds; thinning keeps extremes and gaps.
 
     Args:
-        labels: Of the plot.
-        lines: The first is the one that arrow keys read out.
-        areas: Drawn below them.
-        marks: (place, style, title) of vertical marks.
-        from_zero: Whether the axis of values begins at zero.
-        is_time: Whether places are seconds.
+        labels: The texts of the plot.
+        lines: The lines; arrow keys read out the first.
+        areas: Areas below the lines.
+        marks: Vertical marks, as (x, style, title).
+        from_zero: Whether the y axis begins at zero.
+        is_time: Whether x values are seconds.
     """
     xs = [x for line in lines for x, _ in line.points] or [0.0, 1.0]
     values = [v for line in lines for _, v in line.points if v is not None]
@@ -374,7 +374,7 @@ def line_plot(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """A point of its own; `style` is a class of the style sheet."""
+    """A single point; `style` is a class of the style sheet."""
 
     x: float
     y: float
@@ -386,9 +386,9 @@ def dot_plot(labels: Labels, dots: Sequence[Dot], names: Sequence[str] = ()) -> 
     """Return a plot of points.
 
     Args:
-        labels: Of the plot.
-        dots: The last one is drawn above the others.
-        names: Of the places 0, 1, ... across, where these are no numbers.
+        labels: The texts of the plot.
+        dots: The points; the last one is drawn on top.
+        names: The names of the x values 0, 1, ..., if these are categories.
     """
     right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
     across = value_scale([dot.x for dot in dots], _LEFT + 8, right)
@@ -407,7 +407,7 @@ def dot_plot(labels: Labels, dots: Sequence[Dot], names: Sequence[str] = ()) -> 
 
 
 def _way(line: PlotLine, across: Scale, up: Scale) -> str:
-    """Return the path of a line; where nothing is known it is interrupted."""
+    """Return the path of a line, with gaps where there is no value."""
     parts: list[str] = []
     is_open = False
     for x, value in thinned(line.points, _POINTS):
@@ -450,7 +450,7 @@ def bars(
     width: float = 1000,
     left: float = 150,
 ) -> Markup:
-    """Return horizontal bars, one below the other: attempts over time, phases of ranks."""
+    """Return a plot of horizontal bars, such as attempts over time or phases of ranks."""
     high = max((piece.end for row in rows for piece in row.pieces), default=1.0)
     across = Scale(low=0.0, high=high if high > 0 else 1.0, begin=left, end=width - 26)
     bottom = 8 + _ROW * len(rows)
@@ -503,12 +503,12 @@ def _bar(row: PlotBar, across: Scale, top: float, left: float) -> Markup:
 def columns(
     labels: Labels, names: Sequence[str], layers: Sequence[tuple[str, Sequence[float]]]
 ) -> Markup:
-    """Return stacked columns, one for each rank: a path for each layer, whatever the number of ranks.
+    """Return a plot of stacked columns, one for each rank, with a single path for each layer.
 
     Args:
-        labels: Of the plot.
-        names: Of the columns, for the axis.
-        layers: (style, value of each column), from the bottom.
+        labels: The texts of the plot.
+        names: The names of the columns; only their number is used.
+        layers: The layers from the bottom, as (style, value of each column).
     """
     count, width, right = len(names), 1000, 1000 - _RIGHT
     totals = [sum(values[n] for _, values in layers) for n in range(count)]
@@ -542,20 +542,21 @@ def heat(
     span_s: float | None,
     unit: str,
 ) -> Markup:
-    """Return a picture of ranks (downwards) over time, or of nodes and nodes.
+    """Return a heat map of ranks (downwards) over time, or of nodes by nodes.
 
-    The scale ends at the 99th percentile, so that one spike does not hide the rest, and spans two fifths of the middle at least.
+    The scale ends at the 99th percentile, so that one spike does not hide the rest, and covers at
+    least 20 % on each side of its middle.
 
     Args:
-        labels: Its words.
-        rows: A row for each rank or node; None where nothing is known.
-        span_s: Seconds that a column stands for; None: columns are counted.
-        unit: Of the values.
+        labels: The texts of the plot.
+        rows: A row for each rank or node; None where there is no value.
+        span_s: The seconds of one column; None if columns are counted.
+        unit: The unit of the values.
     """
     known = sorted(value for row in rows for value in row if value is not None)
     low = known[0] if known else 0.0
     high = known[min(len(known) - 1, int(len(known) * 0.99))] if known else 1.0
-    middle = (low + high) / 2  # what differs by less than a fifth of it has nearly one colour
+    middle = (low + high) / 2  # values that differ by less than a fifth of it look alike
     low, high = min(low, 0.8 * middle), max(high, 1.2 * middle)
     high = high if high > low else low + 1
     height = min(max(len(rows) * 3, 90), 420)
@@ -596,7 +597,7 @@ def _whole_ticks(scale: Scale) -> list[tuple[float, str]]:
 
 
 def _key_of_colours(low: float, high: float, unit: str, height: float) -> Markup:
-    """Return the key beside a heat map: what its colours mean."""
+    """Return the colour key next to a heat map."""
     left, num = 1000 - 92, 16
     step = (height - 4) / num
     parts = []

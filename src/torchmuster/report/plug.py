@@ -1,4 +1,4 @@
-"""What the page of a run and `muster top` add."""
+"""The plug point entries of reports and `muster top`."""
 
 PLUGS = {
     "commands": {

@@ -1,4 +1,4 @@
-"""Read the story of a run from its directory: once, tolerant of every file that is missing, torn, older or hostile."""
+"""Read the story of a run from its directory; tolerate missing, torn, older or hostile files."""
 
 import math
 import os
@@ -55,7 +55,7 @@ from torchmuster.report.story import (
 )
 from torchmuster.report.training import told_training, when_reached
 
-# Tell of the attempts of a training run: what its head has recorded, joined with what the training library has.
+# The attempts of a training run: the head's record joined with the training library's.
 
 
 _MAX_NODES = 64
@@ -68,13 +68,13 @@ def told_attempts(
     training: TrainingState | None,
     saved_step: int | None,
 ) -> tuple[AttemptTold, ...]:
-    """Return all attempts, joined with what the library has recorded of each.
+    """Return all attempts, joined with what the training library has recorded for each.
 
     Args:
-        record: Of the head.
-        attempts: Its attempts.
-        training: Of the library, None without one.
-        saved_step: What a restart would go on from, if the last attempt did not end well.
+        record: The head's record.
+        attempts: The attempts in that record.
+        training: The training library's record, if any.
+        saved_step: The step from which a restart would continue after the last attempt.
     """
     starts = training.starts if training is not None else []
     found: list[AttemptTold] = []
@@ -138,7 +138,7 @@ def _evidence(cause: WorkerEnd) -> tuple[str, ...]:
 
 
 def told_network(record: RunRecord) -> NetworkTold | None:
-    """Return the network of a run: what its workers used, or what a look at the nodes has measured."""
+    """Return the network of a run: what its workers used, or what the preflight has measured."""
     network, looked = record.network, record.preflight
     if network is not None:
         nodes, pairs, sentence = network.nodes, network.pairs, text(narrate(network))
@@ -165,23 +165,24 @@ def told_network(record: RunRecord) -> NetworkTold | None:
 
 
 def few_attempts(attempts: Sequence[AttemptTold]) -> tuple[AttemptTold, ...]:
-    """Return the first and the last of very many."""
+    """Return the attempts; if there are very many, the first and the last."""
     if len(attempts) <= WHOLE_FIRST + WHOLE_LAST:
         return tuple(attempts)
     return (*attempts[:WHOLE_FIRST], *attempts[-WHOLE_LAST:])
 
 
-# What a run took, and what of that counts: node hours, hours lost to failures and restarts, goodput.
+# The cost of a run: node hours, time lost to failures and restarts, goodput.
 #
-# A node second is a second in which one node was held. Between the start of the run and its end every second is of one kind:
+# A node second is one second in which one node was held. Every second between the start of the run
+# and its end is of one kind:
 #
 #     starting      before the first training step: nodes, imports, loading
 #     kept          training of steps that count
 #     lost          training of steps that were done again, or never saved when the run ended badly
 #     restarting    between the end of an attempt and the first training step of the next
 #
-# Goodput is `kept / all`. Where a script saves by itself, nobody knows what a failed attempt has left: then there are two
-# numbers, one as if nothing was left and one as if everything was.
+# Goodput is `kept / all`. If a script saves by itself, it is unknown what a failed attempt has
+# saved: then there are two numbers, for nothing and for everything.
 
 
 def cost_of(
@@ -192,13 +193,13 @@ def cost_of(
     ended: float | None,
     went_well: bool,
 ) -> Cost:
-    """Return what a run took.
+    """Return the cost of a run.
 
     Args:
-        attempts: All of them.
-        blocked_s: How long the loop waited for snapshots; None where the library was not used.
+        attempts: All attempts.
+        blocked_s: How long the loop waited for snapshots; None without the training library.
         began: When the run began.
-        ended: When it ended, or the last sign of life.
+        ended: When it ended (its last event), or the current time.
         went_well: Whether the work of the last attempt counts to its end.
     """
     if not attempts or began is None or ended is None:
@@ -246,20 +247,21 @@ def cost_of(
 
 
 def _kept_s(attempt: AttemptTold, trains: float, over: float) -> float:
-    """Return how much of an attempt's training counts: up to the step from which the next one went on."""
+    """Return how long an attempt's training counts: up to the step from which the next resumed."""
     if attempt.kept_at is None:
         return 0.0
     return min(max(0.0, attempt.kept_at - trains), over - trains)
 
 
-# Read `samples.jsonl`: what each rank did in all, and how it stood over time, in a fixed number of spans.
+# `samples.jsonl`: what each rank did in total, and over time in a limited number of spans.
 #
-# The file may have any number of lines. A span doubles when there are too many, so one pass and little memory are enough.
+# The file may have any number of lines. The spans double in width when there are too many, so one
+# pass and little memory are enough.
 
 
 MAX_SPANS = 240
 MAX_RANKS = 4096
-_LEAST_WIDTH_S = 10.0  # the head writes no more often
+_LEAST_WIDTH_S = 10.0  # the head does not write more often
 _PHASES = ("data_s", "forward_s", "rest_s", "wait_s", "save_s", "evaluate_s")
 _GAUGES = ("cpus", "rss_mib", "gpu_percent", "gpu_mib")
 _BANDS = (
@@ -269,7 +271,7 @@ _BANDS = (
     ("gpu_mib", "GPU memory in use", "MiB"),
 )
 
-_NUMBERS = (int, float)  # by type: a boolean is none
+_NUMBERS = (int, float)  # compared by type: a boolean is not a number
 _MOST = 1e15
 
 Column = list[float]
@@ -278,15 +280,15 @@ Known = list[float | None]
 
 @dataclass(slots=True)
 class _Span:
-    """Sums over the samples of a span of time, by rank; gauges keep the greatest memory and the mean of the others."""
+    """Sums over the samples in a time span, by rank; gauges keep the maximum (memory) or mean."""
 
     num_ranks: int
     sums: dict[str, Column] = field(default_factory=dict)
     steps: Column = field(default_factory=list)
-    told_steps: Column = field(default_factory=list)  # those of which phases are known
+    told_steps: Column = field(default_factory=list)  # steps whose phases are known
     gauges: dict[str, Known] = field(default_factory=dict)
     over_s: dict[str, float] = field(default_factory=dict)
-    since: float = math.inf  # when the time of its samples began, which may be spans before
+    since: float = math.inf  # when the time of its samples began, which may be in earlier spans
 
     def add(self, sums: Mapping[str, Column], steps: Column, told_steps: Column) -> None:
         for name, column in sums.items():
@@ -316,7 +318,7 @@ class _Span:
 
 @dataclass(slots=True)
 class SampleRecord:
-    """What the file says; `told` makes a value of it."""
+    """Sums over `samples.jsonl`; `told` returns them as an immutable value."""
 
     began: float | None = None
     width_s: float = _LEAST_WIDTH_S
@@ -330,7 +332,7 @@ class SampleRecord:
     _nodes_before: list[Any] = field(default_factory=list)
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Take a line: a `RankSample`, possibly of another version."""
+        """Add a line: a `RankSample`, possibly of another version."""
         at, nodes = moment_of(line.get("time")), line.get("nodes")
         if at is None or not isinstance(nodes, list) or not 0 < len(nodes) <= MAX_RANKS:
             self.num_bad += 1
@@ -360,9 +362,10 @@ class SampleRecord:
                 span.gauge(name, column, max(over_s, 1e-3))
 
     def _steps(self, line: Mapping[str, Any], size: int) -> tuple[Column, list[bool]]:
-        """Return the steps that each rank did since the sample before, and whether their phases are told.
+        """Return each rank's steps since the previous sample, and whether their phases are known.
 
-        In the first sample in which a rank has done a step, its phases begin with some step of it that is not recorded.
+        They are not known in the first sample with steps of a rank, because the record does not say
+        with which step its phases began.
         """
         now = _knowns(line.get("steps_here"), size) or [None] * size
         rest = _knowns(line.get("rest_s"), size) or [None] * size
@@ -394,7 +397,7 @@ class SampleRecord:
         self._spans = spans
 
     def told(self) -> RanksTold | None:
-        """Return the value; None where there is no sample."""
+        """Return the summary; None without samples."""
         if self.began is None or not self._spans:
             return None
         num_spans = max(self._spans) + 1
@@ -418,7 +421,7 @@ class SampleRecord:
         )
 
     def _filled_spans(self, num_spans: int) -> list[_Span | None]:
-        """Return all spans; a sample that stands for several spans of time is in each of them."""
+        """Return all spans; a sample that covers several spans is in each of them."""
         found: list[_Span | None] = [self._spans.get(place) for place in range(num_spans)]
         following: _Span | None = None
         for place in range(num_spans - 1, -1, -1):
@@ -476,7 +479,7 @@ def _total(rank: int, node: str, span: _Span, own: Known, median: float) -> Rank
 
 
 def _own_ms(span: _Span) -> Known:
-    """Return the work of its own that each rank had in a step; None where it did none."""
+    """Return each rank's own work per step in ms; None for ranks without steps."""
     zeros = [0.0] * span.num_ranks
     data, forward, rest, wait = (
         _filled(span.sums.get(n, zeros), span.num_ranks) for n in _PHASES[:4]
@@ -500,7 +503,7 @@ def _band(spans: Sequence[_Span | None], key: str, name: str, unit: str) -> Band
 
 
 def _knowns(value: object, size: int) -> Known | None:
-    """Return a column of numbers; None where it is missing or of another length."""
+    """Return a column of numbers; None if it is missing, of another length, or has no number."""
     if not isinstance(value, list) or len(value) != size:
         return None
     found = [
@@ -529,7 +532,7 @@ def _added(one: Column, other: Column) -> Column:
 
 
 def _joined(one: Known, other: Known, one_s: float, other_s: float) -> Known:
-    """Return the means over both times, by rank."""
+    """Return the means by rank, weighted by the two durations."""
     longer = one if len(one) >= len(other) else other
     total = one_s + other_s
     means = [
@@ -548,14 +551,14 @@ def _greater(one: Known, other: Known) -> Known:
 
 
 def read_samples(lines: Iterable[Mapping[str, Any]]) -> SampleRecord:
-    """Return what the lines of a record say."""
+    """Return the summary of all lines of a record."""
     record = SampleRecord()
     for line in lines:
         record.take(line)
     return record
 
 
-# What a value of another form than expected raises where a reader of other commands meets it.
+# What readers of other commands raise for a value of an unexpected form.
 MALFORMED = DAMAGED
 
 
@@ -565,7 +568,7 @@ def read_run_story(view: RunView) -> Story:
 
 
 def owner_of(path: str) -> str:
-    """Return the account to which a folder belongs."""
+    """Return the name of the account that owns a folder."""
     try:
         uid = os.stat(path).st_uid
         return pwd.getpwuid(uid).pw_name
@@ -577,7 +580,7 @@ _MAX_CAUSES = 20
 
 
 class _Reading:
-    """All files of one training run."""
+    """Reads all files of one training run into a story."""
 
     def __init__(self, view: RunView) -> None:
         self.view = view
@@ -650,7 +653,7 @@ class _Reading:
         return training
 
     def _note_gaps(self, path: str, why_not: str, num_bad: int) -> bool:
-        """Note what could not be read of a record; say whether that was something."""
+        """Note which part of a record could not be read; return whether there was any."""
         name = os.path.basename(path)
         if why_not:
             self.gaps.append(f"{name} can't be read: {why_not}")
@@ -685,7 +688,7 @@ class _Reading:
         state = self.view.state.value
         told = text(self.result.get("state"), 40)
         known = {one.value: one for one in RunState}
-        if told and self.view.result is None:  # of another version, or half written
+        if told and self.view.result is None:  # the result is of another version, or half written
             state = told
         report = mapped(self.result.get("report"))
         because = lines(report.get("because"))
@@ -739,14 +742,14 @@ class _Reading:
             return ""
         try:
             return text(how_to_go_on(self.run_dir, self.view.result) or "")
-        except MALFORMED:  # the record of the training is damaged, which is said where it is read
+        except MALFORMED:  # the training record is damaged, which is noted where it is read
             return ""
 
 
 def read_what(
     view: RunView, plan: Mapping[str, Any], events: RunRecord, gaps: list[str]
 ) -> WhatRan:
-    """Return what ran: from the plan, from the note of its origin, and from what the nodes have reported."""
+    """Return what ran, from the plan, the recorded origin, and the reports of the nodes."""
     program, limits = mapped(plan.get("program")), mapped(plan.get("limits"))
     setup = mapped(plan.get("node_setup"))
     origin, code, why = _origin(view.run_dir, gaps)
@@ -794,7 +797,7 @@ def read_what(
 
 
 def _rows(record: RunRecord) -> tuple[dict[str, Any], ...]:
-    """Return what the nodes have reported of their software, one row for each kind of node, or for each node."""
+    """Return the software that nodes have reported, one row for each kind of node or each node."""
     return (record.preflight.software or record.preflight.nodes) if record.preflight else ()
 
 
@@ -817,7 +820,7 @@ def _origin(run_dir: RunDir, gaps: list[str]) -> tuple[dict[str, Any], CodeVersi
 
 
 def _clean(code: CodeVersion | None) -> CodeVersion | None:
-    """Return the version with all text printable: names of files and lines of a difference can hold anything."""
+    """Return the version with printable text: file names and diff lines can contain anything."""
     if code is None:
         return None
     return CodeVersion(

@@ -1,4 +1,4 @@
-"""What a page shows of a story, prepared: the answers on top, plots, and tables that are as long as a person can read."""
+"""Prepare a story for the page: the answers on top, plots, and tables of a readable length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,18 +30,18 @@ from torchmuster.report.story import (
 )
 from torchmuster.report.words import figure, node_time, percent, span
 
-# Bars over time: the attempts of a run, its ranks or nodes, the tasks of a workflow.
+# Bars over time: attempts, ranks or nodes, tasks.
 
 
 _WELL = "exit code 0"
 _ROWS_OF_PLOT = 24
-_MOST_RANKS = 16  # of more the nodes have a lane each
+_MOST_RANKS = 16  # with more, each node gets a lane instead
 _MOST_TELLING = 20  # attempts whose evidence is shown
 
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """A rank or a node in one attempt, and what ended there by itself."""
+    """A rank or a node in one attempt, and the ranks that ended there by themselves."""
 
     attempt: AttemptTold
     node: str
@@ -49,7 +49,7 @@ class _Stay:
 
 
 def timeline_of_attempts(story: Story, prefix: str) -> PlotSheet | None:
-    """Return a bar for each attempt, of very many the first and the last; None where there was none."""
+    """Return a plot with a bar per attempt (the first and last of many); None without attempts."""
     if not story.attempts or story.began is None:
         return None
     shown = _few(story.attempts)
@@ -74,14 +74,14 @@ def timeline_of_attempts(story: Story, prefix: str) -> PlotSheet | None:
 
 
 def _few(attempts: Sequence[AttemptTold]) -> Sequence[AttemptTold]:
-    """Return as many as a plot has rows, the first and the last."""
+    """Return the first and the last attempts, as many as a plot has rows."""
     if len(attempts) <= _ROWS_OF_PLOT:
         return attempts
     return (*attempts[:4], *attempts[4 - _ROWS_OF_PLOT :])
 
 
 def telling_attempts(attempts: Sequence[AttemptTold]) -> tuple[AttemptTold, ...]:
-    """Return the attempts whose evidence is not that of the one before; of very many the last."""
+    """Return failed attempts with other evidence than the one before; the last of very many."""
     found: list[AttemptTold] = []
     for one in attempts:
         if one.has_failed and (not found or one.evidence != found[-1].evidence):
@@ -133,7 +133,7 @@ def _attempt_bar(one: AttemptTold, began: float, end: float) -> PlotBar:
 
 
 def lanes_of_ranks(story: Story, prefix: str) -> PlotSheet | None:
-    """Return a lane for each rank, of many for each node; None where an attempt alone says as much."""
+    """Return a plot with a lane per rank, or per node if many; None if it would add nothing."""
     shown = _few(story.attempts)
     if story.began is None or not any(one.nodes for one in shown):
         return None
@@ -205,7 +205,7 @@ def _lane(story: Story, name: str, stays: Sequence["_Stay"]) -> PlotBar:
 
 
 def _ranks_in(text: str) -> list[int]:
-    """Return the ranks of `0-7,16`; of another form none."""
+    """Return the ranks in a text like `0-7,16`; empty for another form."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -216,7 +216,7 @@ def _ranks_in(text: str) -> list[int]:
 
 
 def timeline_of_tasks(story: Story) -> PlotSheet | None:
-    """Return a bar for each task of a workflow; None where none has begun."""
+    """Return a plot with a bar for each task of a workflow; None if no task has begun."""
     tasks = [task for group in story.groups for task in group.tasks if task.began is not None]
     if not tasks or story.began is None:
         return None
@@ -259,13 +259,13 @@ def timeline_of_tasks(story: Story) -> PlotSheet | None:
 
 
 MAX_METRICS = 16
-_OWN_STEP_TIME = "perf/step_seconds"  # of the library: then the times between records say less
-_NOTEWORTHY = 0.05  # a rank that is less slower than the median is not called slow
+_OWN_STEP_TIME = "perf/step_seconds"  # the library's metric; better than times between records
+_NOTEWORTHY = 0.05  # a rank counts as slow if it is above the median by this share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A question that people open the page with, the answer in few words, and one line more."""
+    """A question with which people open the page, a short answer, and one line of detail."""
 
     question: str
     answer: str
@@ -276,10 +276,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """All that the page of a training run shows beside the story itself.
+    """All that the page shows in addition to the story itself.
 
     Attributes:
-        telling: Attempts whose evidence is not that of the one before; of very many the last.
+        telling: Failed attempts with other evidence than the one before; the last of very many.
     """
 
     prefix: str
@@ -302,7 +302,7 @@ class Sheet:
 
 
 def sheet_of(story: Story, prefix: str = "") -> Sheet:
-    """Return the sheet of a story; `prefix` keeps the names of parts apart where a page has several."""
+    """Return the sheet of a story; `prefix` makes element ids unique if a page has several."""
     inner = tuple(
         (name, one, sheet_of(one, f"t{number}-"))
         for number, (name, one) in enumerate(story.trainings)
@@ -341,7 +341,7 @@ def sheet_of(story: Story, prefix: str = "") -> Sheet:
 
 
 def _answer_of_sweep(sweep: SweepTold, prefix: str) -> list[Answer]:
-    """Return which member is the best; nothing without a metric."""
+    """Return the answer that names the best member; empty without a metric."""
     best = next((one for one in sweep.members if one.number == sweep.best), None)
     if best is None or best.metric is None:
         return []
@@ -360,7 +360,7 @@ def _answer_of_sweep(sweep: SweepTold, prefix: str) -> list[Answer]:
 
 
 def _answer_of_bad_loss(training: TrainingTold, prefix: str) -> list[Answer]:
-    """Return what a run has come to whose loss is not finite; nothing for others."""
+    """Return an answer if the run's loss is not finite any more; otherwise empty."""
     last = {one.name: one for one in training.series if one.num_points}
     name = loss_of(last)
     if name is None or last[name].bad_since is None:
@@ -452,7 +452,7 @@ def _steps_answer(story: Story, prefix: str) -> Answer:
     if training is None:
         return Answer(question="", answer="")
     again = training.steps_done - training.step
-    if story.attempts and story.attempts[0].first_step:  # it went on from another run's snapshot
+    if story.attempts and story.attempts[0].first_step:  # it resumed from another run's snapshot
         again = training.steps_done - (training.step - story.attempts[0].first_step)
     last = next((one for one in training.series if one.num_points), None)
     parts = [_last_value(last)] if last is not None else []
@@ -487,7 +487,7 @@ def _slowest_answer(story: Story, slowest: RankTotals, prefix: str) -> Answer:
 
 
 def _slow_part(story: Story, slowest: RankTotals) -> str:
-    """Return which phase of the slowest rank is furthest above that of the others."""
+    """Return a phrase about the phase in which the slowest rank exceeds the others' median most."""
     totals = story.ranks.totals if story.ranks else ()
     found = []
     for name, _, key in PHASES[:3]:

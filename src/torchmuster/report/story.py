@@ -1,7 +1,7 @@
-"""The story of a run: immutable values, all text printable and cut to a length, all lists bounded.
+"""The story of a run: immutable values with printable, truncated texts and bounded lists.
 
-`read.py` makes them; `page.py` shows them, `--json` prints them. Times are seconds since 1970 (UTC) unless a name says
-otherwise, durations are seconds.
+`read.py` and `find.py` make them; `page.py` shows them, `--json` prints them. Times are seconds
+since 1970 (UTC) unless a name says otherwise; durations are seconds.
 """
 
 from dataclasses import dataclass, field
@@ -10,22 +10,23 @@ from torchmuster.core.model.events import AttemptNode
 from torchmuster.launcher.model.run import RankEnd, RecordMoment
 from torchmuster.launcher.owner.origin import CodeVersion
 
-LEAST_STEPS = 20  # of each rank, before one is called slow
-FORM = 1  # of `--json`: a reader can tell whether it knows all of it
+LEAST_STEPS = 20  # that each rank must have before one is called slow
+FORM = 1  # the format version of `--json`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatRan:
-    """The program, who asked for it, and where it ran.
+    """The program, who started it, and where it ran.
 
     Attributes:
-        command: Its words, values that look secret replaced.
-        software: Versions and hardware as the nodes have reported them before the start, one entry for each kind of node.
-        environment: Variables of the plan; values whose name is a secret's are replaced.
-        ran: The project's files whose code rank 0 has run, as it said at its last end: path, SHA-256, and whether
-            the file has changed since the worker began.
-        num_ran_left_out: How many more there were.
-        packages: What is installed for its interpreter on the client's machine, as `numpy==2.4.6`.
+        command: Its command line, with values that look secret replaced.
+        software: Versions and hardware that the nodes reported before the start, one entry for
+            each kind of node.
+        environment: Variables of the plan; the values of secrets are replaced.
+        ran: The project's files that rank 0 has run, as reported at its last end: path, SHA-256,
+            and whether the file has changed since the worker began.
+        num_ran_left_out: The number of further such files.
+        packages: The packages of its interpreter on the client's machine, as `numpy==2.4.6`.
     """
 
     command: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ class Ending:
     """How the run ended, or that it has not.
 
     Attributes:
-        sentence: The error, or what a success leaves to be said.
+        sentence: The error, or a note on a success.
         because: The evidence, as lines.
         go_on: How to continue.
     """
@@ -80,14 +81,14 @@ class AttemptTold:
     Attributes:
         workers_at: When all workers had started.
         training_at: When the training library began or resumed, at `first_step`.
-        last_step: The last that the record mentions.
-        kept_step: What the next attempt, or a restart, goes on from.
-        kept_at: When the training came to that step.
+        last_step: The last step in the record.
+        kept_step: The step from which the next attempt, or a restart, continues.
+        kept_at: When the training reached that step.
         why: Why it was started.
-        ended_by: In one sentence; empty while it runs.
+        ended_by: What ended it, in one sentence; empty while it runs.
         has_failed: Whether a failure ended it.
-        evidence: Lines of what the first failing rank said.
-        ends: Ranks that ended by themselves, the first ones in their order.
+        evidence: Lines from the first rank that failed.
+        ends: Ranks that ended by themselves, the first ones in order.
     """
 
     number: int
@@ -114,14 +115,15 @@ class AttemptTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesTold:
-    """A metric over the steps that count; at most a few thousand points, extremes kept.
+    """A metric over the steps that count, thinned to a few thousand points with extremes kept.
 
     Attributes:
-        values: None where a value was not finite.
-        num_points: How many were recorded.
+        values: The values; None where one was not finite.
+        num_points: How many points were recorded.
         redone_steps, redone_values: Points of steps that a later attempt did again.
         not_finite: The first steps with `nan`, `inf` or `-inf`.
-        bad_since: The step since which no value is finite, and the word for the last; None where that is finite.
+        bad_since: The step since which no value is finite, and the last value as text; None if
+            the last value is finite.
     """
 
     name: str
@@ -137,7 +139,7 @@ class SeriesTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochTold:
-    """An epoch with the proof of what it saw; `samples` is None without a loader of ours."""
+    """An epoch with its count of samples; `samples` is None without our loader."""
 
     epoch: int
     step: int
@@ -151,7 +153,7 @@ class EpochTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTold:
-    """A snapshot: how long the loop waited, and when it was complete; None: the record does not say that it ever was."""
+    """A snapshot: how long the loop waited, and when it was complete; None if never recorded."""
 
     step: int
     at: float
@@ -164,10 +166,10 @@ class TrainingTold:
     """What the training library has recorded.
 
     Attributes:
-        step: The last that counts.
-        steps_done: All steps, those done twice counted twice.
-        order: What decides the order of the samples, by name.
-        folder: Of the snapshots.
+        step: The last step that counts.
+        steps_done: The number of steps done; those done twice count twice.
+        order: The settings that decide the order of the samples, by name.
+        folder: The snapshot folder.
     """
 
     step: int
@@ -187,12 +189,13 @@ class TrainingTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTotals:
-    """What a rank did in all attempts together, in seconds; `own_s` is a step's work of its own, without waiting for others.
+    """What a rank did in all attempts together, in seconds.
 
     Attributes:
-        after_s: After the forward: backward, optimizer, whatever else the script does until its next batch.
-        told_steps: The steps whose phases are known; the seconds of phases are those of them.
-        over_median: Share by which `own_s` is above the median of all ranks.
+        after_s: After the forward pass: backward, optimizer, and the rest until the next batch.
+        told_steps: The number of steps whose phases are known; the phases' seconds are theirs.
+        own_s: The rank's own work per step, without waiting for others.
+        over_median: The share by which `own_s` is above the median of all ranks.
     """
 
     rank: int
@@ -216,7 +219,7 @@ class RankTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """A quantity over time, over all ranks: least, median and most in each span of time; None where nothing is known."""
+    """A quantity in each time span: least, median and most over all ranks; None if unknown."""
 
     name: str
     unit: str
@@ -227,13 +230,13 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksTold:
-    """How the ranks stood over time, from `samples.jsonl`.
+    """The ranks over time, from `samples.jsonl`.
 
     Attributes:
-        began: The start of the first span of time.
-        width_s: The length of each.
-        own_ms: By rank, then by span: a step's own work in milliseconds.
-        has_phases: Whether the script uses the training library, which alone tells phases.
+        began: The start of the first time span.
+        width_s: The length of each span.
+        own_ms: Own work per step in milliseconds, by rank, then by span.
+        has_phases: Whether phases are known, which only the training library reports.
     """
 
     began: float
@@ -248,7 +251,7 @@ class RanksTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairTold:
-    """The connection of two nodes, by their places in the list."""
+    """The connection of two nodes, given by their indices in the list."""
 
     source: int
     target: int
@@ -268,19 +271,19 @@ class NetworkTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What the run took, in node seconds: a node that is held for an hour takes 3600, whatever it does.
+    """The cost of the run in node seconds: a node that is held for an hour costs 3600.
 
     Attributes:
-        held_s: All of it, from the start of the run to its end.
+        held_s: The total, from the start of the run to its end.
         worker_s: The same, counted in workers.
-        starting_s: Before the first training step: nodes, imports, the start of workers, what the script loads.
+        starting_s: Before the first training step: nodes, imports, workers' start, loading.
         kept_s: Training whose steps count.
         lost_s: Training whose steps were done again, or were never saved.
         restarting_s: Between the end of an attempt and the first training of the next.
         saving_s: The part of `kept_s` and `lost_s` in which the loop waited for a snapshot.
-        most_kept_s: What may have been kept where nobody knows what a failed attempt has left; else `kept_s`.
-        goodput: `kept_s` of `held_s`; None where nothing was held.
-        most_goodput: `most_kept_s` of `held_s`.
+        most_kept_s: `kept_s` plus the training for which it is unknown whether it was saved.
+        goodput: `kept_s / held_s`; None if no node was held.
+        most_goodput: `most_kept_s / held_s`.
     """
 
     held_s: float = 0.0
@@ -327,10 +330,10 @@ class MemberTold:
     """A member of a sweep.
 
     Attributes:
-        values: In the order of the sweep's names.
-        metric: The last value; None where there is none, or none that is finite.
-        not_finite: `nan`, `inf` or `-inf`, where the last value is that.
-        step: Of that value.
+        values: Its values, in the order of the sweep's names.
+        metric: The last value of the metric; None if there is none, or it is not finite.
+        not_finite: The last value as text if it is `nan`, `inf` or `-inf`.
+        step: The step of that value.
     """
 
     number: int
@@ -346,15 +349,15 @@ class MemberTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepTold:
-    """What a sweep has tried.
+    """The members of a sweep and their outcome.
 
     Attributes:
-        names: What varies.
-        metric: By which it is judged; empty where it has none.
+        names: The names of the values that vary.
+        metric: The name of the metric; empty if there is none.
         goal: `min` or `max`.
         best: The number of the member with the best last value.
-        counted: How many members are in each state.
-        members: The best first.
+        counted: The number of members in each state.
+        members: The members, the best first.
     """
 
     names: tuple[str, ...]
@@ -367,13 +370,13 @@ class SweepTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """All that the record of a run tells.
+    """Everything that the record of a run contains.
 
     Attributes:
-        num_attempts: All; the list leaves out those in the middle of very many.
+        num_attempts: The number of all attempts; a long list has only the first and the last.
         causes: What ended the attempts, and how often.
-        trainings: Of a workflow: the stories of its training tasks, by task.
-        gaps: What is not known, and why, a sentence each.
+        trainings: For a workflow: the stories of its training tasks, by task.
+        gaps: What is not known, and why, in one sentence each.
     """
 
     form: int = FORM
@@ -403,7 +406,7 @@ class Story:
 
     @property
     def slowest(self) -> RankTotals | None:
-        """Return the rank whose own work takes longest; None where fewer than two are known, or some did too few steps to tell."""
+        """Return the rank with the most own work; None if too few ranks or steps are known."""
         known = [t for t in (self.ranks.totals if self.ranks else ()) if t.own_s is not None]
         if any(t.told_steps < LEAST_STEPS for t in known):
             return None

@@ -1,4 +1,4 @@
-"""Tell what `training.jsonl` says: the metrics of the steps that count, the steps that were done twice, saves, epochs, the ledger."""
+"""The story of a training, from `training.jsonl`: metrics, redone steps, saves, epochs, samples."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ MAX_SERIES = 40
 
 
 def when_reached(state: TrainingState, start: LibraryStart, step: int) -> float | None:
-    """Return when an attempt's training came to a step, as its snapshot or its metrics tell; None: it never did."""
+    """Return when an attempt reached a step, by its snapshots or metrics; None if it never did."""
     if step <= start.step:
         return start.at
     saved = next((save.at for save in reversed(state.saves) if save.step == step), None)
@@ -30,7 +30,7 @@ def when_reached(state: TrainingState, start: LibraryStart, step: int) -> float 
 
 
 def told_training(state: TrainingState) -> TrainingTold | None:
-    """Return what the page says of a training; None where the library has written nothing."""
+    """Return the story of a training; None if the library has recorded no start."""
     if not state.starts:
         return None
     first = list(state.metrics.by_name)[:MAX_SERIES]

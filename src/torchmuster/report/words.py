@@ -1,11 +1,11 @@
-"""Numbers and times in words, for the page and the comparison."""
+"""Format numbers and times for the page and the comparison."""
 
 import math
 from datetime import UTC, datetime
 
 
 def span(seconds: float | None) -> str:
-    """Return how long something took: `85 ms`, `4.2 s`, `3 min 20 s`, `1 h 02 min`, `2 d 3 h`; `-` where nothing is known."""
+    """Return a duration as `85 ms`, `4.2 s`, `3 min 20 s`, `1 h 02 min`, `2 d 3 h`; or `-`."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     if seconds < 1:
@@ -22,14 +22,14 @@ def span(seconds: float | None) -> str:
 
 
 def node_time(seconds: float, what: str = "node") -> str:
-    """Return node seconds as `3.21 node hours`, and few of them as `48 node seconds`."""
+    """Return node seconds as `3.21 node hours`, or below 0.1 hours as `48 node seconds`."""
     return (
         f"{seconds / 3600:.2f} {what} hours" if seconds >= 360 else f"{seconds:.3g} {what} seconds"
     )
 
 
 def clock(at: float | None) -> str:
-    """Return a time in UTC, to the second."""
+    """Return a time in UTC, to the second; `-` if it is not known."""
     if at is None:
         return "-"
     try:
@@ -39,7 +39,7 @@ def clock(at: float | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Return a number with four digits; `-` where it is not known."""
+    """Return a number with four significant digits; `-` if it is not known."""
     if value is None:
         return "-"
     if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
@@ -48,5 +48,5 @@ def figure(value: float | None) -> str:
 
 
 def percent(share: float | None, digits: int = 0) -> str:
-    """Return a share as `92 %`; `-` where it is not known."""
+    """Return a share as `92 %`; `-` if it is not known."""
     return "-" if share is None else f"{share * 100:.{digits}f} %"

@@ -1,4 +1,4 @@
-"""`torchmuster.session`: nodes with torch imported, on which calls start by a fork; the command `muster session` from Python."""
+"""`torchmuster.session`: `muster session` from Python; calls start with a fork on held nodes."""
 
 import array
 import contextlib
@@ -26,13 +26,13 @@ _numbers = itertools.count(1)
 
 
 class SessionHandle:
-    """A session: of `session`, of another process, or of the command line.
+    """A session started by `session`, by another process, or from the command line.
 
-    In `with` it ends behind the block, and so do runs that are still in it.
+    As a context manager it ends after the block, with the runs that are still in it.
 
     Attributes:
-        name: What `muster run --session` calls it.
-        path: The directory of the run that it is.
+        name: Its name for `muster run --session`.
+        path: The run directory of the session's own run.
     """
 
     def __init__(self, name: str, run_dir: RunDir, clients: "_Clients | None" = None) -> None:
@@ -46,7 +46,7 @@ class SessionHandle:
         return f"<torchmuster.Session {self.name}>"
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the session."""
         return self
 
     def __exit__(
@@ -63,15 +63,16 @@ class SessionHandle:
     ) -> RunHandle:
         """Start a function, or a script, on the nodes of the session; return at once with the run.
 
-        Keywords are those of `torchmuster.launch`, without those that the session has decided: `on`, `hosts`, `time` and so on.
+        Keywords are those of `torchmuster.launch`, except those that the session has decided: `on`,
+        `hosts`, `time` and so on.
 
         Args:
-            function: What every worker calls, or the path of a script.
-            args: For it.
-            options: Of `muster run`, and the function's own keywords.
+            function: The function that every worker calls, or the path of a script.
+            args: The arguments for the function or script.
+            options: The options of `muster run`, and the function's own keyword arguments.
 
         Raises:
-            NotLaunchedError: As of `launch`; or another run is in the session, or it has ended.
+            NotLaunchedError: As for `launch`; or another run is in the session, or it has ended.
         """
         if "session" in options:
             raise NotLaunchedError(
@@ -92,23 +93,26 @@ class SessionHandle:
         return run
 
     def run(self, script: str | os.PathLike[str], *args: Any, **options: Any) -> RunHandle:
-        """Start a script on the nodes of the session, as `launch` does; return at once with the run.
+        """Start a script on the session's nodes, as `launch` does; return at once with the run.
 
         Args:
-            script: Its path (`module=True`: the name of a module).
-            args: Its words.
-            options: Of `muster run`.
+            script: The path of the script (with `module=True`, the name of a module).
+            args: The arguments of the script.
+            options: The options of `muster run`.
 
         Raises:
-            NotLaunchedError: As of `launch`.
+            NotLaunchedError: As for `launch`.
         """
         return self.launch(os.fspath(script), *args, **options)
 
     def end(self) -> None:
-        """Cancel what this process has started in the session, end it, and wait until it has ended; once is enough.
+        """Cancel this process's runs in the session and end it; return when it has ended.
+
+        Further calls do nothing.
 
         Raises:
-            torchmuster.errors.MusterError: It has not ended within 40 s, or a run of another process is in it.
+            torchmuster.errors.MusterError: The session has not ended within 40 s, or another
+                process has a run in it.
         """
         from torchmuster.multirun.views.sessions import lives
 
@@ -125,11 +129,12 @@ class SessionHandle:
 def session(**options: Any) -> SessionHandle:
     """Hold nodes, and import torch on them; return when calls can start.
 
-    Every long option of `muster session start` is a keyword: `nodes`, `nproc_per_node`, `on`, `hosts`, `preload`, `idle`, `time`, `python`
-    and so on (docs/sessions.md). Durations are texts (`"30m"`) or `timedelta`.
+    Every long option of `muster session start` is a keyword: `nodes`, `nproc_per_node`, `on`,
+    `hosts`, `preload`, `idle`, `time`, `python` and so on (docs/sessions.md). Durations are strings
+    (`"30m"`) or `timedelta`.
 
     Args:
-        options: Of `muster session start`; `name` is one that no other session of this user has, unless it is given.
+        options: The options of `muster session start`; without `name`, a unique one is chosen.
 
     Raises:
         NotLaunchedError: A keyword or a value can't be used, or the nodes can't be held.
@@ -139,14 +144,14 @@ def session(**options: Any) -> SessionHandle:
     keywords.check_session(options)
     name = options.setdefault("name", f"python-{os.getpid()}-{next(_numbers)}")
     words = keywords.words(options, "session")
-    clients = _Clients()  # it imports what it needs while the nodes import torch
+    clients = _Clients()  # does its imports while the nodes import torch
     try:
         _muster("session", "start", *words)
         return SessionHandle(name, find_session(name).run_dir, clients)
     except NotLaunchedError as error:
         clients.close()
         raise keywords.named_as_here(error, options) from None
-    except BaseException:  # interrupted: who has asked does not want it any more
+    except BaseException:  # interrupted: the caller does not want the session any more
         clients.close()
         with contextlib.suppress(MusterError):
             SessionHandle(name, find_session(name).run_dir).end()
@@ -154,17 +159,17 @@ def session(**options: Any) -> SessionHandle:
 
 
 def sessions() -> list[SessionHandle]:
-    """Return the sessions of this user that live, those of other processes and of the command line too, the newest first."""
+    """Return all live sessions of this user, however they were started, newest first."""
     from torchmuster.multirun.views.sessions import living_sessions, name_of_session
 
     return [SessionHandle(name_of_session(one), one) for one in living_sessions()]
 
 
 def _muster(*words: str) -> None:
-    """Run a command to its end.
+    """Run a muster command and wait for it.
 
     Raises:
-        NotLaunchedError: It has ended with errors.
+        NotLaunchedError: The command has failed.
     """
     with tempfile.TemporaryFile() as errors:
         child = proc.start(command(*words), stdout=errors.fileno(), stderr=errors.fileno())
@@ -182,7 +187,7 @@ def _muster(*words: str) -> None:
 
 
 class _Clients:
-    """A process that forks the client of each run, so that none starts an interpreter; ours, and it ends with us."""
+    """A child process that forks the client of each run, to save the start of an interpreter."""
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -191,11 +196,11 @@ class _Clients:
             fd = theirs.fileno()
             argv = command("session", "clients", str(fd))
             self._child = proc.start(argv, pass_fds=(fd,))
-        # Also of a handle that nobody has ended.
+        # Also closes the process of a handle that nobody has ended.
         self.close = weakref.finalize(self, _end_clients, self._line, self._child)
 
     def lives(self) -> bool:
-        """Say whether it can be asked."""
+        """Return whether the process runs."""
         return self._child.poll() is None
 
     def begin(self, words: list[str], stdout: int, stderr: int) -> "_Client":
@@ -221,7 +226,7 @@ class _Clients:
 
 
 def _end_clients(line: socket.socket, child: proc.Child) -> None:
-    """End the process; clients that it has forked go on."""
+    """End the process; clients that it has forked continue."""
     line.close()
     child.wait(_END_S)
 
@@ -233,13 +238,13 @@ class _Client:
         self._pid = pid
 
     def poll(self) -> int | None:
-        """Return 0 when it has gone; its status is in the run directory."""
+        """Return 0 if it has ended, otherwise None; the exit code is in the run directory."""
         return None if proc.is_running(self._pid) else 0
 
     def wait(self, timeout_s: float) -> int | None:
-        """Return at once: the end of its standard output has been read."""
+        """Return `poll()` at once: the caller has read its stdout to the end."""
         return self.poll()
 
     def send_signal(self, signum: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the client."""
         proc.kill_quietly(self._pid, signum)

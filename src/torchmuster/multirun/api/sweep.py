@@ -1,4 +1,4 @@
-"""`torchmuster.sweep`: the command `muster sweep` for a function or a script, with values of Python."""
+"""`torchmuster.sweep`: the command `muster sweep` for a function or script, with Python values."""
 
 import ast
 import asyncio
@@ -32,27 +32,27 @@ from torchmuster.multirun.sweep.members import member_dir
 from torchmuster.multirun.sweep.plan import MAX_MEMBERS
 from torchmuster.multirun.views.sweep_view import MemberView, SweepView, view_of_sweep
 
-# A sweep from Python: what its directory shows, by the same code as `muster status`, `wait` and `cancel`.
+# The handle of a sweep reads its directory with the code of `muster status`, `wait` and `cancel`.
 
 
 _FOLLOW_POLL_S = 1.0
 _POLL_S = 0.05
-_POLL_JOBS_S = 1.0  # of an array, each look reads the folders of all members
+_POLL_JOBS_S = 1.0  # for an array, each poll reads the folders of all members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepMember:
-    """Where one member of a sweep stands.
+    """The state of one member of a sweep.
 
     Attributes:
-        number: From 0.
+        number: Its number, from 0.
         state: `waiting`, `running`, `succeeded`, `failed`, `stopped` (early, by the rule), ...
-        values: What it was given, by name: numbers, True, False and None as such, all else as text.
-        value: The last of the metric; None without one.
-        step: Of that value; for one that was printed, the how manieth line with one.
-        attempt: The newest, from 0; None before the first.
-        elapsed_s: In seconds, of one that has ended.
-        why: What ended it, in one sentence; None for a success and while it lasts.
+        values: Its values by name: numbers, True, False and None as such, all else as text.
+        value: The last value of the metric; None without one.
+        step: The step of that value; for a printed one, the number of lines with a value so far.
+        attempt: The newest attempt, from 0; None before the first.
+        elapsed_s: How long it ran, in seconds; None until it has ended.
+        why: The reason for its state in one sentence, such as the error; None if there is none.
     """
 
     number: int
@@ -66,13 +66,13 @@ class SweepMember:
 
 
 class SweepHandle:
-    """One sweep: of `sweep`, of another process, or of the command line.
+    """One sweep, started by `sweep`, by another process, or from the command line.
 
-    It has no state of its own: two objects of one sweep show the same, in any process of this user.
+    The handle has no state: two handles of one sweep show the same, in any process of this user.
 
     Attributes:
-        run_id: Its name, which every command takes.
-        path: Its directory.
+        run_id: Its id, which every command accepts.
+        path: Its run directory.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -81,41 +81,44 @@ class SweepHandle:
         self._dir = run_dir
 
     def __repr__(self) -> str:
-        """Return the name, and how many members are in which state."""
+        """Return the id, and the number of members in each state."""
         from torchmuster.multirun.cli.sweep_record import counted
 
         return f"<torchmuster.SweepHandle {short_id(self.run_id)}: {counted(self._view())}>"
 
     def __eq__(self, other: object) -> bool:
-        """Return whether it is the same sweep."""
+        """Return whether both are the same sweep."""
         return isinstance(other, SweepHandle) and other.path == self.path
 
     def __hash__(self) -> int:
         """Return the hash of its path."""
         return hash(self.path)
 
-    # How it stands.
+    # State.
 
     def state(self) -> str:
-        """Return the state of the whole: `starting`, `running`, `succeeded`, `failed`, `cancelled`, ..."""
+        """Return the state of the sweep: `starting`, `running`, `succeeded`, `failed`, ..."""
         return view_run(self._dir).state.value
 
     def members(self) -> list[SweepMember]:
-        """Return where every member stands now, by number; of job arrays the scheduler is asked, of pods the cluster."""
+        """Return the state of every member, by number.
+
+        For job arrays this asks the scheduler, for pods the cluster.
+        """
         view = self._view()
         return [_member(view, member) for member in view.members]
 
     def table(self) -> str:
-        """Return the table of the members as text: values, states, the metric, what failed and why."""
+        """Return a table of the members as text: values, states, the metric, and errors."""
         from torchmuster.multirun.cli.sweep_record import members_table
 
         return members_table(self._view())
 
     def best(self) -> SweepMember | None:
-        """Return the member with the best last value of the metric so far; None while there is none.
+        """Return the member with the best last metric value so far; None while there is none.
 
         Raises:
-            torchmuster.errors.NotFoundError: A member has completed, and none has told the metric.
+            torchmuster.errors.NotFoundError: A member has succeeded, but none reported the metric.
         """
         from torchmuster.multirun.cli.sweep_record import describe_missing
 
@@ -125,10 +128,10 @@ class SweepHandle:
         return _member(view, view.best) if view.best is not None else None
 
     def run(self, number: int) -> RunHandle:
-        """Return the run that a member is: its logs, its status, its values.
+        """Return the run of a member, with its logs, status and results.
 
         Raises:
-            torchmuster.errors.NotFoundError: It has not begun, or the sweep has no such member.
+            torchmuster.errors.NotFoundError: The sweep has no such member, or it has not begun.
         """
         plan = self._view().plan
         if not 0 <= number < len(plan.members):
@@ -139,17 +142,17 @@ class SweepHandle:
             raise NotFoundError(f"member {number} has not begun", where=self.path)
         return RunHandle(folder)
 
-    # The end.
+    # End.
 
     def wait(self, timeout_s: float | None = None) -> "SweepHandle":
-        """Wait until all members have succeeded, or were stopped early by the rule; return the sweep.
+        """Wait until all members have succeeded or were stopped by the rule; return the sweep.
 
         Args:
-            timeout_s: For so many seconds; None for as long as it takes. The sweep goes on when the time is up.
+            timeout_s: How long to wait; None: without limit. The sweep continues after a timeout.
 
         Raises:
             RunFailed: A member failed, was preempted or was lost, or the sweep was cancelled.
-            TimeoutError: The time is up.
+            TimeoutError: The sweep has not ended within `timeout_s`.
         """
         with copied_run(self._dir):
             for pause_s in self._look_until_ended(timeout_s):
@@ -164,19 +167,20 @@ class SweepHandle:
         return self
 
     def results(self, timeout_s: float | None = None, *, partial: bool = False) -> list[Any]:
-        """Wait until the sweep has ended; return what the function has returned in every member, by number.
+        """Wait until the sweep has ended; return the function's result in every member, by number.
 
-        Of a member with several workers it is a list, by rank. A member that the rule has stopped early has None.
+        For a member with several workers the result is a list, by rank. A member that the rule has
+        stopped early has None.
 
         Args:
-            timeout_s: As of `wait`.
-            partial: Return None for members that failed, too, in place of raising.
+            timeout_s: As for `wait`.
+            partial: Return None for members that failed, too, instead of raising.
 
         Raises:
             RunFailed: Not all members have succeeded, unless `partial`.
-            TimeoutError: The time is up.
-            ResultError: A value is missing, damaged or of another Python.
-            torchmuster.errors.NotFoundError: It was a script.
+            TimeoutError: The sweep has not ended within `timeout_s`.
+            ResultError: A value is missing, damaged or from another Python.
+            torchmuster.errors.NotFoundError: The sweep runs a script, not a function.
         """
         with contextlib.suppress(*((RunFailed,) if partial else ())):
             self.wait(timeout_s)
@@ -184,23 +188,26 @@ class SweepHandle:
         return [self._value(view, member) for member in view.members]
 
     def follow(self) -> "SweepHandle":
-        """Show how many members are in which state, and the best so far, until the end, then the table; return the sweep.
+        """Show the members' states and the best so far until the sweep ends, then the table.
 
-        In a notebook the cell shows them. An interrupt (Ctrl-C, the button of a notebook) cancels the sweep.
+        In a notebook the cell shows them. An interrupt (Ctrl-C, the button of a notebook) cancels
+        the sweep. Return the sweep.
 
         Raises:
-            RunFailed: As of `wait`.
-            KeyboardInterrupt: It was interrupted, and has been cancelled.
+            RunFailed: As for `wait`.
+            KeyboardInterrupt: The wait was interrupted, and the sweep has been cancelled.
         """
         with interrupt_cancels(self.run_id, self.cancel), copied_run(self._dir):
             follow_sweep(self._dir)
         return self.wait()
 
     def restart(self) -> "SweepHandle":
-        """Run the members again that failed, were preempted, cancelled or lost, and those that have not begun; return at once.
+        """Restart the sweep: run all members that have not succeeded; return at once.
+
+        These are the members that failed, were preempted, cancelled or lost, or have not begun.
 
         Raises:
-            NotLaunchedError: All have succeeded.
+            NotLaunchedError: All members have succeeded.
         """
         from torchmuster.launcher.api.launch import start_command
 
@@ -208,18 +215,18 @@ class SweepHandle:
         return self
 
     def cancel(self, *, at_once: bool = False, timeout_s: float = 60.0) -> None:
-        """Stop all members and wait for their end; a sweep that has ended stays as it is.
+        """Stop all members and wait for their end; do nothing if the sweep has ended.
 
         Args:
-            at_once: Without the time that members have to save (`grace`).
-            timeout_s: For how many seconds the end is waited for.
+            at_once: Give members no time to save (`grace`).
+            timeout_s: How long to wait for the end, in seconds.
 
         Raises:
-            TimeoutError: It has not ended within `timeout_s`; it was told to.
+            TimeoutError: The sweep has not ended within `timeout_s`, although it was asked to.
         """
         RunHandle(self._dir).cancel(at_once=at_once, timeout_s=timeout_s)
 
-    # How it is looked at.
+    # Views.
 
     def _view(self) -> SweepView:
         if is_elsewhere(self._dir):
@@ -227,7 +234,7 @@ class SweepHandle:
         return view_of_sweep(self._dir)
 
     def _look_until_ended(self, timeout_s: float | None) -> Iterator[float]:
-        """Yield how long to wait until the next look, until the sweep has succeeded."""
+        """Yield how long to wait before the next poll, until the sweep has succeeded."""
         pause_s = _POLL_JOBS_S if os.path.exists(self._dir.arrays) else _POLL_S
         result = yield from look_until_ended(self._dir, timeout_s, lambda _: pause_s)
         state = result.state if result is not None else RunState.LOST
@@ -256,7 +263,7 @@ def _member(view: SweepView, member: MemberView) -> SweepMember:
 
 
 def _plain(text: str) -> Any:
-    """Return a number, True, False or None from its text, else the text."""
+    """Return a number, True, False or None from its text, otherwise the text."""
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -275,24 +282,28 @@ def sweep(
     *args: Any,
     **options: Any,
 ) -> SweepHandle:
-    """Call a function, or run a script, with every combination of values, some at a time; return at once.
+    """Call a function, or run a script, with every combination of values; return at once.
 
-    Every long option of `muster sweep` is a keyword, as those of `muster run` are keywords of `launch`: `slots`, `per_gpu`, `metric`,
-    `goal`, `stop`, `on`, `nproc_per_node`, `name`, `env`, `time` and so on (docs/cli.md). All other keywords go to the function.
+    Every long option of `muster sweep` is a keyword: `slots`, `per_gpu`, `metric`, `goal`, `stop`,
+    `on`, `nproc_per_node`, `name`, `env`, `time` and so on (docs/cli.md). All other keywords go to
+    the function.
 
-    A function gets the values of its member as keyword arguments, as they are; a script gets them as options, as under
-    `muster sweep`. With `metric`, the number that a function returns counts, or the one of this name in a mapping that it returns, as
-    the last that it prints.
+    A function gets its member's values as keyword arguments, unchanged; a script gets them as
+    options, as with `muster sweep`. With `metric`, the number that a function returns, or the entry
+    of this name in a returned mapping, counts as its last printed value.
 
     Args:
-        function: What every worker of every member calls, or the path of a script (`module=True`: the name of a module).
-        values: What varies, by name: `{"lr": [1e-3, 1e-4], "seed": range(3)}` makes 6 members; the last varies fastest.
-        args: For the function; a script gets them as text.
-        options: Of `muster sweep`, and the function's own keywords. `zip` is a mapping of what varies together: one row a member, combined
-            with each combination of `values`.
+        function: The function that every worker of every member calls, or the path of a script
+            (with `module=True`, the name of a module).
+        values: The values to try, by name: `{"lr": [1e-3, 1e-4], "seed": range(3)}` makes 6
+            members; the last name varies fastest.
+        args: The arguments for the function; a script gets them as text.
+        options: The options of `muster sweep`, and the function's own keyword arguments. `zip` is
+            a mapping of values that vary together, one row per member, combined with each
+            combination of `values`.
 
     Returns:
-        The sweep. It goes on when this process ends.
+        The sweep. It continues when this process ends.
 
     Raises:
         NotLaunchedError: A keyword, a value or the function can't be used. Nothing was started.
@@ -320,10 +331,10 @@ def sweep(
 
 
 def find_sweep(word: str) -> SweepHandle:
-    """Return the sweep that a word names, as every command takes it: an id, an unambiguous part of one, or `last`.
+    """Return a sweep by its id, an unambiguous part of it, or `last`, as for every command.
 
     Raises:
-        torchmuster.errors.NotFoundError: There is none, more than one, or it is no sweep.
+        torchmuster.errors.NotFoundError: There is none, there are several, or it is not a sweep.
     """
     from torchmuster.errors import NotFoundError
     from torchmuster.launcher.views import find
@@ -334,14 +345,14 @@ def find_sweep(word: str) -> SweepHandle:
     return SweepHandle(view.run_dir)
 
 
-# What varies.
+# The values.
 
 
 def _members(values: Values, rows: Values) -> list[dict[str, Any]]:
     """Return the values of each member by name.
 
     Raises:
-        NotLaunchedError: There are none, too many, or they don't go together.
+        NotLaunchedError: There are no values, too many, or they don't match.
     """
     axes, zipped = _lists(values, "values"), _lists(rows, "zip")
     if twice := [name for name in axes if name in zipped]:
@@ -399,7 +410,7 @@ def _text(value: Any) -> str:
     return plain if len(plain) <= _MOST_CHARS else f"{plain[: _MOST_CHARS - 3]}..."
 
 
-# What runs.
+# The program.
 
 
 def _of_function(
@@ -435,7 +446,7 @@ def _of_script(
 
 
 def follow_sweep(run_dir: RunDir) -> None:
-    """Show where the members of a sweep stand until it has ended, and then their table."""
+    """Show the states of a sweep's members until it has ended, then their table."""
     from torchmuster.launcher.api.follow import status_here
     from torchmuster.launcher.views.find import any_result, owner_lives
     from torchmuster.multirun.cli.sweep_record import counted, describe_best, members_table

@@ -1,1 +1,1 @@
-"""muster session, dev and sweep."""
+"""The commands `muster session`, `muster dev` and `muster sweep`."""

@@ -1,7 +1,7 @@
-"""`muster dev`: the script runs again when a file of its project is saved, on a session made for it.
+"""`muster dev`: run a script again whenever a file of its project is saved, in its own session.
 
-One thread and no event loop: each run is a fork of this process, which has imported all that a run's client needs. The fork
-ends with this process, and a run with its client.
+It has one thread and no event loop: each run's client is a fork of this process, which has the
+client's imports. The fork ends with this process, and a run with its client.
 """
 
 import contextlib
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from torchmuster.multirun.door.messages import ClientProcess, SessionSetup
     from torchmuster.multirun.watched import SavedFiles
 
-_IDLE = "2h"  # a session on other machines, whose command was killed
+_IDLE = "2h"  # ends a session on other machines after the command was killed
 _END_S = 20.0
-# Options of `muster run` that make no sense again and again, or belong to a job.
+# Options of `muster run` that make no sense for repeated runs, or are about jobs.
 _NOT_HERE = frozenset(
     {
         *("detach", "dry_run", "launched", "stdin_rank", "spares", "resubmit", "ship_env"),
         *("run_id", "warn", "grow", "join_timeout", "last_call", "no_preflight"),
     }
 )
-# What the session has decided when a run starts.
+# Options that the session has already decided when a run starts.
 _OF_SESSION = (
     *("engine", "hosts", "hostfile", "queue", "account", "cpus_per_node", "gpus_per_node", "mem"),
     *("time_limit", "here"),
@@ -60,8 +60,8 @@ _OF_SESSION = (
 def dev(*, until_error: bool, **given: Any) -> int:
     """Run SCRIPT again when a file of its project is saved.
 
-    It runs on a session that is named after the folder, is started when it is missing, and ends with this command.
-    Options are those of `muster run`.
+    It runs on a session that is named after the folder, is started when it is missing, and ends
+    with this command. Options are those of `muster run`.
     """
     if given["max_restarts"] is None:
         given["max_restarts"] = 0
@@ -82,10 +82,10 @@ def _off() -> dict[str, object]:
 
 
 def _check(request: "RunRequest", given: dict[str, Any]) -> None:
-    """Refuse what can't run before a session is started for it.
+    """Check the command line before a session is started for it.
 
     Raises:
-        ManyErrors: All that is wrong with the command line.
+        ManyErrors: All problems of the command line.
     """
     from torchmuster.core.cli.run import check_debugger, choose_id
     from torchmuster.core.spec.launch import plan_run
@@ -109,7 +109,10 @@ def _check(request: "RunRequest", given: dict[str, Any]) -> None:
 
 
 def _folders(request: "RunRequest") -> tuple[str, ...]:
-    """Return the folders whose files are watched: of the script, ours, and those of modules beside the installed ones."""
+    """Return the folders to watch: the script's, the current one, and those on PYTHONPATH.
+
+    Folders with `site-packages` in their path are left out.
+    """
     cwd = os.path.realpath(os.getcwd())
     script = os.path.dirname(os.path.realpath(request.script)) if not request.module else cwd
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -118,7 +121,7 @@ def _folders(request: "RunRequest") -> tuple[str, ...]:
 
 
 class _Session:
-    """The session of this command: found, or started and then ended."""
+    """The session of this command: an existing one, or one that is started and ended here."""
 
     def __init__(self, request: "RunRequest", given: dict[str, Any]) -> None:
         self._request, self._given = request, given
@@ -130,16 +133,16 @@ class _Session:
         return self
 
     def without_place(self, request: "RunRequest") -> "RunRequest":
-        """Return the request of a run in it: what the session was asked for is not asked again."""
+        """Return the request for a run in the session, without the options of the session."""
         none: dict[str, Any] = {name: None for name in _OF_SESSION if name != "here"}
         return replace(request, session=self.name, here=False, stdin_rank=None, **none)
 
     def open(self) -> None:
-        """Start it unless it lives.
+        """Start the session unless it is alive.
 
         Raises:
-            NotFoundError: The user has named one that does not live.
-            click.exceptions.Exit: It can't be started, which has been said.
+            NotFoundError: The user has named a session that is not alive.
+            click.exceptions.Exit: The session can't be started; the error has been printed.
         """
         from torchmuster.multirun.door.call import read_setup, this_process
         from torchmuster.multirun.views.sessions import find_session, living_sessions
@@ -159,7 +162,7 @@ class _Session:
             say("importing torch on the session's nodes")
             self._is_own = True
             self._client = this_process()  # not the fork, which ends
-            pid = os.fork()  # who starts an owner would have to reap it
+            pid = os.fork()  # otherwise this process would have to reap the session's owner
             if pid == 0:
                 be_a_client(partial(self._start, lock))
         _, status = os.waitpid(pid, 0)
@@ -167,7 +170,7 @@ class _Session:
             raise click.exceptions.Exit(abs(os.waitstatus_to_exitcode(status)))
 
     def _folder_of(self, setup: "SessionSetup") -> str:
-        """Return the folder whose runs may use a session; none where it is another command's, or ends."""
+        """Return the folder whose runs may use a session; empty if it is another's, or ends."""
         from torchmuster.multirun.door.call import client_lives
         from torchmuster.multirun.views.sessions import find_session, plan_of
 
@@ -187,7 +190,7 @@ class _Session:
                 return
 
     def _start(self, lock: int) -> int:
-        """Start the session; the lock is let go when others can see it."""
+        """Start the session and wait until it is open; release the lock when others can see it."""
         from torchmuster.core.spec.problems import Problems
         from torchmuster.multirun.cli import session
 
@@ -205,15 +208,16 @@ class _Session:
         from torchmuster.multirun.views.sessions import find_session
 
         if self._is_own:
-            with contextlib.suppress(MusterError):  # it has ended meanwhile
+            with contextlib.suppress(MusterError):  # it has already ended
                 end_session(find_session(self.name).run_dir, self.name)
 
 
 @contextlib.contextmanager
 def _name_lock() -> Iterator[int]:
-    """Hold the lock of whoever looks for a name and takes it, so that two of one instant don't take the same.
+    """Hold the lock for the choice of a session's name, so that two commands don't choose the same.
 
-    A process that is forked meanwhile holds it too, until it closes it. A file system without locks, which says so, goes without.
+    A process forked meanwhile holds it too, until it closes the descriptor. File systems without
+    locks get none.
     """
     from torchmuster.core.files.layout import muster_home
 
@@ -229,7 +233,7 @@ def _name_lock() -> Iterator[int]:
 
 
 class _Runner:
-    """Starts a run, hears of its end, of saved files, of keys and of signals."""
+    """Starts the runs; waits for their ends, saved files, keys and signals."""
 
     def __init__(
         self, asked: "RunRequest", held: _Session, watch: "SavedFiles", loop: DevLoop
@@ -247,7 +251,7 @@ class _Runner:
         self._kill_at: float | None = None
 
     def run(self) -> int:
-        """Go on until the user ends it; return the exit code of the last run, or 130."""
+        """Run until the user quits; return the last run's exit code, or 128 plus the signal."""
         woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._hear)
@@ -267,9 +271,9 @@ class _Runner:
         self._told = signum
 
     def _wait(self, woken: int) -> Act | None:
-        """Return what follows from what happens next; None after a moment."""
+        """Wait for the next event; return what to do, or None after a timeout."""
         if self._keys.came_back() and self._status:
-            say(self._status)  # what the shell has written in between stands above it
+            say(self._status)  # again, below what the shell has written in between
         poll = select.poll()
         fds = [woken, *([self._pidfd] if self._pid else []), *self._keys.fds(idle=not self._pid)]
         for fd in fds:
@@ -299,7 +303,7 @@ class _Runner:
         self._status = ""
         self._held.open()
         if _is_terminal():
-            sys.stdout.write("\x1b[H\x1b[2J")  # what is above can still be scrolled to
+            sys.stdout.write("\x1b[H\x1b[2J")  # keeps the scrollback
         sys.stdout.flush()
         sys.stderr.flush()
         request = self._held.without_place(self._asked)
@@ -347,10 +351,10 @@ def _run(request: "RunRequest") -> int:
 
 
 class _Keys:
-    """Single keys of a terminal, or letters that come by a pipe; a run with pdb has the terminal for itself.
+    """Reads single keys from a terminal, or letters from a pipe; a pdb run gets the terminal.
 
     Args:
-        fd: Standard input.
+        fd: The descriptor of stdin.
     """
 
     def __init__(self, fd: int) -> None:
@@ -363,7 +367,7 @@ class _Keys:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Let single keys come, without an echo, and put the terminal back."""
+        """Read single keys without echo inside this context, then restore the terminal."""
         if self.is_terminal:
             self._before = termios.tcgetattr(self.fd)
             self.take_again()
@@ -373,21 +377,21 @@ class _Keys:
             self._give_back()
 
     def take_again(self) -> None:
-        """Take the terminal for single keys; a run has given it back."""
+        """Set the terminal to single keys, after a run has used it."""
         self._is_lent = False
         if self._before is None:
             return
         if _is_in_front(self.fd):
             tty.setcbreak(self.fd, termios.TCSADRAIN)
-        else:  # it would stop us
+        else:  # setting it in the background would stop us (SIGTTOU)
             self._was_away = True
 
     def hear_continued(self, signum: int, frame: object) -> None:
-        """Note that the shell has gone on with us: it has set the terminal as it wants it."""
+        """Note that the shell has continued us, with its own terminal settings."""
         self._was_away = True
 
     def came_back(self) -> bool:
-        """Say whether the terminal is ours again after the shell had it; single keys come again then."""
+        """Return whether we have the terminal back from the shell; if so, set it to single keys."""
         if self._before is None or self._is_lent:
             return False
         if not _is_in_front(self.fd):
@@ -406,27 +410,27 @@ class _Keys:
 
     @contextlib.contextmanager
     def lent(self, *, to_child: bool) -> Iterator[None]:
-        """Give the terminal to a child that is started now, if it is to have it."""
+        """Give the terminal to the child that is started in this context, if `to_child`."""
         if to_child:
             self._is_lent = True
             self._give_back()
         yield
 
     def fds(self, *, idle: bool) -> Sequence[int]:
-        """Return what to wait for."""
+        """Return the descriptors to poll for keys."""
         is_away = self.is_terminal and self._was_away
         return [self.fd] if self._is_open and not is_away and (idle or not self._is_lent) else []
 
     def read(self) -> str:
-        """Return what was typed."""
+        """Return the typed keys; at the end of a terminal's input, `q`."""
         data = os.read(self.fd, 1024)
         if not data and not self.is_terminal:
-            self._is_open = False  # nobody types any more, and files are watched on
+            self._is_open = False  # no more keys, but files are still watched
         return data.decode(errors="replace") or ("q" if self.is_terminal else "")
 
 
 def _is_in_front(fd: int) -> bool:
-    """Say whether the terminal is ours; False when it has gone."""
+    """Return whether we are in the terminal's foreground; False if the terminal has gone."""
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
@@ -438,5 +442,5 @@ def _is_terminal() -> bool:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence on standard error."""
+    """Print a message on stderr."""
     click.echo(f"muster: {sentence}", err=True)

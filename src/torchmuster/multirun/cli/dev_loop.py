@@ -1,4 +1,4 @@
-"""What `muster dev` does next, when a file was saved, a key was pressed or the run has ended: values in, values out."""
+"""Decide what `muster dev` does after a saved file, a key or the end of a run; without I/O."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,7 +8,7 @@ QUIT_KEYS = "q\x04"  # and Ctrl-D
 
 
 class Act(Enum):
-    """What is done next."""
+    """The next action."""
 
     START = "start"
     CANCEL = "cancel"
@@ -17,11 +17,11 @@ class Act(Enum):
 
 @dataclass
 class DevLoop:
-    """Knows whether a run goes on, and what follows it.
+    """The state of `muster dev`: whether a run is active, and what follows it.
 
     Attributes:
-        until_error: A run that succeeds is followed by the next one.
-        is_running: A run goes on, or is being ended.
+        until_error: Whether to start the next run after a successful one.
+        is_running: Whether a run is active, or being ended.
     """
 
     until_error: bool = False
@@ -30,16 +30,16 @@ class DevLoop:
     _is_ending: bool = False
 
     def start(self) -> Act:
-        """Note that a run begins."""
+        """Record that a run begins."""
         self.is_running, self._is_ending, self._next = True, False, None
         return Act.START
 
     def saved(self) -> Act | None:
-        """Answer a saved file."""
+        """Return what to do after a saved file."""
         return self._replace_by(Act.START)
 
     def pressed(self, keys: str) -> Act | None:
-        """Answer keys of a terminal, or letters of standard input."""
+        """Return what to do after keys of a terminal, or letters on stdin."""
         for key in keys:
             if key in QUIT_KEYS:
                 return self._replace_by(Act.QUIT)
@@ -48,11 +48,11 @@ class DevLoop:
         return None
 
     def told_to_end(self) -> Act | None:
-        """Answer a signal that ends the command."""
+        """Return what to do after a signal that ends the command."""
         return self._replace_by(Act.QUIT)
 
     def ended(self, code: int) -> Act | None:
-        """Answer the end of the run."""
+        """Return what to do after the end of the run."""
         self.is_running = False
         if self._next is not None:
             return self._next
@@ -75,8 +75,8 @@ class LastRun:
 
     Attributes:
         code: Its exit code.
-        took_s: From its start to its end.
-        saved: What was saved before it, relative to the folder; `saved_at` is the time of the day.
+        took_s: The time from its start to its end.
+        saved: The files saved before it, relative to the folder; `saved_at` is the time of day.
     """
 
     code: int
@@ -86,7 +86,7 @@ class LastRun:
 
 
 def status_of(last: LastRun, *, has_keys: bool) -> str:
-    """Return the line below the output of a run."""
+    """Return the status line below the output of a run."""
     parts = []
     if last.saved:
         more = f" and {len(last.saved) - 1} more" if len(last.saved) > 1 else ""
@@ -98,11 +98,11 @@ def status_of(last: LastRun, *, has_keys: bool) -> str:
 
 
 def name_for(folder: str, taken: dict[str, str]) -> str:
-    """Return the name of the session of a folder.
+    """Return the session name for a folder.
 
     Args:
-        folder: Its path.
-        taken: The folder of each session that lives, by its name.
+        folder: The path of the folder.
+        taken: The folder of each live session, by its name.
     """
     own = folder.rstrip("/").rpartition("/")[2]
     word = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in own)

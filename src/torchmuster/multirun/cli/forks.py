@@ -1,6 +1,7 @@
-"""Clients of runs in a session as forks of a process that has imported all that such a client needs, so that none starts an interpreter.
+"""Fork the clients of runs in a session from a process that has their imports.
 
-`muster dev` forks one for each save, and the process behind `torchmuster.session` one for each call. Both have one thread.
+So no client starts an interpreter. `muster dev` forks one for each save, and the process behind
+`torchmuster.session` one for each call. Both have one thread.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from torchmuster.errors import ManyErrors, MusterError
 
 MAX_ORDER_BYTES = 8 << 20
 PID = struct.Struct("!i")
-# What the client of a run in a session imports when it runs.
+# The modules that the client of a run in a session imports.
 _OF_A_RUN = (
     "asyncio",
     "torchmuster.core.cli.find",
@@ -50,17 +51,17 @@ _OF_A_RUN = (
 
 
 def import_for_runs() -> None:
-    """Import what a client of a run imports otherwise."""
+    """Import what the client of a run needs."""
     for name in _OF_A_RUN:
         importlib.import_module(name)
 
 
 def be_a_client(run: Callable[[], int], stdin: int | None = None) -> NoReturn:
-    """Be the client of one run, in a fork, to its end.
+    """Run the client of one run in a fork, then exit the process.
 
     Args:
-        run: Returns its exit code.
-        stdin: Its standard input; None for /dev/null.
+        run: Runs the client and returns its exit code.
+        stdin: The descriptor for its stdin; None for /dev/null.
     """
     code = 1
     try:
@@ -80,7 +81,7 @@ def be_a_client(run: Callable[[], int], stdin: int | None = None) -> NoReturn:
         code = end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
         code = 130
-    except BaseException:  # noqa: BLE001 - nothing of a run may go on as its parent
+    except BaseException:  # noqa: BLE001 - the fork must not continue as its parent
         import traceback
 
         traceback.print_exc()
@@ -92,16 +93,16 @@ def be_a_client(run: Callable[[], int], stdin: int | None = None) -> NoReturn:
 
 
 def serve(line: socket.socket) -> int:
-    """Fork a client for each order that comes on a socket, until its other end is closed; the clients go on.
+    """Fork a client for each order on a socket, until its other end is closed.
 
-    An order is a file in memory with the words of the command line, the folder and the variables; standard output and errors
-    come with it. The answer is the client's process.
+    The clients continue after that. An order is a memory file with the command line, the folder and
+    the variables; stdout and stderr come with it. The answer is the client's pid.
     """
     import_for_runs()
     signal.signal(
         signal.SIGCHLD, signal.SIG_IGN
-    )  # who has asked reads the end from the run directory
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for who has asked
+    )  # the caller reads the result from the run directory
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is meant for the caller
     while True:
         packet, fds, _, _ = socket.recv_fds(line, 16, 3)
         if not packet:
@@ -135,7 +136,7 @@ def _be_asked_for(line: socket.socket, fds: list[int]) -> NoReturn:
 
 
 def pack_order(words: list[str]) -> int:
-    """Return the descriptor of a file in memory with an order of this process."""
+    """Return the descriptor of a memory file with an order from this process."""
     told = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
     fd = os.memfd_create("muster-client", os.MFD_CLOEXEC)
     data = memoryview(json.dumps(told).encode())

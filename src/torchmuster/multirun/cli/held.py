@@ -1,4 +1,4 @@
-"""Runs on the nodes of a session, whose doors fork their agents."""
+"""The place for runs that is a session: its doors fork the runs' agents."""
 
 import shlex
 from dataclasses import replace
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchmuster.core.spec.launch import JobLimits, RunRequest
     from torchmuster.core.spec.problems import Problems
 
-# Options of `muster run` that a session has decided, or that need agents which live longer than the client.
+# Options of `muster run` that a session has decided, or that need agents to outlive the client.
 _REFUSED = {
     "engine": "--on",
     "hosts": "--hosts",
@@ -35,7 +35,7 @@ _REFUSED = {
 
 
 class Held(Place):
-    """The nodes that a session holds.
+    """The nodes that a session holds, as a place for runs.
 
     Raises:
         NotFoundError: There is no such session.
@@ -139,7 +139,7 @@ class Held(Place):
         return own_on_nodes(plan, run_dir, self._held, voice, begun=begun)
 
     def sweep_request(self, request: "RunRequest", given: dict[str, Any]) -> "RunRequest":
-        """Return what each member of a sweep asks for here."""
+        """Return the request for each member of a sweep in this session."""
         setup = self._setup
         return replace(
             request,
@@ -150,7 +150,7 @@ class Held(Place):
         )
 
     def sweep_run(self, run: "RunPlan", python: str | None) -> "RunPlan":
-        """Return the plan of each member of a sweep here; `python` is the interpreter that was named."""
+        """Return the plan for each sweep member here; `python` is the `--python` option."""
         run = replace(run, session=self.session, preflight="off")
         if python is None or not self.is_here:
             words = self._setup.python if python is None else tuple(shlex.split(python))
@@ -162,7 +162,7 @@ class Held(Place):
 
 
 def find_held(where: "Where", problems: "Problems") -> Held | None:
-    """Return the session that is meant; None where none is.
+    """Return the session that the options name, or None.
 
     Raises:
         NotFoundError: There is no such session.

@@ -1,4 +1,4 @@
-"""What a sweep, and a session, need of a place."""
+"""The cells of sweeps and sessions: how each starts at each place for runs."""
 
 import json
 import os
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from torchmuster.multirun.sweep.plan import SweepPlace, SweepPlan
 
 
-# What a session needs of its place: its set-up on the nodes, its owner, the wait for its job, and what is said at its end.
+# What sessions need: node setup, the owner, the wait for the job, and errors at the end.
 
 
 _SOON_S = 600.0
 
 
 def with_site(plan: "RunPlan", site: "Site", *, python_given: bool) -> "RunPlan":
-    """Return the plan with what the site says of its nodes; the doors learn which variables are the site's."""
+    """Return the plan with the site's node setup; the doors learn which variables the site sets."""
     from torchmuster.core.model import contract
     from torchmuster.launcher.engines.sites import with_node_setup
 
@@ -43,7 +43,10 @@ def with_site(plan: "RunPlan", site: "Site", *, python_given: bool) -> "RunPlan"
 
 
 def for_runs(setup: "NodeSetup", of_session: "RunPlan", *, python_given: bool) -> "NodeSetup":
-    """Return the set-up of a run on the held nodes: the doors have done the session's, an ordinary restart does it again."""
+    """Return the node setup for a run in a session.
+
+    The doors have already done the session's; a restart outside of the session does it again.
+    """
     from torchmuster.core.model import contract
 
     theirs = of_session.node_setup
@@ -60,7 +63,7 @@ def for_runs(setup: "NodeSetup", of_session: "RunPlan", *, python_given: bool) -
 
 
 def with_setup(plan: "RunPlan", setup: "SessionSetup") -> "RunPlan":
-    """Let the doors read what the session was started with: not every node sees the client's files."""
+    """Pass the setup to the doors by a variable: not every node sees the client's files."""
     from torchmuster.core.model import codec, contract
 
     text = json.dumps(codec.to_plain(setup))
@@ -82,7 +85,7 @@ def start_owner(argv: list[str], run_dir: "RunDir", *, own_package: bool = False
 
 
 class JobWait:
-    """Says where the job of a session stands, until it is open."""
+    """Reports the state of a session's job until the session is open."""
 
     def __init__(self, run_dir: "RunDir") -> None:
         from torchmuster.launcher.jobs.batch import JobNews
@@ -90,7 +93,7 @@ class JobWait:
         self._run_dir, self._news = run_dir, JobNews()
 
     def look(self, name: str) -> None:
-        """Ask and say.
+        """Ask for the state of the job, and print it if it is news.
 
         Raises:
             MusterError: The job has ended.
@@ -115,7 +118,7 @@ class JobWait:
 
 
 def error_at_end(run_dir: "RunDir", name: str) -> MusterError:
-    """Return the error of a session that has ended before it was open, with the words of its result where it has one."""
+    """Return the error for a session that ended before it was open, with its result's report."""
     from torchmuster.core.files.layout import short_id
     from torchmuster.core.owner.record import read_result
 
@@ -133,7 +136,7 @@ def error_at_end(run_dir: "RunDir", name: str) -> MusterError:
 
 
 def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
-    """Warn of the end of the session's time: its idle time begins anew with the run."""
+    """Warn if the session's time limit ends soon; its idle time starts again with the run."""
     from torchmuster.core.model.text import in_minutes
     from torchmuster.multirun.door import messages
     from torchmuster.multirun.door.call import ask
@@ -141,7 +144,7 @@ def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
     try:
         state = ask(run_dir, 0, messages.AskDoor())
     except ChannelError:
-        return  # the start says it
+        return  # the start of the run reports it
     if not isinstance(state, messages.DoorState):
         return
     left_s = state.ends_in_s
@@ -151,14 +154,14 @@ def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
         )
 
 
-# `muster sweep --hosts a,b`: the slots that members have on hosts.
+# `muster sweep --hosts a,b`: slots on hosts.
 
 
 def plan_on_hosts(given: dict[str, Any], site: "Site", problems: "Problems") -> "SweepPlan":
-    """Return the plan of a sweep with slots on hosts of ssh: by default one on each.
+    """Return the plan of a sweep with slots on ssh hosts, by default one on each.
 
     Raises:
-        ManyErrors: All that is wrong with the options and the hosts.
+        ManyErrors: All problems of the options and the hosts.
     """
     from torchmuster.launcher.engines.sites import with_node_setup
     from torchmuster.launcher.spec.site import site_hosts
@@ -178,7 +181,7 @@ def plan_on_hosts(given: dict[str, Any], site: "Site", problems: "Problems") -> 
 def _places(
     site: str, hosts: Sequence[str], num_slots: int, num_gpus: int, num_workers: int
 ) -> "tuple[SweepPlace, ...]":
-    """Return where the slots are: on the hosts in turn, and on each the GPUs in turn."""
+    """Return where the slots are: round-robin over the hosts, and over the GPUs of each."""
     from torchmuster.multirun.sweep.plan import SweepPlace
     from torchmuster.multirun.sweep.runs import gpus_of_slots
 
@@ -190,11 +193,11 @@ def _places(
     )
 
 
-StartSweep = Callable[..., int]  # of a plan, and of its folder where it has one already
+StartSweep = Callable[..., int]  # takes a plan, and its folder if it exists already
 
 
 class SweepAt:
-    """A sweep at a place."""
+    """A sweep at a place for runs."""
 
     def __init__(self, place: Any) -> None:
         self.place = place
@@ -203,19 +206,19 @@ class SweepAt:
         """Start a sweep and follow it, or show it; return the exit code.
 
         Args:
-            given: The words of the command line.
-            problems: What is wrong with them so far.
-            start: Starts, or shows, a planned sweep that a process of this machine owns; a second argument is its folder,
-                where it has one already.
+            given: The options of the command line.
+            problems: The problems found so far.
+            start: Starts, or shows, a planned sweep that a process on this machine owns; a second
+                argument is its folder if it exists already.
 
         Raises:
-            ManyErrors: All that is wrong with the words.
+            ManyErrors: All problems of the options.
         """
         raise NotImplementedError
 
 
 class SweepNowhere(SweepAt):
-    """At a place that is none, which has been noted: what else is wrong is said with it."""
+    """A sweep at an invalid place, already noted as a problem: only find all other problems."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
@@ -224,7 +227,7 @@ class SweepNowhere(SweepAt):
 
 
 class SweepHere(SweepAt):
-    """On this machine."""
+    """A sweep on this machine."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         from torchmuster.core.node.kernel import visible_gpus
@@ -239,7 +242,7 @@ class SweepHere(SweepAt):
 
 
 class SweepInJob(SweepHere):
-    """On the first node of the job around this shell."""
+    """A sweep on the first node of the job around this shell."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         job, job_id = self.place.job, self.place.job_id
@@ -251,7 +254,7 @@ class SweepInJob(SweepHere):
 
 
 class SweepOnHosts(SweepAt):
-    """On hosts of ssh."""
+    """A sweep on ssh hosts."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         if given["time_limit"] is not None:
@@ -261,7 +264,7 @@ class SweepOnHosts(SweepAt):
 
 
 class SweepAsArray(SweepAt):
-    """As an array of a scheduler, which owns itself."""
+    """A sweep as a scheduler's job array, which needs no owner."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         from torchmuster.multirun.cli.sweep_jobs import submit_sweep
@@ -271,7 +274,7 @@ class SweepAsArray(SweepAt):
 
 
 class SweepInSession(SweepAt):
-    """In a session: its members run one after the other, each on all nodes."""
+    """A sweep in a session: its members run one after the other, each on all nodes."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
@@ -293,10 +296,10 @@ class SweepInSession(SweepAt):
 
 
 class SessionAt:
-    """A session at a place.
+    """A session at a place for runs.
 
     Attributes:
-        refusal: Why none can be held here.
+        refusal: Why no session can be held here; empty if one can.
     """
 
     refusal = ""
@@ -306,22 +309,22 @@ class SessionAt:
 
     @property
     def most_nodes(self) -> int | None:
-        """How many nodes it can hold; None for any number."""
+        """The number of nodes it can hold; None for any number."""
         return None
 
     def settle(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
     ) -> "RunPlan":
-        """Return its plan for its nodes here; `given` are the words of the command line."""
+        """Return the session's plan for its nodes here; `given` are the command line's options."""
         raise NotImplementedError
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        """Start its owner."""
+        """Start the session's owner."""
         raise NotImplementedError
 
 
 class SessionHere(SessionAt):
-    """On this machine."""
+    """A session on this machine."""
 
     def settle(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
@@ -337,7 +340,7 @@ class SessionHere(SessionAt):
 
 
 class SessionInJob(SessionAt):
-    """On the nodes of the job around this shell."""
+    """A session on the nodes of the job around this shell."""
 
     @property
     def most_nodes(self) -> int:
@@ -353,7 +356,7 @@ class SessionInJob(SessionAt):
         return with_setup(plan, setup)
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        """Start what conducts a run in a job, on its first node, in the background."""
+        """Start `conduct`, which heads a run in a job, on the first node in the background."""
         from torchmuster.core import proc
         from torchmuster.core.model.codec import to_words
         from torchmuster.core.model.plan import WARN_S
@@ -367,7 +370,7 @@ class SessionInJob(SessionAt):
 
 
 class SessionOnHosts(SessionAt):
-    """On hosts of ssh."""
+    """A session on ssh hosts."""
 
     @property
     def most_nodes(self) -> int:
@@ -379,7 +382,7 @@ class SessionOnHosts(SessionAt):
         names = tuple(host.name for host in self.place.wishes.hosts)[: plan.max_nodes]
         plan = replace(plan, engine=self.place.name, node_names=names)
         plan = with_site(plan, self.place.site, python_given=given["python"] is not None)
-        if not setup.preload:  # without modules of the user's own no code has to come with it
+        if not setup.preload:  # without the user's own modules no code is copied
             plan = replace(plan, program=replace(plan.program, cwd="/"))
         return with_setup(plan, replace(setup, folder="", variables=()))
 
@@ -392,7 +395,7 @@ class SessionOnHosts(SessionAt):
 
 
 class SessionAsJob(SessionAt):
-    """As a job of a scheduler."""
+    """A session as a job of a scheduler."""
 
     def settle(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
@@ -402,10 +405,10 @@ class SessionAsJob(SessionAt):
         return with_setup(plan, setup)
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        """Submit the job that owns it.
+        """Submit the job that owns the session.
 
         Raises:
-            MusterError: It was refused.
+            MusterError: The scheduler has refused the job.
         """
         from torchmuster.core.spec.launch import RunRequest, read_job_limits
         from torchmuster.core.spec.problems import Problems
@@ -420,6 +423,6 @@ class SessionAsJob(SessionAt):
 
 
 class NoSessionInPods(SessionAt):
-    """In pods: there is none."""
+    """Sessions in pods, which are not possible yet."""
 
     refusal = "pods of a session are not made yet"

@@ -1,4 +1,4 @@
-"""`muster session`, and `muster run --session`: nodes that are held, on which runs start by a fork."""
+"""`muster session`: hold nodes on which runs start with a fork."""
 
 import json
 import os
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 IDLE = "30m"
 _ELSEWHERE = "muster session start --on slurm, --hosts a,b, or in a job: muster session start"
-_MAX_RESTARTS = 20  # of its doors, over its whole life
-_JOIN_S = (
-    120.0  # for a node that was lost: without it no run begins, and the others are held for nothing
-)
+_MAX_RESTARTS = 20  # of its doors, over the whole session
+_JOIN_S = 120.0  # for a lost node: without it no run begins, and the others are held for nothing
 _LOOK_S = 0.05
 _END_S = 40.0
 
@@ -112,10 +110,10 @@ def clients(line: int) -> int:
 
 
 def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
-    """Start the run that is the session, and return its directory.
+    """Start the run that is the session; return its run directory.
 
     Raises:
-        ManyErrors: All that is wrong with the command line.
+        ManyErrors: All problems of the command line.
     """
     from torchmuster.core.files import atomic
     from torchmuster.core.model import codec
@@ -207,7 +205,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
 
 
 def find_session_place(given: dict[str, Any], problems: "Problems") -> "SessionAt":
-    """Return a session at the place that is meant; note it where none can be held."""
+    """Return the session cell of the place that the options name; note a problem if it has none."""
     from torchmuster.core.cli.find import find_place, where_of_words
 
     place = find_place(where_of_words({**given, "session": None}), problems)
@@ -229,10 +227,10 @@ def _duration(text: str, option: str, problems: "Problems") -> float | None:
 
 
 def wait_until_open(run_dir: "RunDir", name: str) -> None:
-    """Wait for all doors.
+    """Wait until all doors of a session are open.
 
     Raises:
-        MusterError: The session has ended before.
+        MusterError: The session has ended before it was open.
     """
     from torchmuster.multirun.cli.places import JobWait, error_at_end
     from torchmuster.multirun.views.sessions import lives
@@ -322,14 +320,17 @@ def end(name: str | None, same: str | None) -> int:
 
 
 def _still_runs(run_id: str) -> bool:
-    """Say whether a run that the doors have goes on: the agents of one that has a result may take a moment to leave."""
+    """Return whether a run in the session still runs.
+
+    After it has a result, its agents may need a moment to leave.
+    """
     from torchmuster.launcher.views.find import find_run
 
     if not run_id:
         return False
     try:
         return not find_run(run_id).state.is_final
-    except NotFoundError:  # of another machine's directory
+    except NotFoundError:  # its directory is on another machine
         return True
 
 
@@ -337,7 +338,7 @@ def end_session(run_dir: "RunDir", name: str) -> None:
     """End a session and wait until it has ended.
 
     Raises:
-        MusterError: It has not in time.
+        MusterError: The session has not ended in time.
     """
     from torchmuster.launcher.views.control import stop_and_wait
     from torchmuster.launcher.views.find import view_run

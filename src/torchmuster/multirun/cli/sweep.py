@@ -1,4 +1,4 @@
-"""`muster sweep`."""
+"""The command `muster sweep`."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _SweepCommand(SetCommand):
-    """Says where the script's own options go when it meets one that it does not know."""
+    """A command that explains, for an unknown option, where the script's own options go."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Explain an unknown option."""
@@ -120,7 +120,7 @@ class _SweepCommand(SetCommand):
 @click.option("--run-id", metavar="NAME", help="The whole id of the sweep, and its folder's name.")
 @ending.option
 @options.detach
-# Of `torchmuster.sweep` alone: a file says what varies, and what stands in no command line.
+# For `torchmuster.sweep` only: a file with the values, and what no command line can carry.
 @click.option("--launched", hidden=True)
 @click.option("--dry-run", is_flag=True, help="Show the members' commands, start nothing.")
 @click.argument("script", shell_complete=complete_files)
@@ -128,8 +128,8 @@ class _SweepCommand(SetCommand):
 def sweep(**given: Any) -> int:
     """Run SCRIPT with every combination of the values of --grid, some at a time.
 
-    Each member is a run of its own, NAME.0 and so on, for `muster logs` and `muster status`; the script's own options go
-    behind `--`, and {lr} in them is replaced by a value.
+    Each member is a run of its own, NAME.0 and so on, for `muster logs` and `muster status`; the
+    script's own options go behind `--`, and {lr} in them is replaced by a value.
     """
     from torchmuster.core.cli.find import find_place, where_of_words
     from torchmuster.core.spec.problems import Problems
@@ -156,13 +156,13 @@ def _start(given: dict[str, Any], plan: "SweepPlan") -> int:
     if plan.stop is not None and plan.metric is not None:
         from torchmuster.multirun.sweep.stop_rules import load_rule
 
-        load_rule(plan.stop, plan.metric)  # before anything is made
+        load_rule(plan.stop, plan.metric)  # fail before anything is created
     run_dir = create_sweep_dir(plan)
     return start_sweep(plan, run_dir, detach=given["detach"])
 
 
 def _ordered(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what a client in Python says in its file, not on the command line."""
+    """Return the options that a Python client passes in a file, not on the command line."""
     from torchmuster.core.cli.run import read_order
 
     order = read_order(given["launched"])
@@ -187,7 +187,7 @@ def _show(plan: "SweepPlan") -> int:
 
 
 def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
-    """Own a prepared sweep to its end, or leave it in the background."""
+    """Own a prepared sweep until it ends, or leave it to a background process."""
     from torchmuster.core.cli.ending import leave_in_background, wanted
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.launcher.cli.follow import StatusLine
@@ -225,10 +225,10 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> "Re
 
 
 def restart_sweep(view: "SweepRun", *, detach: bool) -> int:
-    """Go on with a sweep in its own folder: members that have not succeeded run again, on their snapshots.
+    """Restart a sweep in its own folder: members that have not succeeded resume from snapshots.
 
     Raises:
-        UsageError: All have succeeded.
+        UsageError: All members have succeeded.
         NotFoundError: The session of its members has ended.
     """
     import contextlib
@@ -256,7 +256,7 @@ def restart_sweep(view: "SweepRun", *, detach: bool) -> int:
     if (session := sweep_view.plan.run.session) is not None:
         from torchmuster.multirun.views.sessions import find_session
 
-        find_session(session)  # refused here, no member is tried
+        find_session(session)  # fail here, before any member is tried
     with contextlib.suppress(FileNotFoundError):
         os.unlink(view.run_dir.result)
     write_owner(view.run_dir)

@@ -1,4 +1,4 @@
-"""`muster sweep --on ENGINE`: all members as one job array."""
+"""`muster sweep --on ENGINE`: submit all members as a job array, and follow them."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> int:
-    """Submit a sweep, and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
+    """Submit a sweep and follow it until it ends; Ctrl-C stops following, twice cancels it."""
     from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.spec.launch import read_job_limits
     from torchmuster.launcher.engines.registry import load_dialect
@@ -60,7 +60,7 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
         click.echo(dialect.script(job), nl=False)
         click.echo("nothing was submitted (--dry-run)", err=True)
         return 0
-    stops_of(plan, RunDir(""))  # before anything is made
+    stops_of(plan, RunDir(""))  # fail before anything is created
     run_dir = create_sweep_dir(plan)
     with note_refusal(run_dir):
         one = request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
@@ -71,7 +71,7 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
 
 
 def check_follower(given: dict[str, Any], problems: "Problems") -> None:
-    """Refuse a rule where nobody would follow the sweep."""
+    """Refuse a stop rule with `--detach`: no command would follow the sweep to apply it."""
     if given["stop"] is not None and given["detach"]:
         why = "members of a job array have no owner: the command that follows them compares them"
         fix = "leave out --detach, or in a job of your own: muster sweep --here --stop ..."
@@ -81,7 +81,7 @@ def check_follower(given: dict[str, Any], problems: "Problems") -> None:
 def submit_again(
     plan: "SweepPlan", run_dir: "RunDir", members: Sequence[int], *, detach: bool
 ) -> int:
-    """Submit these members of a sweep once more, as one array."""
+    """Submit these members of a sweep again."""
     from torchmuster.multirun.sweep.arrays import load_arrays, object_members, submit_members
     from torchmuster.multirun.sweep.members import member_dir
 
@@ -102,7 +102,7 @@ def submit_again(
         *(member_dir(run_dir, plan, n).result for n in members),
     ):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # while a member waits in the queue it has not ended
+            os.unlink(path)  # a member that waits in the queue has not ended
     job_ids: tuple[str, ...]
     if (pods := object_members(dialect)) is not None:
         job_ids = (pods.submit(plan, run_dir, noted.request, members, detach=detach),)
@@ -114,7 +114,7 @@ def submit_again(
 def follow_unless(
     plan: "SweepPlan", run_dir: "RunDir", job_ids: Sequence[str], engine: str, *, detach: bool
 ) -> int:
-    """Follow the sweep to its end; with `detach` print its id and leave it alone."""
+    """Follow the sweep until it ends; with `detach`, only print its id."""
     from torchmuster.core.cli.ending import print_id
     from torchmuster.core.files.terminal import TerminalVoice
 
@@ -143,7 +143,7 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalV
         view = asyncio.run(_SweepFollower(plan, run_dir, engine, voice).follow())
     voice.show_status(())
     if view is not None and os.path.isdir(os.path.join(run_dir.path, "pods")):
-        view = view_arrays(run_dir)  # with what has come last
+        view = view_arrays(run_dir)  # with the records that were copied last
     if view is None or view.result is None:
         voice.say(f"the sweep continues: muster wait {short_id(plan.run_id)}")
         return GOES_ON
@@ -152,7 +152,7 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalV
 
 
 class _SweepFollower(JobsFollower["SweepView"]):
-    """Says where the members stand, whenever that has changed, until all have ended; a terminal has the table."""
+    """Reports the members' states when they change, until all end; a terminal gets a table."""
 
     def __init__(
         self, plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalVoice"
@@ -203,7 +203,7 @@ class _SweepFollower(JobsFollower["SweepView"]):
 
 
 def _live_table(view: "SweepView") -> list[str]:
-    """Return the rows that a terminal shows while the members run; none where there is none, or nobody wants them."""
+    """Return the table rows for a terminal while members run; none if not wanted."""
     import shutil
 
     from torchmuster.core.cli.ending import wanted

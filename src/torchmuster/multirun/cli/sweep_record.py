@@ -1,4 +1,4 @@
-"""What `muster ps`, `status` and the end of a sweep show: one table of all members."""
+"""Show a sweep in `muster status` and at its end: one table of all members."""
 
 import math
 import time
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 _MAX_ROWS = 40
 _CELL = 40
 _WHY = 70
-# What is worth a row when there are too many members: what runs, what failed, the best of the rest.
+# Members that get a row first when there are too many; the best of the rest follow.
 _FIRST = (RunState.RUNNING, RunState.FAILED, RunState.LOST, RunState.PREEMPTED)
 
 
 def check_logs(view: "SweepRun", task: str | None) -> None:
-    """Refuse to show logs.
+    """Refuse to show logs of a sweep.
 
     Raises:
-        NotFoundError: Always: its members write them.
+        NotFoundError: Always, because only its members write logs.
     """
     del task
     name = short_id(view.run_id)
@@ -32,10 +32,10 @@ def check_logs(view: "SweepRun", task: str | None) -> None:
 
 
 def check_replay(view: "SweepRun") -> None:
-    """Refuse to make a step again.
+    """Refuse to replay a step of a sweep.
 
     Raises:
-        UsageError: Always: its members have steps.
+        UsageError: Always, because only its members have steps.
     """
     name = short_id(view.run_id)
     raise UsageError(
@@ -45,7 +45,7 @@ def check_replay(view: "SweepRun") -> None:
 
 
 def print_status(view: "SweepRun", *, as_json: bool) -> int:
-    """Show where a sweep stands: its members with their values, states and metric."""
+    """Print the state of a sweep: its members with their values, states and metric."""
     from torchmuster.launcher.cli.account import print_account
     from torchmuster.launcher.views.account import account_of
 
@@ -74,12 +74,12 @@ def print_status(view: "SweepRun", *, as_json: bool) -> int:
 
 
 def counted(sweep: "SweepView") -> str:
-    """Return how many members are in which state: `998 succeeded, 2 failed`."""
+    """Return the number of members in each state: `998 succeeded, 2 failed`."""
     return ", ".join(f"{number} {state.value}" for state, number in sweep.counted().items())
 
 
 def describe_best(sweep: "SweepView") -> str | None:
-    """Return the best value so far and who has it; None without any."""
+    """Return the best value so far with its member and values, in words; None without any."""
     best, metric = sweep.best, sweep.plan.metric
     if best is None or metric is None or best.value is None:
         return None
@@ -90,7 +90,10 @@ def describe_best(sweep: "SweepView") -> str | None:
 
 
 def describe_missing(sweep: "SweepView", run_dir: RunDir) -> str | None:
-    """Say that no member that completed has told its metric, and what was told instead; None where that is not so."""
+    """Return a sentence if members have succeeded but none reported the metric; otherwise None.
+
+    It names the metrics that were reported instead.
+    """
     from torchmuster.launcher.views.training import training_of
     from torchmuster.multirun.sweep.members import member_dir
 
@@ -105,7 +108,7 @@ def describe_missing(sweep: "SweepView", run_dir: RunDir) -> str | None:
 
 
 def members_table(sweep: "SweepView") -> str:
-    """Return the table of the members; of many, those that say most."""
+    """Return the table of the members; if there are many, of the most relevant ones."""
     from torchmuster.launcher.cli.account import span
     from torchmuster.launcher.ui.table import render_table
 

@@ -1,4 +1,4 @@
-"""What the ways of `muster sweep` share: the plan that the command line makes, and what is said at the end."""
+"""Shared by all cells of `muster sweep`: the plan from the command line, and the final report."""
 
 import os
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def sweep_request(given: dict[str, Any], *, in_pods: bool = False) -> "RunRequest":
-    """Return what a member of a sweep is to be, as `muster run` would take it.
+    """Return the request for a member of a sweep, as for `muster run`.
 
     Raises:
-        UsageError: It is for several nodes, which are those of a session elsewhere than in pods.
+        UsageError: It has several nodes and no pods; only a session can do that.
     """
     from torchmuster.core.spec.launch import RunRequest
 
@@ -64,14 +64,14 @@ def plan_sweep(
     """Return the plan of a sweep.
 
     Args:
-        given: The words of the command line.
-        request: What a member is to be.
-        gpus: Of this machine, or of a node of the job.
-        problems: What is wrong already.
-        is_job: Members are jobs, which wait in a queue of their own.
+        given: The options of the command line.
+        request: The request for a member.
+        gpus: The GPUs of this machine, or of a node of the job.
+        problems: The problems found so far.
+        is_job: Whether members run elsewhere, so this machine does not limit the slots.
 
     Raises:
-        ManyErrors: With all that is wrong.
+        ManyErrors: All problems of the command line.
     """
     from torchmuster.core.model.plan import ScriptKind
     from torchmuster.core.owner.create import choose_run_id
@@ -119,7 +119,7 @@ def plan_sweep(
 def say_end(
     sweep: "SweepView | None", result: "Result", voice: "TerminalVoice", run_dir: RunDir
 ) -> None:
-    """Say how a sweep has ended: the table, what failed, the best."""
+    """Report how a sweep has ended: the table, the failure, the best."""
     from torchmuster.core.cli.messages import paint_report, uses_colour
     from torchmuster.core.model.states import RunState
     from torchmuster.multirun.cli.sweep_record import (

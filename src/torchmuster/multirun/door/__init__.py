@@ -1,1 +1,1 @@
-"""The door of a node that a session holds: it forks what a run needs there, with everything imported already."""
+"""The door: a process on each node of a session that forks a run's agents, with torch imported."""

@@ -1,4 +1,4 @@
-"""Call the door of a node from this machine: find its socket, see that it is ours, ask for an agent."""
+"""Call the door of this node: find its socket, check that it is ours, ask for an agent."""
 
 import contextlib
 import json
@@ -27,15 +27,15 @@ _LOOK_S = 0.05
 
 
 def door_file(run_dir: RunDir, place: int) -> str:
-    """Return the file that says where a door is."""
+    """Return the path of the file that says where a door listens."""
     return os.path.join(run_dir.path, "doors", f"{place}.json")
 
 
 def read_setup(run_dir: RunDir) -> messages.SessionSetup:
-    """Return what a session was started with.
+    """Return the setup that a session was started with.
 
     Raises:
-        ChannelError: Its file can't be read.
+        ChannelError: The session's file can't be read.
     """
     plain = atomic.read_json(os.path.join(run_dir.path, SESSION_FILE))
     try:
@@ -48,22 +48,24 @@ def read_setup(run_dir: RunDir) -> messages.SessionSetup:
 
 
 def own_setup(run_dir: RunDir) -> messages.SessionSetup:
-    """Return what the session was started with, for its door of this node: not every node sees the client's files.
+    """Return the session's setup, for its door on this node.
+
+    It comes from the environment if it is there, because not every node sees the client's files.
 
     Raises:
-        ChannelError: It can't be read.
+        ChannelError: The session's file can't be read.
     """
     text = os.environ.get(contract.SESSION_VARIABLE)
     if text is None:
         return read_setup(run_dir)
     setup = codec.from_plain(messages.SessionSetup, json.loads(text))
-    # The user's own modules have come with the session only where it is to import them.
+    # The session has brought the user's own modules here only if it is to import some.
     own = os.getcwd() if setup.preload else run_dir.path
     return replace(setup, folder=setup.folder or own)
 
 
 def this_process() -> messages.ClientProcess:
-    """Return this process, as one with which a session ends."""
+    """Return this process as the client that a session ends with."""
     facts = proc.read_process(os.getpid())
     ticks = facts.start_ticks if facts is not None else 0
     machine = (proc.boot_id(), proc.network_id())
@@ -71,7 +73,7 @@ def this_process() -> messages.ClientProcess:
 
 
 def client_lives(setup: messages.SessionSetup) -> bool | None:
-    """Say whether the process with which a session ends still runs; None: it has none, or it is another machine's."""
+    """Return whether the session's client still runs; None: it has none, or on another machine."""
     client = setup.client
     state = proc.state_here(client.pid, client.machine) if client is not None else None
     if client is None or state is None:
@@ -81,7 +83,7 @@ def client_lives(setup: messages.SessionSetup) -> bool | None:
 
 
 def peer_uid(line: socket.socket) -> int:
-    """Return the user at the other end, as the kernel knows it."""
+    """Return the user id of the process at the other end, from the kernel."""
     data = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(data[4:8], "little")
 
@@ -90,7 +92,7 @@ def call_door(run_dir: RunDir, place: int) -> socket.socket:
     """Return a connection to the door of a node.
 
     Raises:
-        ChannelError: It is not there, on another machine, or not only ours.
+        ChannelError: The door is not there, is on another machine, or is accessible to others.
     """
     path = door_file(run_dir, place)
     plain = atomic.read_json(path)
@@ -126,7 +128,7 @@ def call_door(run_dir: RunDir, place: int) -> socket.socket:
 
 
 def _check_owner(folder: str) -> None:
-    """Refuse a folder that others may write to or enter."""
+    """Refuse a folder that belongs to another user or is accessible to others."""
     try:
         status = os.lstat(folder)
     except OSError as error:
@@ -143,10 +145,10 @@ def _check_owner(folder: str) -> None:
 
 
 def ask(run_dir: RunDir, place: int, order: messages.DoorOrder) -> messages.DoorAnswer:
-    """Ask a door something and return what it says.
+    """Send an order to a door and return its answer.
 
     Raises:
-        ChannelError: It can't be reached, or says nothing.
+        ChannelError: The door can't be reached, or does not answer.
     """
     with call_door(run_dir, place) as line:
         send_order(line, order)
@@ -160,10 +162,10 @@ def ask(run_dir: RunDir, place: int, order: messages.DoorOrder) -> messages.Door
 
 
 def send_order(line: socket.socket, order: messages.DoorOrder, fds: Sequence[int] = ()) -> None:
-    """Send an order with descriptors, which stay open here.
+    """Send an order with descriptors, which stay open in this process.
 
     Raises:
-        ChannelError: The door has gone since it was called.
+        ChannelError: The door has ended since the connection was made.
     """
     memory = messages.pack_order(order)
     try:
@@ -176,7 +178,7 @@ def send_order(line: socket.socket, order: messages.DoorOrder, fds: Sequence[int
 
 
 class DoorAgent:
-    """An agent that a door was asked for; the process is a child of the door, which tells its end."""
+    """An agent that a door forks for us; the door reports its end, because it is the parent."""
 
     def __init__(self, line: socket.socket | None, session: str, why_dead: str = "") -> None:
         self.pid = 0
@@ -196,7 +198,7 @@ class DoorAgent:
 
         Raises:
             UsageError: Another run is in the session.
-            ChannelError: The door has gone, or can't start it.
+            ChannelError: The door has gone, or can't start the agent.
         """
         deadline = time.monotonic() + _START_S
         while not self.pid and self._status is None and time.monotonic() < deadline:
@@ -250,19 +252,19 @@ class DoorAgent:
             self._line = None
 
     def let_go(self) -> None:
-        """Wait no longer: its owner has gone, and the door sees to its end."""
+        """Stop waiting, because its owner has gone; the door ends the agent."""
         if self._line is not None:
             with contextlib.suppress(OSError):
-                self._line.shutdown(socket.SHUT_RDWR)  # whoever waits sees it
+                self._line.shutdown(socket.SHUT_RDWR)  # wakes a waiting thread
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for an answer or the end; return the exit status or None when the time is up."""
+        """Wait for an answer; return the exit status, or None while the agent runs."""
         if self._line is not None and self._status is None:
             select.select([self._line], [], [], timeout_s)
         return self.poll()
 
     def send_signal(self, signum: int) -> None:
-        """Send a signal to the very process; one that has gone gets none."""
+        """Send a signal to the agent, through its pidfd; do nothing if it has ended."""
         if self._pidfd is not None and self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signum)
@@ -272,7 +274,7 @@ def wait_for_door(run_dir: RunDir, place: int, lives: Callable[[], bool]) -> soc
     """Return a connection to a door that is opening, or opening again after a failure.
 
     Raises:
-        ChannelError: The session has ended, or the door stays shut.
+        ChannelError: The session has ended, or the door has not opened in time.
     """
     deadline = time.monotonic() + _OPEN_S
     while True:

@@ -1,7 +1,7 @@
-"""What a door does: it imports, listens, forks agents with their spawners, and ends with its session.
+"""The door process: imports torch, listens, forks agents with spawners, ends with its session.
 
-One thread and no event loop, so that every fork is safe. What is asked of it comes from its own user only: its socket lies in a
-folder that nobody else can enter, and the kernel says who calls.
+It has one thread and no event loop, so that every fork is safe. It serves its own user only: its
+socket is in a folder that nobody else can enter, and the kernel names the caller.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from torchmuster.multirun.door.modules import (
     resident_bytes,
 )
 
-# What a door's fork becomes: the agent of a run, with its own spawner forked from it before anything else.
+# What a fork of the door becomes: an agent, which forks its own spawner before anything else.
 
 
 _OF_THE_LAUNCHER = (
@@ -53,7 +53,7 @@ _OF_THE_LAUNCHER = (
     "MUSTER_NODE",
     "MUSTER_SCRATCH",
 )
-# What an agent, and the head in it, import when they run.
+# The modules that an agent, and the head in it, import when they run.
 _OF_AGENTS = (
     "asyncio",
     "torchmuster.core.programs.main",
@@ -73,7 +73,7 @@ _RANK_NAMES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
 )
-# Set for every worker, unless the user has set them.
+# Muster sets these for every worker, unless the user has set them.
 _ADDED = (
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
@@ -83,7 +83,7 @@ _ADDED = (
 
 
 def import_agents(root: str) -> None:
-    """Import what an agent needs, from the folder that holds torchmuster."""
+    """Import what an agent needs, from the folder that contains torchmuster."""
     sys.path.insert(0, root)
     for name in _OF_AGENTS:
         importlib.import_module(name)
@@ -93,13 +93,15 @@ def import_agents(root: str) -> None:
 def forget_launcher(
     setup: messages.SessionSetup, plan: RunPlan, entry: str, root: str
 ) -> messages.DoorNode:
-    """Remove what the run that is the session has given to its worker, and return what its node gave: a run in it has its own.
+    """Remove the variables that the session's own run has set; return what the node has given.
+
+    A run in the session gets its own variables.
 
     Args:
-        setup: Of the session.
-        plan: Of the run that is the session, as this node has it.
+        setup: The setup of the session.
+        plan: The plan of the run that is the session, as this node has it.
         entry: The file that our interpreter runs.
-        root: The folder that holds torchmuster.
+        root: The folder that contains torchmuster.
     """
     of_site = tuple(os.environ.get(contract.SITE_NAMES_VARIABLE, "").split())
     names = [n for n in os.environ if n in _RANK_NAMES or n.startswith(_OF_THE_LAUNCHER)]
@@ -108,7 +110,7 @@ def forget_launcher(
         os.environ.pop(name, None)
     is_here = plan.engine == "local"
     first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
-    # What a supervisor's PYTHONPATH brings is not the user's; a host's that has no torchmuster is.
+    # An owner on this machine has put our root first; elsewhere PYTHONPATH is the user's.
     if is_here and first == root:  # `proc.own_package_environment`
         os.environ.pop("PYTHONPATH")
         if others:
@@ -123,25 +125,25 @@ def forget_launcher(
 
 
 def _own_python(entry: str) -> tuple[str, ...]:
-    """Return the interpreter that runs us, and its flags, as they were called."""
+    """Return the command of our interpreter, with its flags."""
     words = sys.orig_argv
     return tuple(words[: words.index(entry)]) if entry in words else (sys.executable,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOrigin:
-    """What a fork of a door was before.
+    """The door that a process was forked from.
 
     Attributes:
-        door: The process that it was forked from.
-        mask: The signals that were blocked before.
+        door: The door's process id.
+        mask: The signal mask to restore.
     """
 
     door: int
     mask: set[int | signal.Signals]
 
     def leave(self) -> None:
-        """Be a process of its own."""
+        """Detach this process from the door: own session, default signal handlers."""
         proc.stand_apart()
         proc.die_with_parent(self.door)
         for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1):
@@ -153,7 +155,10 @@ class ForkOrigin:
 def become_remote(
     fds: list[int], session: RunDir, place: int, node: messages.DoorNode, origin: ForkOrigin
 ) -> int:
-    """Be a remote end, whose agents the door forks, to its end; `fds` are the file of the order and its three streams."""
+    """Serve as a remote end whose agents the door forks; does not return.
+
+    `fds` are the order's memory file and the three streams.
+    """
     origin.leave()
     try:
         os.close(fds[0])
@@ -163,7 +168,7 @@ def become_remote(
         from torchmuster.multirun.door.remote import serve_beside_door
 
         serve_beside_door(session, place, node)
-    except BaseException as error:  # noqa: BLE001 - nothing of it may run on as a door
+    except BaseException as error:  # noqa: BLE001 - this process must not continue as a door
         _report(error)
     os._exit(1)
 
@@ -171,13 +176,13 @@ def become_remote(
 def become_agent(
     order: messages.ForkAgent, fds: list[int], origin: ForkOrigin, *, is_warm: bool
 ) -> int:
-    """Be the agent to its end; returns in its spawner only, with the descriptor to the agent.
+    """Run the agent until it ends; return only in its spawner, with the descriptor to the agent.
 
     Args:
-        order: What was asked for.
-        fds: The file of the order, standard output and errors, the lifeline, the head's socket.
-        origin: What we were forked from.
-        is_warm: What is imported serves this run.
+        order: The order for the agent.
+        fds: The order's memory file, stdout, stderr, the lifeline, and the head's socket if any.
+        origin: The door that we were forked from.
+        is_warm: Whether this run can use what the door has imported, so a spawner is forked.
     """
     origin.leave()
     code = 1
@@ -216,13 +221,13 @@ def become_agent(
             theirs.close()
             forked = (ForkedChild(pid), ours)
         code = run_agent(launch, forked)
-    except BaseException as error:  # noqa: BLE001 - nothing of an agent may run on as a door
+    except BaseException as error:  # noqa: BLE001 - an agent must not continue as a door
         _report(error)
     os._exit(code)
 
 
 def _settled(agent: AgentOptions, python: tuple[str, ...]) -> AgentOptions:
-    """Return the options of an agent on a held node: its setup lines ran before the door, with this interpreter."""
+    """Return an agent's options with this interpreter and no setup lines: the door ran them."""
     setup = replace(agent.plan.node_setup, lines=(), python_follows=False)
     program = replace(agent.plan.program, python=python)
     return replace(agent, plan=replace(agent.plan, program=program, node_setup=setup))
@@ -234,7 +239,7 @@ def _take_environment(environment: dict[str, str]) -> None:
 
 
 def close_all(fds: list[int]) -> None:
-    """Close descriptors."""
+    """Close all these descriptors."""
     for fd in fds:
         os.close(fd)
 
@@ -251,7 +256,7 @@ def _report(error: BaseException) -> None:
     traceback.print_exception(error)
 
 
-# When a session ends: its time limit, its idle time, or that of its first node's door, which decides for all.
+# When a session ends. The first node's door decides for all.
 
 
 _WARN_S = 300.0
@@ -260,12 +265,12 @@ _END_FILE = "session-end.json"
 
 
 class SessionTime:
-    """The clock of a session, at one of its doors.
+    """The time limits of a session, as one of its doors keeps them.
 
     Attributes:
-        began_at: In seconds since 1970; `used_at`: the end of the last run.
-        ends: Why it ends now; None while it does not.
-        warned: The user was told that it ends soon.
+        began_at: The start, in seconds since 1970; `used_at`: the end of the last run.
+        ends: Why the session is ending; None while it is not.
+        warned: Whether the user has been warned that it ends soon.
     """
 
     def __init__(self, setup: SessionSetup, run_dir: RunDir, place: int) -> None:
@@ -276,7 +281,7 @@ class SessionTime:
         self._end_file = os.path.join(run_dir.path, _END_FILE)
 
     def left(self, run_id: str) -> tuple[float | None, str]:
-        """Return how long the session lives if no run begins, and what ends it then; `run_id` is in it now."""
+        """Return the time until the session ends if no run begins, and why; `run_id` is in it."""
         now, setup = time.time(), self._setup
         ends: list[tuple[float, str]] = []
         if setup.limit_s is not None:
@@ -289,7 +294,7 @@ class SessionTime:
         return min(ends) if ends else (None, "")
 
     def look(self, run_id: str) -> str | None:
-        """Return why the session is to end now; warn before."""
+        """Return why the session must end now, or None; warn the user some time before."""
         if self._place != 0:
             told = atomic.read_json(self._end_file)
             return str(told.get("why", "")) if isinstance(told, dict) else None
@@ -307,7 +312,7 @@ class SessionTime:
         return None
 
     def hear_warning(self, signum: int, frame: object) -> None:
-        """Say that the time of the job is nearly over."""
+        """Tell the user that the job's time is nearly over (a signal handler)."""
         del signum, frame
         if self._place == 0:
             print(f"muster: the session {self._setup.name} ends soon, with its job", flush=True)
@@ -317,21 +322,21 @@ class SessionTime:
         return min(_WARN_S, min(limits, default=0.0) / 2)
 
     def tell_others(self, why: str) -> None:
-        """Leave a word for the doors of the other nodes."""
+        """On the first node, leave a file that tells the other doors to end."""
         if self._place == 0:
             atomic.write_json(self._end_file, {"why": why})
 
 
 _LOOK_S = _PATIENCE_S = 1.0
 _MOST_CALLERS = 32
-_ABANDONED_S = 8.0  # an owner that was killed: its agents see the end of their lifeline and leave by themselves
+_ABANDONED_S = 8.0  # after an owner was killed: agents see the lifeline close and leave
 _GRACE_S = 20.0
-_REMOTE_FDS = 4  # the file of the order, and its three streams
+_REMOTE_FDS = 4  # the order's memory file and the three streams
 
 
 @dataclass(slots=True)
 class _Caller:
-    """A connection, and the agent that was forked for it."""
+    """A connection to the door, and the process that was forked for it."""
 
     line: socket.socket
     order: messages.ForkAgent | None = None
@@ -341,12 +346,12 @@ class _Caller:
     came_at: float = field(default_factory=time.monotonic)
 
     @property
-    def run_id(self) -> str:  # empty of a remote end, whose agents come with orders of their own
+    def run_id(self) -> str:  # empty for a remote end: its agents come with their own orders
         return self.order.run_id if self.order is not None else ""
 
 
 class Door:
-    """The state of a door between two packets."""
+    """The door of one node: its imports, its socket, its callers and their processes."""
 
     def __init__(self, run_dir: RunDir, place: int, entry: str, root: str) -> None:
         self.run_dir, self.place, self.entry, self.root = run_dir, place, entry, root
@@ -360,15 +365,15 @@ class Door:
         self.socket_path = ""
         self.callers: list[_Caller] = []
         self.ends_at = 0.0
-        self.renewed_for: _Caller | None = None  # once for each order is enough
+        self.renewed_for: _Caller | None = None  # renew at most once for each order
         self.wakeup_r, self.wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    # Its beginning.
+    # Start.
 
     def import_all(
         self, begun_ns: int, python: tuple[str, ...], preload: tuple[str, ...], folder: str
     ) -> None:
-        """Import what agents and workers need, and note what it depended on."""
+        """Import what agents and workers need; record what the imports depended on."""
         environment = dict(os.environ)
         with noting_reads() as read:
             _, problem = import_for_workers(folder, preload, for_calls=True)
@@ -387,17 +392,17 @@ class Door:
         )
 
     def listen(self) -> None:
-        """Make the socket and say where it is."""
+        """Open the socket and announce it."""
         folder = make_socket_folder()
         self.socket_path = os.path.join(folder, "door.sock")
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listening.bind(self.socket_path)
         self.listening.listen(_MOST_CALLERS)
         self.announce()
-        self.time.used_at = time.time()  # whoever holds nodes does not pay for the import
+        self.time.used_at = time.time()  # the import does not count as idle time
 
     def announce(self) -> None:
-        """Write where this door can be called."""
+        """Write the file that says where this door listens."""
         place = messages.DoorPlace(
             socket=self.socket_path,
             pid=os.getpid(),
@@ -407,13 +412,13 @@ class Door:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         atomic.write_json(path, codec.to_plain(place), mode=0o600)
 
-    # Its service.
+    # Service.
 
     def serve(self) -> int | None:
-        """Serve to the end of the session; returns a descriptor in each forked spawner."""
+        """Serve until the session ends; in each forked spawner, return its descriptor instead."""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(signum, self._hear_signal)
-        signal.signal(signal.SIGUSR1, self.time.hear_warning)  # of the job; its runs get their own
+        signal.signal(signal.SIGUSR1, self.time.hear_warning)  # the job's; runs get their own
         signal.set_wakeup_fd(self.wakeup_w, warn_on_full_buffer=False)
         while True:
             poll = select.poll()
@@ -487,7 +492,7 @@ class Door:
                 self._answer(caller, self._state())
 
     def _lose(self, caller: _Caller) -> None:
-        """The caller is gone; an agent that it wanted has seen the end of its lifeline, and gets a moment."""
+        """Disconnect a caller. Its agent, which has seen its lifeline close, gets time to leave."""
         close_all(caller.fds)
         caller.fds = []
         caller.line.close()
@@ -523,17 +528,17 @@ class Door:
     # Agents.
 
     def _begin_waiting(self) -> int | None:
-        """Start the agents that are asked for; returns a descriptor in a forked spawner."""
+        """Start the agents that were asked for; in a forked spawner, return its descriptor."""
         for caller in self.callers[:]:
             if (order := caller.order) is None or caller.pid:
                 continue
             others = [c for c in self.callers if c.pid and c.run_id not in ("", order.run_id)]
-            is_busy = any(c.gone_at is None for c in others)  # else their owner was killed
+            is_busy = any(c.gone_at is None for c in others)  # otherwise their owner was killed
             if is_busy and time.monotonic() - caller.came_at > _PATIENCE_S:
                 self._answer(caller, messages.DoorBusy(run_id=self._run_id()))
                 self._lose(caller)
             if others:
-                continue  # whose run has ended is told so a moment before its agents end
+                continue  # a client hears of its run's end a moment before the agents end
             control = self._begin(caller, order)
             if control is not None:
                 return control
@@ -580,7 +585,7 @@ class Door:
         return None
 
     def _let_go_but(self, caller: _Caller) -> None:
-        """Close what is the door's, in a process that becomes an agent."""
+        """Close the door's descriptors, in a fork that serves `caller`."""
         signal.set_wakeup_fd(-1)
         self.listening.close()
         os.close(self.wakeup_r)
@@ -592,7 +597,7 @@ class Door:
                 close_all(other.fds)
 
     def _reap(self) -> None:
-        """Tell of agents that have ended, once all that they left has ended too."""
+        """Report processes that have ended, once everything they left behind has ended too."""
         for caller in [c for c in self.callers if c.pid]:
             try:
                 pid, status = os.waitpid(caller.pid, os.WNOHANG)
@@ -616,7 +621,7 @@ class Door:
     # Renewal.
 
     def _renew(self, caller: _Caller, order: messages.ForkAgent, job: dict[str, str]) -> None:
-        """Become a new interpreter that imports again; returns only where that can't be started."""
+        """Become a new interpreter that imports again; return only if it can't be started."""
         line = caller.line.detach()
         lock = keep_holding(os.path.dirname(self.socket_path))
         fds = caller.fds
@@ -659,11 +664,11 @@ class Door:
             self.renewed_for = caller
 
     def _with_setup(self, job: dict[str, str]) -> dict[str, str]:
-        """Return the variables for what this process becomes, which reads its setup again."""
+        """Return the variables for the new interpreter, with the setup, which it reads again."""
         return {**job, contract.SESSION_VARIABLE: json.dumps(codec.to_plain(self.setup))}
 
     def take_over(self, handed: messages.Handed) -> None:
-        """Go on as the door that this process was."""
+        """Continue as the door that this process was before `_renew`."""
         self.listening = socket.socket(fileno=handed.listening)
         self.socket_path = handed.socket_path
         self.time.began_at, self.time.used_at, self.num_runs = (
@@ -687,10 +692,10 @@ class Door:
             other.setblocking(False)
             self.callers.append(_Caller(other, pid=pid))
 
-    # Its end.
+    # End.
 
     def _look_at_time(self) -> bool:
-        """Warn, begin the end and say whether it has come; the first node's door decides for all."""
+        """Begin the end when it is time; return whether the session has ended and nothing runs."""
         if self.time.ends is None and (why := self.time.look(self._run_id())) is not None:
             self._begin_end(why)
         if self.time.ends is None:
@@ -702,7 +707,7 @@ class Door:
         return not living
 
     def _begin_end(self, why: str) -> None:
-        """Let the run that is here end as on a node that shuts down."""
+        """Start to end the session: agents get SIGTERM, as on a node that shuts down."""
         if self.time.ends is None:
             self.time.ends, self.ends_at = why, time.monotonic() + _GRACE_S
             print(f"muster: the session {self.setup.name} ends: {why}", flush=True)
@@ -711,7 +716,7 @@ class Door:
 
 
 def keep(words: list[str], entry: str, begun_ns: int, root: str) -> int | None:
-    """Be a door to the end of the session; returns in each forked spawner, with the descriptor to its agent."""
+    """Run a door until the session ends; in a forked spawner, return its agent's descriptor."""
     place = int(os.environ.get(contract.PLACE_VARIABLE, "0"))
     proc.become_subreaper()
     handed = None

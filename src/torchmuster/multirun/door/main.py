@@ -2,12 +2,13 @@
 
     python main.py SESSION_DIR [--handed FD]
 
-It is the one worker of its node in the run that is the session. A run's owner calls its Unix socket and asks for an agent; the door forks
-one, which at once forks its own spawner: both have all they need imported. So a run is what it always is, with a parent
-that waits for it. What was imported and has changed since is not mended: the door becomes a new interpreter in the same process
-(`--handed`), keeps socket and callers, and imports again.
+It is the only worker on its node in the run that is the session. A run's owner calls its Unix
+socket and asks for an agent. The door forks the agent, which forks its own spawner at once; both
+have their imports already. Otherwise the run is like any other, with the door as the parent that
+waits for it. If something imported has changed since, the door becomes a new interpreter in the
+same process (`--handed`), keeps its socket and callers, and imports again.
 
-This file must be readable by old interpreters, to refuse them in one sentence.
+Old interpreters must be able to parse this file, so that it can refuse them in one sentence.
 """
 
 import os
@@ -33,11 +34,11 @@ from torchmuster.multirun.door import keeper as doorkeeper  # noqa: E402
 sys.path.remove(_root)
 
 if __name__ == "__main__":
-    # Returns in every forked spawner, and in the door only at its end.
+    # Returns in every forked spawner, and in the door at its end.
     _control = doorkeeper.keep(sys.argv[1:], os.path.abspath(__file__), _begun_ns, _root)
     if _control is not None:
         _entry = os.path.join(_package, "core", "node", "spawner", "entry.py")
         _task = serve.serve(_control, _entry, _at_start)
         if _task is None:
-            os._exit(0)  # a spawner at its end: to take torch apart would keep its agent waiting
+            os._exit(0)  # a spawner at its end: tearing down torch would keep its agent waiting
         mainmodule.run(_task, _at_start)

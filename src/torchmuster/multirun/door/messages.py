@@ -1,6 +1,7 @@
-"""The words that a run's owner and the door of a node say to each other, one packet each; descriptors travel beside a packet.
+"""The messages between a run's owner and the door of a node; each is one packet with descriptors.
 
-An order may be larger than a packet (its variables alone may be 2 MB), so it lies in a file in memory whose descriptor comes first.
+An order may be larger than a packet (its variables alone may be 2 MB), so it is sent as the
+descriptor of a memory file, which comes first.
 """
 
 import os
@@ -16,16 +17,16 @@ from torchmuster.core.node.options import AgentOrder
 
 MAX_ORDER_BYTES = 8 << 20
 MAX_PACKET_BYTES = 1 << 16
-MAX_FDS = 5  # of an order: the file in memory, standard output and errors, the lifeline, the head's socket
+MAX_FDS = 5  # of an order: the memory file, stdout, stderr, the lifeline, the head's socket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientProcess:
-    """The process with which a session ends.
+    """The process that a session ends with.
 
     Attributes:
-        start_ticks: When it started, so that no later process is taken for it.
-        machine: `proc.boot_id()` and `proc.network_id()`: on another machine nobody can look at it.
+        start_ticks: When it started, so that a later process with its pid is not mistaken for it.
+        machine: `proc.boot_id()` and `proc.network_id()`: it can be checked on this machine only.
     """
 
     pid: int
@@ -38,16 +39,16 @@ class SessionSetup:
     """What a session was started with: the content of `session.json`.
 
     Attributes:
-        name: Among the sessions of this user that live.
-        nodes: How many it holds.
-        workers: What `--nproc-per-node` said, for runs that say nothing.
+        name: Its name, unique among this user's live sessions.
+        nodes: The number of nodes it holds.
+        workers: The `--nproc-per-node` option, the default for its runs.
         python: The interpreter of its doors, and its flags.
-        preload: Modules that the doors import beside torch.
-        idle_s: It ends when no run has begun for so long; None: never.
-        limit_s: It ends so long after its start; None: never.
+        preload: Modules that the doors import in addition to torch.
+        idle_s: It ends when no run has begun for this long; None: never.
+        limit_s: It ends this long after its start; None: never.
         folder: Where it was started: its modules are imported from there.
-        variables: The names of those that the user had set.
-        client: The process with which it ends; None: it outlives its start.
+        variables: The names of the variables that the user had set.
+        client: The process that it ends with; None: it outlives the command that started it.
     """
 
     name: str
@@ -64,10 +65,10 @@ class SessionSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorPlace:
-    """Where a door can be called: the content of its file in the session's run directory.
+    """Where a door listens: the content of its file in the session's run directory.
 
     Attributes:
-        machine: `proc.boot_id()` and `proc.network_id()`: on another machine the socket means nothing.
+        machine: `proc.boot_id()` and `proc.network_id()`: the socket works on this machine only.
     """
 
     socket: str
@@ -77,13 +78,13 @@ class DoorPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorNode:
-    """What the node gave to its door at the start of the session, for runs whose owner is on another machine.
+    """What a door got from its node at the start of the session, for runs owned on another machine.
 
     Attributes:
         asked: The interpreter that the session's plan names, and its flags.
-        python: The one that the door has: setup lines, or what the node has, may decide.
+        python: The one that the door has; setup lines, or what is installed, may decide.
         environment: The variables, after the setup lines of the site.
-        site_names: Those that the site has set or removed: a run's owner does not change them.
+        site_names: Variables that the site has set or removed; a run's owner can't change them.
     """
 
     asked: tuple[str, ...]
@@ -92,7 +93,7 @@ class DoorNode:
     site_names: tuple[str, ...]
 
     def variables(self, of_client: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of a run whose owner has these."""
+        """Return the variables for a run whose owner has the variables `of_client`."""
         of_site = self.site_names
         theirs = {name: text for name, text in of_client.items() if name not in of_site}
         return {**self.environment, **theirs}
@@ -100,14 +101,15 @@ class DoorNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
-    """What a door that becomes a new interpreter hands to itself, beside its open descriptors.
+    """What a door that becomes a new interpreter hands to itself, as well as its open descriptors.
 
     Attributes:
-        listening: The socket's descriptor.
-        lock: That of its folder, which is held without a gap: else an agent would remove it as what a dead one had left.
-        order: The file in memory of the order that waits, with its caller's `line` and descriptors; none for -1.
-        others: The lines of other callers, with the process that was forked for each; 0 for none.
-        began_at: Of the session, in seconds since 1970; `used_at`: the end of the last run.
+        listening: The descriptor of its socket.
+        lock: The descriptor of its folder's lock. It is held without a gap: otherwise an agent
+            would remove the folder as the leftover of a dead process.
+        order: The memory file of the waiting order, with its caller's `line` and descriptors.
+        others: The connections of other callers, with the pid forked for each; 0 for none.
+        began_at: The session's start, in seconds since 1970; `used_at`: the end of the last run.
     """
 
     node: DoorNode
@@ -128,20 +130,20 @@ class Handed:
 
 
 class DoorOrder(TypedMessage):
-    """What a caller asks of a door."""
+    """A message from a caller to a door."""
 
 
 class ForkAgent(DoorOrder):
     """Start the agent of a run.
 
     Attributes:
-        arguments: Its command line, as `AgentOrder` without descriptors.
-        has_head: The head's socket comes with it.
+        arguments: Its command line: an `AgentOrder` without descriptors.
+        has_head: Whether the head's socket comes with it.
         environment: The agent's variables.
-        added: What the job's interpreter has beside them.
-        cwd: The agent's folder; `umask` is its mask.
-        kind: The program's, with `target`, `folder` (its own), `python` and `preload`.
-        is_fresh: No worker is forked, so a template is of no use.
+        added: The variables that the job's interpreter has in addition.
+        cwd: The agent's working directory; `umask` is its mask.
+        kind: That of the program, as are `target`, `folder`, `python` and `preload`.
+        is_fresh: Whether workers are started without a fork, so what is imported is of no use.
     """
 
     run_id: str
@@ -160,11 +162,14 @@ class ForkAgent(DoorOrder):
 
 
 class ForkRemote(DoorOrder):
-    """Become the remote end (`launcher/node/remote`) of a run's owner on another machine; its three streams come with it."""
+    """Become the remote end (`launcher/node/remote`) for a run's owner on another machine.
+
+    Its three streams come with the order.
+    """
 
 
 class AskDoor(DoorOrder):
-    """Say how you are."""
+    """Report the door's state."""
 
 
 class EndSession(DoorOrder):
@@ -174,24 +179,24 @@ class EndSession(DoorOrder):
 
 
 class DoorAnswer(TypedMessage):
-    """What a door tells its caller."""
+    """A message from a door to its caller."""
 
 
 class AgentForked(DoorAnswer):
-    """The agent runs; a descriptor of its process comes with it. `is_warm`: its interpreter has torch."""
+    """The agent runs; its pidfd comes with the message. `is_warm`: it has torch imported."""
 
     pid: int
     is_warm: bool
 
 
 class ForkedEnded(DoorAnswer):
-    """The agent has ended with this status, negative for a signal, and what it left was ended."""
+    """The forked process has ended, with everything it left; `status` is negative for a signal."""
 
     status: int
 
 
 class TemplateRenewed(DoorAnswer):
-    """The modules are imported again first, because."""
+    """The door imports its modules again first; `why` says what has changed."""
 
     why: str
 
@@ -203,20 +208,20 @@ class DoorBusy(DoorAnswer):
 
 
 class DoorRefused(DoorAnswer):
-    """The agent can't be started."""
+    """The door can't start the agent."""
 
     why: str
 
 
 class DoorState(DoorAnswer):
-    """How the door is.
+    """The state of a door.
 
     Attributes:
-        run_id: Of the run in it; empty for none.
-        idle_s: Since the last run ended.
-        ends_in_s: Until its time limit or the end of its idle time; None: it has no end.
+        run_id: The run in the session; empty for none.
+        idle_s: The time since the last run ended.
+        ends_in_s: The time until its time limit or the end of its idle time; None: it has no end.
         memory_bytes: Its resident memory.
-        problem: Why nothing is imported ahead; empty where it is.
+        problem: Why agents can't use its imports; empty if they can.
     """
 
     run_id: str
@@ -229,7 +234,7 @@ class DoorState(DoorAnswer):
 
 
 def pack_order(order: DoorOrder) -> int:
-    """Return the descriptor of a file in memory that holds an order."""
+    """Return the descriptor of a memory file with an order."""
     fd = os.memfd_create("muster-order", os.MFD_CLOEXEC)
     data = memoryview(encode(order))
     while data:
@@ -238,10 +243,10 @@ def pack_order(order: DoorOrder) -> int:
 
 
 def read_order(fd: int) -> DoorOrder:
-    """Return the order in a file in memory.
+    """Return the order in a memory file.
 
     Raises:
-        codec.CodecError: It is none.
+        codec.CodecError: It is not an order, or is too large.
     """
     size = os.fstat(fd).st_size
     if size > MAX_ORDER_BYTES:
@@ -255,16 +260,16 @@ def read_order(fd: int) -> DoorOrder:
     return decode(bytes(data), DoorOrder)
 
 
-# The order for an agent that a door forks: what the command line and the variables of a process would have said.
+# The order for a forked agent: what a process gets as command line and variables.
 
 
 def fork_order(plan: RunPlan, order: AgentOrder, environment: Mapping[str, str]) -> ForkAgent:
     """Return the order for one agent of a run.
 
     Args:
-        plan: Of the run, as this node has it.
-        order: What the agent is told.
-        environment: Its variables.
+        plan: The plan of the run, as this node has it.
+        order: The agent's order.
+        environment: The agent's variables.
     """
     program = plan.program
     added = dict(environment)

@@ -1,4 +1,4 @@
-"""Whether what a door has imported is still what an import would give: its files, variables, interpreter and folder."""
+"""Check that a door's imports are still valid: their files, variables, interpreter and folder."""
 
 import contextlib
 import importlib.machinery
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torchmuster.core.node.spawner.mainmodule import imported_for_the_job
 
-# A file that was changed while it was imported may have been read before or after: its time is not before the beginning.
+# A file changed during the imports may have been read before or after: it counts as changed.
 _SLACK_NS = 50_000_000
 _SHOWN = 3
-# True of a shell or a node, and read by no import.
+# Variables of a shell or a node, which no import reads.
 _VOLATILE = frozenset(
     {
         *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TERM", "COLORTERM", "WINDOWID"),
@@ -22,7 +22,7 @@ _VOLATILE = frozenset(
     }
 )
 _VOLATILE_BEGINS = ("SSH_", "TMUX", "TERM_", "MUSTER_", "TORCHMUSTER_", "VSCODE_", "XDG_SESSION")
-# Libraries read these when they are loaded, without Python.
+# Native libraries read these when they are loaded.
 _NATIVE_BEGINS = (
     *("PYTHON", "LD_", "LC_", "LANG", "TZ", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL"),
     *("OPENBLAS", "BLIS_", "TORCH", "PYTORCH", "ATEN_", "C10_", "GLOO_", "NCCL_", "CUDA", "CUBLAS"),
@@ -32,15 +32,15 @@ _NATIVE_BEGINS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """What has been imported, and under which circumstances.
+    """What a door has imported, and what the imports depended on.
 
     Attributes:
         python: The interpreter and its flags.
-        environment: The variables that were read while it was imported.
-        read: The names of those, also of the ones that were not set.
+        environment: The variables that the imports read.
+        read: The names of the variables that were read, also of those that were not set.
         preload: The modules that were asked for.
-        folder: What stood in front of `sys.path`.
-        files: For each file that a module came from, what tells whether it has changed.
+        folder: The first entry of `sys.path`.
+        files: For each file of a module, its `stat` values, to detect a change.
     """
 
     python: tuple[str, ...]
@@ -57,7 +57,7 @@ class Template:
         preload: tuple[str, ...],
         folder: str,
     ) -> str | None:
-        """Return why a run with these needs other imports; None if these serve it."""
+        """Return why a run with these values needs other imports; None if it can use these."""
         if python != self.python:
             return f"the interpreter is {' '.join(python)}"
         missing = [name for name in preload if name not in self.preload]
@@ -84,7 +84,7 @@ def _few(words: list[str]) -> str:
 
 
 class _Watched(os._Environ):  # type: ignore[type-arg]  # its parameter is of the stubs only
-    """`os.environ` that notes which names are asked for; a copy of all, as for a subprocess, is no question."""
+    """`os.environ` that records the names that are read, except by a copy of all of it."""
 
     def __getitem__(self, key: str) -> str:
         if _copied and _copied[0] == key:
@@ -101,12 +101,12 @@ class _Watched(os._Environ):  # type: ignore[type-arg]  # its parameter is of th
 
 
 _asked: set[str] = set()
-_copied: deque[str] = deque()  # the names of a copy that is being made, which come in this order
+_copied: deque[str] = deque()  # the names that a copy in progress will read next, in this order
 
 
 @contextlib.contextmanager
 def noting_reads() -> Iterator[set[str]]:
-    """Context that yields the names of the variables which Python code asks for in it."""
+    """Yield the set of variable names that Python code reads inside this context."""
     kind = type(os.environ)
     _asked.clear()
     os.environ.__class__ = _Watched  # modules have the object itself
@@ -117,7 +117,7 @@ def noting_reads() -> Iterator[set[str]]:
 
 
 def read_by_imports(environment: Mapping[str, str], read: Collection[str]) -> dict[str, str]:
-    """Return the variables that imports have read, or libraries may have read when they were loaded."""
+    """Return the variables that imports read, or that native libraries may have read."""
     return {
         name: value
         for name, value in environment.items()
@@ -127,12 +127,14 @@ def read_by_imports(environment: Mapping[str, str], read: Collection[str]) -> di
 
 
 def changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the names of those that differ."""
+    """Return the names of the variables that differ."""
     return sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
 
 
 def imported_files(begun_ns: int) -> dict[str, tuple[int, ...]]:
-    """Return the files that modules came from; one that changed after the beginning of the imports counts as changed.
+    """Return the files that modules came from, with their `stat` values.
+
+    A file that changed after the imports began counts as changed.
 
     Args:
         begun_ns: When the first import began, in ns since 1970.
@@ -155,7 +157,7 @@ def _facts_of(path: str) -> tuple[int, ...]:
 
 
 def changed_files(files: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the files that are not what they were."""
+    """Return the files that have changed."""
     return [path for path, facts in files.items() if _facts_of(path) != facts]
 
 
@@ -170,7 +172,10 @@ def own_modules(folder: str) -> list[str]:
 
 
 def hides(folder: str, standard: Collection[str] = sys.stdlib_module_names) -> list[str]:
-    """Return the imported top-level modules that files of a folder would hide; Python's own are the spawner's business."""
+    """Return the imported top-level modules that files in a folder would shadow.
+
+    The standard library is excluded: the spawner handles it.
+    """
     try:
         entries = os.listdir(folder)
     except OSError:
@@ -189,6 +194,6 @@ def hides(folder: str, standard: Collection[str] = sys.stdlib_module_names) -> l
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process has, shared pages included."""
+    """Return the resident memory of this process, shared pages included."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,7 @@
-"""How a remote end has its agents forked by the door of its node: a session holds the host, or a pod has begun to import.
+"""Lets a remote end have its agents forked by the door of its node: a session's, or a pod's.
 
-A pod's door opens when torch is imported there (`kubernetes/node/warm.py`). It is a help only: where it is not, agents are started.
+A pod's door opens when torch is imported there (`kubernetes/node/warm.py`). It only saves time:
+without it, agents are started as processes.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ WARM_VARIABLE = (
     "MUSTER_WARM"  # of the calls to a pod: the process that imports there, and its folder
 )
 WARM_PLACE = 0
-_WARM_S = 120.0  # torch from a slow disk
+_WARM_S = 120.0  # importing torch from a slow disk
 _LOOK_S = 0.02
 
 
@@ -33,9 +34,9 @@ class RemoteDoor:
     """The door of this node.
 
     Attributes:
-        node: What the node gave to it.
+        node: What the node has given to the door.
         say: Tells the user why a start takes longer.
-        renewal: What is said then, before the reason.
+        renewal: The beginning of that message, before the reason.
     """
 
     renewal = "the session imports its modules again"
@@ -47,18 +48,18 @@ class RemoteDoor:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variables that agents get."""
+        """Return the variables that agents get."""
         return self.node.environment
 
     def wait_open(self) -> bool:
-        """Wait until agents can be asked for; say whether they can."""
+        """Wait until the door is open; return whether it can fork agents."""
         return True
 
     def state(self) -> messages.SessionTold:
-        """Return how it is.
+        """Ask the door for its state.
 
         Raises:
-            ChannelError: It does not answer.
+            ChannelError: The door does not answer.
         """
         state = ask(self._session, self._place, AskDoor())
         if not isinstance(state, DoorState):
@@ -68,7 +69,7 @@ class RemoteDoor:
     def fork(
         self, order: AgentOrder, environment: Mapping[str, str], fds: Sequence[int]
     ) -> DoorAgent:
-        """Ask for an agent with these descriptors: its lifeline, and the head's socket.
+        """Ask the door for an agent; `fds` are its lifeline and the head's socket.
 
         Raises:
             ChannelError: The door does not answer.
@@ -88,7 +89,7 @@ class RemoteDoor:
 
 
 def _of_the_client(run_dir: RunDir) -> dict[str, str]:
-    """Return the variables that the client has left for the nodes of its job; none where it left none."""
+    """Return the variables that the client has left for the nodes of its job, if any."""
     if not os.path.exists(run_dir.environment):
         return {}
     with open(run_dir.environment) as file:
@@ -96,25 +97,25 @@ def _of_the_client(run_dir: RunDir) -> dict[str, str]:
 
 
 class WarmDoor(RemoteDoor):
-    """The door of a pod of a run, which may be importing still, and may have gone."""
+    """The door of a run's pod, which may still be importing, or may have gone."""
 
     renewal = "torch is imported again in this pod"
 
     def __init__(self, told: str) -> None:
         pid, _, folder = told.partition(" ")
-        # Setup lines and interpreters of a site are those of sessions: a pod that needs them has no such door.
+        # A site's setup lines and interpreter are for sessions: a pod that needs them has no door.
         pod = DoorNode(asked=(), python=(), environment=dict(os.environ), site_names=())
         super().__init__(RunDir(folder), WARM_PLACE, pod)
         self._pid = int(pid)
 
     def wait_open(self) -> bool:
-        """Wait until torch is imported; say whether agents may be forked from that process."""
+        """Wait until torch is imported; return whether agents can be forked from that process."""
         deadline = time.monotonic() + _WARM_S
         while proc.is_running(self._pid) and time.monotonic() < deadline:
             with contextlib.suppress(ChannelError):
                 if not self.state().problem:
                     return True
-                self._end()  # it would take memory for nothing
+                self._end()  # it would hold memory for nothing
                 return False
             select.select([], [], [], _LOOK_S)
         return False
@@ -125,13 +126,13 @@ class WarmDoor(RemoteDoor):
 
 
 def warm_door() -> WarmDoor | None:
-    """Return the door of this pod; None where nothing is imported there."""
+    """Return the door of this pod; None if the pod imports nothing in advance."""
     told = os.environ.get(WARM_VARIABLE)
     return WarmDoor(told) if told is not None else None
 
 
 def serve_beside_door(session: RunDir, place: int, node: DoorNode) -> None:
-    """Serve the owner of a run in a session; the door of this place has forked us, and forks the agents."""
+    """Serve the owner of a run in a session, in a fork of the door, which also forks the agents."""
     from torchmuster.launcher.net.frames import FrameWriter
     from torchmuster.launcher.node.remote.loader import num_gpus
     from torchmuster.launcher.node.remote.main import RemoteEnd, serve, take_streams

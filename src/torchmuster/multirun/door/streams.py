@@ -1,6 +1,7 @@
-"""Remote ends for runs in a session: the door of this node forks them, the session's own channel carries their streams.
+"""Remote ends for runs in a session, forked by the door; the session's channel has their streams.
 
-So whoever may follow the session may start a run in it, and no other way to the node is needed.
+So every client that may follow the session may also start a run in it, and needs no other access
+to the node.
 """
 
 from collections.abc import Mapping
@@ -19,18 +20,18 @@ _LEAVE_S = 15.0  # a remote end takes up to 10 s to end its agents
 
 
 class _Door:
-    """What a remote end is started beside: nothing, the door forks it."""
+    """A task for `Execs`, which starts commands inside of one; here the door forks them instead."""
 
     pid = 0
     worker_ticks: int | None = None
     environment: Mapping[str, str] | None = None
 
     def has_begun(self) -> bool:
-        """Say that it can be called."""
+        """Return True: commands can start at once."""
         return True
 
     def poll(self) -> int | None:
-        """Return that it has not ended: a call would say so."""
+        """Return None: if the door had ended, the call to it would fail."""
         return None
 
 
@@ -57,11 +58,11 @@ class RemoteEnds(AgentPart):
             isinstance(message, part_messages.ExecStart) and not message.door
         ):
             return False
-        self._execs.take(message, _Door())  # of other commands it knows nothing, and takes nothing
+        self._execs.take(message, _Door())  # ignores messages about commands it does not know
         return True
 
     def end_attempt(self) -> None:
-        """End all of them; their agents end with them."""
+        """End all remote ends; their agents end with them."""
         if self._execs is not None:
             self._execs.end_all("the session has lost a node, or ends")
 

@@ -1,1 +1,1 @@
-"""Sweeps: members, their owner, rules that stop them."""
+"""The core of sweeps: plans, members, the owner, slots, and rules that stop members early."""

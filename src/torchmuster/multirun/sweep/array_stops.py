@@ -1,4 +1,4 @@
-"""The early end of the worst members of job arrays: by the command that follows the sweep, as long as it does."""
+"""Early stop of the worst members of job arrays, by the command that follows the sweep."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ from torchmuster.multirun.views.sweep_view import SweepView
 
 @dataclass(slots=True)
 class ArrayStops:
-    """Feeds a rule with the members' metric, and cancels the elements that it wants to end.
+    """Feeds a rule with the members' metric values, and cancels the elements that it rejects.
 
     Attributes:
-        stopped: Members that were told to end, here or by an earlier follower.
+        stopped: Members that this command has stopped.
     """
 
     plan: SweepPlan
@@ -38,7 +38,7 @@ class ArrayStops:
     _ended: set[int] = field(default_factory=set)
 
     def look(self, view: SweepView) -> None:
-        """Read what members have reached since the last look; may wait for a disk and for the scheduler."""
+        """Read new metric values and stop members; may wait for a disk and for the scheduler."""
         loaded = load_arrays(self.run_dir)
         for member in view.members:
             if member.number in self._ended or member.attempt is None or self.plan.metric is None:
@@ -64,7 +64,7 @@ class ArrayStops:
         line = event_line(
             utc_now(), "member_stopped", {"member": number, "step": step, "rule": self.plan.stop}
         )
-        # Before the order: the member may end at once, and why stands nowhere else.
+        # Before the cancel: the member may end at once, and the reason is recorded nowhere else.
         with open(self.run_dir.events, "ab") as events:
             events.write(line.encode())
         self.stopped.add(number)
@@ -73,10 +73,10 @@ class ArrayStops:
 
 
 def stops_of(plan: SweepPlan, run_dir: RunDir) -> ArrayStops | None:
-    """Return what ends members of a sweep early; None for a sweep without a rule.
+    """Return what stops members of a sweep early; None for a sweep without a rule.
 
     Raises:
-        UsageError: The rule is not there, or needs what is not installed.
+        UsageError: The rule does not exist, or needs a package that is not installed.
     """
     if plan.stop is None or plan.metric is None:
         return None
@@ -84,10 +84,10 @@ def stops_of(plan: SweepPlan, run_dir: RunDir) -> ArrayStops | None:
 
 
 def cancel_member(run_dir: RunDir, loaded: tuple[ArrayDialect, SweepArrays], number: int) -> None:
-    """Ask for the end of one member.
+    """Cancel one member.
 
     Raises:
-        MusterError: It can't be asked for: the member may have ended.
+        MusterError: It can't be cancelled: it may have ended.
     """
     if (pods := object_members(loaded[0])) is not None:
         pods.stop(run_dir, number)

@@ -1,4 +1,4 @@
-"""A sweep as a job array: one submission for all members, one question for where they stand."""
+"""A sweep as a job array: one submission for all members, one query for their states."""
 
 import contextlib
 import os
@@ -32,8 +32,8 @@ class MemberArray:
     """One submission.
 
     Attributes:
-        job_id: The scheduler's.
-        members: Of its elements, in their order; of one member it is a plain job.
+        job_id: The scheduler's id.
+        members: The members of its elements, in order; a single member is a plain job.
     """
 
     job_id: str
@@ -42,10 +42,10 @@ class MemberArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepArrays:
-    """The content of `arrays.json`: the newest array that has a member is the one that counts.
+    """The content of `arrays.json`; for each member, the newest array with it counts.
 
     Attributes:
-        request: What was asked for, without the array; None where another machine has asked.
+        request: The job request, without the array; None if it was submitted on another machine.
     """
 
     engine: str
@@ -54,7 +54,7 @@ class SweepArrays:
 
 
 def find_arrays(dialect: Dialect, where: str) -> ArrayDialect:
-    """Return the dialect as one with arrays.
+    """Return the dialect as one that has job arrays.
 
     Raises:
         UsageError: It has none.
@@ -72,7 +72,10 @@ def find_arrays(dialect: Dialect, where: str) -> ArrayDialect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberWords:
-    """The command line of `conduct-member`, in the script of an array: which of the sweep's arrays that is, and as of `conduct`."""
+    """The command line of `conduct-member` in an array's script.
+
+    `array` is the index of the array in the sweep; the rest is as for `conduct`.
+    """
 
     sweep_dir: str
     engine: str
@@ -81,7 +84,7 @@ class MemberWords:
 
 
 def request_of(job: JobRequest, run_dir: RunDir, engine: str) -> JobRequest:
-    """Return the job of one member of a sweep, from that of a run."""
+    """Return the job request for one member of a sweep, made from that for a run."""
     words = MemberWords(sweep_dir=run_dir.path, engine=engine, submitted_from=os.uname().machine)
     return replace(
         job,
@@ -100,20 +103,20 @@ def array_request(
     parallel: int | None = None,
     after: Sequence[str] = (),
 ) -> JobRequest:
-    """Return the request for some members; the head finds them by the number of the submission.
+    """Return the request for some members; their heads find them by the submission's number.
 
     Args:
-        request: Of one member.
-        members: Of this array.
-        number: Of the submission.
+        request: The request for one member.
+        members: The members of this array.
+        number: The number of the submission.
         parallel: How many run at a time; None: the scheduler decides.
-        after: Arrays that have to end before.
+        after: The ids of arrays that must end before this one starts.
     """
     array, log_path = None, request.log_path
     if len(members) > 1:
         limit = parallel if parallel is not None and parallel < len(members) else None
         array = JobArray(size=len(members), parallel=limit)
-        # The scheduler's last word is on one element: in a log of all nobody could tell on which.
+        # The scheduler's last message is about one element; a common log would not show which.
         log_path = os.path.join(os.path.dirname(request.log_path), "logs", "jobs", str(number))
     waits = tuple(JobDependency(kind=AfterKind.ANY, job_id=job_id) for job_id in after)
     head = (*request.head, f"--array={number}")
@@ -126,7 +129,7 @@ class ArrayPart:
 
     Attributes:
         parallel: How many of its members run at a time; None: the scheduler decides.
-        is_chained: It begins when the array before has ended.
+        is_chained: It begins when the previous array has ended.
     """
 
     members: tuple[int, ...]
@@ -135,9 +138,9 @@ class ArrayPart:
 
 
 def split_members(members: Sequence[int], slots: int, limit: int | None) -> list[ArrayPart]:
-    """Return the arrays for members: one, or as many as the scheduler's limit of elements makes.
+    """Split members into arrays that respect the scheduler's limit of elements.
 
-    Several share the slots. With fewer slots than arrays, they run one after the other.
+    Several arrays share the slots. With fewer slots than arrays, they run one after the other.
     """
     most = max(1, limit) if limit is not None else len(members)
     chunks = [tuple(members[at : at + most]) for at in range(0, len(members), most)]
@@ -162,10 +165,12 @@ def submit_members(
     request: JobRequest,
     members: Sequence[int],
 ) -> tuple[str, ...]:
-    """Submit members of a sweep as one array, or as several where the scheduler's limit is lower; return the jobs' ids.
+    """Submit members of a sweep as one array, or several if the scheduler's limit is lower.
+
+    Return the job ids.
 
     Raises:
-        JobRefusedError: The scheduler refused one; those before it are cancelled.
+        JobRefusedError: The scheduler refused an array; the earlier ones are cancelled.
         EngineError: Its answer can't be understood.
     """
     before = read_arrays(run_dir)
@@ -193,7 +198,7 @@ def submit_members(
 
 
 def _limit_of(dialect: ArrayDialect, num_members: int) -> int | None:
-    """Ask the scheduler how many elements an array may have; None where it does not say."""
+    """Ask the scheduler how many elements an array may have; None if it does not say."""
     if num_members <= 1:
         return None
     with contextlib.suppress(MusterError):
@@ -203,12 +208,12 @@ def _limit_of(dialect: ArrayDialect, num_members: int) -> int | None:
 
 
 def write_arrays(run_dir: RunDir, noted: SweepArrays) -> None:
-    """Note the arrays of a sweep."""
+    """Record the arrays of a sweep."""
     atomic.write_json(run_dir.arrays, codec.to_plain(noted))
 
 
 def read_arrays(run_dir: RunDir) -> SweepArrays | None:
-    """Return the arrays of a sweep; None when it has none."""
+    """Return the recorded arrays of a sweep; None if it has none."""
     try:
         return codec.from_plain(SweepArrays, atomic.read_json(run_dir.arrays))
     except codec.CodecError:
@@ -216,14 +221,14 @@ def read_arrays(run_dir: RunDir) -> SweepArrays | None:
 
 
 def load_arrays(run_dir: RunDir) -> tuple[ArrayDialect, SweepArrays] | None:
-    """Return the arrays of a sweep with their dialect; None when it has none."""
+    """Return the dialect and the recorded arrays of a sweep; None if it has none."""
     noted = read_arrays(run_dir)
     dialect = array_dialect(load_dialect(noted.engine)) if noted is not None else None
     return (dialect, noted) if noted is not None and dialect is not None else None
 
 
 def element_of(loaded: tuple[ArrayDialect, SweepArrays], number: int) -> str | None:
-    """Return the scheduler's id of a member's element, or of its plain job; None while it has none."""
+    """Return the scheduler's id for a member's element or plain job; None while it has none."""
     dialect, noted = loaded
     for array in reversed(noted.arrays):
         if number in array.members and array.job_id:
@@ -234,7 +239,7 @@ def element_of(loaded: tuple[ArrayDialect, SweepArrays], number: int) -> str | N
 
 
 def cancel_arrays(run_dir: RunDir) -> bool:
-    """Cancel all arrays of a sweep; say whether it has any."""
+    """Cancel all arrays of a sweep; return whether it has any."""
     loaded = load_arrays(run_dir)
     if loaded is None:
         return False
@@ -246,7 +251,7 @@ def cancel_arrays(run_dir: RunDir) -> bool:
 
 
 class ObjectMembers(Protocol):
-    """Members that are parts of one object of a cluster's API: their room plugs them in as `arrays`."""
+    """Members that are parts of one object of a cluster's API; plugged in as `arrays`."""
 
     def submit(
         self,
@@ -260,18 +265,18 @@ class ObjectMembers(Protocol):
         """Submit these members as one job; return its id.
 
         Raises:
-            MusterError: It can't be submitted.
+            MusterError: The job can't be submitted.
         """
 
     def stop(self, run_dir: RunDir, number: int) -> None:
         """End one member.
 
         Raises:
-            MusterError: It can't be asked for.
+            MusterError: The member can't be ended.
         """
 
     def cancel(self, run_dir: RunDir) -> None:
-        """End all.
+        """End all members.
 
         Raises:
             EngineError: The cluster refuses.
@@ -279,7 +284,7 @@ class ObjectMembers(Protocol):
 
 
 def object_members(dialect: Dialect) -> ObjectMembers | None:
-    """Return what handles members of a sweep of this dialect; None of a scheduler's arrays."""
+    """Return the handler of members that are API objects; None for array elements."""
     if object_dialect(dialect) is None:
         return None
     make: Callable[[], ObjectMembers] = plugs.find("arrays", "objects")
@@ -287,10 +292,10 @@ def object_members(dialect: Dialect) -> ObjectMembers | None:
 
 
 def cancel_sweep(run_dir: RunDir) -> bool:
-    """Cancel all arrays of a sweep, or its Job; say whether it has any.
+    """Cancel all arrays of a sweep, or its Kubernetes Job; return whether it has any.
 
     Raises:
-        EngineError: A cluster refuses.
+        EngineError: The cluster refuses.
     """
     loaded = load_arrays(run_dir)
     if loaded is not None and (pods := object_members(loaded[0])) is not None:

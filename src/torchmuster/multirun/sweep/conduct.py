@@ -1,6 +1,7 @@
-"""The head of one member of a sweep inside its job: what each element of the array starts.
+"""The head of one member of a sweep inside its job: each element of the array starts it.
 
-It finds its member by its number in the array, makes its run directory, and goes on as the head of any run in a job.
+It finds its member by the element's number in the array, makes the member's run directory, and
+continues as the head of any run in a job.
 """
 
 import os
@@ -19,7 +20,7 @@ from torchmuster.multirun.views.sweep_view import read_sweep
 
 
 def main(arguments: list[str]) -> int:
-    """Conduct the member that this element is."""
+    """Conduct the member of this array element; return the exit code."""
     words = codec.from_words(MemberWords, arguments)
     run_dir = RunDir(words.sweep_dir)
     plan, noted = read_sweep(run_dir), read_arrays(run_dir)
@@ -32,8 +33,8 @@ def main(arguments: list[str]) -> int:
     number = noted.arrays[words.array].members[position]
     member, _ = prepare_member(run_dir, plan, number)
     sys.stdout.flush()
-    output = os.readlink("/proc/self/fd/1")  # where the scheduler has its last word
-    # What the heads of all elements say would mix in the one log of the array.
+    output = os.readlink("/proc/self/fd/1")  # where the scheduler writes its last message
+    # Otherwise the output of all elements' heads would mix in the array's log.
     log = os.open(member.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)

@@ -1,4 +1,4 @@
-"""The folder of a sweep."""
+"""Create the run directory of a sweep."""
 
 import os
 from dataclasses import replace
@@ -12,11 +12,11 @@ from torchmuster.multirun.sweep.plan import SweepPlan
 
 
 def create_sweep_dir(plan: "SweepPlan") -> RunDir:
-    """Make the run directory of a sweep.
+    """Create the run directory of a sweep.
 
     Raises:
-        UsageError: It exists already.
-        RunDirectoryError: It can't be made or written.
+        UsageError: The directory exists already.
+        RunDirectoryError: The directory can't be created or written.
     """
 
     def fill(run_dir: RunDir) -> None:

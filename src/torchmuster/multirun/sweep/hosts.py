@@ -1,6 +1,7 @@
-"""The slots of a sweep on hosts of ssh: each is a session on its host, held for the whole sweep, in which one member runs after the other.
+"""The slots of a sweep on ssh hosts: each is a session on its host, held for the whole sweep.
 
-So a host is logged in to once for each slot, and torch is imported there once; a member starts by a fork of the session's door.
+A slot runs one member after the other, forked by the session's door. So muster logs in to a host
+once per slot, and torch is imported there once.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ class _Slot:
 
     @property
     def is_there(self) -> bool:
-        """Say whether members can run here."""
+        """Return whether members can run here."""
         return self.held is not None and lives(self.held.run_dir)
 
 
@@ -45,8 +46,8 @@ class HostSlots(RunSlots):
     """Holds a session for each slot, and runs members in them.
 
     Args:
-        plan: The sweep.
-        run_dir: Of the sweep.
+        plan: The plan of the sweep.
+        run_dir: The run directory of the sweep.
         take_end: Called with a member and how it ended.
         say: Tells the user a sentence.
     """
@@ -66,19 +67,19 @@ class HostSlots(RunSlots):
         """Start all sessions at once, and wait until they are open.
 
         Raises:
-            MusterError: One of them can't be; the others are ended.
+            MusterError: A session can't be started; `close` ends the others.
         """
         hosts = ", ".join(dict.fromkeys(slot.place.host for slot in self._slots))
         self._say(f"opening {len(self._slots)} slots on {hosts}")
         opened = (self._open(slot) for slot in self._slots)
-        # All of them come to an end: what one has opened is closed when another can't be.
+        # Wait for all of them, so that `close` finds every open session when another has failed.
         ends = await asyncio.gather(*opened, return_exceptions=True)
         if errors := [end for end in ends if end is not None]:
             raise errors[0]
         await super().open()
 
     def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
-        """Return the slots on the host that holds what a member has saved; None where any may have it."""
+        """Return the slots on the host that has a member's snapshots; None if any slot will do."""
         saved = find_saved(run_dir)
         if saved is None or saved.step is None or saved.is_seen:
             return None
@@ -86,20 +87,20 @@ class HostSlots(RunSlots):
         return frozenset(n for n, slot in enumerate(self._slots) if slot.place.host in nodes[-1:])
 
     async def close(self) -> None:
-        """End the members that are left, and the sessions."""
+        """End the members that still run, then the sessions."""
         await super().close()
         held = [slot.session for slot in self._slots if slot.is_there]
         await asyncio.gather(*(self._command("end", name) for name in held))
 
     def start(self, number: int, run_dir: RunDir, attempt: int, slot_number: int) -> None:
-        """Start the owner of a member, in the session of a slot."""
+        """Start the owner of a member, which runs in the session of a slot."""
         slot = self._slot_of[number] = self._slots[slot_number]
         plan = self._placed(self._plan.member_plan(number), slot)
         atomic.write_json(run_dir.plan, codec.to_plain(plan))
         super().start(number, run_dir, attempt, slot_number)
 
     def end_of(self, number: int, run_dir: RunDir) -> MemberEnd:
-        """Return how a member has ended: without a session it is not to blame."""
+        """Return how a member has ended; if its session has ended too, the member is lost."""
         end, slot = super().end_of(number, run_dir), self._slot_of.pop(number)
         if slot.is_there:
             return end
@@ -132,10 +133,10 @@ class HostSlots(RunSlots):
         slot.held = find_session(slot.session)
 
     async def _command(self, *words: str) -> None:
-        """Run `muster session`, beside all else.
+        """Run `muster session` without blocking the event loop.
 
         Raises:
-            MusterError: It has failed; what it said stands in the log of the slots.
+            MusterError: `muster session start` has failed; its output is in the log of the slots.
         """
         path = self._run_dir.agent_log("slots")
         log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -157,7 +158,10 @@ class HostSlots(RunSlots):
 
 
 def error_of_start(lines: Sequence[str], where: str) -> MusterError:
-    """Return the error that the start of a session has printed; those of other slots may stand beside it."""
+    """Return the first error that the start of a session has printed.
+
+    The lines may also contain errors of other slots.
+    """
     begins = [at for at, line in enumerate(lines) if line.startswith("error: ")]
     if not begins:
         return MusterError("a session for the slots can't be started", where=where)

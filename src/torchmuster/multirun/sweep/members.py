@@ -1,4 +1,4 @@
-"""The run directories of a sweep's members, and the record of a member that has no head to write it."""
+"""The run directories of a sweep's members, and the records of members without a head."""
 
 import contextlib
 import os
@@ -32,26 +32,26 @@ from torchmuster.core.owner.record import next_attempt
 from torchmuster.errors import MissingRecordError
 from torchmuster.multirun.sweep.plan import SweepPlan
 
-# In the folder of a sweep whose members are runs in several pods: what each of them asks for.
-
 
 def member_dir(run_dir: RunDir, plan: SweepPlan, number: int) -> RunDir:
-    """Return the run directory of a member, which may not be there yet."""
+    """Return the run directory of a member, which may not exist yet."""
     return RunDir(os.path.join(run_dir.members, plan.member_id(number)))
 
 
 def prepare_member(run_dir: RunDir, plan: SweepPlan, number: int) -> tuple[RunDir, int]:
-    """Make the run directory of a member, or get it ready for another attempt; return it and the attempt's number.
+    """Create the run directory of a member, or prepare it for another attempt.
+
+    Return it with the attempt's number.
 
     Raises:
-        RunDirectoryError: It can't be written.
+        RunDirectoryError: The directory can't be written.
     """
     member = member_dir(run_dir, plan, number)
     if not os.path.isdir(member.path):
         create_member_dir(plan.member_plan(number), run_dir)
         return member, 0
     try:
-        # One that has ended has no job any more, also where a cluster can't tell yet.
+        # A member with a result has no job any more, even if the cluster does not say so yet.
         of_job = (member.job,) if os.path.exists(member.result) else ()
         for path in (member.result, member.links, *of_job):
             with contextlib.suppress(FileNotFoundError):
@@ -64,14 +64,14 @@ def prepare_member(run_dir: RunDir, plan: SweepPlan, number: int) -> tuple[RunDi
 
 
 def state_of_end(end: WorkerEnd) -> RunState:
-    """Return how a member stands whose only process has ended so, whoever asked for it."""
+    """Return the state of a member whose only process ended like this, without stop requests."""
     if end.kind is EndKind.SUCCESS:
         return RunState.SUCCEEDED
     return RunState.PREEMPTED if end.kind is EndKind.PREEMPTED else RunState.FAILED
 
 
 def stopped_by_rule(plan: SweepPlan) -> Report:
-    """Return the report on a member that the sweep's rule has ended."""
+    """Return the report for a member that the sweep's rule has stopped."""
     metric = plan.metric.name if plan.metric else "metric"
     why = f"the rule `{plan.stop}` compares the members' {metric}"
     return Report(error="the sweep stopped this member early", because=(why,))
@@ -83,11 +83,11 @@ def result_of_end(
     """Return the result of a member that was one process.
 
     Args:
-        plan: The sweep.
-        number: The member.
+        plan: The plan of the sweep.
+        number: The number of the member.
         end: How its process ended.
-        state: What that means, by who asked for it.
-        log: Its output.
+        state: The member's state, which also depends on whether it was asked to stop.
+        log: The path of its log.
     """
     report: Report | None = None
     code = 0
@@ -131,18 +131,18 @@ def result_of_end(
 
 
 class MemberRecords:
-    """Writes the records of members that are single processes, in the words of a head.
+    """Writes the records of members that are single processes, with the events of a head.
 
     Args:
-        plan: The sweep.
-        disk: Writes them.
+        plan: The plan of the sweep.
+        disk: Writes the files.
     """
 
     def __init__(self, plan: SweepPlan, disk: DiskWriter) -> None:
         self._plan, self._disk = plan, disk
 
     def begin(self, number: int, run_dir: RunDir, attempt: int, host: str) -> None:
-        """Note that an attempt of a member starts, on a machine of this name."""
+        """Record that an attempt of a member starts on `host`."""
         node = self._plan.run.node_name(0)
         run_id = self._plan.member_id(number)
         self._event(run_dir, RunStartedEvent(run_id=run_id, first_attempt=attempt))
@@ -158,7 +158,7 @@ class MemberRecords:
         )
 
     def end(self, run_dir: RunDir, end: WorkerEnd, result: Result) -> None:
-        """Note how a member has ended."""
+        """Record how a member has ended, and its result."""
         self._event(run_dir, event_of_end(end))
         if result.state is RunState.FAILED:
             what = describe(end)
@@ -172,11 +172,11 @@ class MemberRecords:
 
 
 def lacks_files(result: Result) -> bool:
-    """Say whether a member has succeeded whose files went with its pod."""
+    """Return whether a member succeeded but its files were lost with its pod."""
     code = MissingRecordError.exit_code
     return result.state is RunState.SUCCEEDED and result.exit_code == code
 
 
 def why_of(result: Result) -> str | None:
-    """Return in one sentence what ended a member that did not succeed."""
+    """Return the error of a member that did not succeed, in one sentence."""
     return result.report.error if result.report is not None else None

@@ -1,4 +1,4 @@
-"""The values of a metric that a member has recorded, or printed."""
+"""Read the values of a metric that a member has recorded or printed."""
 
 import os
 import re
@@ -10,20 +10,20 @@ from torchmuster.core.owner.record import DAMAGED, RecordTail, next_attempt
 from torchmuster.core.plainfile import open_plain
 
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
-_MOST_BYTES = 4 << 20  # of a log, at one look
+_MOST_BYTES = 4 << 20  # of a log, in one read
 _MOST_LINE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPoint:
-    """One value; `step` is the library's, or the how manieth line of the log has it, from 1."""
+    """One value; `step` is the library's step, or counts the log lines with a value, from 1."""
 
     step: int
     value: float
 
 
 def metric_pattern(name: str) -> re.Pattern[str]:
-    """Return what finds `loss=0.1`, `loss: 0.1` and `"loss": 0.1`, and not `val_loss: 0.1`."""
+    """Return a pattern for `loss=0.1`, `loss: 0.1` and `"loss": 0.1`, but not `val_loss: 0.1`."""
     return re.compile(
         rf"(?<![\w./-]){re.escape(name)}[\"']?\s*[=:]\s*({_NUMBER})(?![\w.]*\w)", re.IGNORECASE
     )
@@ -31,11 +31,13 @@ def metric_pattern(name: str) -> re.Pattern[str]:
 
 @dataclass(slots=True)
 class MetricReader:
-    """Reads the points of one member, each once: the training library's, where it records the metric, else the log's.
+    """Reads the points of one member, each once.
+
+    They come from the training library's record if it has the metric, otherwise from the log.
 
     Args:
-        run_dir: Of the member.
-        name: Of the metric.
+        run_dir: The run directory of the member.
+        name: The name of the metric.
     """
 
     run_dir: RunDir
@@ -54,7 +56,7 @@ class MetricReader:
         self._pattern = metric_pattern(self.name)
 
     def read(self) -> list[MetricPoint]:
-        """Return the points that are new since the last call."""
+        """Return the points added since the last call."""
         points = self._recorded()
         if not self._is_recorded:
             points = self._printed()
@@ -92,7 +94,7 @@ class MetricReader:
         return [point for line in lines if (point := self._of_line(line)) is not None]
 
     def last_half(self) -> list[MetricPoint]:
-        """Return the point of a last line that has no end, when nothing follows any more."""
+        """Return the point in a last, unterminated line, once the log is complete."""
         line, self._rest = self._rest, ""
         point = self._of_line(line) if line and not self._is_recorded else None
         self.newest = point or self.newest

@@ -1,7 +1,7 @@
-"""The owner of a sweep on this machine: fills the slots, follows the metric, ends the worst, writes the record.
+"""The owner of a sweep on this machine: fills slots, follows the metric, stops the worst, records.
 
-`muster sweep` is this process; with `--detach` one in the background takes its place. When it dies, the members die with it;
-`muster restart` goes on with those that have not succeeded.
+`muster sweep` is this process; with `--detach` it is a background process. When it dies, the
+members die with it; `muster restart` continues with those that have not succeeded.
 """
 
 import asyncio
@@ -66,13 +66,13 @@ from torchmuster.multirun.sweep.runs import (
 from torchmuster.multirun.sweep.stop_rules import StopRule, load_rule
 from torchmuster.multirun.views.sweep_view import read_sweep, view_sweep
 
-# The slots of a sweep whose members are single processes: one spawner with torch imported forks them all.
+# The slots for members that are single processes: one spawner with torch imported forks them all.
 #
-# A member costs one fork, not a start of Python, of an agent and of a head: that is why it has none of its own. Its evidence is
-# collected as an agent collects it (`core/node/workers.py`), and its record is that of a run.
+# A member has no agent and no head, so it costs one fork, not three starts of Python. Its evidence
+# is collected as an agent does it (`core/node/workers.py`); its record is that of a run.
 
 
-_UNKNOWN_S = 1.0  # a member may call before the spawner has come to say that it has started
+_UNKNOWN_S = 1.0  # a member may call before the spawner has reported that it has started
 _LEFTOVERS_S = 5.0
 _LOOK_EVERY_S = 0.005
 _WATCH_AFTER_S = 2.0
@@ -85,17 +85,17 @@ class _Slot:
     gpu: str | None
     server: IpcServer[WorkerReport] | None = None
     attempt: NodeAttempt | None = None
-    memory: HeldMemory = field(default_factory=HeldMemory)  # what its member keeps there
+    memory: HeldMemory = field(default_factory=HeldMemory)  # shared memory that its member keeps
 
 
 class _MemberOrders:
-    """Stands between a member's attempt and the spawner that all share: adds its number and its arguments."""
+    """Passes orders of a member's attempt to the shared spawner; adds its number and arguments."""
 
     def __init__(self, keeper: SpawnerKeeper, number: int, args: tuple[str, ...]) -> None:
         self._keeper, self._number, self._args = keeper, number, args
 
     def order(self, message: orders.SpawnerOrder, fds: Sequence[int] = ()) -> None:
-        """Pass on the start of a worker."""
+        """Pass on an order; to the start of a worker, add the member's number and arguments."""
         if isinstance(message, orders.StartWorker):
             message = replace(message, rank=self._number, args=self._args)
         self._keeper.order(message, *fds)
@@ -105,9 +105,9 @@ class ForkSlots:
     """Starts members as forks of one spawner.
 
     Args:
-        plan: The sweep.
-        gpus: The GPU of each slot; None where the machine has none.
-        log: Of what the spawner says.
+        plan: The plan of the sweep.
+        gpus: The GPU of each slot; None if the machine has none.
+        log: The path for the spawner's output.
         disk: Writes the members' logs.
         take_end: Called with a member and how its process ended.
         say: Tells the user a sentence.
@@ -124,7 +124,7 @@ class ForkSlots:
     ) -> None:
         self.voice: Voice = LogVoice(log, disk)
         self.refusal: Report | None = None
-        self.is_busy = False  # nobody else's runs are among the forks
+        self.is_busy = False  # no other runs use this spawner
         self._plan, self._disk, self._take_end, self._say = plan, disk, take_end, say
         self._folder = make_socket_folder()
         self._slots = [
@@ -143,7 +143,7 @@ class ForkSlots:
         path = os.path.join(self._folder, _SOCKET)
         self._keeper = SpawnerKeeper(plan.run.program, environment, path, OwnClock(), self)
 
-    # Its life.
+    # Start and end.
 
     def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
         """Return None: all slots see the same files."""
@@ -156,12 +156,12 @@ class ForkSlots:
         return os.uname().nodename
 
     async def open(self) -> None:
-        """Start the spawner and wait until it can start members, or never will: then `refusal` says why.
+        """Start the spawner; wait until it can start members, or has failed: then set `refusal`.
 
         Raises:
             MusterError: The interpreter can't be executed.
         """
-        sweep_beside(self._plan.run_id)  # what an owner has left that was killed
+        sweep_beside(self._plan.run_id)  # leftovers of a killed owner
         self._keeper.start_with(self._keeper.program, self._keeper.environment)
         for slot in self._slots:
             os.mkdir(slot.folder, 0o700)
@@ -177,7 +177,7 @@ class ForkSlots:
         await self._is_settled.wait()
 
     async def close(self) -> None:
-        """End the spawner, and whatever is left below it."""
+        """End the spawner and all its descendants."""
         self._is_ending = True
         for task in self._tasks:
             task.cancel()
@@ -225,7 +225,7 @@ class ForkSlots:
             world_size=1,
             num_nodes=1,
             master_addr="127.0.0.1",
-            master_port=0,  # the only rank listens itself, where the kernel likes
+            master_port=0,  # the only rank listens itself, on a port that the kernel chooses
             restarts_spent=0,
             max_restarts=0,
             node=plan.node_name(0),
@@ -241,7 +241,7 @@ class ForkSlots:
         self._watches[number] = watch
 
     async def _watch(self, number: int, attempt: NodeAttempt, run_dir: RunDir, folder: str) -> None:
-        """End a member that stands; most have ended before anybody looks."""
+        """Kill a member that hangs; most members end before the first check."""
         await asyncio.sleep(_WATCH_AFTER_S)
         from torchmuster.multirun.sweep.watch import MemberWatch
 
@@ -257,7 +257,7 @@ class ForkSlots:
             proc.kill_quietly(pid)
 
     def signal(self, number: int, signum: int) -> None:
-        """Send a signal to a member's process, if it runs."""
+        """Send a signal to a member's processes, if it runs."""
         attempt = self._attempts.get(number)
         if attempt is not None:
             attempt.asked = True
@@ -265,7 +265,7 @@ class ForkSlots:
                 proc.kill_quietly(pid, signum)
 
     def _clean(self, slot: _Slot) -> None:
-        """Remove what the last member in this slot has left for its agent: heartbeats, errors, stacks, memory."""
+        """Remove the last member's heartbeats, errors, stacks and memory from this slot."""
         slot.memory.close()
         for name in os.listdir(slot.folder):
             if name != _SOCKET:
@@ -282,7 +282,7 @@ class ForkSlots:
         self._take_end(number, MemberEnd(state=state_of_end(end), worker=end, is_lost=is_lost))
 
     async def _end_leftovers(self, leader: int) -> None:
-        """Kill what a member has left in its session, in a job of PBS its group: it became the spawner's."""
+        """Kill what a member has left in its session or group (PBS), now the spawner's children."""
         async with asyncio.timeout(_LEFTOVERS_S):
             while self._keeper.pid is not None:
                 found = [proc.read_process(pid) for pid in proc.children_of(self._keeper.pid)]
@@ -304,24 +304,24 @@ class ForkSlots:
             slot.attempt.note_report(call.root, call.request)
         await call.reply(CallTaken())
 
-    # What the keeper of the spawner needs.
+    # The interface for `SpawnerKeeper`.
 
     @property
     def is_ending(self) -> bool:
-        """Say whether the sweep ends."""
+        """Return whether the sweep is ending."""
         return self._is_ending
 
     @property
     def setup_pids(self) -> frozenset[int]:
-        """Return nothing: there is no set-up."""
+        """Return no processes: there are no setup lines."""
         return frozenset()
 
     def tell(self, text: str) -> None:
-        """Say a sentence to the user."""
+        """Tell the user a sentence."""
         self._say(text)
 
     def send(self, message: messages.Message) -> None:
-        """Take what an agent would tell its head of the spawner."""
+        """Handle the messages about the spawner that an agent would send to its head."""
         match message:
             case messages.SpawnerReady():
                 if message.why:
@@ -340,7 +340,7 @@ class ForkSlots:
                 self._say(text)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside all else, until the sweep ends."""
+        """Run a coroutine in the background, until the sweep ends."""
         self._keep(asyncio.ensure_future(work))
 
     def _keep(self, task: asyncio.Task[None]) -> None:
@@ -353,7 +353,7 @@ class ForkSlots:
             self._say(error.what)
 
     def take_event(self, event: orders.SpawnerEvent) -> None:
-        """Take that a member has a process, or has ended."""
+        """Handle the start or the exit of a member's process."""
         match event:
             case orders.ChildStarted(kind="worker") if event.rank in self._attempts:
                 self._attempts[event.rank].note_started(0, event.pid)
@@ -361,7 +361,7 @@ class ForkSlots:
                 self._attempts[event.rank].note_exit(0, event.status)
 
     async def take_spawner_loss(self, why: str, *, was_killed: bool) -> None:
-        """Take that all members have died with their spawner."""
+        """Handle the loss of the spawner: all members have died with it."""
         for attempt in list(self._attempts.values()):
             evidence = await attempt.memory_evidence() if was_killed else None
             attempt.note_lost(why, evidence)
@@ -369,7 +369,7 @@ class ForkSlots:
 
 _TICK_S = 0.5
 _MEASURE_EVERY_S = 0.5
-_MAX_TOLD = 20  # failures that are worth a line each
+_MAX_TOLD = 20  # failures that get a line each
 _MAX_EVIDENCE = 5
 _FLUSH_S = 5.0
 _MAX_LOSSES = 1
@@ -377,17 +377,17 @@ NOT_AGAIN = (RunState.SUCCEEDED, RunState.STOPPED)
 
 
 class SweepDisplay(Protocol):
-    """What the owner shows."""
+    """What the owner needs to show messages."""
 
     def say(self, sentence: str) -> None:
-        """Show a sentence of muster's own."""
+        """Show a message from muster."""
 
 
 def follow_sweep(run_dir: RunDir, display: SweepDisplay) -> Result:
-    """Own a prepared sweep to its end, or go on with one whose owner has gone.
+    """Own a prepared sweep, or continue one whose owner has gone, until it ends.
 
     Raises:
-        MusterError: Its plan can't be read, its rule is not there, or its interpreter can't be started.
+        MusterError: The plan can't be read, or the rule can't be loaded.
     """
     early = EarlyStop()
     plan = read_sweep(run_dir)
@@ -411,8 +411,8 @@ class SweepOwner:
     """Owns one sweep.
 
     Attributes:
-        rule: What ends members early.
-        early: Has listened for signals that ask to stop before this does.
+        rule: Decides which members to stop early.
+        early: Has listened for stop signals before this object does.
     """
 
     plan: SweepPlan
@@ -443,7 +443,7 @@ class SweepOwner:
         self._records = MemberRecords(self.plan, self._disk)
 
     async def run(self) -> Result:
-        """Conduct the sweep to its end and return its result."""
+        """Run the sweep until it ends; return its result."""
         self._disk.start()
         async with self._record:
             try:
@@ -493,7 +493,7 @@ class SweepOwner:
         return self._conclude()
 
     async def _open_slots(self) -> None:
-        """Open the slots, unless somebody ends the sweep meanwhile."""
+        """Open the slots; give up if the sweep is stopped meanwhile."""
         opening = asyncio.create_task(self._slots.open())
         while not opening.done() and not self._stops.count:
             self._changed.clear()
@@ -507,7 +507,7 @@ class SweepOwner:
         await opening
 
     def _settle_earlier(self) -> dict[int, RunState]:
-        """Return the members that need not run again, and let policy and rule know what they have reached."""
+        """Return the members that need not run again; give their values to the policy and rule."""
         view = view_sweep(self.run_dir, is_alive=False)
         settled: dict[int, RunState] = {}
         for member in view.members if view is not None else ():
@@ -544,11 +544,11 @@ class SweepOwner:
                 continue
 
     async def _prepare_ahead(self) -> None:
-        """Make the folders of the members that start next, while others run."""
+        """Create the folders of the members that start next, while others run."""
         for number in self._policy.next_waiting(2 * self.plan.slots):
             await self._prepare(number)
         while (first := self._policy.next_start()) is not None and first not in self._prepared:
-            await self._prepare(first)  # those before it wait for their hosts
+            await self._prepare(first)  # the members before it wait for their hosts
 
     async def _prepare(self, number: int) -> None:
         if number not in self._prepared:
@@ -559,7 +559,7 @@ class SweepOwner:
         self._start_prepared()
 
     def _start_prepared(self) -> None:
-        """Start what has its folder, as long as a slot is free: at once, since a sweep must have no idle slot."""
+        """Start members that have their folders while slots are free, so that no slot is idle."""
         while self._policy.next_start() in self._prepared and not self._slots.is_busy:
             self._start(self._policy.start())
 
@@ -578,7 +578,7 @@ class SweepOwner:
         self._slots.start(number, run_dir, attempt, start.slot)
 
     def take_end(self, number: int, end: MemberEnd) -> None:
-        """Take that a member has ended; its slot gets the next one in the same turn of the loop."""
+        """Handle the end of a member; its slot gets the next one in the same turn of the loop."""
         member = self._members.pop(number)
         fresh = OwnerPolicy(f"member {number}", Lives(_MAX_LOSSES), self._stops.requests)
         follows = self._owned.setdefault(number, fresh).after_loss(
@@ -597,13 +597,13 @@ class SweepOwner:
         self._changed.set()
 
     async def _settle(self, number: int, member: _Member, end: MemberEnd, state: RunState) -> None:
-        """Write how a member has ended, with its last value, while the next one runs."""
+        """Record how a member has ended, with its last value, while the next one runs."""
         log = member.run_dir.rank_log(member.attempt, 0)
         result = await asyncio.to_thread(read_result, member.run_dir) if not end.worker else None
         if end.worker is not None:
             result = result_of_end(self.plan, number, end.worker, state, log)
             self._records.end(member.run_dir, end.worker, result)
-        elif result is not None and state is RunState.STOPPED:  # its head knows only of a signal
+        elif result is not None and state is RunState.STOPPED:  # its head only knows of a signal
             result = replace(result, state=state, report=stopped_by_rule(self.plan))
             plain = codec.to_plain(result)
             await asyncio.to_thread(atomic.write_json, member.run_dir.result, plain)

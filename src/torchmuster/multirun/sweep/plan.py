@@ -1,4 +1,4 @@
-"""The plan of a sweep: the content of `sweep.json`, and how the values of one member reach its script."""
+"""The plan of a sweep (`sweep.json`), and how a member's values reach its script."""
 
 import enum
 import re
@@ -10,7 +10,7 @@ from torchmuster.core.model.plan import Program, RunPlan
 MAX_MEMBERS = 10_000
 REMOVED_FIELDS = frozenset({"gpu_bytes"})  # earlier releases wrote them into `sweep.json`
 
-# In the environment of every member: the sweep, the member's number, and each value by its name in capitals.
+# Every member's environment has the sweep's id, its own number, and each value by its name.
 SWEEP_VARIABLE = "MUSTER_SWEEP"
 VALUE_PREFIX = "MUSTER_SWEEP_"
 
@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 
 
 class ValueStyle(enum.Enum):
-    """How values that no placeholder takes are appended to the script's arguments."""
+    """How values without a placeholder are passed to the script."""
 
     OPTION = "option"  # --lr 1e-3
     HYDRA = "hydra"  # lr=1e-3
@@ -34,17 +34,18 @@ class MetricGoal(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricChoice:
-    """The metric that a sweep is judged by.
+    """The metric by which a sweep compares members.
 
     Attributes:
-        name: As the training library records it, or as the script prints it: `name=0.1` or `name: 0.1`.
+        name: The name that the training library records, or that the script prints: `name=0.1`
+            or `name: 0.1`.
     """
 
     name: str
     goal: MetricGoal = MetricGoal.MIN
 
     def is_better(self, value: float, than: float) -> bool:
-        """Say whether a value is better than another; one that is no number is never better."""
+        """Return whether a value is better than another; NaN is never better."""
         if value != value:
             return False
         if than != than:
@@ -54,10 +55,10 @@ class MetricChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlace:
-    """A slot on a host of ssh.
+    """A slot on an ssh host.
 
     Attributes:
-        gpus: What its members see; empty: what the host shows.
+        gpus: The GPUs that its members see; empty: all that the host shows.
     """
 
     site: str
@@ -67,16 +68,16 @@ class SweepPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """A sweep.
+    """The plan of a sweep.
 
     Attributes:
         run: The plan of a member before it gets its values; its run id is the sweep's.
-        names: What varies, in the order of the command line.
+        names: The names of the values that vary, in the order of the command line.
         members: The values of each member, in the order of `names`.
         slots: How many members run at a time.
-        per_gpu: How many of them share a GPU.
-        stop: The rule that ends the worst early; None: all run to their end.
-        places: Where each slot is; none: all are on this machine, or in the session that `run` names.
+        per_gpu: How many workers may share a GPU.
+        stop: The rule that stops the worst early; None: all run to their end.
+        places: Where each slot is; empty: all are on this machine, or in the session of `run`.
     """
 
     run: RunPlan
@@ -91,17 +92,17 @@ class SweepPlan:
 
     @property
     def run_id(self) -> str:
-        """Return the name of the sweep."""
+        """Return the id of the sweep."""
         return self.run.run_id
 
     @property
     def is_of_single_workers(self) -> bool:
-        """Say whether each member is one process."""
+        """Return whether each member is one process."""
         return self.run.max_nodes == 1 and self.run.num_workers(0) == 1
 
     @property
     def is_forked(self) -> bool:
-        """Say whether members are forked by the owner of the sweep itself, and have no head."""
+        """Return whether the owner of the sweep forks its members, which then have no head."""
         return self.is_of_single_workers and not self.places and self.run.session is None
 
     def member_id(self, number: int) -> str:
@@ -113,7 +114,7 @@ class SweepPlan:
         return dict(zip(self.names, self.members[number], strict=True))
 
     def member_plan(self, number: int) -> RunPlan:
-        """Return the plan of the run that a member is."""
+        """Return the run plan of a member."""
         values = self.values_of(number)
         program = with_values(self.run.program, values, self.style)
         environment = (
@@ -127,7 +128,7 @@ class SweepPlan:
 
 
 def with_values(program: Program, values: dict[str, str], style: ValueStyle) -> Program:
-    """Return the program with the values in its arguments: in placeholders, the others behind all else."""
+    """Return the program with the values in its arguments: in placeholders, the others appended."""
     taken = {name for word in program.args for name in _PLACEHOLDER.findall(word)}
     args = [
         _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word)
@@ -141,12 +142,12 @@ def with_values(program: Program, values: dict[str, str], style: ValueStyle) -> 
 
 
 def variable_of(name: str) -> str:
-    """Return the variable that carries a value: `MUSTER_SWEEP_OPTIMIZER_LR` for `optimizer.lr`."""
+    """Return the variable for a value: `MUSTER_SWEEP_OPTIMIZER_LR` for `optimizer.lr`."""
     return VALUE_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
 
 
 def member_environment(sweep: str, number: int, values: dict[str, str]) -> dict[str, str]:
-    """Return the variables of a member."""
+    """Return the environment variables that a sweep sets for a member."""
     return {
         SWEEP_VARIABLE: sweep,
         MEMBER_VARIABLE: str(number),

@@ -1,4 +1,4 @@
-"""Which member of a sweep starts when, in which slot: decides without I/O, and is told what has happened."""
+"""Decide which member of a sweep starts when, in which slot; without I/O, from reported events."""
 
 import itertools
 from collections import deque
@@ -23,14 +23,15 @@ class SweepPolicy:
 
     Attributes:
         num_slots: How many members run at a time.
-        metric: What is looked for; None: nothing.
-        states: Of the members that have begun or will not.
-        running: The slot of each member that runs.
-        asked: Members that were asked to end, and why: the state that follows.
+        metric: The metric that members are compared by, if any.
+        states: The states of members that have ended or will not start.
+        running: The slot of each running member.
+        asked: The members that were asked to end, and the state that they get for it.
         values: The last value of the metric, by member.
-        has_given_up: Members are left that can't be started now.
-        num_at_home: How many of those have a home.
-        homes: The slots in which a member has to run, because what it has saved is there; any where it is not named.
+        has_given_up: Whether members are left that can't be started now.
+        num_at_home: How many of those have an entry in `homes`.
+        homes: The slots in which a member must run, because its snapshots are there; a member
+            without an entry may run in any.
     """
 
     num_slots: int
@@ -47,46 +48,46 @@ class SweepPolicy:
     _free: list[int] = field(default_factory=list)
 
     def begin(self, members: Iterable[int], settled: Mapping[int, RunState]) -> None:
-        """Take the members; those that are settled by an earlier life of the sweep don't run again."""
+        """Queue the members, except those that an earlier owner of the sweep has settled."""
         self.states = dict(settled)
         self._waiting = deque(member for member in members if member not in settled)
         self._free = list(range(self.num_slots))
 
-    # Questions.
+    # Queries.
 
     @property
     def is_over(self) -> bool:
-        """Say whether nothing runs and nothing will."""
+        """Return whether no member runs or waits."""
         return not self.running and not self._waiting
 
     @property
     def has_room(self) -> bool:
-        """Say whether a member waits and a slot is free for it."""
+        """Return whether a member waits that can start in a free slot."""
         return self.next_start() is not None
 
     @property
     def is_stuck(self) -> bool:
-        """Say whether members wait, and all slots are lost in which they could run."""
+        """Return whether members wait, but all slots in which they could run are lost."""
         return bool(self._waiting) and not self.running and not self.has_room
 
     @property
     def num_waiting(self) -> int:
-        """Return how many have not begun."""
+        """Return how many members wait."""
         return len(self._waiting)
 
     def next_waiting(self, most: int) -> list[int]:
-        """Return the members that come next."""
+        """Return the next waiting members, at most `most`."""
         return list(itertools.islice(self._waiting, most))
 
     def next_start(self) -> int | None:
-        """Return the first member for which a slot is free; None without any."""
+        """Return the first waiting member that has a free slot, or None."""
         free = frozenset(self._free)
         fitting = (m for m in self._waiting if not free.isdisjoint(self.homes.get(m, free)))
         return next(fitting, None)
 
     @property
     def best(self) -> int | None:
-        """Return the member with the best value so far, of equals the first; None without any."""
+        """Return the member with the best value so far, the first of equals, or None."""
         best: int | None = None
         for member in sorted(self.values) if self.metric is not None else ():
             value = self.values[member]
@@ -104,13 +105,13 @@ class SweepPolicy:
         left = [RunState.PREEMPTED] * self.has_given_up
         return state_of_sweep([*self.states.values(), *left])
 
-    # What happens.
+    # Events.
 
     def start(self) -> MemberStart:
-        """Return what starts now, in the lowest free slot; it counts as running from here on.
+        """Take the next member from the queue into the lowest free slot; return both.
 
         Raises:
-            IndexError: There is no room, or nothing waits.
+            IndexError: No waiting member has a free slot.
         """
         if (member := self.next_start()) is None:
             raise IndexError("no room")
@@ -122,9 +123,10 @@ class SweepPolicy:
         return start
 
     def ended(self, member: int, state: RunState, *, retire: bool = False) -> RunState:
-        """Take the end of a member; return its state, which who asked for it decides unless it ended well.
+        """Record the end of a member; return its state.
 
-        With `retire` its slot is lost: nothing starts there any more.
+        If it was asked to end and did not succeed, the request decides its state. With `retire`
+        its slot is lost: nothing starts there any more.
         """
         self._free_slot(member, retire=retire)
         asked = self.asked.pop(member, None)
@@ -140,7 +142,7 @@ class SweepPolicy:
             self._free.sort()
 
     def again(self, member: int, *, retire: bool = False) -> None:
-        """Let a member that ended by no fault of its own start once more, before all others."""
+        """Put a member that was lost through no fault of its own at the front of the queue."""
         self._free_slot(member, retire=retire)
         asked = self.asked.pop(member, None)
         if asked is None:
@@ -149,24 +151,24 @@ class SweepPolicy:
             self.states[member] = asked
 
     def measured(self, member: int, value: float) -> None:
-        """Take the newest value of a member's metric."""
+        """Record the newest value of a member's metric."""
         self.values[member] = value
 
     def stop(self, member: int) -> bool:
-        """Ask a member to end because it is among the worst; say whether it runs and was not asked before."""
+        """Mark a member as stopped early; return whether it runs and was not marked before."""
         if member not in self.running or member in self.asked:
             return False
         self.asked[member] = RunState.STOPPED
         return True
 
     def give_up(self) -> None:
-        """Start nothing more: members that have not begun are left as they are, for another life of the sweep."""
+        """Clear the queue; waiting members keep their state, for a restart of the sweep."""
         self.has_given_up = bool(self._waiting)
         self.num_at_home = sum(member in self.homes for member in self._waiting)
         self._waiting.clear()
 
     def cancel(self) -> list[int]:
-        """Start nothing more; return the members that have to end."""
+        """Cancel waiting and running members; return the running ones, which must be ended."""
         self.is_cancelled = True
         for member in self._waiting:
             self.states[member] = RunState.CANCELLED
@@ -177,7 +179,7 @@ class SweepPolicy:
 
 
 def state_of_sweep(states: Iterable[RunState]) -> RunState:
-    """Return the state of a sweep that is over: that of its worst member."""
+    """Return the state of a sweep that is over, from its worst member."""
     found = set(states)
     if found & {RunState.FAILED, RunState.LOST, RunState.TIMED_OUT}:
         return RunState.FAILED

@@ -1,4 +1,4 @@
-"""The slots of a sweep whose members have several workers: each is a whole run with an owner, a head and agents."""
+"""The slots for members with several workers: each member is a run with owner, head and agents."""
 
 import asyncio
 import os
@@ -18,19 +18,17 @@ from torchmuster.core.owner.record import read_result
 from torchmuster.errors import SessionBusyError
 from torchmuster.multirun.views.sessions import find_session, view_session
 
-# What the owner of a sweep needs of its slots, whatever fills them.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEnd:
     """How a member has ended.
 
     Attributes:
-        state: By its own end, whoever asked for it.
-        worker: How its only process ended, whose record is still to be written; None: it has a head that wrote it.
-        is_lost: It ended by no fault of its own: what it ran in has died.
+        state: Its state by its own end, not counting requests to stop.
+        worker: How its only process ended, still to be recorded; None: its head has recorded it.
+        is_lost: It ended through no fault of its own: what it ran in has died.
         has_lost_slot: Nothing can run in its slot any more.
-        has_begun: False: it was refused by what is no fault of its own, and waits as before.
+        has_begun: False: it was refused through no fault of its own, and waits again.
     """
 
     state: RunState
@@ -46,12 +44,12 @@ TakeEnd = Callable[[int, MemberEnd], None]
 def gpus_of_slots(
     gpus: Sequence[str], num_slots: int, num_workers: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the GPUs that each slot's members see: one for each worker, in turn, so that all GPUs get the same number.
+    """Return the GPUs that each slot's members see: one per worker, round-robin, for an even load.
 
     Args:
-        gpus: Of the machine; none where it has none.
-        num_slots: How many there are.
-        num_workers: Of each member. Where that is more than there are GPUs, a member sees all of them.
+        gpus: The GPUs of the machine, if any.
+        num_slots: The number of slots.
+        num_workers: The workers of each member; if there are fewer GPUs, a member sees all.
     """
     if not gpus:
         return ((),) * num_slots
@@ -61,27 +59,27 @@ def gpus_of_slots(
 
 
 class Slots(Protocol):
-    """Where members run."""
+    """What the owner of a sweep needs of its slots."""
 
     @property
     def refusal(self) -> Report | None:
-        """Return why no member can ever be started; None while that is not so."""
+        """Return why no member can ever be started; None if members can be."""
 
     @property
     def is_busy(self) -> bool:
-        """Say whether members have to wait for what somebody else does there."""
+        """Return whether members must wait for another run."""
 
     def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
-        """Return the slots that see what a member has saved; None: all do, or it has saved nothing."""
+        """Return the slots that see a member's snapshots; None if all do, or there are none."""
 
     def host(self, slot_number: int) -> str:
         """Return the name of the machine, or of the pod, that a slot is on."""
 
     async def open(self) -> None:
-        """Get ready for members."""
+        """Prepare the slots for members."""
 
     async def close(self) -> None:
-        """End everything that is left."""
+        """End everything that still runs."""
 
     def start(self, number: int, run_dir: RunDir, attempt: int, slot_number: int) -> None:
         """Start a member in a slot."""
@@ -91,19 +89,19 @@ class Slots(Protocol):
 
 
 _POLL_S = 0.02
-_LOOK_S = 1.0  # whether a session is free
+_LOOK_S = 1.0  # between checks whether a session is free
 
 
 class RunSlots:
-    """Starts each member as a run of its own, owned by a process that dies with us.
+    """Starts each member as a separate run, owned by a process that dies with us.
 
     Args:
-        gpus: The GPUs of each slot; none where the machine has none.
+        gpus: The GPUs of each slot; empty if the machine has none.
         take_end: Called with a member and how it ended.
 
     Attributes:
-        refusal: Nothing: each run says itself why it can't start.
-        is_busy: Whether somebody else's run is where members would start.
+        refusal: Always None: each run reports itself why it can't start.
+        is_busy: Whether another run occupies the slot.
     """
 
     def __init__(self, gpus: Sequence[Sequence[str]], take_end: TakeEnd) -> None:
@@ -124,11 +122,11 @@ class RunSlots:
         return os.uname().nodename
 
     async def open(self) -> None:
-        """Begin to watch."""
+        """Start watching for members that end."""
         self._watching = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """End what runs."""
+        """Kill the members that still run."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -155,13 +153,13 @@ class RunSlots:
         self._running[number] = (child, run_dir)
 
     def signal(self, number: int, signum: int) -> None:
-        """Send a signal to the owner of a member: it asks its workers, or ends them."""
+        """Send a signal to the owner of a member, which stops its workers, or kills them."""
         if number in self._running:
             child = self._running[number][0]
             child.send_signal(AT_ONCE if signum == signal.SIGKILL else signum)
 
     def end_of(self, number: int, run_dir: RunDir) -> MemberEnd:
-        """Return how a member has ended, from what its owner has left."""
+        """Return how a member has ended, from the result that its owner has written."""
         del number
         result = read_result(run_dir)
         state = result.state if result is not None else RunState.LOST
@@ -177,10 +175,10 @@ class RunSlots:
 
 
 class SessionSlots(RunSlots):
-    """Runs members one after the other in a session that the user holds, and that others may use between two of them.
+    """Runs members one after the other in a session of the user; other runs may come in between.
 
     Args:
-        name: Of the session.
+        name: The name of the session.
         take_end: Called with a member and how it ended.
         say: Tells the user a sentence.
     """
@@ -194,20 +192,20 @@ class SessionSlots(RunSlots):
         """Find the session.
 
         Raises:
-            NotFoundError: There is none, or it has ended.
+            NotFoundError: There is no such session, or it has ended.
         """
         self._held = await asyncio.to_thread(find_session, self._name)
         await super().open()
 
     async def close(self) -> None:
-        """End what runs."""
+        """Kill the member that still runs."""
         if self._waiting is not None:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
         await super().close()
 
     def end_of(self, number: int, run_dir: RunDir) -> MemberEnd:
-        """Return how a member has ended; one that the session has refused is as before."""
+        """Return how a member has ended; one that the session has refused has not begun."""
         end, result = super().end_of(number, run_dir), read_result(run_dir)
         has_begun = result is None or result.attempts > 0
         if not self._held.lives():

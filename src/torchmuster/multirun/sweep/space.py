@@ -1,4 +1,4 @@
-"""The words behind `--grid` and `--zip`: names, lists and ranges of values, and the members that they make."""
+"""Parse `--grid` and `--zip`: names, lists and ranges of values, and the members they make."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ _NO_CONTROL = "it goes into a command line, a variable and a table"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What varies under one name; a range of integers is not written out before its size is known to be fine."""
+    """The values of one name; ranges are expanded only after the number of members is checked."""
 
     name: str
     items: tuple[str | range, ...]
@@ -43,9 +43,10 @@ class Axis:
 def plan_members(
     grid: Sequence[str], zipped: Sequence[str], problems: Problems
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return what varies, and the values of each member: every combination of the grid, with each row of `--zip`.
+    """Return the names, and the values of each member: every grid combination with every zip row.
 
-    The last name varies fastest. Adds problems to `problems`; then the members are none.
+    The last name varies fastest. If there are problems, add them to `problems` and return no
+    members.
     """
     axes = [axis for word in grid if (axis := _axis(word, "--grid", problems)) is not None]
     rows = [axis for word in zipped if (axis := _axis(word, "--zip", problems)) is not None]
@@ -78,7 +79,7 @@ def plan_members(
 def check_members(
     names: Sequence[str], members: Sequence[Sequence[str]], problems: Problems
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return what varies, and the values of each member, as a client in Python has put them together."""
+    """Check the names and the members' values from a Python client, and return them."""
     for name in names:
         if not _NAME.fullmatch(name):
             problems.add(f"`{_shown(name)}` can't be the name of a value", name, _NAMES)
@@ -129,7 +130,7 @@ def _axis(word: str, option: str, problems: Problems) -> Axis | None:
 
 
 def _split(text: str) -> list[tuple[str, bool]] | None:
-    """Return the values between commas, and whether each was quoted; None where a quotation is open."""
+    """Return the values between commas, and whether each was quoted; None if a quote is open."""
     found: list[tuple[str, bool]] = []
     rest = text
     while True:
@@ -199,6 +200,6 @@ def _check_twice(axis: Axis, problems: Problems) -> None:
 
 
 def _shown(text: str) -> str:
-    """Return a word as it may stand in a message: printable, and not too long."""
+    """Return a text for a message: printable, and not too long."""
     plain = "".join(c if c.isprintable() else "?" for c in text)
     return plain if len(plain) <= _SHOWN else f"{plain[: _SHOWN - 3]}..."

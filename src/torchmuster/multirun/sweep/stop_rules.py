@@ -1,6 +1,6 @@
-"""Rules that end the worst members early: those of Optuna, or one of the user's own.
+"""Rules that stop the worst members early: Optuna's, or the user's own.
 
-Optuna is imported only where a rule of it is asked for (`pip install torchmuster[sweep]`).
+Optuna is imported only if one of its rules is used (`pip install torchmuster[sweep]`).
 """
 
 import importlib
@@ -17,20 +17,20 @@ RULES = ("asha", "median")
 
 
 class StopRule(Protocol):
-    """Judges members by the values that they report."""
+    """Decides from the reported values which members to stop."""
 
     def report(self, member: int, step: int, value: float) -> bool:
-        """Take a value of the metric at a step of a member; return whether the member shall end."""
+        """Record a member's metric value at a step; return whether the member should be stopped."""
 
     def ended(self, member: int, completed: bool) -> None:
-        """Take that a member has ended; `completed` unless it failed or was ended."""
+        """Record that a member has ended; `completed` is False if it failed or was stopped."""
 
 
 def check_rule(text: str) -> None:
-    """Refuse what is no name of a rule; whether there is one shows where it is loaded.
+    """Check the form of a rule's name; only `load_rule` finds out whether it exists.
 
     Raises:
-        UsageError: It is neither one of ours nor MODULE:NAME.
+        UsageError: The name is neither one of ours nor MODULE:NAME.
     """
     module, _, name = text.partition(":")
     if text not in RULES and not (module and name):
@@ -42,7 +42,7 @@ def load_rule(text: str, metric: MetricChoice) -> StopRule:
     """Return the rule that `--stop` names: `asha`, `median`, or `MODULE:NAME` of the user's.
 
     Raises:
-        UsageError: There is none of this name, or what it needs is not installed.
+        UsageError: The rule does not exist, or needs a package that is not installed.
     """
     if text in RULES:
         return _OptunaRule(text, metric)
@@ -93,7 +93,7 @@ class _OptunaRule:
         self._trials: dict[int, Any] = {}
 
     def report(self, member: int, step: int, value: float) -> bool:
-        """Take a value; return what the pruner says."""
+        """Record a value; return whether the pruner wants to stop the member."""
         trial = self._trials.get(member)
         if trial is None:
             trial = self._trials[member] = self._study.ask()
@@ -101,7 +101,7 @@ class _OptunaRule:
         return bool(trial.should_prune())
 
     def ended(self, member: int, completed: bool) -> None:
-        """End the trial."""
+        """End the member's trial."""
         trial = self._trials.pop(member, None)
         if trial is None:
             return

@@ -1,4 +1,4 @@
-"""The watch of a member that is a single process: that of a head (`launcher/head/hangs`), with the process at hand."""
+"""Hang detection for a member that is a single process, with a head's `launcher/head/hangs`."""
 
 import asyncio
 import time
@@ -21,14 +21,14 @@ _LOOK_EVERY_S = 2.0
 
 
 class MemberWatch:
-    """Looks whether one member moves.
+    """Watches whether one member makes progress.
 
     Args:
-        attempt: Its process.
-        run_dir: Of the member.
-        folder: Where its heartbeats and stacks lie.
-        node: Its name.
-        limits: When a rank that stands is a hang.
+        attempt: The member's attempt.
+        run_dir: The run directory of the member.
+        folder: The folder with its heartbeats and stacks.
+        node: The name of its node.
+        limits: How long a rank may make no progress before it counts as hung.
         disk: Writes the member's record.
         say: Tells the user a sentence.
     """
@@ -52,7 +52,7 @@ class MemberWatch:
         self._monitor = HangMonitor(attempt.attempt, ranks, watch_limits(limits), logs, self, now)
 
     async def until_it_hangs(self) -> WorkerEnd:
-        """Look until the member is to be ended because it stands; return that end."""
+        """Watch until the member counts as hung; return how it is to be recorded."""
         number = self._attempt.attempt
         for _, pid in self._attempt.running:
             self.event(WorkerProcessEvent(attempt=number, pid=pid, folder=self._folder))
@@ -72,7 +72,7 @@ class MemberWatch:
                 return end
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    # What the monitor needs.
+    # The interface for `HangMonitor`.
 
     def send_to_nodes(self, message: messages.Message) -> set[int]:
         """Note that the stacks are wanted."""
@@ -81,11 +81,11 @@ class MemberWatch:
         return {0}
 
     def event(self, event: RecordEvent) -> None:
-        """Write it into the member's record, and say its sentence."""
+        """Write an event into the member's record, and tell the user about it."""
         self._disk.append(self._run_dir.events, line_of(event).encode())
         if (sentence := narrate(event)) is not None:
             self._say(sentence)
 
     def write_file(self, path: str, text: str) -> None:
-        """Write a file of the member's run directory."""
+        """Write a file in the member's run directory."""
         self._disk.replace(path, text.encode())

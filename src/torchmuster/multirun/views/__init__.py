@@ -1,1 +1,1 @@
-"""Sessions and sweeps from outside."""
+"""The views of sessions and sweeps, for other processes than their owners."""

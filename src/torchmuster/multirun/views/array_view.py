@@ -1,4 +1,4 @@
-"""A sweep that is job arrays: what the members have left, and one question to the scheduler for the others."""
+"""The view of a sweep of job arrays: members' results, and the scheduler's states for the rest."""
 
 import os
 import time
@@ -44,7 +44,7 @@ _lately: dict[tuple[str, ...], tuple[float, proc.Answered]] = {}
 
 
 def ask_lately(argv: Sequence[str]) -> proc.Answered:
-    """Ask the scheduler, unless the same question was answered in the last 2 s: a scheduler is everybody's.
+    """Ask the scheduler, or return its answer if it is recent, because all users share a scheduler.
 
     Raises:
         MusterError: The command can't be executed.
@@ -52,15 +52,15 @@ def ask_lately(argv: Sequence[str]) -> proc.Answered:
     key, now = tuple(argv), time.monotonic()
     known = _lately.get(key)
     if known is None or now - known[0] >= FIRST_POLL_S:
-        _lately.clear()  # of the elements that were open then
+        _lately.clear()  # those questions were about the members that were open then
         known = _lately[key] = (now, ask_scheduler(argv))
     return known[1]
 
 
 def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
-    """Return where a sweep of job arrays stands; None when its plan can't be read.
+    """Return the state of a sweep of job arrays; None if its plan can't be read.
 
-    A member that has left no result has the state that the scheduler tells of its element.
+    A member without a result has the state that the scheduler reports for its element.
     """
     plan, loaded = read_sweep(run_dir), load_arrays(run_dir)
     if plan is None or loaded is None:
@@ -70,7 +70,7 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
     wanted = {m.number for m in members if not m.state.is_final or m.state is RunState.PREEMPTED}
     has_ends = (
         object_dialect(loaded[0]) is not None
-    )  # what pods leave comes here when somebody looks
+    )  # results of pods are copied here when somebody views the run
     told, problem = _ask_for(*loaded, wanted, ask)
     for number in wanted:
         found = told.get(number)
@@ -95,7 +95,10 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
 
 
 def _without_job(member: MemberView, noted: SweepArrays, run_dir: RunDir) -> MemberView:
-    """Return where a member stands of whose job nobody knows: it was cancelled with it, or had ended before others ran again."""
+    """Return the state of a member whose job is unknown.
+
+    It was cancelled with the sweep, or it had ended before others were submitted again.
+    """
     if member.state is not RunState.LOST:
         return member
     if noted.arrays and not any(member.number in array.members for array in noted.arrays):
@@ -107,7 +110,7 @@ def _without_job(member: MemberView, noted: SweepArrays, run_dir: RunDir) -> Mem
 
 
 def _stopped(run_dir: RunDir) -> set[int]:
-    """Return the members that a rule has ended: who followed the sweep has noted them."""
+    """Return the members that a rule has ended, as the sweep's followers have recorded."""
     said = (one.event for one in read_events(run_dir.events))
     return {event.member for event in said if isinstance(event, MemberStoppedEvent)}
 
@@ -120,7 +123,7 @@ def _as_stopped(member: MemberView, plan: SweepPlan) -> MemberView:
 
 
 def _left_by(run_dir: RunDir, plan: SweepPlan, number: int) -> MemberView:
-    """Return what a member's own folder says."""
+    """Return the state of a member from its run directory."""
     folder, view = member_dir(run_dir, plan, number), MemberView(number=number)
     if not os.path.isdir(folder.path):
         return view
@@ -147,9 +150,9 @@ def _left_by(run_dir: RunDir, plan: SweepPlan, number: int) -> MemberView:
 def _ask_for(
     dialect: ArrayDialect, noted: SweepArrays, wanted: set[int], ask: Ask
 ) -> tuple[dict[int, JobView], str | None]:
-    """Return what the scheduler tells of the elements of these members, and why it could not.
+    """Return the scheduler's states for these members, and the problem if it could not answer.
 
-    One command tells of all; a second one is asked where the first knows too little.
+    One command covers all; further ones run only for members that it does not know.
     """
     element_of: dict[int, tuple[str, int]] = {}
     for array in noted.arrays:
@@ -186,7 +189,7 @@ def _members_of(noted: SweepArrays, job_id: str) -> tuple[int, ...]:
 
 
 def _with_word(member: MemberView, job: JobView | None, problem: str | None) -> MemberView:
-    """Return where a member stands without a result, or with one that may not be its last."""
+    """Return the state of a member that has no result, or one that may not be its last."""
     if job is None:
         if member.state.is_final:
             return member
@@ -216,7 +219,7 @@ def _open_state(members: Sequence[MemberView]) -> RunState:
 
 
 def _result_of(plan: SweepPlan, run_dir: RunDir, members: Sequence[MemberView]) -> Result:
-    """Return the result of a sweep that is over; no process of it could write one."""
+    """Return the result of a sweep that is over; none of its processes could write it."""
     state = state_of_sweep(member.state for member in members)
     bad = [m for m in members if m.state in (RunState.FAILED, RunState.LOST, RunState.TIMED_OUT)]
     report: Report | None = None
@@ -250,7 +253,7 @@ def _result_of(plan: SweepPlan, run_dir: RunDir, members: Sequence[MemberView]) 
 
 
 def _elapsed_s(plan: SweepPlan, run_dir: RunDir) -> float:
-    """Return the time from the newest submission to the last word of a member."""
+    """Return the time from the newest submission to the last event of a member."""
     records = (member_dir(run_dir, plan, number).events for number in range(len(plan.members)))
     ends = [time for path in records for time in ends_of(path)[-1:]]
     began = changed_at(run_dir.arrays)
@@ -265,14 +268,14 @@ def _reasons(plan: SweepPlan, members: Sequence[MemberView]) -> tuple[str, ...]:
 
 
 def view_of_record(run_dir: RunDir, record: RunRecord) -> RunView:
-    """Return where a sweep stands."""
+    """Return the view of a sweep."""
     from torchmuster.launcher.views.find import owner_lives
 
     del record  # `view_sweep` reads its members from it
     if os.path.isfile(run_dir.arrays):
         sweep = view_arrays(run_dir)
     else:
-        # What was a Job is not asked for when it has ended.
+        # A sweep that was a Job and has a result needs no question to the cluster.
         has_ended = os.path.isfile(run_dir.job) and read_result(run_dir) is not None
         sweep = view_sweep(run_dir, is_alive=not has_ended and owner_lives(run_dir))
     return SweepRun(

@@ -1,7 +1,8 @@
-"""The way to the nodes of a session on other machines: the streams of remote ends, in the session's own authenticated channel.
+"""The connection to the nodes of a session on other machines, over the session's channel.
 
-It stands for ssh where hosts are reached by it (`launcher/engines/ssh_host.py`): one connection to the head of the session carries the
-streams of all nodes, as those of `muster exec`. A thread of its own has the connection; pipes lead to it.
+It replaces ssh for these hosts (`launcher/engines/ssh_host.py`): one authenticated connection to
+the session's head carries the remote ends' streams of all nodes, as for `muster exec`. A separate
+thread has the connection; pipes lead to it.
 """
 
 import asyncio
@@ -29,11 +30,11 @@ _START_S = 30.0
 
 
 class SessionRoute:
-    """The connection to a session's head, made when it is first needed, and again when it was lost.
+    """The connection to a session's head, made on first use and again after it was lost.
 
     Args:
         view: The run that is the session.
-        lives: Says whether the session does.
+        lives: Returns whether the session is alive.
         patience_s: How long to wait for a door that opens again.
     """
 
@@ -47,14 +48,14 @@ class SessionRoute:
         threading.Thread(target=self._loop.run_forever, name="session", daemon=True).start()
 
     def open(self, host: str, errors: int) -> tuple[CommandProcess, int, int]:
-        """Return what stands for the remote end of a node, and our ends of its input and output.
+        """Start the remote end of a node; return its process and our ends of its stdin and stdout.
 
         Args:
             host: The name of the node in the session.
-            errors: Where its standard error goes.
+            errors: The descriptor for its stderr.
 
         Raises:
-            MusterError: It can't be reached; or its door has not opened in time.
+            MusterError: The node can't be reached, or its door has not opened in time.
         """
         deadline = time.monotonic() + self._patience_s
         while True:
@@ -85,7 +86,10 @@ class SessionRoute:
     async def _run(
         self, host: str, streams: Sequence[int], began: "concurrent.futures.Future[None]"
     ) -> int:
-        """Carry the streams of a node's remote end, and return its status; `began` is done when it has spoken, or fails."""
+        """Carry the streams of a node's remote end and return its exit status.
+
+        `began` is done when the remote end has answered or failed.
+        """
         try:
             channel = await self._connected()
             start = part_messages.ExecStart(
@@ -129,7 +133,7 @@ class SessionRoute:
             one.lose("the connection to the session's head has ended")
 
     def close(self) -> None:
-        """Hang up: remote ends end what is below them."""
+        """Close the connection; remote ends then end their agents."""
 
         def hang_up() -> None:
             if self._channel is not None:
@@ -139,10 +143,10 @@ class SessionRoute:
 
 
 def ask_doors(view: RunView, names: Sequence[str]) -> list[DoorState]:
-    """Return what the doors of these nodes of a session say of themselves.
+    """Return the states of the doors of these nodes of a session.
 
     Raises:
-        MusterError: One of them can't be reached.
+        MusterError: One of the doors can't be reached.
     """
     way = SessionRoute(view, lambda: False, 0.0)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The sessions of this user: which there are, and which of them live."""
+"""Find the sessions of this user, and which of them are alive."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from torchmuster.multirun.door.call import SESSION_FILE, ask, door_file, read_se
 from torchmuster.multirun.engine import HeldSession
 
 PREFIX = "session-"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")  # with the prefix 40, as of a run
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")  # 40 with the prefix, as for a run
 _STEM = re.compile(r"\d{8}-\d{6}-session-(.+)-[0-9a-f]{4}$")
 
 
@@ -28,9 +28,9 @@ class SessionView:
     """A session as its run directory and its doors show it.
 
     Attributes:
-        state: What the door of its first node says; None when that does not answer.
-        is_open: All doors have opened, so runs can begin.
-        where: What its nodes are.
+        state: The state of its first node's door; None if that does not answer.
+        is_open: Whether all doors have opened, so that runs can begin.
+        where: Its nodes, in words.
     """
 
     setup: messages.SessionSetup
@@ -41,12 +41,12 @@ class SessionView:
 
     @property
     def run_id(self) -> str:
-        """Return the run that is the session."""
+        """Return the id of the run that is the session."""
         return os.path.basename(self.run_dir.path)
 
 
 def lives(run_dir: RunDir) -> bool:
-    """Say whether the run that is a session has an owner and no end; of an owner on another machine that is assumed."""
+    """Return whether a session has an owner and no result; assume that an owner elsewhere lives."""
     if os.path.exists(run_dir.result):
         return False
     return owner_process_lives(run_dir) or (os.path.isfile(run_dir.job) and _job_lives(run_dir))
@@ -54,14 +54,14 @@ def lives(run_dir: RunDir) -> bool:
 
 def _job_lives(run_dir: RunDir) -> bool:
     from torchmuster.launcher.views.find import (
-        owner_lives,  # a run in a session of this machine does without
+        owner_lives,  # imported here: a run in a session on this machine does not need it
     )
 
     return owner_lives(run_dir)
 
 
 def session_dirs(name: str | None = None) -> list[RunDir]:
-    """Return the run directories of all sessions, or of those of a name; the newest first."""
+    """Return the run directories of all sessions, or those with this name, newest first."""
     try:
         entries = sorted(os.listdir(runs_dir()), reverse=True)
     except OSError:
@@ -77,7 +77,7 @@ def session_dirs(name: str | None = None) -> list[RunDir]:
 
 
 def living_sessions() -> list[RunDir]:
-    """Return the run directories of the sessions that live, the newest first."""
+    """Return the run directories of the live sessions, newest first."""
     return [one for one in session_dirs() if lives(one) and _is_held(one)]
 
 
@@ -87,16 +87,16 @@ def _is_held(run_dir: RunDir) -> bool:
 
 
 def name_of_session(run_dir: RunDir) -> str:
-    """Return the name that its folder tells."""
+    """Return the session's name, from the name of its folder."""
     match = _STEM.match(os.path.basename(run_dir.path))
     return match[1] if match is not None else ""
 
 
 def check_name(name: str) -> None:
-    """Refuse what can't be the name of a new session.
+    """Check that a new session can have this name.
 
     Raises:
-        UsageError: It can be no name, or a session that lives has it.
+        UsageError: The name is not valid, or a live session has it.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -115,10 +115,10 @@ def check_name(name: str) -> None:
 
 
 def find_session(name: str) -> HeldSession:
-    """Return the session of this name.
+    """Return the live session with this name.
 
     Raises:
-        NotFoundError: There is none, or it has ended.
+        NotFoundError: There is no such session, or it has ended.
     """
     folders = session_dirs(name)
     newest = next((one for one in folders if lives(one)), None)
@@ -142,7 +142,7 @@ def plan_of(run_dir: RunDir) -> RunPlan:
     """Return the plan of the run that is a session.
 
     Raises:
-        ChannelError: It can't be read.
+        ChannelError: The plan can't be read.
     """
     plan = read_plan(run_dir)
     if plan is None:
@@ -151,12 +151,12 @@ def plan_of(run_dir: RunDir) -> RunPlan:
 
 
 def job_ends_at(run_dir: RunDir) -> float | None:
-    """Return when the job that holds the nodes of a session has to end, seconds since 1970; None where nobody knows."""
+    """Return when the job of a session's nodes must end, in seconds since 1970; None if unknown."""
     return record_of(run_dir).ends_at
 
 
 def why_gone(held: HeldSession, error: ChannelError) -> ChannelError:
-    """Return the error of a session that can't be reached: its own end is the cause, where that is known."""
+    """Return the error for a session that can't be reached; it names the session's end if known."""
     plan = plan_of(held.run_dir)
     over = None
     if os.path.exists(held.run_dir.result):
@@ -180,7 +180,7 @@ def why_gone(held: HeldSession, error: ChannelError) -> ChannelError:
 
 
 def _job_goes_on(run_dir: RunDir, plan: RunPlan) -> bool:
-    """Ask the scheduler about the job of a session; what can't be asked goes on."""
+    """Return whether the job of a session still runs; if the scheduler can't say, assume so."""
     job_id, engine = plan.job_id, plan.engine
     if os.path.isfile(run_dir.job):
         return _job_lives(run_dir)
@@ -197,7 +197,7 @@ def _job_goes_on(run_dir: RunDir, plan: RunPlan) -> bool:
 
 
 def view_session(run_dir: RunDir) -> SessionView:
-    """Return what is known of a session."""
+    """Return the view of a session, with the state of its doors."""
     setup = read_setup(run_dir)
     plan = plan_of(run_dir)
     if plan.engine != "local":
@@ -214,7 +214,7 @@ def view_session(run_dir: RunDir) -> SessionView:
 
 
 def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan) -> SessionView:
-    """Ask the doors of other nodes; all of them have to answer."""
+    """Return the view of a session on other nodes; it is open only if all its doors answer."""
     from torchmuster.launcher.views.find import view_run
     from torchmuster.multirun.views.session_route import ask_doors
 
@@ -241,5 +241,5 @@ def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan
 
 
 def session_names() -> list[str]:
-    """Return the names of all sessions, for completion: whether they live costs more than a key."""
+    """Return the names of all sessions for completion, dead ones too: checking takes too long."""
     return list(dict.fromkeys(name_of_session(one) for one in session_dirs()))

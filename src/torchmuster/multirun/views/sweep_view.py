@@ -1,4 +1,4 @@
-"""A sweep as its record shows it: one file tells where all members stand."""
+"""The view of a sweep from its record: one file has the states of all members."""
 
 import os
 from dataclasses import dataclass, replace
@@ -30,13 +30,13 @@ from torchmuster.multirun.sweep.plan import REMOVED_FIELDS, SweepPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberView:
-    """Where one member stands.
+    """The state of one member.
 
     Attributes:
-        attempt: The newest; None before the first.
-        started: When that began, as the record says.
-        why: What ended it; None for a success and while it lasts.
-        value: The last of the metric.
+        attempt: The newest attempt; None before the first.
+        started: When that attempt began, as in the record.
+        why: The reason for the state, such as what ended the member; None if there is none.
+        value: The last value of the metric, at `step`.
     """
 
     number: int
@@ -52,7 +52,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepView:
-    """Where a sweep stands."""
+    """The state of a sweep and of its members."""
 
     plan: SweepPlan
     state: RunState
@@ -61,7 +61,7 @@ class SweepView:
 
     @property
     def best(self) -> MemberView | None:
-        """Return the member with the best last value so far; of equals the first."""
+        """Return the member with the best last value so far; the first of equals."""
         best: MemberView | None = None
         metric = self.plan.metric
         for member in self.members if metric is not None else ():
@@ -76,14 +76,14 @@ class SweepView:
         return best
 
     def counted(self) -> dict[RunState, int]:
-        """Return how many members are in each state, in the order of the states."""
+        """Return the number of members in each state, in the order of `RunState`."""
         states = [member.state for member in self.members]
         return {state: states.count(state) for state in RunState if state in states}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRun(RunView):
-    """What `muster sweep` has started; `sweep` is None where its plan can't be read."""
+    """The view of a sweep as a run; `sweep` is None if its plan can't be read."""
 
     kind: ClassVar[Kind] = Kind.SWEEP
     has_ranks: ClassVar[bool] = False
@@ -91,45 +91,45 @@ class SweepRun(RunView):
 
     @property
     def name(self) -> str:
-        """What it is, in a few words."""
+        """A short description."""
         if self.sweep is None:
             return "sweep"
         return f"sweep of {in_one_line(os.path.basename(self.sweep.plan.run.program.target))}"
 
     @property
     def command(self) -> str:
-        """What is run, in words."""
+        """What the sweep runs, in words."""
         if self.sweep is None:
             return "sweep"
         return f"sweep of {' '.join(self.sweep.plan.run.program.display())}"
 
     def member_state(self, number: int) -> RunState | None:
-        """Return how a member stands; None where the plan can't be read."""
+        """Return the state of a member; None if the plan can't be read."""
         return self.sweep.members[number].state if self.sweep is not None else None
 
     @property
     def size(self) -> str:
-        """How much of it there is."""
+        """The number of members, in words."""
         return f"{len(self.sweep.plan.members)} members" if self.sweep is not None else "-"
 
     @property
     def grace_s(self) -> float:
-        """How long its members have from SIGTERM to SIGKILL."""
+        """The grace of its members."""
         return self.sweep.plan.run.limits.grace_s if self.sweep is not None else GRACE_S
 
     @property
     def is_readable(self) -> bool:
-        """Whether its folder says what it is."""
+        """Return True: its folder shows that it is a sweep."""
         return True
 
     @property
     def plan_problem(self) -> str:
-        """Why its plan is not known."""
+        """Why its plan can't be read; empty if it can."""
         return "" if self.sweep is not None else "the plan of the sweep can't be read"
 
     @property
     def place(self) -> str:
-        """Where it was sent, where it has no job."""
+        """Where its members run: hosts, a session, or the engine."""
         if self.sweep is None:
             return "local"
         plan = self.sweep.plan
@@ -139,7 +139,7 @@ class SweepRun(RunView):
         return few_of(hosts, 3) if hosts else plan.run.engine
 
     def parts(self) -> tuple[LiveTask, ...]:
-        """Return its members as they are shown."""
+        """Return its members for the display."""
         return tuple(map(self._shown, self.sweep.members)) if self.sweep is not None else ()
 
     def _shown(self, member: MemberView) -> LiveTask:
@@ -162,7 +162,7 @@ class SweepRun(RunView):
         return os.path.join(self.run_dir.members, self.sweep_view().plan.member_id(number))
 
     def sweep_view(self) -> SweepView:
-        """Return where its members stand.
+        """Return the view of the sweep and its members.
 
         Raises:
             NotFoundError: Its plan can't be read.
@@ -172,10 +172,10 @@ class SweepRun(RunView):
         return self.sweep
 
     def member(self, number: int) -> RunDir | None:
-        """Return the folder of a member.
+        """Return the run directory of a member; None if the plan can't be read.
 
         Raises:
-            NotFoundError: There is none, or it has not begun.
+            NotFoundError: There is no such member, or it has not begun.
         """
         if self.sweep is None:
             return None
@@ -191,7 +191,7 @@ class SweepRun(RunView):
 
 
 def read_sweep(run_dir: RunDir) -> SweepPlan | None:
-    """Return the plan of a sweep, or None when there is no readable one."""
+    """Return the plan of a sweep; None if it can't be read."""
     plain = atomic.read_json(run_dir.sweep)
     if isinstance(plain, dict):
         plain = {name: value for name, value in plain.items() if name not in REMOVED_FIELDS}
@@ -202,11 +202,11 @@ def read_sweep(run_dir: RunDir) -> SweepPlan | None:
 
 
 def view_sweep(run_dir: RunDir, *, is_alive: bool) -> SweepView | None:
-    """Return where a sweep stands; None when its plan can't be read.
+    """Return the state of a sweep; None if its plan can't be read.
 
     Args:
-        run_dir: Of the sweep.
-        is_alive: Its owner lives; else what runs by the record is lost.
+        run_dir: The run directory of the sweep.
+        is_alive: Whether its owner lives; if not, members that run by the record are lost.
     """
     plan = read_sweep(run_dir)
     if plan is None:
@@ -267,10 +267,10 @@ def _after(member: MemberView, one: Stamped) -> MemberView:
 
 
 def view_of_sweep(run_dir: RunDir) -> SweepView:
-    """Return where the members of a sweep stand.
+    """Return the view of a sweep.
 
     Raises:
-        NotFoundError: Its plan can't be read, or it is no sweep.
+        NotFoundError: Its plan can't be read, or it is not a sweep.
     """
     from torchmuster.launcher.views.find import view_run
 

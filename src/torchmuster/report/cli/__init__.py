@@ -1,1 +1,1 @@
-"""muster report and muster top."""
+"""The commands `muster report` and `muster top`."""

@@ -1,4 +1,4 @@
-"""The loop of `muster top` on a terminal: reads keys, paints; whatever may wait runs in threads."""
+"""The loop of `muster top` on a terminal: read keys and paint; all that may block is in threads."""
 
 import os
 import select
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.1
 _READ_EVERY_S = 1.0
-_LIST_EVERY_S = 3.0  # all runs are read for it
-_FIRST_S = 0.15  # so long the first picture waits for the first facts
+_LIST_EVERY_S = 3.0  # less often, because it reads all runs
+_FIRST_S = 0.15  # how long the first frame waits for data
 _LOG_LINES, _LOG_BYTES = 2000, 256 << 10
 T = TypeVar("T")
 
 
 class _Feed(Generic[T]):
-    """Reads something again and again in a thread; a reader that fails is heard in words."""
+    """Calls a reader repeatedly in a thread; keeps its newest value, and its error as text."""
 
     def __init__(self, read: Callable[[], T], every_s: float | None = _READ_EVERY_S) -> None:
         self._read, self._every_s = read, every_s
@@ -65,7 +65,7 @@ class _Feed(Generic[T]):
         self._first.wait(timeout_s)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._ends.set()
 
     def _work(self) -> None:
@@ -85,7 +85,7 @@ class _Feed(Generic[T]):
 
 
 class _Viewer:
-    """The view of one terminal."""
+    """The live view on one terminal: its state, and the threads that read for it."""
 
     def __init__(self, view: RunView | None) -> None:
         self.state = ViewState()
@@ -104,7 +104,7 @@ class _Viewer:
             self._open(view)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the first facts."""
+        """Wait for the first data."""
         feed = self._run or self._runs
         if feed is not None:
             feed.wait(timeout_s)
@@ -122,14 +122,14 @@ class _Viewer:
         )
 
     def say_what_was_done(self) -> None:
-        """Show what became of an order."""
+        """Show the outcome of a cancel order, once it is known."""
         acts = self._acts
         if acts is not None and (acts.value or acts.problem):
             self.state = replace(self.state, message=acts.problem or acts.value or "")
             self._acts = None
 
     def take(self, key: str, shown: OnScreen) -> bool:
-        """Take a key; say whether the program goes on."""
+        """Handle a key; return whether the program continues."""
         self.state, order = press(self.state, key, shown)
         if self._text is not None and self.state.page is not Page.TEXT:
             self._text.close()
@@ -186,7 +186,7 @@ class _Viewer:
         return self._watch.newest() if self._watch is not None else (None, "")
 
     def call_head(self) -> None:
-        """Ask the head of the run that is looked at, from now on: behind the first picture, which needs only files."""
+        """Start asking the open run's head; after the first frame, which needs only files."""
         view = self._view
         if self._is_called or view is None or self._run is None:
             return
@@ -245,10 +245,10 @@ def _end_of(path: str) -> list[str]:
 
 
 def show(view: RunView | None) -> int:
-    """Show a run, or all, until the viewer leaves."""
+    """Show a run, or all runs, until the user leaves; return the exit code."""
 
     def end(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + signum)  # so that the terminal is given back
+        raise SystemExit(128 + signum)  # so that the terminal is restored
 
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, end)
@@ -283,7 +283,7 @@ def _loop(viewer: _Viewer, painter: Painter, terminal: RawTerminal) -> None:
         if not data:
             return  # the terminal has gone
         for key in read_keys(data):
-            # Keys come faster than pictures: each refers to what those before it have made of the screen.
+            # Keys come faster than frames: each refers to the screen after the keys before it.
             now = draw(viewer.state, known, columns, rows)
             if not viewer.take(key, now.shown):
                 return

@@ -1,1 +1,1 @@
-"""muster top: runs drawn live."""
+"""`muster top`: the state, frames and painter of the live view of runs."""

@@ -1,4 +1,4 @@
-"""One picture of the screen: exactly as many lines as it has rows, from what is known and what is looked at. Pure."""
+"""Draw one frame of `muster top`, as many lines as the screen has rows; without I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from torchmuster.launcher.ui.run_lines import (
 from torchmuster.launcher.ui.words import DASH, Line, Span, line, show_time
 from torchmuster.report.top.state import OnScreen, Page, ViewState
 
-# All live and queued runs as lines.
+# The overview: a line for each live or queued run.
 
 
 HEADER = ("RUN", "STATE", "ON", "RANKS", "STEP", "LEFT", "TIME", "")
@@ -30,8 +30,8 @@ def overview_lines(rows: Sequence[LiveRow], columns: int, chosen: str | None = N
 
     Args:
         rows: The runs.
-        columns: Of the terminal.
-        chosen: The id of the run that is marked.
+        columns: The width of the terminal.
+        chosen: The id of the selected run.
     """
     table = [HEADER, *(_cells(row) for row in rows)]
     widths = [min(max(len(row[at]) for row in table), most) for at, most in enumerate(_MOST)]
@@ -89,7 +89,7 @@ _HELP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture, and what keys refer to."""
+    """A frame, and what is on it that keys refer to."""
 
     lines: tuple[Line, ...]
     shown: OnScreen
@@ -101,8 +101,8 @@ class Known:
 
     Attributes:
         runs: The list of runs.
-        run: The run that is looked at.
-        text: Of a log, or the stacks.
+        run: The open run.
+        text: The lines of a log, or the stacks.
     """
 
     runs: Sequence[LiveRow] | None = None
@@ -113,7 +113,7 @@ class Known:
 def draw(
     state: ViewState, known: Known, columns: int, num_rows: int, *, unicode: bool = True
 ) -> Picture:
-    """Return the picture for a terminal of this size."""
+    """Return the frame for a terminal of this size."""
     room = max(num_rows - 1, 1)  # the last line has the keys, a question or a message
     body, shown = _body(state, known, columns, room, unicode=unicode)
     body = [*body[:room], *[line()] * (room - len(body))]
@@ -219,14 +219,14 @@ def _table_note(
 
 
 def _num_ranks(run: LiveRun, log: tuple[int | None, int] | None) -> int:
-    """Return how many ranks the attempt has whose log is shown."""
+    """Return the number of ranks in the attempt whose log is shown, or in the newest one."""
     of_log = [one for one in run.attempts if log is not None and one.number == log[0]]
     attempts = of_log or run.attempts[-1:]
     return attempts[0].num_workers if attempts else 0
 
 
 def _folded(text: str, columns: int) -> list[str]:
-    """Return a line of a log on as many lines as it needs."""
+    """Return a line of a log, wrapped to the width of the screen."""
     return [text[at : at + columns] for at in range(0, len(text), columns)] or [""]
 
 

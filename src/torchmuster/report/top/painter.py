@@ -1,7 +1,8 @@
-"""Puts pictures on a terminal: only lines that have changed are sent, so a slow connection shows them too.
+"""Paint frames on a terminal; send only changed lines, so that a slow connection is enough.
 
-Colours are those of Okabe and Ito, which people with any colour vision tell apart, as near as the terminal has them;
-rich finds out what it has and honours NO_COLOR. No fact is told by colour alone.
+The colours are those of Okabe and Ito, which people with any colour vision can distinguish, as
+close as the terminal can show them; rich detects that and honours NO_COLOR. No information is in
+the colour alone.
 """
 
 import re
@@ -39,12 +40,13 @@ _CONTROL = {
     "\x03": "ctrl-c",
     "\x1b": "escape",
 }
-# Source: ECMA-48 5.4: parameters, intermediate bytes, one final byte; `ESC O x` are the cursor keys of application mode.
+# Source: ECMA-48 5.4: parameters, intermediate bytes, one final byte; in application mode, cursor
+# keys are `ESC O x`.
 _SEQUENCE = re.compile(r"\x1b(?:\[|O)([0-?]*[ -/]*[@-~])")
 
 
 def read_keys(data: bytes) -> list[str]:
-    """Return the keys in what a terminal has sent; those that have no name here are left out."""
+    """Return the keys in a terminal's input; leave out sequences that have no name here."""
     text, keys, at = data.decode(errors="ignore"), [], 0
     while at < len(text):
         found = _SEQUENCE.match(text, at)
@@ -72,7 +74,7 @@ _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[0m\x1b[?25h\x1b[?1049l"
 
 
 def as_rich(one: Line, columns: int) -> Text:
-    """Return a line in rich's terms, cut where the screen ends."""
+    """Return a line as rich text, cut at the edge of the screen."""
     text = Text(no_wrap=True)
     for span in one.spans:
         text.append(span.text, _STYLES.get(span.style))
@@ -84,8 +86,8 @@ class Painter:
     """Paints one terminal.
 
     Args:
-        write: Sends text to it.
-        console: What it can show.
+        write: Sends text to the terminal.
+        console: The rich console that knows what the terminal can show.
     """
 
     def __init__(self, write: Callable[[str], None], console: Console | None = None) -> None:
@@ -96,19 +98,19 @@ class Painter:
 
     @property
     def has_unicode(self) -> bool:
-        """Say whether the terminal takes more than ASCII."""
+        """Return whether the terminal can show more than ASCII."""
         return self._console.encoding.lower().startswith("utf")
 
     def enter(self) -> None:
-        """Take the other screen of the terminal: what stands on it comes back at the end."""
+        """Switch to the terminal's alternate screen; `leave` restores the normal one."""
         self._write(_ENTER)
 
     def leave(self) -> None:
-        """Give the screen back."""
+        """Switch back to the normal screen."""
         self._write(_LEAVE)
 
     def paint(self, lines: Sequence[Line], columns: int) -> None:
-        """Show these lines, cut where the screen ends."""
+        """Show these lines, cut at the edge of the screen."""
         if self._size != (columns, len(lines)):
             self._size, self._before = (columns, len(lines)), []
             self._write("\x1b[2J")

@@ -1,4 +1,4 @@
-"""One run as a whole picture without a terminal: everything, one line after the other."""
+"""Draw one run in full, for output that is not a terminal."""
 
 from torchmuster.launcher.model.live import LiveRun
 from torchmuster.launcher.ui.ranks import rank_rows
@@ -7,7 +7,7 @@ from torchmuster.launcher.ui.words import Line, line
 
 
 def run_picture(run: LiveRun, columns: int, *, unicode: bool = True) -> list[Line]:
-    """Return all lines of a run."""
+    """Return all lines about a run."""
     rows = rank_rows(run.sample) if run.sample is not None else []
     lines = head_lines(run, rows, columns, unicode=unicode)
     if run.tasks:

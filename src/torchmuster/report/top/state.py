@@ -1,4 +1,4 @@
-"""What the viewer looks at, and what each key does to it: values in, values and orders out, no terminal."""
+"""The state of the live view, and what each key does to it; without I/O."""
 
 import enum
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ class Page(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """Look at a run; None: at all."""
+    """Open a run; None: the list of all runs."""
 
     run_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ShowLog:
-    """Follow the log of a rank; `attempt` None: of the newest attempt."""
+    """Follow the log of a rank; if `attempt` is None, in the newest attempt."""
 
     rank: int
     attempt: int | None = None
@@ -43,7 +43,7 @@ class ShowFile:
 
 @dataclass(frozen=True, slots=True)
 class ShowStacks:
-    """Ask for the stacks, and show those of a rank first."""
+    """Ask for the stacks of all ranks, and show that of `rank` first."""
 
     rank: int | None
 
@@ -63,24 +63,24 @@ Order = OpenRun | ShowLog | ShowFile | ShowStacks | CancelRun | Leave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewState:
-    """What the viewer looks at.
+    """The state of the live view.
 
     Attributes:
         came_from: The page that Escape returns to.
-        is_alone: There is no list of runs behind the run.
-        run_id: The run that is looked at.
-        chosen_run: The marked one in the list.
-        chosen_rank: The marked one in the table; None: none yet.
-        chosen_row: The marked task of a workflow, member of a sweep, or attempt.
-        parents: The workflow or sweep, by its id or folder, to which the run that is looked at belongs.
+        is_alone: Whether the view was started for one run, without the list of runs.
+        run_id: The open run.
+        chosen_run: The selected run in the list.
+        chosen_rank: The selected rank in the table; None: none yet.
+        chosen_row: The selected task of a workflow, member of a sweep, or attempt.
+        parents: The ids or folders of the workflows or sweeps that the open run is part of.
         log: The attempt and the rank whose log is shown; None for another text.
-        first: The first row that is shown; of a text -1 for its end.
+        first: The first row that is shown; -1 for the end of a text.
         word: The filter.
-        typed: The filter while it is typed; None when nobody types.
-        sort: By what the ranks are sorted.
-        asked: How often the question has been answered with yes whether to cancel; None: nobody asks.
-        message: A sentence in the last line.
-        title: Of the text.
+        typed: The filter while it is being typed, otherwise None.
+        sort: The column that ranks are sorted by.
+        asked: How often the user has confirmed to cancel; None if there is no such question.
+        message: A message in the last line.
+        title: The title of the text.
     """
 
     page: Page = Page.OVERVIEW
@@ -103,17 +103,17 @@ class ViewState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnScreen:
-    """What the screen shows now: keys refer to it.
+    """What the screen shows now, which keys refer to.
 
     Attributes:
-        runs: Ids of all runs of the list, in its order.
-        ranks: All ranks of the table that the filter leaves, in its order.
+        runs: The ids of all runs in the list, in its order.
+        ranks: All ranks in the table that match the filter, in its order.
         tasks: All tasks or members of the run.
-        attempts: All attempts in the order of their list, if they are on the screen.
-        num_ranks: How many the newest attempt has.
-        num_rows: How many rows there is room for.
-        num_lines: Of the whole text.
-        is_over: The run has ended: there is nothing to cancel.
+        attempts: All attempts in the order of their list, if that is on the screen.
+        num_ranks: The number of ranks in the attempt whose log is shown.
+        num_rows: The number of rows that fit.
+        num_lines: The number of lines of the whole text.
+        is_over: Whether the run has ended, so that it can't be cancelled.
     """
 
     runs: tuple[str, ...] = ()
@@ -127,11 +127,11 @@ class OnScreen:
 
 
 def press(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order | None]:
-    """Return what a key makes of the view, and what it orders.
+    """Return the state after a key, and the order to carry out, if any.
 
     Args:
-        state: What is looked at.
-        key: A character, or a name of `report/top/painter.py`.
+        state: The state before the key.
+        key: A character, or a key name from `report/top/painter.py`.
         shown: What is on the screen.
     """
     quiet = replace(state, message="")
@@ -176,7 +176,7 @@ def _opened(state: ViewState, run_id: str, parents: tuple[str, ...]) -> ViewStat
 
 
 def _of_task(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order | None]:
-    """Open the run of a task or a member; the log of one that has none, as of a command."""
+    """Open the run of a task or member, or its log if it has no run, such as a command."""
     task = shown.tasks[min(state.chosen_row, len(shown.tasks) - 1)]
     if task.folder and key != "l":
         return _opened(state, task.folder, (*state.parents, state.run_id or "")), OpenRun(
@@ -188,7 +188,7 @@ def _of_task(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Or
 
 
 def _of_attempts(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order | None]:
-    """Open the log of an attempt: of the rank that ended it, else of the chosen one."""
+    """Open the log of an attempt: that of the rank that ended it, or of the selected one."""
     if key not in ("enter", "right", "l") or not shown.attempts:
         return state, None
     one = shown.attempts[min(state.chosen_row, len(shown.attempts) - 1)]
@@ -197,7 +197,7 @@ def _of_attempts(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState
 
 
 def _of_log(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order | None]:
-    """Go on to the log of the next rank, or of the one before."""
+    """Switch to the log of the next rank, or of the previous one."""
     if state.log is None or key not in ("n", "p") or not shown.num_ranks:
         return state, None
     attempt, rank = state.log
@@ -321,5 +321,5 @@ def _moved(at: int, key: str, num: int, num_rows: int) -> int:
 
 
 def _scrolled(first: int, at: int, num_rows: int) -> int:
-    """Return the first row to show so that the row `at` can be seen."""
+    """Return the first row to show, so that the row `at` is visible."""
     return max(min(max(first, 0), at), at - num_rows + 1)
