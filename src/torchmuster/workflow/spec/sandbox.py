@@ -125,7 +125,7 @@ class Marks:
     _solid: bool = False
 
     def mark(self, tree: nodes.Template) -> nodes.Template:
-        """Return the template with markers in it."""
+        """Add markers to the template and return it."""
         tree.body = self._body(tree.body)
         return tree
 
@@ -174,7 +174,7 @@ class Marks:
 
 
 def compile_template(env: Sandbox, tree: nodes.Template, nonce: str) -> Template:
-    """Return the template with markers in it."""
+    """Compile a template, with markers in it."""
     code = env.compile(Marks(nonce).mark(tree), filename=_FILE)
     return Template.from_code(env, code, env.make_globals(None))
 
