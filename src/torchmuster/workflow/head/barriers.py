@@ -148,7 +148,7 @@ class Barriers:
 
         Args:
             member: The task's name.
-            why: How it ended, for the sentence `task NAME has ended: WHY`.
+            why: The reason, for the sentence `task NAME has ended: WHY`.
         """
         self._gone[member] = why
         answers: list[Answer] = []
