@@ -64,7 +64,7 @@ class TaskOrder:
         head: The possible addresses of the group's head, each `host:port`.
         lifeline_fd: A pipe that closes when the process that started the agent has gone.
         environment: A file of variables to apply; None to keep the inherited ones.
-        address: Where other hosts reach this one, when the call to the head does not show it.
+        address: The address of this host for others, if the call to the head does not show it.
     """
 
     run_dir: str
@@ -103,7 +103,7 @@ class TaskOptions:
         socket_path: The socket on which the command's processes call the agent.
         host_name: This pod's DNS name. DNS may learn those of others late, so the command waits for
             them.
-        address: Where other hosts reach this one, when the call to the head does not show it.
+        address: The address of this host for others, if the call to the head does not show it.
     """
 
     plan: WorkflowPlan

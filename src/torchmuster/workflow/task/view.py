@@ -29,7 +29,7 @@ from torchmuster.workflow.task.setup import TaskFacts
 
 Say = Callable[[str], None]
 
-_NO_COMMAND = (126, 127)  # as in a shell: not executable, not found
+_NO_COMMAND = (126, 127)  # exit codes of a shell: not executable, not found
 
 _RESOLVER = "/etc/resolv.conf"
 
