@@ -1,8 +1,7 @@
 """Connect a private network to the outside through a user-mode network stack, if installed.
 
 slirp4netns    one process for all tasks; its tap is a port of the hub's bridge
-pasta          one process per task, which gets a second interface, because pasta serves one guest
-only
+pasta          one process per task, since it serves one guest only; adds a second interface
 
 Both run in the machine's own network as our user, need no root, and map nothing of the machine's
 loopback into the network. They are children of a guard, which the holder forks before it enters its
