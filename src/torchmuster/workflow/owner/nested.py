@@ -53,7 +53,7 @@ class BesideEngine(LocalEngine):
     hosts: tuple[TaskNode, ...]
     broker: str
     bind_to: ClassVar[str] = "0.0.0.0"
-    keeps_agents: ClassVar[bool] = False  # another owner can't see agents on other hosts
+    keeps_agents: ClassVar[bool] = False  # other hosts can't see the address of a new head
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent for every place, the head's first."""
