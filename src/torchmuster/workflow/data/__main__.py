@@ -1,7 +1,7 @@
 """`python -m torchmuster.workflow.data ...`: the program that agents start to move files.
 
-Standard output is JSON lines: {"progress": {...}}, {"note": "..."}, {"done": {...}} or {"error":
-{...}}. The exit code is 0, 10 for a failure that may pass, 11 for a permanent one.
+Standard output is JSON lines: {"progress": {...}}, {"note": "..."}, {"done": {...}} or
+{"error": {...}}. The exit code is 0, 10 for a failure that may pass, 11 for a permanent one.
 """
 
 import argparse

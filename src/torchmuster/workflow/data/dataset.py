@@ -2,10 +2,10 @@
 
     objects/<2 digits>/<sha256>             each content, stored once
     uploads/<random>.json                   the contents that one running upload needs
-    sets/<name>/versions/<n>.json           the manifest: written last, exclusively; creates the
-    version sets/<name>/versions/<n>.deleted        prevents the reuse of a number
-    sets/<name>/tags/<tag>                  a version's number sets/<name>/labels.json
-    labels of the dataset, not of a version
+    sets/<name>/versions/<n>.json           the manifest: written last, exclusively; the version
+    sets/<name>/versions/<n>.deleted        prevents the reuse of a number
+    sets/<name>/tags/<tag>                  a version's number
+    sets/<name>/labels.json                 labels of the dataset, not of a version
 
 An interrupted upload leaves objects without a manifest; `gc` removes them when they are old.
 """
