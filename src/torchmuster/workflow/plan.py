@@ -327,7 +327,7 @@ class GroupStart:
         first_attempts: The first attempt of each task, when this head replaces a lost one.
         ran_s: How long the group ran under the lost head.
         broker: The name of the broker that starts agents on ssh hosts; None when all tasks are on
-            this machine. machine.
+            this machine.
         nodes: The ssh hosts.
     """
 
