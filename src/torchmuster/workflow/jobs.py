@@ -1,4 +1,4 @@
-"""A workflow as jobs: one for each group, waiting for the groups whose outputs it reads."""
+"""A workflow as jobs: one job per group, which waits for the groups whose outputs it reads."""
 
 import re
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from torchmuster.launcher.engines.base import PYTHON, Dialect
 from torchmuster.launcher.model.job import JobDependency, JobRequest, NodeChunk
 from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
 
-# Data that is fetched before a command starts and stored after it ended is not part of exec_timeout.
+# exec_timeout excludes the time to fetch inputs before a command and to store outputs after it.
 MARGIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupJob:
-    """The job of one group, and what its scheduler can't be told.
+    """The job of one group, with warnings about what its scheduler can't do.
 
     Attributes:
         node_tasks: The task of each node, in the order of the job's chunks.
@@ -33,7 +33,7 @@ class GroupJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupJobWords:
-    """The command line of `conduct-group`, in the script of a job: the workflow, the group, and the scheduler."""
+    """The command line of `conduct-group` in a job script."""
 
     run_dir: str
     group: str
@@ -47,14 +47,15 @@ def plan_jobs(
     site_job: JobRequest,
     job_ids: Mapping[str, str],
 ) -> tuple[GroupJob, ...]:
-    """Return the jobs of a workflow, each after those that it waits for.
+    """Return the jobs of a workflow; each comes after those that it waits for.
 
     Args:
         plan: The workflow.
-        dialect: Of the scheduler.
-        run_dir: Of the workflow.
-        site_job: What the site asks for in every job.
-        job_ids: What stands for the job of each group; groups of an earlier run need none.
+        dialect: The scheduler's dialect.
+        run_dir: The workflow's run directory.
+        site_job: The options that the site sets for every job.
+        job_ids: The id of each group's job, or the shell variable that holds it; groups of an
+            earlier run need none.
     """
     jobs: list[GroupJob] = []
     for group in _in_order(plan):
@@ -74,7 +75,7 @@ def plan_jobs(
 
 
 def job_variables(plan: WorkflowPlan) -> dict[str, str]:
-    """Return a shell variable for the job of each group: `n-nodes` has `JOB_n_nodes`."""
+    """Return the shell variable for the id of each group's job: `JOB_n_nodes` for `n-nodes`."""
     found: dict[str, str] = {}
     for group in plan.groups:
         name = base_name = "JOB_" + re.sub(r"[^A-Za-z0-9_]", "_", group.name)
@@ -87,7 +88,7 @@ def job_variables(plan: WorkflowPlan) -> dict[str, str]:
 
 
 def _in_order(plan: WorkflowPlan) -> list[GroupPlan]:
-    """Return the groups that are still to run, in the file's order but none before what it reads."""
+    """Return the groups still to run, in file order, but each after the groups that it reads."""
     done = set(plan.reused)
     waiting = [group for group in plan.groups if group.name not in done]
     ordered: list[GroupPlan] = []
@@ -144,7 +145,7 @@ def _kind(task: TaskPlan, extra: tuple[tuple[str, str], ...]) -> NodeChunk:
 
 
 def _chunks(group: GroupPlan, extra: tuple[tuple[str, str], ...]) -> tuple[NodeChunk, ...]:
-    """Return one chunk for each kind of node; a job's first node is of the lead's kind."""
+    """Return one chunk per kind of node; the lead's comes first, so it gets the first node."""
     counts: dict[NodeChunk, int] = {}
     for task in _lead_first(group):
         kind = _kind(task, extra)
@@ -168,7 +169,7 @@ def _lead_first(group: GroupPlan) -> list[TaskPlan]:
 
 
 def _warnings(plan: WorkflowPlan, group: GroupPlan, job: JobRequest, engine: str) -> list[str]:
-    """Return a sentence for each key of the file that no scheduler is told."""
+    """Return a sentence for each key of the file that has no effect on the job."""
     found: list[str] = []
     resources = [task.resources for task in group.tasks]
     platforms = dict.fromkeys(entry.platform for entry in resources if entry.platform)

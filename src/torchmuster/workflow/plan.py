@@ -1,7 +1,7 @@
-"""A workflow, complete: groups of tasks and the data that flows between them.
+"""The complete plan of a workflow: groups of tasks and the data that flows between them.
 
-These values are what `workflow.json` in the run directory holds. Runtime tokens such as `{{output}}` still stand in
-the texts; the agent of a task resolves them just before its command starts.
+`workflow.json` in the run directory holds these values. Texts still contain runtime tokens such as
+`{{output}}`; the agent of a task resolves them just before its command starts.
 """
 
 import enum
@@ -11,16 +11,16 @@ from torchmuster.core.model.plan import GRACE_S, MAX_RESTARTS, NodeSetup
 
 
 class ExitAction(enum.Enum):
-    """The action after the end of a task's command."""
+    """What follows the end of a task's command."""
 
     COMPLETE = "COMPLETE"
     FAIL = "FAIL"
-    RESCHEDULE = "RESCHEDULE"  # again, in a new working place
-    RESTART = "RESTART"  # again, in the same working place
+    RESCHEDULE = "RESCHEDULE"  # retry in a new working directory
+    RESTART = "RESTART"  # retry in the same working directory
 
 
 class InputKind(enum.Enum):
-    """The source of an input."""
+    """The kind of source of an input."""
 
     TASK = "task"
     URL = "url"
@@ -28,7 +28,7 @@ class InputKind(enum.Enum):
 
 
 class OutputKind(enum.Enum):
-    """The destination of an output."""
+    """The kind of destination of an output."""
 
     URL = "url"
     DATASET = "dataset"
@@ -36,7 +36,7 @@ class OutputKind(enum.Enum):
 
 
 class TaskNetwork(enum.Enum):
-    """Whether the tasks on one machine share its network."""
+    """Whether the tasks on one node share its network."""
 
     SHARED = "shared"
     PRIVATE = "private"
@@ -47,9 +47,9 @@ class InputPlan:
     """One entry of `inputs`.
 
     Attributes:
-        source: Task name, URL or dataset reference.
-        run_id: The other run that `task: RUN:TASK` names.
-        folder: For a dataset, the folder inside `{{input:N}}` that gets it.
+        source: A task name, a URL or a dataset reference.
+        run_id: The other run, where the file says `task: RUN:TASK`.
+        folder: The folder inside `{{input:N}}` that receives a dataset.
     """
 
     kind: InputKind
@@ -61,7 +61,7 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPlan:
-    """One entry of `outputs`; `paths` are relative to `{{output}}`, none for all of it."""
+    """One entry of `outputs`; `paths` are relative to `{{output}}`, empty for all of it."""
 
     kind: OutputKind
     target: str
@@ -73,7 +73,7 @@ class OutputPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """What is uploaded while the task runs."""
+    """A folder that is uploaded every `frequency_s` seconds while the task runs."""
 
     path: str
     url: str
@@ -86,8 +86,9 @@ class TaskFile:
     """One entry of `files`.
 
     Attributes:
-        content: Text with runtime tokens, or base64.
-        tokens: Whether runtime tokens in it are resolved: yes for inline text, no for `localpath`.
+        content: Text, which may contain runtime tokens, or base64.
+        tokens: Whether runtime tokens are resolved: in inline text and templates, not in other
+            `localpath` files.
     """
 
     path: str
@@ -99,7 +100,7 @@ class TaskFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRule:
-    """Exit codes, as ranges with both ends, and what follows them."""
+    """Inclusive ranges of exit codes, and the action that follows them."""
 
     action: ExitAction
     ranges: tuple[tuple[int, ...], ...]
@@ -124,11 +125,11 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """A training task, which is a run of its own.
+    """The training run that a training task starts.
 
     Attributes:
         nodes: `2`, or `1:3` for a range.
-        nproc_per_node: As in the file: the number that `gpu` means is known on the node only.
+        nproc_per_node: As in the file: only the node knows which number `gpu` means.
     """
 
     nodes: str
@@ -144,13 +145,13 @@ class TrainingPlan:
 
     @property
     def max_nodes(self) -> int:
-        """Return how many nodes it takes at most."""
+        """Return the maximum number of nodes."""
         return int(self.nodes.rpartition(":")[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """A secret of a task, as variables or as files in a folder; this contains no values."""
+    """A secret of a task, as variables or as files in a folder; holds no secret values."""
 
     name: str
     folder: str | None = None
@@ -181,16 +182,16 @@ class TaskPlan:
 
     @property
     def num_nodes(self) -> int:
-        """Return on how many nodes the task runs at most."""
+        """Return the maximum number of nodes of the task."""
         return 1 if self.training is None else self.training.max_nodes
 
     @property
     def min_nodes(self) -> int:
-        """Return how many nodes the task needs."""
+        """Return the minimum number of nodes of the task."""
         return 1 if self.training is None else self.training.min_nodes
 
     def action(self, code: int) -> ExitAction:
-        """Return the action for an exit code: that of the first rule that covers it; otherwise 0 is success."""
+        """Return the action of the first rule that covers a code; by default only 0 completes."""
         for rule in self.exit_rules:
             if rule.matches(code):
                 return rule.action
@@ -215,7 +216,7 @@ class GroupPlan:
 
     @property
     def lead(self) -> TaskPlan:
-        """Return the task whose end is the group's."""
+        """Return the lead; without one, the first task."""
         return next((task for task in self.tasks if task.lead), self.tasks[0])
 
     def task(self, name: str) -> TaskPlan:
@@ -228,14 +229,14 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowPlan:
-    """The complete plan of a workflow: nothing else decides what is started.
+    """The complete plan of a workflow; nothing else determines what starts.
 
     Attributes:
-        spec_path: The file that the user submitted; relative script paths start at its folder.
+        spec_path: The file that the user submitted; script paths are relative to its folder.
         python: The interpreter of training tasks and of our own helpers.
-        reused: For groups that an earlier run has finished: group name -> that run's directory.
-        setup: Lines of the site that every node runs before its task's first command.
-        setup_origin: Where they stand, for errors.
+        reused: The groups that an earlier run has finished: group name -> that run's directory.
+        setup: Shell lines of the site that every node runs before its task's first command.
+        setup_origin: The file that contains them, for error messages.
     """
 
     run_id: str
@@ -257,7 +258,7 @@ class WorkflowPlan:
 
     @property
     def mixes_output(self) -> bool:
-        """Return whether lines of several tasks mix, so that each needs its name from the first one on."""
+        """Return whether lines of several tasks can mix, so that each line needs a task's name."""
         return sum(len(group.tasks) for group in self.groups) > 1
 
     def group(self, name: str) -> GroupPlan:
@@ -268,14 +269,14 @@ class WorkflowPlan:
         raise KeyError(name)
 
 
-# What processes of one group tell each other by files.
+# Files that the processes of one group exchange.
 
-PODS_ENGINE = "pods"  # of `GroupNodes`: the nodes of a task are reached by their doors
+PODS_ENGINE = "pods"  # a `GroupNodes.engine`: a task's nodes are pods, which run servers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskNode:
-    """A node that a task was given; `gpus` are those that it may use there, None leaves it to the node."""
+    """A node of a task; `gpus` are those that the task may use there, None for all it finds."""
 
     name: str
     gpus: tuple[str, ...] | None = None
@@ -283,7 +284,7 @@ class TaskNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNodes:
-    """The nodes of each task of a group, as its head notes them where they are not this machine alone."""
+    """The nodes of each task of a group, which its head records unless all run on this machine."""
 
     engine: str
     tasks: dict[str, tuple[TaskNode, ...]]
@@ -291,18 +292,19 @@ class GroupNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStart:
-    """One attempt of a training task, for the run inside of it.
+    """One attempt of a training task: the input of its nested training run.
 
     Attributes:
-        task: Its name.
-        training: With the script and the arguments of this attempt: no token stands in them.
-        folder: Where the run makes its directory.
+        task: The task's name.
+        training: The plan with this attempt's script and arguments, all tokens resolved.
+        folder: Where the training run creates its run directory.
         snapshots: The folder that all attempts of the task share.
-        cwd: Where relative paths begin.
-        grace_s: Of the workflow.
-        node_setup: What each of its nodes does first.
-        nodes: Those of its group; None where they are simulated ones of this machine.
-        folders: What each of its nodes must have: what `{{output}}` stands for, and those in it that arguments name.
+        cwd: The folder that relative paths start from.
+        grace_s: The grace of the workflow.
+        node_setup: What each node does first.
+        nodes: The nodes of its group; None for simulated nodes on this machine.
+        folders: Folders that every node must have: that of `{{output}}`, and those in it that
+            arguments name.
     """
 
     task: str
@@ -318,14 +320,15 @@ class TrainingStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStart:
-    """What the client tells the head of a group and the agents of its tasks.
+    """The input of a group's head, and of its tasks' agents, from the owner of the workflow.
 
     Attributes:
-        gpus: What each task may see on its first node; one that is not named sees what is there.
-        first_attempts: Where a head goes on counting that takes the place of a lost one.
-        ran_s: For how long the group ran under that one.
-        broker: Where agents on hosts of ssh are asked for; None where the tasks are on this machine.
-        nodes: Those hosts.
+        gpus: The GPUs that each task may see on its first node; a task without an entry sees all.
+        first_attempts: The first attempt of each task, when this head replaces a lost one.
+        ran_s: How long the group ran under the lost head.
+        broker: The name of the broker that starts agents on ssh hosts; None when all tasks are on
+            this machine.
+        nodes: The ssh hosts.
     """
 
     gpus: dict[str, tuple[str, ...]] = field(default_factory=dict)

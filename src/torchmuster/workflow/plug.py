@@ -1,4 +1,4 @@
-"""What workflows and data add."""
+"""What the workflow room adds to the tables of plug points: commands, programs, cells and kinds."""
 
 PLUGS = {
     "commands": {

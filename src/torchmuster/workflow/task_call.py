@@ -1,6 +1,6 @@
-"""Waiting in a barrier of the group from a process of a task: blocking, from any thread.
+"""Blocking call from a process of a task, in any thread: wait at a barrier of its group.
 
-Each call has a connection of its own, so threads and forks don't disturb one another.
+Each call opens its own connection, so threads and forks don't disturb one another.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from torchmuster.errors import BarrierError, BarrierTimeoutError, ChannelError, 
 
 Say = Callable[[str], None]
 
-# The head ends a wait and knows who is missing; we only end one that nobody ends.
+# The head ends a wait, because it knows which callers are missing; this is the fallback.
 _PATIENCE_S = 10.0
 
 
@@ -49,9 +49,9 @@ def wait_at_barrier(
     timeout_s: float = 600.0,
     say: Say | None = None,
 ) -> None:
-    """Wait in the group's barrier; `torchmuster.barrier` documents the arguments and the errors.
+    """Wait at a barrier of the group; `torchmuster.barrier` documents the arguments and errors.
 
-    `say` gets a line every 5 s while it waits; by default standard error does.
+    While it waits, `say` gets a line every 5 s; the default prints to standard error.
     """
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise UsageError(f"{timeout_s} s is not a valid limit for a wait", fix="timeout_s=600.0")
@@ -66,7 +66,7 @@ def wait_at_barrier(
     deadline_s = time.monotonic() + timeout_s + _PATIENCE_S
     frame = ipc.pack(AskBarrier(name=name, count=count, rank=rank, timeout_s=timeout_s))
     with _connect(path) as agent:
-        # An agent that refuses says so before it reads, and hangs up: its sentence counts.
+        # An agent that refuses sends its reason before it reads, then hangs up: read that reason.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             agent.sendall(frame)
         while True:

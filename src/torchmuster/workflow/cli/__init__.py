@@ -1,1 +1,1 @@
-"""The commands for workflows and data."""
+"""The commands for workflows, datasets and files at URLs."""

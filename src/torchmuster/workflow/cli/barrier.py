@@ -12,7 +12,7 @@ import click
 @click.option("--rank", metavar="R", help="This caller's number, from 0.")
 @click.option("--timeout", default="10m", metavar="TIME", help="Limit of the wait; default 10m.")
 @click.option("--num-nodes", "--num_nodes", "num_nodes", metavar="N", help="The same as --count.")
-# Accepted from lines that were written for `osmo_barrier.py`: the group knows where its tasks are.
+# Accepted for command lines written for `osmo_barrier.py`, but unused: the agent knows its head.
 @click.option("--connect", hidden=True)
 @click.option("--port", hidden=True)
 @click.option("--secret-file", hidden=True)
@@ -42,7 +42,7 @@ def barrier(**given: Any) -> int:
 
 
 def _read(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers among the options; all mistakes are told at once."""
+    """Parse the numbers among the options; report all problems at once."""
     from torchmuster.core.spec.problems import Problems
     from torchmuster.core.spec.units import parse_timeout
 

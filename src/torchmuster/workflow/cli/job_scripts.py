@@ -1,4 +1,4 @@
-"""`muster submit FILE --dry-run --on slurm`: the commands and scripts that a scheduler would get."""
+"""`muster submit FILE --dry-run --on slurm`: show what a scheduler would get."""
 
 import json
 import os
@@ -23,10 +23,10 @@ ALL = "all"
 
 
 def show_jobs(plan: "WorkflowPlan", engine: str, *, as_json: bool) -> None:
-    """Print, for each engine, the submit commands and whole scripts of all groups.
+    """Print the submit commands and whole scripts of all groups, for each chosen site.
 
     Raises:
-        UsageError: The engine has no job scripts, or isn't there.
+        UsageError: The site has no job scripts, or does not exist.
     """
     sites = my_sites()
     chosen = list(sites.sites.values()) if engine == ALL else [sites.get(engine)]
@@ -49,21 +49,21 @@ def show_jobs(plan: "WorkflowPlan", engine: str, *, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ScriptTarget:
-    """A site, and the language of its scheduler."""
+    """A site and the dialect of its scheduler."""
 
     site: "Site"
     dialect: "Dialect"
 
     @property
     def title(self) -> str:
-        """Return the name, with its scheduler's where that is another word."""
+        """Return the site's name, with its scheduler's if that differs."""
         if self.site.name == self.site.kind:
             return self.site.name
         return f"{self.site.name} ({self.site.kind})"
 
 
 def render_jobs(plan: "WorkflowPlan", target: ScriptTarget) -> str:
-    """Return what would be submitted: a shell text with its scripts behind it."""
+    """Return the submit commands as a shell text, followed by the job scripts."""
     from torchmuster.workflow.jobs import job_variables
 
     dialect = target.dialect
@@ -99,7 +99,7 @@ def _script_name(group: "GroupJob") -> str:
 
 
 def _shown(word: str) -> str:
-    """Quote a word for the eye: variables of other jobs stay variables."""
+    """Quote a word for display; variables of other jobs stay variables."""
     return f'"{word}"' if "$JOB_" in word else shlex.quote(word)
 
 

@@ -1,4 +1,4 @@
-"""What a workflow needs of a place: what is refused there, shown, and started."""
+"""Cells of workflows: check, show and start a workflow at each kind of place for runs."""
 
 import json
 import os
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from torchmuster.workflow.plan import WorkflowPlan
 
 
-# `muster submit FILE --on NAME` where NAME is hosts of ssh: this process owns the workflow, its tasks run there.
+# `muster submit FILE --on NAME` with ssh hosts: this process owns the workflow; tasks run there.
 
 
 def refuse_what_hosts_can_not(plan: "WorkflowPlan", site: "Site", *, detach: bool) -> None:
-    """Refuse what can't be done over ssh, before anything exists.
+    """Refuse what a workflow can't do over ssh, before anything exists.
 
     Raises:
-        ManyErrors: Everything of it.
+        ManyErrors: All that is refused.
     """
     from torchmuster.workflow.owner.host_capacity import most_hosts
     from torchmuster.workflow.plan import TaskNetwork
@@ -105,7 +105,7 @@ def _follow(
     try:
         try:
             hosts.open()
-        except (ChannelError, UsageError):  # nothing has been started: there is nothing to look at
+        except (ChannelError, UsageError):  # nothing has started, so the folder is useless
             shutil.rmtree(run_dir.path, ignore_errors=True)
             raise
         used = ", ".join(one.name for one in hosts.facts)
@@ -120,7 +120,7 @@ def _follow(
 
 
 def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:
-    """Print the ssh command of each host, and where tasks would go while nothing else runs."""
+    """Print the ssh command of each host, and where tasks would go if no other group runs."""
     from torchmuster.workflow.owner.host_capacity import crowded
 
     wishes = make_wishes(site, by_slots=True)
@@ -145,7 +145,7 @@ def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:
 
 
 def _first_places(plan: "WorkflowPlan", names: list[str]) -> dict[str, list[str]]:
-    """Return the hosts of each task, in turn: what hosts have is known when they are called."""
+    """Assign hosts to tasks in turn; hosts' resources are unknown before connecting."""
     placed: dict[str, list[str]] = {}
     for group in plan.groups:
         turn = 0
@@ -157,10 +157,10 @@ def _first_places(plan: "WorkflowPlan", names: list[str]) -> dict[str, list[str]
 
 
 class WorkflowAt:
-    """A workflow at a place.
+    """A workflow at a place for runs.
 
     Attributes:
-        is_this_machine: What this machine has decides which tasks can run.
+        is_this_machine: Whether this machine's resources decide which tasks can run.
     """
 
     is_this_machine = False
@@ -169,32 +169,32 @@ class WorkflowAt:
         self.place = place
 
     def check(self, plan: "WorkflowPlan", *, detach: bool) -> None:
-        """Refuse what can't be done here, before anything exists.
+        """Refuse what a workflow can't do at this place, before anything exists.
 
         Raises:
-            ManyErrors: Everything of it.
+            ManyErrors: All that is refused.
         """
 
     def show(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
-        """Print what would be started; `machine` is this one."""
+        """Print what would start; `machine` is this one."""
         raise NotImplementedError
 
     def with_task_setup(self, plan: "WorkflowPlan") -> "WorkflowPlan":
-        """Return the plan with what the site says of its nodes."""
+        """Return the plan with the site's setup lines for nodes."""
         return plan
 
     def submit(
         self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
     ) -> int:
-        """Start a prepared workflow and follow it to its end, or leave it in the background; return the exit code."""
+        """Start a prepared workflow; follow it, or detach; return the exit code."""
         raise NotImplementedError
 
     def settle_again(self, old: "RunDir") -> None:
-        """Remove what is left of an earlier start of a workflow that is to start again."""
+        """Remove what an earlier start of the workflow has left, before its restart."""
 
 
 class OnThisMachine(WorkflowAt):
-    """On this machine."""
+    """A workflow on this machine."""
 
     is_this_machine = True
 
@@ -212,7 +212,7 @@ class OnThisMachine(WorkflowAt):
 
 
 class InThisJob(OnThisMachine):
-    """On the first node of the job around this shell."""
+    """A workflow on the node of this shell, within the job around it."""
 
     def check(self, plan: "WorkflowPlan", *, detach: bool) -> None:
         del plan, detach
@@ -226,7 +226,7 @@ class InThisJob(OnThisMachine):
 
 
 class OnHosts(WorkflowAt):
-    """On hosts of ssh."""
+    """A workflow on ssh hosts."""
 
     def check(self, plan: "WorkflowPlan", *, detach: bool) -> None:
         refuse_what_hosts_can_not(plan, self.place.site, detach=detach)
@@ -238,12 +238,12 @@ class OnHosts(WorkflowAt):
     def submit(
         self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
     ) -> int:
-        del detach  # it was refused
+        del detach  # `check` has refused it
         return submit_to_hosts(run_dir, plan, self.place.site, as_json=as_json)
 
 
 class AsJobs(WorkflowAt):
-    """As jobs of a scheduler, one for each group."""
+    """A workflow as jobs of a scheduler, one per group."""
 
     def show(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
         from torchmuster.workflow.cli.job_scripts import show_jobs

@@ -1,4 +1,4 @@
-"""What `muster ps`, `status` and `restart` show and do of a workflow."""
+"""Commands on the record of a workflow: its status, logs, replay and restart."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ _MAX_ROWS = 60
 
 
 def check_logs(view: "WorkflowRun", task: str | None) -> None:
-    """Take any task; one that is not there is refused where its logs are looked for.
+    """Accept any task; the search for its logs refuses unknown ones.
 
     Raises:
         NotFoundError: The plan can't be read.
@@ -25,10 +25,10 @@ def check_logs(view: "WorkflowRun", task: str | None) -> None:
 
 
 def check_replay(view: "WorkflowRun") -> None:
-    """Refuse to make a step again.
+    """Refuse to replay a step.
 
     Raises:
-        UsageError: Always: its trainings have steps.
+        UsageError: Always, because only its training tasks have steps.
     """
     name = short_id(view.run_id)
     fix = f"muster replay {name}/TASK --step N"
@@ -36,7 +36,7 @@ def check_replay(view: "WorkflowRun") -> None:
 
 
 def print_status(view: "WorkflowRun", *, as_json: bool) -> int:
-    """Show where a workflow stands: every task with its state and the reason for every wait."""
+    """Print the status of a workflow: every task with its state and the reason for every wait."""
     from torchmuster.core.cli.messages import paint_report
     from torchmuster.launcher.cli.account import print_account
     from torchmuster.launcher.views.account import account_of
@@ -101,7 +101,7 @@ def _plain(view: "WorkflowRun", workflow: "WorkflowView") -> dict[str, Any]:
 
 
 def restart(view: "WorkflowRun", *, detach: bool) -> int:
-    """Start a workflow again: a new run that takes over the groups which had finished."""
+    """Restart a workflow: start a new run that reuses the completed groups."""
     import os
     import uuid
     from dataclasses import replace
@@ -147,10 +147,10 @@ def restart(view: "WorkflowRun", *, detach: bool) -> int:
 
 
 def _place_of(view: "WorkflowRun") -> "Place":
-    """Return where a workflow was submitted.
+    """Return the place for runs to which a workflow was submitted.
 
     Raises:
-        UsageError: Its site is not there any more.
+        UsageError: Its site no longer exists.
     """
     from torchmuster.core.cli.find import Where, find_place
     from torchmuster.core.files import atomic

@@ -1,4 +1,4 @@
-"""`muster submit`, `validate`, `render` and `spec`: workflow files."""
+"""`muster submit`, `validate`, `render` and `spec`: commands on workflow files."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def spec(run: str, *, rendered: bool) -> int:
 
 
 def _load(given: dict[str, Any]) -> "LoadedWorkflow":
-    """Load the file; stop with all its errors, or show its warnings."""
+    """Load the file and show its warnings; raise all its errors at once."""
     from torchmuster.core.cli.messages import print_warnings
     from torchmuster.errors import ManyErrors
 
@@ -191,11 +191,11 @@ def _load_quietly(given: dict[str, Any]) -> "LoadedWorkflow":
 
 
 def _keys_with_effect(given: dict[str, Any]) -> frozenset[str]:
-    """Return the keys that mean nothing on this machine but do where this goes."""
+    """Return the keys that have no effect by default, but have one with these options."""
     keys: set[str] = set()
     if given.get("container", "none") != "none":
         keys |= {"privileged", "hostNetwork", "volumeMounts"}
-    if given.get("elsewhere"):  # the engine itself says what it can't be told
+    if given.get("elsewhere"):  # the engine itself warns of keys that it ignores
         keys |= {"platform", "nodesExcluded", "topology"}
     return frozenset(keys)
 
@@ -235,7 +235,7 @@ def _plan(
         network=TaskNetwork(given["task_network"]),
         container=given["container"],
     )
-    if given["elsewhere"]:  # what this machine has is not the question
+    if given["elsewhere"]:  # this machine's resources don't matter
         return plan, machine
     if refusals := container_problems(plan):
         raise ManyErrors(refusals)
@@ -253,7 +253,7 @@ def _plan(
 
 
 def _upload_local_datasets(loaded: "LoadedWorkflow") -> None:
-    """An input `dataset:` with `localpath` becomes a version before anything starts."""
+    """Upload each input `dataset:` with `localpath` as a version, before anything starts."""
     if loaded.local_datasets:
         from torchmuster.workflow.data.dataset import default_store
 

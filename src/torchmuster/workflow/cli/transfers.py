@@ -1,4 +1,4 @@
-"""What `muster data` and `muster dataset` share: near misses of commands, and progress on a terminal."""
+"""Output that `muster data` and `muster dataset` share: progress, notes and results."""
 
 import shutil
 import sys
@@ -16,7 +16,7 @@ _BAR_WIDTH = 30
 
 
 class Bar:
-    """A line that is drawn over itself, on a terminal only."""
+    """A progress bar on one line of standard error, if that is a terminal."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -27,7 +27,7 @@ class Bar:
         self._began_bytes = 0
 
     def update(self, state: "TransferProgress") -> None:
-        """Draw how far it is."""
+        """Draw the progress, at limited intervals."""
         now_s = time.monotonic()
         if not self._is_terminal or now_s < self._next_s:
             return
@@ -58,12 +58,12 @@ class Bar:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence that is no result."""
+    """Print a sentence that is not a result, to standard error."""
     click.echo(sentence, err=True)
 
 
 def describe(moved: "Moved", verb: str) -> str:
-    """Return the result of a transfer in one line."""
+    """Return a line about the result of a transfer."""
     from torchmuster.core.model.text import show_size
 
     skipped = f", {moved.num_skipped} were there already" if moved.num_skipped else ""

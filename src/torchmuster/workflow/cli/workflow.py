@@ -1,4 +1,4 @@
-"""A workflow that has its folder: shown as a table, owned by this process, or submitted as jobs and followed."""
+"""Start a prepared workflow here or as jobs and follow it, or show its plan as a table."""
 
 import json
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def start_workflow(
     run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool = False
 ) -> int:
-    """Follow a prepared workflow to its end, or leave it in the background."""
+    """Run a prepared workflow to its end, or start it in the background."""
     from torchmuster.core.cli.ending import follow_run, leave_in_background
 
     if detach:
@@ -42,7 +42,7 @@ def start_workflow(
 def submit_to_scheduler(
     run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
 ) -> int:
-    """Submit all groups as jobs and follow them; Ctrl-C leaves them alone, twice cancels them."""
+    """Submit all groups as jobs and follow them; Ctrl-C leaves the jobs alone, twice cancels."""
     from torchmuster.core.cli.ending import follow_run, print_id
     from torchmuster.launcher.engines.registry import load_dialect
     from torchmuster.workflow.owner.batch import submit_groups
@@ -100,7 +100,7 @@ def show_plan(plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> Non
 
 
 def workflow_summary(result: "WorkflowResult") -> str:
-    """Return the last line of a workflow."""
+    """Return the last line of a workflow's output."""
     from torchmuster.core.model.states import State
     from torchmuster.core.model.text import few_of
 
@@ -113,7 +113,7 @@ def workflow_summary(result: "WorkflowResult") -> str:
 
 
 def say_end(voice: "TerminalVoice", result: "WorkflowResult", run_dir: "RunDir") -> int:
-    """Say how a workflow has ended; return its exit code."""
+    """Show the end of a workflow; return its exit code."""
     from torchmuster.core.cli.ending import say_report
     from torchmuster.core.cli.messages import paint_report, uses_colour
     from torchmuster.core.model.states import State
@@ -130,7 +130,7 @@ def say_end(voice: "TerminalVoice", result: "WorkflowResult", run_dir: "RunDir")
 
 
 def size_of(groups: Any) -> str:
-    """Return `2 groups, 5 tasks`."""
+    """Return the size of a workflow as text: `2 groups, 5 tasks`."""
     num_tasks = sum(len(group.tasks) for group in groups)
     tasks = f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
     return f"{len(groups)} group{'s' if len(groups) != 1 else ''}, {tasks}"

@@ -1,1 +1,1 @@
-"""Moving files: downloads, uploads, versioned datasets and checkpoints, on disks and object stores."""
+"""Move files: downloads, uploads, versioned datasets and checkpoints, on disks and stores."""

@@ -1,7 +1,7 @@
 """`python -m torchmuster.workflow.data ...`: the program that agents start to move files.
 
-Standard output is JSON lines: {"progress": {...}}, {"note": "..."}, {"done": {...}} or {"error": {...}}.
-The exit code is 0, 10 for a failure that may pass, 11 for a permanent one.
+Standard output is JSON lines: {"progress": {...}}, {"note": "..."}, {"done": {...}} or
+{"error": {...}}. The exit code is 0, 10 for a failure that may pass, 11 for a permanent one.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _PROGRESS_EVERY_S = 0.5
 
 
 class Lines:
-    """Writes JSON lines from any thread; progress at most twice a second, and the last value always."""
+    """Writes JSON lines from any thread; progress at most twice a second, but always the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         lines.write("done", options.work(options, lines))
     except MusterError as error:
         return _fail(error, lines)
-    except BrokenPipeError:  # the agent has gone, and with it who wants this
+    except BrokenPipeError:  # the agent has gone: nothing reads this any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return MAY_PASS
     except OSError as error:
@@ -137,7 +137,7 @@ def _checkpoint(options: argparse.Namespace, lines: Lines) -> dict[str, Any]:
 
 
 def _wait_for_end(stop: threading.Event) -> None:
-    """Set `stop` at the end of standard input: the parent process has ended or requests the end."""
+    """Set `stop` when standard input closes: the parent has ended, or asks to stop."""
     while os.read(0, 4096):
         pass
     stop.set()

@@ -1,7 +1,8 @@
-"""Checkpoints of a task: uploaded while it runs, complete or absent; the last three are kept.
+"""Upload a task's checkpoints while it runs, each complete or absent, and keep the last three.
 
-A file that changes while it is read is never part of a checkpoint: its stamp (size, time of change, inode) has to be
-equal before the first reading and after the second, and both readings have to have the same SHA-256.
+A file that changes while it is read is never part of a checkpoint: its stamp (size, time of change,
+inode) must be equal before the first read and after the second, and both reads must have the same
+SHA-256.
 """
 
 import os
@@ -24,14 +25,14 @@ from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.data.store import Entry, FileChangedError, Store
 
 NUM_KEPT = 3
-# A time of change younger than this may not yet have moved on at the next write.
+# A file changed more recently may be written again without a new time of change.
 _SETTLED_S = 0.1
 _LONGEST_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One upload: the checkpoint's number, or None when there was nothing (new) to upload."""
+    """The result of one upload; `number` is None when there was nothing new to upload."""
 
     number: int | None
     num_files: int
@@ -39,15 +40,15 @@ class Round:
 
 
 class CheckpointUploader:
-    """Uploads the files under a path, repeatedly.
+    """Uploads the files in a path repeatedly.
 
     Args:
         path: A folder or a file; it need not exist yet.
         url: The folder of the checkpoints.
-        frequency_s: Pause between two uploads, in seconds.
-        regex: `re.match` on the relative path.
-        note: Called with messages for the user.
-        settle_s: How long a round waits for files that are being written, in seconds.
+        frequency_s: The pause between two uploads, in seconds.
+        regex: Applied with `re.match` to the relative path.
+        note: Receives messages for the user.
+        settle_s: The maximum wait for files that are being written, in seconds.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class CheckpointUploader:
     def run(self, stop: threading.Event, done: Callable[[Round], None] | None = None) -> Round:
         """Upload until `stop` is set, then once more; return the last round.
 
-        The error of a round is reported, and the next round tries again.
+        If a round fails, report the error and try again in the next one.
 
         Raises:
             DataError: The last round failed.
@@ -89,7 +90,7 @@ class CheckpointUploader:
         return self.upload_once()
 
     def upload_once(self) -> Round:
-        """Upload a checkpoint, unless the last one has the same files.
+        """Upload a checkpoint unless the last one has the same files.
 
         Raises:
             DataError: The store can't be written to, or a file keeps changing.
@@ -145,14 +146,14 @@ class CheckpointUploader:
                 raise FileChangedError(what, where=self._path, fix=fix, may_pass=True)
             if busy:
                 self._hold.wait(_SETTLED_S)
-            names = {file.name for file in busy}  # those that are gone by now are let go
+            names = {file.name for file in busy}  # skips files that are gone by now
             waiting = [file for file in self._files() if file.name in names]
         return stored
 
     def _send(
         self, file: LocalFile, known: Entry | None, folder: str, sent: list[str]
     ) -> Entry | None:
-        """Send one file; None when it is being written."""
+        """Send one file; return None if it is being written."""
         try:
             before = copying.stamp(file.path)
             if 0 <= time.time() - before.mtime_ns / 1e9 < _SETTLED_S:
@@ -169,7 +170,7 @@ class CheckpointUploader:
             if copying.stamp(file.path) != before:
                 return None
         except (FileNotFoundError, FileChangedError):
-            return None  # also replaced by a rename between two looks, or removed
+            return None  # removed, or replaced by a rename between two checks
         return stored_file(object_name, digests.size_bytes, digests.sha256, file.mode)
 
     def _claim(self, stored: dict[str, Entry]) -> int:
@@ -199,7 +200,7 @@ class CheckpointUploader:
         return None if number is None else pointer.read_checkpoint(self._store, number)
 
     def _prune(self, number: int) -> None:
-        """Remove older checkpoints: their manifests first, then objects that no manifest names."""
+        """Remove older checkpoints: first their manifests, then objects that no manifest names."""
         try:
             numbers = self._numbers()
             for old in [one for one in numbers if one <= number][:-NUM_KEPT]:
@@ -208,7 +209,7 @@ class CheckpointUploader:
             needed = {file.name for one in kept for file in one.files.values()}
             oldest = min(one.number for one in kept)
             for entry in self._store.entries():
-                # Newer folders can be those of another writer's upload that is under way.
+                # Newer folders can belong to another writer's running upload.
                 begun = pointer.folder_number(entry.name)
                 if begun is not None and begun <= oldest and entry.name not in needed:
                     self._store.delete(entry.name)

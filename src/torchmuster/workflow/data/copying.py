@@ -1,4 +1,4 @@
-"""Reading, hashing and copying local files, and detecting changes meanwhile."""
+"""Read, hash and copy local files, and detect changes meanwhile."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digests:
-    """The size in bytes of a file that was read, and its SHA-256 and MD5 in hexadecimal."""
+    """A file's size in bytes, and its SHA-256 and MD5 in hexadecimal."""
 
     size_bytes: int
     sha256: str
@@ -23,7 +23,7 @@ class Digests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """The attributes that change when a file is written or replaced."""
+    """The attributes of a file that change when it is written or replaced."""
 
     size_bytes: int
     mtime_ns: int
@@ -31,7 +31,7 @@ class Stamp:
 
 
 def stamp(path: str) -> Stamp:
-    """Return the present stamp of a file."""
+    """Return the current stamp of a file."""
     facts = os.stat(path)
     return Stamp(size_bytes=facts.st_size, mtime_ns=facts.st_mtime_ns, inode=facts.st_ino)
 
@@ -54,14 +54,14 @@ def hash_file(path: str) -> Digests:
 
 
 def read_hashed(path: str) -> tuple[bytes, Digests]:
-    """Return a small file's bytes and their digests."""
+    """Return a small file's bytes and digests."""
     parts: list[bytes] = []
     digests = feed_hashed(path, parts.append)
     return b"".join(parts), digests
 
 
 def copy_hashed(source: str, target: str) -> Digests:
-    """Copy to a file, fsync it, keep the mode; return the digests of what was copied."""
+    """Copy a file with its mode and fsync it; return the digests of the copied bytes."""
     with open(target, "wb", buffering=0) as file:
         digests = feed_hashed(source, lambda chunk: write_all(file.fileno(), chunk))
         os.fchmod(file.fileno(), stat.S_IMODE(os.stat(source).st_mode))
@@ -80,5 +80,5 @@ def sync_folder(path: str) -> None:
 
 
 def _md5() -> "hashlib._Hash":
-    # A comparison with the store's ETag, no protection: allowed on hardened systems too.
+    # Only compared with the store's ETag, not for security: hardened systems allow that.
     return hashlib.md5(usedforsecurity=False)

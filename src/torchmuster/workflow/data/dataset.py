@@ -1,13 +1,13 @@
 """Versioned datasets in a folder or an object store.
 
-    objects/<2 digits>/<sha256>             each content once
-    uploads/<random>.json                   the contents that a running upload needs
-    sets/<name>/versions/<n>.json           the manifest: written last, exclusively; it makes the version
-    sets/<name>/versions/<n>.deleted        so that a number never comes back
+    objects/<2 digits>/<sha256>             each content, stored once
+    uploads/<random>.json                   the contents that one running upload needs
+    sets/<name>/versions/<n>.json           the manifest: written last, exclusively; the version
+    sets/<name>/versions/<n>.deleted        prevents the reuse of a number
     sets/<name>/tags/<tag>                  a version's number
-    sets/<name>/labels.json                 of the dataset, not of a version
+    sets/<name>/labels.json                 labels of the dataset, not of a version
 
-An interrupted upload leaves objects without a manifest: `gc` removes them when they are old.
+An interrupted upload leaves objects without a manifest; `gc` removes them when they are old.
 """
 
 import json
@@ -48,12 +48,13 @@ from torchmuster.workflow.data.reference import (
 from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.data.store import Entry, FileChangedError, Store
 
-# Writes a file under the next free number, while several writers may want the same one.
+# Version numbers: several writers may want the same one.
 #
-# A local disk links a finished file to the name, a store accepts `If-None-Match: *`; both give a number to one
-# writer only. If a store can do neither, claims are separate files: a writer writes its claim and then lists
-# the claims. A writer that sees no other claim owns the number; one that sees another withdraws and tries again
-# later. Of two writers the later one always sees both claims, so two never own the same number.
+# A local disk links a finished file to the name, and a store accepts `If-None-Match: *`; both give
+# a number to one writer only. If a store can do neither, each writer writes a separate claim file
+# and then lists the claims. It owns the number if it sees no other claim; otherwise it withdraws
+# and retries later. The later of two writers always sees both claims, so two never own the same
+# number.
 
 
 _MAX_TRIES = 1000
@@ -79,7 +80,7 @@ def claim_next(
             done = _create_by_claim(store, name, data, number)
         if done:
             return number
-        if done is None:  # another writer wants it too
+        if done is None:  # another writer claims it too
             waiter.wait(random.uniform(0.05, 0.2) * min(attempt + 1, 10))
         else:
             number += 1
@@ -89,7 +90,7 @@ def claim_next(
 
 
 def _create_by_claim(store: Store, name: str, data: bytes, number: int) -> bool | None:
-    """Return True when written, False when the number is taken, None when other writers claim it."""
+    """Return True if written, False if the number is taken, None if other writers claim it."""
     folder = f"claims/{name}"
     ours = f"{folder}/{secrets.token_hex(8)}"
     store.write(ours, str(number).encode())
@@ -105,24 +106,24 @@ def _create_by_claim(store: Store, name: str, data: bytes, number: int) -> bool 
         store.delete(ours)
 
 
-# The contents of all datasets, each stored once under its SHA-256; and removal of unused ones.
+# Contents of all datasets, stored once under their SHA-256, and the removal of unused ones.
 
 
 _NUM_PARALLEL = 8
 _MAX_SENDS = 3
-# An upload that began longer ago than this is taken for dead.
+# An older upload counts as dead.
 _UPLOAD_LIMIT_S = 7 * 86400.0
 
 
 class ObjectStore:
-    """Content-addressed objects of a store."""
+    """The content-addressed objects of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     @contextmanager
     def upload_begun(self) -> "Iterator[ObjectUpload]":
-        """Begin an upload; the sweep keeps the contents that it needs until it ends."""
+        """Begin an upload; until it ends, the sweep keeps the contents that it needs."""
         upload = ObjectUpload(self._store)
         try:
             yield upload
@@ -132,7 +133,7 @@ class ObjectStore:
     def verify(
         self, files: Mapping[str, Entry], progress: ProgressCallback | None = None
     ) -> list[str]:
-        """Read every object again; return a sentence for each that is missing or damaged."""
+        """Read every object; return a sentence for each that is missing or damaged."""
         meter = TransferMeter(len(files), sum(file.size_bytes for file in files.values()), progress)
 
         def check(path: str) -> str | None:
@@ -153,9 +154,9 @@ class ObjectStore:
         return None if digest == file.sha256 else "its object is damaged"
 
     def sweep(self, referenced: Callable[[], set[str]], older_than_s: float) -> tuple[int, int]:
-        """Remove old objects that neither a version nor a running upload needs."""
+        """Remove old objects that no version or running upload needs; return number and bytes."""
         limit_s = time.time() - older_than_s
-        # First the objects, then who needs them: what is uploaded in between is never a candidate.
+        # List the objects before their users, so that uploads in between are never candidates.
         old = [entry for entry in self._store.entries("objects") if entry.modified_s <= limit_s]
         needed = referenced()
         doomed = [entry for entry in old if entry.name.rsplit("/", 1)[-1] not in needed]
@@ -173,7 +174,7 @@ class ObjectStore:
                 continue
             try:
                 needed.update(json.loads(self._store.read(entry.name)))
-            except FileNotFoundError:  # it has just ended
+            except FileNotFoundError:  # the upload has just ended
                 continue
             except ValueError as error:
                 where = self._store.where(entry.name)
@@ -182,7 +183,7 @@ class ObjectStore:
 
 
 class ObjectUpload:
-    """The contents that one upload sends and needs."""
+    """The contents that one upload sends, and needs to be kept."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -194,7 +195,7 @@ class ObjectUpload:
     def add(
         self, files: Sequence[LocalFile], progress: ProgressCallback | None, prefix: str = ""
     ) -> dict[str, Entry]:
-        """Send the contents that the store lacks; return the files as a manifest lists them, by path.
+        """Send the contents that the store lacks; return the files' manifest entries, by path.
 
         Raises:
             DataError: A file can't be read or keeps changing, or the store can't be written.
@@ -224,20 +225,20 @@ class ObjectUpload:
         self._store.write(self._note, data)
 
     def check(self) -> None:
-        """Send contents again that a concurrent sweep has removed after we saw them."""
+        """Resend contents that a concurrent sweep has removed since we saw them."""
         for sha256, file in self._sources.items():
             if self._store.stat(object_name(sha256)) is None:
                 self._send(file, copying.hash_file(file.path), None)
 
     def end(self) -> None:
-        """End the protection: the sweep may remove contents without a version."""
+        """End the protection of contents without a version from the sweep."""
         self._store.delete(self._note)
 
     def _hash(self, file: LocalFile) -> copying.Digests:
         return retrying(lambda: copying.hash_file(file.path), file.path, stop=self._stop)
 
     def _there(self, hashes: Iterable[str]) -> set[str]:
-        """Return the contents in the store, from a listing: one request for 1,000 objects."""
+        """Return which contents the store has, from a listing: one request per 1,000 objects."""
         wanted = set(hashes)
         listed = self._store.entries("objects")
         return wanted & {entry.name.rsplit("/", 1)[-1] for entry in listed}
@@ -266,7 +267,7 @@ _TAG = re.compile(r"sets/(.+)/tags/([A-Za-z0-9_-]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A dataset in the list: its versions, the oldest first, and when the newest was written."""
+    """A dataset in the list: its versions, oldest first, and when the newest was written."""
 
     name: str
     versions: tuple[int, ...]
@@ -276,7 +277,7 @@ class Summary:
 
 @dataclass(slots=True)
 class Found:
-    """The versions that a dataset has, with their times; the highest that it ever had; its tags."""
+    """A dataset's versions with their times, the highest version it ever had, and its tags."""
 
     versions: dict[int, float] = field(default_factory=dict)
     highest: int = 0
@@ -284,17 +285,17 @@ class Found:
 
 
 def version_name(name: str, number: int) -> str:
-    """Return where a version's manifest lies."""
+    """Return the name of a version's manifest in the store."""
     return f"sets/{name}/versions/{number}.json"
 
 
 def scan(store: Store, below: str) -> dict[str, Found]:
-    """Return the datasets below a folder of the store, by name."""
+    """Return the datasets in a folder of the store, by name."""
     by_name: dict[str, Found] = {}
     for entry in store.entries(below):
         if match := _VERSION.fullmatch(entry.name):
             found = by_name.setdefault(match[1], Found())
-            # A version that is being deleted has both files for a moment.
+            # During its deletion, a version briefly has both files.
             found.versions[int(match[2])] = entry.modified_s
             found.highest = max(found.highest, int(match[2]))
         elif match := _DELETED.fullmatch(entry.name):
@@ -306,7 +307,7 @@ def scan(store: Store, below: str) -> dict[str, Found]:
 
 
 class DatasetStore:
-    """All datasets of a store; without a URL, of the store in the settings."""
+    """All datasets of a store, by default of the store in the settings."""
 
     def __init__(self, url: str | Store | None = None, *, note: NoteCallback | None = None) -> None:
         where = datasets_url() if url is None else url
@@ -329,9 +330,10 @@ class DatasetStore:
         keep: bool = False,
         progress: ProgressCallback | None = None,
     ) -> int:
-        """Make a new version of a folder's files; return its number.
+        """Make a new version from a folder's files; return its number.
 
-        With `keep`, files of the newest version that are not in the folder stay.
+        With `keep`, the new version also has the files of the version that `name` refers to (by
+        default the newest) that are not in the folder.
 
         Raises:
             UsageError: The name or a tag is invalid.
@@ -361,16 +363,17 @@ class DatasetStore:
         """Make a new version from an older one; return its number.
 
         Args:
-            name: `NAME` starts from the newest version, `NAME:tag` from that one.
-            add: Pairs of a local path and the folder in the dataset, `` for its top.
-            remove: Files whose path matches (`re.match`) are left out.
-            tags: Given to the new version.
-            metadata: Updates that of the older version.
-            progress: Called as in `upload`.
+            name: `NAME` starts from the newest version, `NAME:tag` from the tagged one.
+            add: Pairs of a local path and the target folder in the dataset, empty for its top.
+            remove: A regex; files whose path matches (`re.match`) are left out.
+            tags: The tags of the new version.
+            metadata: Updates the metadata of the older version.
+            progress: Receives the progress, as in `upload`.
 
         Raises:
             UsageError: The name or a tag is invalid.
-            DataError: There is no such dataset, the new version would be empty, or a file can't be read.
+            DataError: There is no such dataset, the new version would be empty, or a file can't be
+                read.
         """
         old = self.info(name)
         removes = compile_regex(remove) if remove is not None else lambda path: False
@@ -443,10 +446,11 @@ class DatasetStore:
         regex: str | None = None,
         progress: ProgressCallback | None = None,
     ) -> Moved:
-        """Download a version's files into a folder; other files there are kept.
+        """Download a version's files into a folder; keep other files there.
 
         Raises:
-            DataError: No such dataset, or an object is missing or damaged.
+            DataError: There is no such dataset, no file matches, or an object is missing or
+                damaged.
         """
         matches = compile_regex(regex)
         found = self.info(reference).files
@@ -459,7 +463,7 @@ class DatasetStore:
         """Return a version's manifest.
 
         Raises:
-            DataError: No such dataset or version, or its manifest is damaged.
+            DataError: There is no such dataset or version, or its manifest is damaged.
         """
         wanted = self.resolve(reference)
         name = version_name(wanted.name, wanted.version or 0)
@@ -471,10 +475,10 @@ class DatasetStore:
         return manifest
 
     def resolve(self, reference: str) -> Reference:
-        """Return the reference with its version's number.
+        """Resolve a reference to its version's number.
 
         Raises:
-            DataError: There is no such dataset, tag or version; the error names the nearest.
+            DataError: There is no such dataset, tag or version; the message names the nearest one.
         """
         wanted = parse_reference(reference)
         found = self._find(wanted.name)
@@ -496,7 +500,7 @@ class DatasetStore:
         return Reference(name=wanted.name, version=version)
 
     def list(self) -> list[Summary]:
-        """Return all datasets, from one listing of the store, without reading manifests."""
+        """Return all datasets, from one listing of the store that reads no manifests."""
         by_name = scan(self._store, "sets")
         return [
             Summary(
@@ -510,11 +514,11 @@ class DatasetStore:
         ]
 
     def tag(self, reference: str, tag: str, *, remove: bool = False) -> None:
-        """Set a tag to a version, or remove it.
+        """Set a tag to a version, or remove the tag.
 
         Raises:
             UsageError: The tag is invalid.
-            DataError: No such version.
+            DataError: There is no such version.
         """
         check_tag(tag)
         wanted = self.resolve(reference)
@@ -544,18 +548,18 @@ class DatasetStore:
         return dict(value)
 
     def set_labels(self, name: str, labels: Mapping[str, Any]) -> None:
-        """Update the labels of a dataset; None removes one."""
+        """Update the labels of a dataset; the value None removes a label."""
         both = {**self.labels(name), **labels}
         left = {key: value for key, value in both.items() if value is not None}
         path = f"sets/{parse_reference(name).name}/labels.json"
         self._store.write(path, json.dumps(left).encode())
 
     def delete(self, reference: str, *, all_versions: bool = False) -> Sequence[int]:
-        """Remove a version, or all of them; return their numbers. `gc` removes the contents later.
+        """Remove one version or all; return their numbers. `gc` removes the contents later.
 
         Raises:
-            UsageError: There are several versions, and neither a version nor `all_versions` was given.
-            DataError: No such version.
+            UsageError: There are several versions, and no version, tag or `all_versions` was given.
+            DataError: There is no such version.
         """
         wanted = parse_reference(reference)
         version = self.resolve(reference).version
@@ -577,18 +581,18 @@ class DatasetStore:
         return doomed
 
     def checksum(self, reference: str) -> str:
-        """Return the SHA-256 of a version: of all paths, modes and contents."""
+        """Return the SHA-256 of a version, over all its paths, modes and contents."""
         return self.info(reference).checksum
 
     def verify(self, reference: str, progress: ProgressCallback | None = None) -> Sequence[str]:
-        """Read every object of a version again; return a sentence for each that is damaged."""
+        """Read every object of a version; return a sentence for each missing or damaged one."""
         return self._objects.verify(self.info(reference).files, progress)
 
     def gc(self, *, older_than_s: float = 86400.0) -> tuple[int, int]:
-        """Remove contents that belong to no version; return their number and their size in bytes.
+        """Remove contents that belong to no version; return their number and size in bytes.
 
         Raises:
-            DataError: A manifest is damaged: then nothing is removed.
+            DataError: A manifest is damaged; nothing is removed.
         """
         return self._objects.sweep(self._referenced, older_than_s)
 

@@ -1,4 +1,4 @@
-"""Errors of files and stores: which of them may pass, and retrying those."""
+"""Errors of files and stores, and retries of those that may pass."""
 
 import errno
 import random
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 NUM_TRIES = 5
 _FIRST_PAUSE_S = 0.5
 
-# What a second try does not change, on a local disk.
+# Errors of a local disk that a retry does not change.
 _LASTING = frozenset(
     {
         errno.ENOSPC,
@@ -25,7 +25,8 @@ _LASTING = frozenset(
         errno.EXDEV,
     }
 )
-# The libraries of the stores have no common classes; these words in a class's name mean that it stays so.
+# The stores' libraries share no error classes; these words in a class's name mean that it is
+# permanent.
 _LASTING_WORDS = (
     "credential",
     "paramvalidation",
@@ -66,7 +67,7 @@ class DataError(MusterError):
 
 
 def explain(error: BaseException, url: str) -> DataError:
-    """Return an error of a file system or of a store's library as a message for the user."""
+    """Convert an error of a file system or a store's library into a DataError for the user."""
     if isinstance(error, DataError):
         return error
     if isinstance(error, MusterError):
@@ -90,16 +91,16 @@ def explain(error: BaseException, url: str) -> DataError:
 def retrying(
     work: Callable[[], _T], url: str, *, stop: threading.Event | None = None, tries: int = NUM_TRIES
 ) -> _T:
-    """Return what `work` returns; retry with growing pauses after failures that may pass.
+    """Call `work` and return its result; after failures that may pass, retry with growing pauses.
 
     Args:
         work: The function to call; it must be safe to call twice.
-        url: Named in the error.
-        stop: Set by other threads to end the waiting.
+        url: The URL for the error.
+        stop: Other threads set it to end the waiting.
         tries: The maximum number of calls.
 
     Raises:
-        DataError: The last failure, or the first that will not pass.
+        DataError: The last failure, or the first that can't pass.
     """
     waiter = stop or threading.Event()
     pause_s = _FIRST_PAUSE_S
@@ -107,7 +108,7 @@ def retrying(
         try:
             return work()
         except Exception as error:
-            # Each store's library has classes of its own.
+            # Each store's library has its own classes.
             fault = explain(error, url)
             if not fault.may_pass or left == 0:
                 raise fault from error

@@ -1,4 +1,4 @@
-"""Downloads single files from a store to a folder: in ranges, resumed, verified, complete or absent."""
+"""Download files from a store into a folder: in ranges, resumed, verified, complete or absent."""
 
 import contextlib
 import fcntl
@@ -23,10 +23,10 @@ from torchmuster.workflow.data.progress import (
 )
 from torchmuster.workflow.data.store import Entry, LocalStore, Store
 
-# The finished files of a download, in one file next to its folder: `.NAME.muster.jsonl`.
+# The record of a download's finished files, next to its folder: `.NAME.muster.jsonl`.
 #
-# Each line says that a file is complete, or to which version of a file a `.part` belongs. Lines are only
-# appended, so a killed download leaves at most one incomplete line, which is ignored.
+# Each line says that a file is complete, or to which version of a file a `.part` belongs. Lines are
+# only appended, so a killed download leaves at most one incomplete line, which is ignored.
 
 
 _MAX_BYTES = 1 << 30
@@ -34,7 +34,7 @@ _MAX_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A complete file: its version in the store, and its stamp on the disk."""
+    """A complete file: its version in the store, and its stamp on disk."""
 
     source: str
     tag: str
@@ -43,7 +43,7 @@ class Finished:
 
 
 class DownloadRecord:
-    """The record of a download; only one download at a time works in a folder."""
+    """The record of a download; its lock allows only one download at a time in a folder."""
 
     def __init__(self, folder: str) -> None:
         parent, base = os.path.split(os.path.realpath(folder))
@@ -55,10 +55,10 @@ class DownloadRecord:
         self._fd = -1
 
     def open(self) -> None:
-        """Lock and read the record; without one, `problem` says why.
+        """Lock and read the record; if it can't be written, set `problem`.
 
         Raises:
-            DataError: Another download works in this folder.
+            DataError: Another download uses this folder.
         """
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -71,7 +71,7 @@ class DownloadRecord:
             self.close()
             what = "another download writes to this folder"
             raise DataError(what, where=self.path, may_pass=True) from error
-        except OSError:  # a file system without locks
+        except OSError:  # the file system has no locks
             pass
         for line in os.pread(self._fd, _MAX_BYTES, 0).splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -89,12 +89,12 @@ class DownloadRecord:
         )
 
     def begin(self, name: str, source: str, tag: str) -> None:
-        """Note the version to which the `.part` of a file belongs."""
+        """Record the version to which the `.part` of a file belongs."""
         self.parts[name] = (source, tag)
         self._append({"part": name, "source": source, "tag": tag})
 
     def finish(self, name: str, done: Finished) -> None:
-        """Note that a file is complete."""
+        """Record that a file is complete."""
         self._append({"name": name, **asdict(done)})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class DownloadRecord:
             return
         data = json.dumps(line).encode() + b"\n"
         with self._lock:
-            # A line break first ends a line that a killed download left torn.
+            # A line break first ends an incomplete line that a killed download left.
             os.write(self._fd, data if os.fstat(self._fd).st_size == 0 else b"\n" + data)
 
     def close(self) -> None:
@@ -124,15 +124,15 @@ def fetch_all(
     note: NoteCallback | None = None,
     num_parallel: int = 8,
 ) -> Moved:
-    """Download files of a store into a folder; complete ones are skipped.
+    """Download files of a store into a folder; skip complete ones.
 
     Args:
-        store: Their store.
-        files: By the name in the folder.
-        folder: Created if it is missing.
-        progress: Called after every piece, from several threads, one at a time.
-        note: Called with messages for the user.
-        num_parallel: Number of simultaneous downloads.
+        store: The store that has the files.
+        files: The files, by their name in the folder.
+        folder: The target, created if it is missing.
+        progress: Called after every piece; from several threads, but one call at a time.
+        note: Receives messages for the user.
+        num_parallel: The number of simultaneous downloads.
 
     Raises:
         DataError: A name is unsafe, a file can't be read or written, or is damaged in the store.
@@ -172,7 +172,7 @@ class _Fetcher:
         self._note = note
 
     def fetch(self, pair: tuple[str, Entry]) -> None:
-        """Download one file, unless it is complete."""
+        """Download one file unless it is complete."""
         name, file = pair
         url = self._store.where(file.name)
         try:
@@ -219,7 +219,7 @@ class _Fetcher:
             if _fits(file, digests):
                 return digests.sha256
             if file.sha256 is None and digests.sha256 == before:
-                # Encrypted objects have an ETag that looks like an MD5 and is none.
+                # The ETag of an encrypted object looks like an MD5 but is not one.
                 if self._note:
                     self._note(f"{name}: the store's ETag is no MD5; two reads were equal")
                 return digests.sha256
@@ -254,7 +254,7 @@ class _Fetcher:
     def _read_ranges(
         self, name: str, file: Entry, part: str, url: str, *, from_start: bool
     ) -> None:
-        """Fetch the missing part of the `.part` file; start again if it is of another version."""
+        """Fetch the rest of the `.part` file; start over if it belongs to another version."""
         version = (url, file.tag)
         keep = self._record.parts.get(name) == version and not from_start and os.path.isfile(part)
         begin = os.path.getsize(part) if keep else 0
@@ -272,7 +272,7 @@ class _Fetcher:
                 self._meter.add(len(data))
 
     def _has_changed(self, file: Entry) -> bool:
-        """Check again whether ranges of two versions could have been combined."""
+        """Return whether the file has changed in the store: ranges of two versions may be mixed."""
         if file.sha256 is not None or file.size_bytes <= copying.CHUNK_BYTES:
             return False
         entry = self._store.stat(file.name)

@@ -1,4 +1,4 @@
-"""The list of files of a dataset version: one JSON file, which an upload writes last."""
+"""The manifest of a dataset version: one JSON file, which an upload writes last."""
 
 import hashlib
 import json
@@ -16,20 +16,20 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def object_name(sha256: str) -> str:
-    """Return the name of a content in a dataset's store."""
+    """Return the name of the object that stores a content."""
     return f"objects/{sha256[:2]}/{sha256}"
 
 
 def stored_file(source: str, size_bytes: int, sha256: str, mode: int) -> Entry:
-    """Return a file whose content is the object `source`."""
+    """Return the entry of a file whose content is the object `source`."""
     return Entry(name=source, size_bytes=size_bytes, tag=sha256, sha256=sha256, mode=mode)
 
 
 def listed_file(name: str, source: str, size_bytes: Any, sha256: Any, mode: Any) -> Entry:
-    """Return a file from its entry in a list.
+    """Return a checked file entry, from the values in a manifest.
 
     Raises:
-        ValueError: The name or the object is unsafe, or a number is invalid.
+        ValueError: A name is unsafe, or the checksum, size or mode is invalid.
     """
     is_whole = type(size_bytes) is int and size_bytes >= 0 and type(mode) is int
     if not is_whole or not _SHA256.fullmatch(sha256):
@@ -45,11 +45,11 @@ class DatasetManifest:
 
     Attributes:
         name: `[bucket/]NAME`.
-        version: Counted from 1.
-        created: UTC, ISO 8601.
+        version: The number, counted from 1.
+        created: The time, UTC in ISO 8601.
         run_id: The run that made it, if any.
-        writer: Random: distinguishes otherwise equal manifests of two writers.
-        files: By path, sorted; each with the object that has its content.
+        writer: A random text that distinguishes equal manifests of two writers.
+        files: The files by path, sorted, each with the object that has its content.
         metadata: The user's metadata of this version.
     """
 
@@ -63,12 +63,12 @@ class DatasetManifest:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files."""
+        """Return the total size of the files."""
         return sum(file.size_bytes for file in self.files.values())
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of all paths, modes and contents: equal for equal files, whatever the version."""
+        """Return the SHA-256 of all paths, modes and contents, whatever the version."""
         digest = hashlib.sha256()
         for path, file in self.files.items():
             digest.update(f"{file.sha256} {file.mode or 0:o} {path}\0".encode())
@@ -86,16 +86,16 @@ class DatasetManifest:
 
 
 def encode(manifest: DatasetManifest) -> bytes:
-    """Return a manifest's bytes, which end with their checksum."""
+    """Encode a manifest, with the checksum of its files."""
     body = {"format": FORMAT, **manifest.plain(), "checksum": manifest.checksum}
     return json.dumps(body, indent=1, sort_keys=True).encode()
 
 
 def decode(data: bytes, where: str) -> DatasetManifest:
-    """Return the manifest from its bytes.
+    """Decode a manifest.
 
     Raises:
-        DataError: The bytes are damaged.
+        DataError: The manifest is damaged.
     """
     try:
         value = json.loads(data)

@@ -1,4 +1,4 @@
-"""Parses metadata and labels: `key=value`, or a YAML or JSON file of keys and values."""
+"""Parse metadata and labels: `key=value`, or a YAML or JSON file of keys and values."""
 
 import json
 import os
@@ -12,10 +12,10 @@ _MAX_BYTES = 1 << 20
 
 
 def parse_metadata(words: Sequence[str], option: str = "--metadata") -> dict[str, Any]:
-    """Return the values of `key=value` words and of files; later ones win.
+    """Return the values of `key=value` arguments and of files; later ones win.
 
     Raises:
-        UsageError: A word is neither, or a file has no keys and values.
+        UsageError: An argument is neither, or a file is unreadable or has no keys and values.
     """
     values: dict[str, Any] = {}
     for word in words:
@@ -31,7 +31,7 @@ def parse_metadata(words: Sequence[str], option: str = "--metadata") -> dict[str
 
 
 def _scalar(text: str) -> Any:
-    """Return a number or boolean for text that is one, else the text."""
+    """Convert text to the number or boolean that it spells; otherwise return the text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -47,7 +47,7 @@ def _read(path: str, option: str) -> dict[str, Any]:
             raise UsageError("the metadata are larger than 1 MiB", where=f"{option} {path}")
         with open_plain(path, or_descriptor=True) as file:
             value = yaml.safe_load(file.read().decode())
-        # Dates and the like become text: what is stored is JSON.
+        # Dates and the like become text, because they are stored as JSON.
         plain = json.loads(json.dumps(value, default=str))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())

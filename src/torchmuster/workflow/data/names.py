@@ -1,4 +1,4 @@
-"""Selects the files of a transfer, and checks that names are safe to write."""
+"""Select the files of a transfer, and check that their names are safe to write."""
 
 import os
 import re
@@ -11,7 +11,7 @@ _SHOWN = 5
 
 
 def compile_regex(regex: str | None) -> Callable[[str], bool]:
-    """Return the test of a relative path; `re.match`, as in the workflow format.
+    """Return a test for relative paths, with `re.match` as in the workflow format.
 
     Raises:
         DataError: The expression is invalid.
@@ -27,7 +27,7 @@ def compile_regex(regex: str | None) -> Callable[[str], bool]:
 
 
 def unsafe_reason(name: str) -> str | None:
-    """Return why a name from a store can't be a file here; None when it can."""
+    """Return why a name from a store can't be a local file; None when it can."""
     if name.startswith("/"):
         return "it is absolute"
     if "\0" in name:
@@ -43,10 +43,10 @@ def unsafe_reason(name: str) -> str | None:
 
 
 def check_names(names: Iterable[str], where: str) -> None:
-    """Refuse names that could write elsewhere, or that can't all be files of one folder.
+    """Refuse names that lead out of the folder, or that can't all be files of one folder.
 
     Raises:
-        DataError: With the first few of them.
+        DataError: Names are unsafe; the message has the first few.
     """
     known = set(names)
     bad = [f"`{name}`: {why}" for name in sorted(known) if (why := unsafe_reason(name))]
@@ -81,17 +81,17 @@ def target_path(folder: str, name: str) -> str:
 def local_files(
     folder: str, regex: str | None = None, paths: Sequence[str] | None = None
 ) -> tuple[list[LocalFile], list[str]]:
-    """Return the selected files below a folder, and messages about skipped ones.
+    """Return the selected files in a folder, and messages about skipped ones.
 
-    Symlinks are followed inside the folder.
+    Symlinks within the folder are followed.
 
     Args:
         folder: A folder, or one file.
-        regex: `re.match` on the relative path.
+        regex: Applied with `re.match` to the relative path.
         paths: Only these files and folders, relative to `folder`.
 
     Raises:
-        DataError: There is no such folder, or symlinks point outside it.
+        DataError: There is no such file or folder, or symlinks point outside it.
     """
     matches = compile_regex(regex)
     if os.path.isfile(folder):

@@ -1,8 +1,8 @@
-"""How a folder of checkpoints names the files of its last complete checkpoint.
+"""The files by which a folder of checkpoints names its last complete checkpoint.
 
-CHECKPOINT.json                    written last: the number and the name of the manifest
-checkpoint-<n>.json                the manifest: every file's name, object, size and SHA-256
-checkpoint-<n>-<random>/<name>     the files; later manifests point here while they don't change
+CHECKPOINT.json                    written last: the number and the manifest's name
+checkpoint-<n>.json                the manifest: every file's name, object, size, SHA-256, mode
+checkpoint-<n>-<random>/<name>     the files; later manifests refer to unchanged ones
 """
 
 import json
@@ -41,7 +41,7 @@ def number_of(name: str) -> int | None:
 
 
 def folder_number(name: str) -> int | None:
-    """Return the number in the folder of a checkpoint's object; None for another folder."""
+    """Return the number in the folder of a checkpoint's object; None for another name."""
     match = _FOLDER.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -53,7 +53,7 @@ def encode_pointer(number: int) -> bytes:
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """Return a manifest's bytes."""
+    """Encode a manifest."""
     files = [
         {
             "name": name,
@@ -69,7 +69,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def read_pointer(store: Store) -> int | None:
-    """Return the number of the last complete checkpoint; None when there is none.
+    """Return the number of the last complete checkpoint; None without one.
 
     Raises:
         DataError: The pointer is damaged.
@@ -83,10 +83,10 @@ def read_pointer(store: Store) -> int | None:
 
 
 def read_checkpoint(store: Store, number: int) -> Checkpoint:
-    """Return a checkpoint's manifest.
+    """Read a checkpoint's manifest.
 
     Raises:
-        DataError: It is missing or damaged.
+        DataError: The manifest is missing or damaged.
     """
     name = manifest_name(number)
     value = _read(store, name)

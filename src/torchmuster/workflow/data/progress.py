@@ -1,4 +1,4 @@
-"""Counts what several threads have transferred, and runs work in threads until the first error."""
+"""Count what several threads transfer, and run work in threads until the first error."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -24,9 +24,9 @@ class Moved:
     """The result of a transfer.
 
     Attributes:
-        num_files: Number of files that exist now.
+        num_files: The number of files that exist now.
         total_bytes: Their total size.
-        num_skipped: Number of those that existed before.
+        num_skipped: The number of those that existed before.
     """
 
     num_files: int
@@ -39,7 +39,7 @@ NoteCallback = Callable[[str], None]
 
 
 class TransferMeter:
-    """Sums the work of the threads of a transfer and calls the callback."""
+    """Sums the progress of a transfer's threads and passes it to the callback."""
 
     def __init__(self, num_files: int, total_bytes: int, callback: ProgressCallback | None) -> None:
         self._lock = threading.Lock()
@@ -76,11 +76,11 @@ def run_all(
 ) -> list[Any]:
     """Call `work` for all items in threads; return the results in the order of the items.
 
-    After the first error no further item is started, `stop` is set, and the error is raised.
+    After the first error, start no further item, set `stop`, and raise the error.
     """
     given = list(items)
     results: list[Any] = [None] * len(given)
-    # Each thread takes the next one: a future for each of 100,000 costs more than the work.
+    # Each thread takes the next item: 100,000 futures would cost more than the work.
     numbers = iter(range(len(given)))
     errors: list[BaseException] = []
 

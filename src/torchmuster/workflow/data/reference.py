@@ -1,4 +1,4 @@
-"""Names of datasets, `[bucket/]NAME[:tag|version]`, and where datasets are stored."""
+"""Dataset names, `[bucket/]NAME[:tag|version]`, and the place where datasets are stored."""
 
 import os
 import re
@@ -20,7 +20,7 @@ _PART = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A dataset, and which of its versions: a number, a tag, or None for the newest."""
+    """A dataset with a version number or a tag; with neither, its newest version."""
 
     name: str
     version: int | None = None
@@ -35,7 +35,7 @@ def parse_reference(text: str) -> Reference:
     """Parse `[bucket/]NAME[:tag|version]`.
 
     Raises:
-        UsageError: The text is not such a name.
+        UsageError: The text does not have this form.
     """
     name, colon, selector = text.partition(":")
     parts = name.split("/")
@@ -77,7 +77,9 @@ def _bad(text: str, part: str) -> UsageError:
 
 
 def datasets_url() -> str:
-    """Return the URL or path where datasets are stored: MUSTER_DATASETS, a config file, or `$MUSTER_HOME/datasets`.
+    """Return the URL or path where datasets are stored.
+
+    It is MUSTER_DATASETS, else `datasets.url` of a config file, else `$MUSTER_HOME/datasets`.
 
     Raises:
         UsageError: A config file is damaged.

@@ -1,6 +1,6 @@
-"""Stores that fsspec supports, and the mapping from URLs to stores.
+"""Stores that fsspec supports, and the choice of a store by URL.
 
-The stores' own libraries handle credentials, with their environment variables and files.
+The stores' own libraries handle credentials, through their environment variables and files.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from torchmuster.workflow.data import copying
 from torchmuster.workflow.data.faults import DataError
 from torchmuster.workflow.data.store import Entry, LocalStore, Store, check_digest
 
-# Above this, a file is sent in parts while it is read; below, it fits into memory as a whole.
+# Larger files are sent in parts while they are read; others are read into memory as a whole.
 SMALL_BYTES = 64 << 20
 _PART_BYTES = 64 << 20
 
-# Scheme: fsspec's protocol, the module that implements it, what to install.
+# Scheme: fsspec's protocol, the module that implements it, the package to install.
 _STORES = {
     "s3": ("s3", "s3fs", "s3fs"),
     "gs": ("gs", "gcsfs", "gcsfs"),
@@ -34,17 +34,17 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 class RemoteStore(Store):
-    """A prefix in a file system of fsspec."""
+    """A prefix in an fsspec file system."""
 
     def __init__(self, url: str, filesystem: Any, root: str) -> None:
         super().__init__(url)
         self._fs = filesystem
         self._root = root
 
-    # What snapshots need besides.
+    # For snapshots.
 
     def names(self, below: str = "") -> list[str]:
-        """Return the names of files and folders directly below; none when there is no such folder."""
+        """Return the names of files and folders directly below; empty without such a folder."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.ls(self._path(below), detail=False)
@@ -57,7 +57,7 @@ class RemoteStore(Store):
         return int(self._fs.size(self._path(name)))
 
     def open_new(self, name: str) -> Any:
-        """Open a file for writing; it exists after closing."""
+        """Open a file for writing; it exists once it is closed."""
         return self._fs.open(self._path(name), "wb")
 
     def make_folder(self, name: str = "") -> None:
@@ -65,31 +65,31 @@ class RemoteStore(Store):
         self._fs.makedirs(self._path(name), exist_ok=True)
 
     def move_folder(self, name: str, to: str, first: str) -> None:
-        """Move the files of a folder, one by one; `first` before all others."""
-        # Not copy(), nor rm(recursive=True) below: they take a `[` or `*` in a name for a pattern.
+        """Move the files of a folder one by one, `first` before all others."""
+        # Not copy(), nor rm(recursive=True) below: they treat a `[` or `*` in a name as a pattern.
         self.make_folder(to)
         for base in self._first(name, first):
             self._fs.cp_file(self._path(f"{name}/{base}"), self._path(f"{to}/{base}"))
             self._fs.rm_file(self._path(f"{name}/{base}"))
 
     def delete_folder(self, name: str, first: str) -> None:
-        """Remove a folder's files, one by one, `first` before all others; then the folder."""
+        """Remove a folder's files one by one, `first` before all others, then the folder."""
         for base in self._first(name, first):
             self._fs.rm_file(self._path(f"{name}/{base}"))
-        with contextlib.suppress(OSError):  # where there are folders
+        with contextlib.suppress(OSError):  # many stores have no folders
             self._fs.rmdir(self._path(name))
 
     def _first(self, name: str, first: str) -> Sequence[str]:
         return sorted(self.names(name), key=lambda base: base != first)
 
-    # The requests.
+    # Requests.
 
     def _check(self) -> None:
         self._fs.invalidate_cache()
         try:
             self._fs.ls(self._root, detail=False)
         except FileNotFoundError:
-            # No file has this prefix; whether that is an empty prefix shows in the bucket.
+            # No file has this prefix, so check that the bucket is readable.
             self._fs.ls(self._root.partition("/")[0] or "/", detail=False)
 
     def _stat(self, name: str) -> Entry | None:
@@ -111,7 +111,7 @@ class RemoteStore(Store):
         return [
             _entry(path[cut:], info)
             for path, info in found.items()
-            # The second test: some stores show folders as empty objects.
+            # The second test is for stores that list folders as empty objects.
             if path.startswith(top + "/") and not path.endswith("/")
         ]
 
@@ -125,7 +125,7 @@ class RemoteStore(Store):
         self._fs.pipe_file(self._path(name), data)
 
     def _create(self, name: str, data: bytes) -> bool | None:
-        """Write with `If-None-Match: *` if the store respects it, else return None."""
+        """Write with `If-None-Match: *` if the store honours it, else return None."""
         return self._create_exclusively(name, data) if self._is_exclusive() else None
 
     def _create_exclusively(self, name: str, data: bytes) -> bool:
@@ -134,14 +134,14 @@ class RemoteStore(Store):
         except FileExistsError:
             return False
         except OSError as error:
-            # Answers for which s3fs has no class of its own: 412, and 409 while another writes.
+            # s3fs has no classes for these answers: 412, and 409 during another write.
             if re.search(r"PreconditionFailed|pre-?conditions?|Conflict|412|409", str(error)):
                 return False
             raise
         return True
 
     def _is_exclusive(self) -> bool:
-        """Test it: some stores accept the header and overwrite nevertheless."""
+        """Test whether the store creates exclusively; some accept the header but overwrite."""
         probe = f".probe-{secrets.token_hex(8)}"
         create = self._create_exclusively
         try:
@@ -161,13 +161,13 @@ class RemoteStore(Store):
         return digests
 
     def _put_parts(self, source: str, name: str, sha256: str | None) -> copying.Digests:
-        # Not fs.put_file(): what it sends can't be compared with what was hashed.
+        # Not fs.put_file(), because the bytes that it sends can't be compared with the hash.
         target = self._fs.open(self._path(name), "wb", block_size=_PART_BYTES)
         try:
             digests = copying.feed_hashed(source, target.write)
             check_digest(source, digests, sha256)
         except BaseException:
-            # An upload in parts that is not completed never becomes a file.
+            # A multipart upload that is not completed never becomes a file.
             with contextlib.suppress(Exception):
                 target.discard()
             target.closed = True
@@ -205,10 +205,10 @@ def _seconds(moment: object) -> float:
 
 
 def open_store(url: str) -> Store:
-    """Return the store at a URL or a plain path, without accessing it.
+    """Return the store at a URL or plain path, without accessing it.
 
     Raises:
-        DataError: The scheme is unknown, or its package is not installed.
+        DataError: The URL is invalid, its scheme unknown, or its package not installed.
     """
     if not url or "\0" in url:
         raise DataError("a URL or a path is needed, but the text is empty", where=repr(url))
@@ -226,10 +226,10 @@ def open_store(url: str) -> Store:
 
 
 def open_any(url: str) -> RemoteStore:
-    """Return the store at a URL of any scheme that fsspec knows, including those not supported for datasets.
+    """Return the store at a URL of any scheme of fsspec, even if not supported for datasets.
 
     Raises:
-        ValueError: fsspec knows no such scheme.
+        ValueError: fsspec does not know the scheme.
         ImportError: The package for it is not installed.
     """
     import fsspec
@@ -265,7 +265,7 @@ def _open_remote(scheme: str, rest: str, url: str) -> Store:
         raise DataError("the URL names no bucket", where=url, fix=f"{scheme}://BUCKET/FOLDER")
     options: dict[str, object] = {}
     if scheme in ("s3", "gs"):
-        options["use_listings_cache"] = False  # others write there too
+        options["use_listings_cache"] = False  # other writers change the store
     if scheme == "azure":
         account, _, path = path.partition("/")
         if not path:

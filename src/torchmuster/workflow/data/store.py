@@ -1,7 +1,8 @@
-"""A folder on a disk or a prefix of an object store: one interface to list, read and write files of both.
+"""One interface to list, read and write files in a folder on disk or a prefix of an object store.
 
-Names are relative, with `/`. Files appear complete or not at all. Requests are retried after failures that may pass
-(`faults.retrying`). `workflow/data/remote.py` has the stores of fsspec, and opens both kinds by URL.
+Names are relative, with `/`. Files appear complete or not at all. Requests are retried after
+failures that may pass (`faults.retrying`). `workflow/data/remote.py` has the stores of fsspec, and
+opens both kinds by URL.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ _NUM_TRIES = 100
 
 
 class FileChangedError(DataError):
-    """A file has changed while it was read."""
+    """A file changed while it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +37,12 @@ class Entry:
     """A file in a store.
 
     Attributes:
-        name: Relative to the store.
-        size_bytes: Its size.
-        tag: Differs when the content differs: ETag, or size and time of change.
-        modified_s: Unix time of the last change; 0 when the store does not report it.
-        mode: Permission bits; None if there are none.
-        sha256: Of its content, if known from a manifest.
+        name: The name, relative to the store.
+        size_bytes: The size of the file.
+        tag: A text that changes with the content: the ETag, or size and time of change.
+        modified_s: The Unix time of the last change; 0 if the store does not report it.
+        mode: The permission bits; None if there are none.
+        sha256: The SHA-256 of the content, if known from a manifest.
     """
 
     name: str
@@ -53,12 +54,12 @@ class Entry:
 
     @property
     def md5(self) -> str | None:
-        """The MD5 of the content, if the tag is one (S3: a single part)."""
+        """Return the MD5 of the content, if the tag is one (S3: single-part uploads), else None."""
         return self.tag if re.fullmatch(r"[0-9a-f]{32}", self.tag) else None
 
 
 class Store(ABC):
-    """Files by name. Errors are DataErrors, except in a `bare` one."""
+    """A store of files by name. Its methods raise DataErrors, except in a `bare` store."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -67,19 +68,19 @@ class Store(ABC):
         self._is_bare = False
 
     def trying(self, tries: int = NUM_TRIES, *, stop: threading.Event | None = None) -> Self:
-        """Return the same store with this number of tries, and none once `stop` is set."""
+        """Return the same store with this number of tries; setting `stop` ends its retries."""
         other = copy.copy(self)
         other._tries, other._stop = tries, stop
         return other
 
     def bare(self) -> Self:
-        """Return the same store without retries and with its own errors, for callers that retry themselves."""
+        """Return the same store without retries and with its library's errors."""
         other = copy.copy(self)
         other._is_bare = True
         return other
 
     def check(self) -> None:
-        """Raise an error if the store can't be read; a missing folder of an object store is an empty one."""
+        """Raise an error if the store can't be read; a missing prefix in a bucket is no error."""
         self._again("", self._check)
 
     def stat(self, name: str = "") -> Entry | None:
@@ -87,28 +88,28 @@ class Store(ABC):
         return self._again(name, lambda: self._stat(name))
 
     def entries(self, below: str = "") -> list[Entry]:
-        """Return all files below, sorted by name; none when there is no such folder."""
+        """Return all files below, sorted by name; empty without such a folder."""
         found = self._again(below, lambda: self._entries(below))
         return sorted(found, key=lambda entry: entry.name)
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """Return bytes of a file."""
+        """Return the bytes of a file from `begin` to `end`."""
         return self._again(name, lambda: self._read(name, begin, end))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file, over an older one."""
+        """Write a small file, or overwrite it."""
         self._again(name, lambda: self._write(name, data))
 
     def create(self, name: str, data: bytes) -> bool | None:
-        """Write a small file if it does not exist; `data` must differ from what other writers write.
+        """Create a small file if it does not exist; `data` must be unique among writers.
 
         Returns:
-            False when it exists, None if the store can't tell.
+            True if it was created, False if it exists, None if the store can't create exclusively.
         """
 
         def work() -> bool | None:
             created = self._create(name, data)
-            # A create whose answer was lost reads as taken, by ourselves.
+            # After a lost answer, the name looks taken, but by ourselves.
             if created is False and self._stat(name) is not None:
                 return self._read(name, 0, None) == data
             return created
@@ -116,11 +117,11 @@ class Store(ABC):
         return self._again(name, work)
 
     def put(self, source: str, name: str, *, sha256: str | None = None) -> copying.Digests:
-        """Send a local file; with `sha256`, only if its content has that checksum.
+        """Send a local file; with `sha256`, only if its content matches.
 
         Raises:
             OSError: The local file can't be read; this is not retried.
-            FileChangedError: It has changed meanwhile; this is not retried.
+            FileChangedError: The content does not match `sha256`; this is not retried.
         """
 
         def work() -> copying.Digests | OSError | FileChangedError:
@@ -128,7 +129,7 @@ class Store(ABC):
                 with open_plain(source):
                     pass
             except OSError as error:
-                return error  # the store can't help it
+                return error  # not the store's fault
             try:
                 return self._put(source, name, sha256)
             except FileChangedError as error:
@@ -144,7 +145,7 @@ class Store(ABC):
         self._again(name, lambda: self._delete(name))
 
     def read_piece(self, name: str, begin: int, size_bytes: int) -> bytes:
-        """Return bytes of a file of this size from `begin` on, at most one piece."""
+        """Return one piece, or the rest, of a file of this size from `begin` on."""
         end = min(begin + copying.CHUNK_BYTES, size_bytes)
 
         def work() -> bytes:
@@ -156,7 +157,7 @@ class Store(ABC):
         return self._again(name, work)
 
     def sha256_of(self, name: str, size_bytes: int, count: Callable[[int], object] = int) -> str:
-        """Read a file again and return its checksum; `count` gets the size of each piece."""
+        """Read a file and return its SHA-256; `count` gets the size of each piece."""
         digest, begin = hashlib.sha256(), 0
         while begin < size_bytes:
             data = self.read_piece(name, begin, size_bytes)
@@ -174,7 +175,7 @@ class Store(ABC):
             return work()
         return retrying(work, self.where(name), stop=self._stop, tries=self._tries)
 
-    # One request each, with the errors of the file system or of the store's library.
+    # Single requests, which raise the errors of the file system or the store's library.
 
     @abstractmethod
     def _check(self) -> None: ...
@@ -208,7 +209,7 @@ class LocalStore(Store):
         super().__init__(os.path.abspath(path))
 
     def local(self, name: str = "") -> str:
-        """Return the path of a name."""
+        """Return the local path of a name."""
         return os.path.join(self.url, name) if name else self.url
 
     def _check(self) -> None:
@@ -252,13 +253,13 @@ class LocalStore(Store):
         copying.sync_folder(os.path.dirname(self.local(name)))
 
     def _create(self, name: str, data: bytes) -> bool | None:
-        """Write a temporary file, then link it: the name appears with its content, for one writer only."""
+        """Write a temporary file, then link it: one writer only gets the name, with its content."""
         temporary = self._write_aside(name, data)
         try:
             os.link(temporary, self.local(name))
         except FileExistsError:
             return False
-        except OSError:  # a file system without links
+        except OSError:  # the file system has no links
             return None
         finally:
             os.unlink(temporary)
@@ -279,7 +280,7 @@ class LocalStore(Store):
         return digests
 
     def _delete(self, name: str) -> None:
-        """Remove a file, and folders that are empty then."""
+        """Remove a file, and the folders that this leaves empty."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.local(name))
         with contextlib.suppress(OSError):
@@ -287,16 +288,16 @@ class LocalStore(Store):
                 os.rmdir(self.local(name))
 
     def _aside(self, name: str) -> str:
-        """Return a new, empty file in the folder of this name."""
+        """Create an empty temporary file in the folder of this name; return its path."""
         folder, base = os.path.split(self.local(name))
-        # Short, so that a name of 255 bytes has a temporary file too.
+        # Shortened, so that a name of 255 bytes can have a temporary file too.
         path = os.path.join(folder, f".{base[:40]}.{secrets.token_hex(4)}.part")
         for left in range(_NUM_TRIES - 1, -1, -1):
             try:
                 os.makedirs(folder, exist_ok=True)
                 with open(path, "xb"):
                     return path
-            except FileNotFoundError:  # another has deleted the folder's last file, and the folder
+            except FileNotFoundError:  # another writer has just removed the empty folder
                 if left == 0:
                     raise
         raise ValueError("there is at least one try")
@@ -311,7 +312,7 @@ class LocalStore(Store):
 
 
 def check_digest(source: str, digests: copying.Digests, sha256: str | None) -> None:
-    """Raise FileChangedError when the sent content differs from the expected one."""
+    """Raise FileChangedError if the sent content differs from the expected one."""
     if sha256 is not None and digests.sha256 != sha256:
         what = "the file was changed while it was sent"
         raise FileChangedError(what, where=source, may_pass=True)

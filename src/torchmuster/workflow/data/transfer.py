@@ -1,4 +1,4 @@
-"""Downloads and uploads of folders, and other operations on the files at a URL."""
+"""Download and upload folders, and list, delete or check the files at a URL."""
 
 import os
 import secrets
@@ -33,18 +33,18 @@ def download(
     note: NoteCallback | None = None,
     num_parallel: int = 8,
 ) -> Moved:
-    """Download a URL into a folder; for a folder of checkpoints, the last complete one.
+    """Download a URL into a folder; from a folder of checkpoints, the last complete one.
 
     Args:
         url: A prefix, a folder or one file.
-        folder: Created if it is missing.
-        regex: `re.match` on the relative path.
-        progress: Called after every piece, from several threads, one at a time.
-        note: Called with messages for the user.
-        num_parallel: Number of simultaneous downloads.
+        folder: The target, created if it is missing.
+        regex: Applied with `re.match` to the relative path.
+        progress: Called after every piece; from several threads, but one call at a time.
+        note: Receives messages for the user.
+        num_parallel: The number of simultaneous downloads.
 
     Raises:
-        DataError: There is nothing, access is denied, a name is unsafe, or a file is damaged.
+        DataError: There is no file, access is denied, a name is unsafe, or a file is damaged.
     """
     store = open_store(url) if isinstance(url, str) else url
     matches = compile_regex(regex)
@@ -59,7 +59,7 @@ def download(
 
 
 def list_files(store: Store) -> dict[str, Entry]:
-    """Return the files that a download of this store consists of, by their local name.
+    """Return the files that a download of this store fetches, by their local name.
 
     Raises:
         DataError: Access is denied or the store does not answer.
@@ -82,7 +82,7 @@ def upload(
     note: NoteCallback | None = None,
     num_parallel: int = 8,
 ) -> Moved:
-    """Upload a folder (or one file) to a URL; files that exist there are skipped.
+    """Upload a folder (or one file) to a URL; skip equal files that exist there.
 
     Raises:
         DataError: A symlink points outside the folder, access is denied, or a file keeps changing.
@@ -101,7 +101,7 @@ def upload(
     steady = store.trying(stop=stop)
 
     def send(file: LocalFile) -> copying.Digests | None:
-        """Send one file; return its digests, None when it existed."""
+        """Send one file; return its digests, None if it existed."""
         try:
             digests = None if _is_there(store, there.get(file.name), file) else _send(steady, file)
         except OSError as error:
@@ -133,7 +133,7 @@ def _send(store: Store, file: LocalFile) -> copying.Digests:
 
 
 def _verify(store: Store, sent: dict[str, copying.Digests]) -> None:
-    """Compare the sent files with the store's own listing."""
+    """Compare the sent files with the store's listing."""
     if not sent:
         return
     there = {entry.name: entry for entry in store.entries()}
@@ -144,7 +144,7 @@ def _verify(store: Store, sent: dict[str, copying.Digests]) -> None:
             found = "nothing" if entry is None else f"{entry.size_bytes} bytes"
             what = "a file did not arrive"
             why = f"{digests.size_bytes} bytes were sent, {found} are there"
-        # Read it: the ETag of an encrypted object looks like an MD5 and is none.
+        # Read it, because the ETag of an encrypted object looks like an MD5 but is not one.
         elif (
             entry.md5 not in (None, digests.md5)
             and store.sha256_of(name, entry.size_bytes) != digests.sha256
@@ -156,7 +156,7 @@ def _verify(store: Store, sent: dict[str, copying.Digests]) -> None:
 
 
 def find_files(url: str, regex: str | None = None) -> list[str]:
-    """Return the names of all files at a URL, `` for the URL itself when it is a file.
+    """Return the names of the matching files at a URL; an empty name if the URL is a file itself.
 
     Raises:
         DataError: The URL can't be read.
@@ -178,12 +178,12 @@ def delete_files(url: str, names: list[str]) -> None:
 
 
 def check_access(url: str, access: str = "READ") -> None:
-    """Try what `access` says: READ, WRITE or DELETE (the last two write a small file of their own).
+    """Try an access: READ, WRITE or DELETE; the last two write a small probe file.
 
     Raises:
-        DataError: It failed, with the reason.
+        DataError: The access failed, with the reason.
     """
-    store = open_store(url).trying(2)  # somebody waits for the answer
+    store = open_store(url).trying(2)  # a user waits for the answer
     if access == "READ":
         store.check()
         return
@@ -192,6 +192,6 @@ def check_access(url: str, access: str = "READ") -> None:
     try:
         store.delete(probe)
     except DataError:
-        # Who may write need not be allowed to delete; the probe stays then.
+        # Users who may write may not be allowed to delete; then the probe stays.
         if access == "DELETE":
             raise

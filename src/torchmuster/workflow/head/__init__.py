@@ -1,1 +1,1 @@
-"""The head of a group: barriers, restarts, order. Standard library only."""
+"""The head of a group: barriers, retries, the order of starts and stops. Standard library only."""

@@ -1,8 +1,8 @@
-"""The barriers of one group, kept by its head: who is here, who is missing, when it is over.
+"""The barriers of one group, which its head keeps: who waits, who is missing, when a wait ends.
 
-Pure: the caller brings the time and sends the answers. A full barrier begins anew with the next call.
-Who leaves is withdrawn; a stray call is refused alone. What makes the wait of all hopeless (a task that
-ended, counts that disagree) fails all of them at once.
+Without I/O: the caller passes the time and sends the answers. After a full barrier, the next call
+begins a new round. A caller that disconnects is removed; an invalid call is refused alone. What
+makes the wait of all hopeless (a task that ended, counts that disagree) fails all of them at once.
 """
 
 import math
@@ -14,7 +14,7 @@ from torchmuster.core.model.text import MAX_NAMES, name_missing, say_missing
 from torchmuster.errors import BarrierError
 from torchmuster.workflow.head.task_messages import BarrierAnswer, BarrierCall, BarrierState
 
-# What the head decides is what travels.
+# The head's decisions are the messages themselves.
 Answer = BarrierAnswer
 
 MAX_BARRIERS = 1000
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrival:
-    """One caller that waits."""
+    """A waiting caller."""
 
     caller_id: str
     member: str
@@ -41,7 +41,7 @@ class _Arrival:
 
     @property
     def key(self) -> str:
-        """Return what must not come twice in a round."""
+        """Return the key that must be unique in a round."""
         if self.rank is not None:
             return f"rank {self.rank}"
         return f"task {self.member}" if self.count is None else f"caller {self.caller_id}"
@@ -49,12 +49,12 @@ class _Arrival:
 
 @dataclass(slots=True, kw_only=True)
 class _Barrier:
-    """One name: the round that is under way, and what earlier ones have shown.
+    """The barrier of one name: its current round, and what earlier rounds have shown.
 
     Attributes:
-        took_part: The tasks that came to this or an earlier round of the same count.
-        has_several: Whether a task has come with several processes at once.
-        notes: Label of a missing one -> why it does not wait any more.
+        took_part: The tasks that called in this or an earlier round of the same count.
+        has_several: Whether several processes of one task have waited at once.
+        notes: Label of a missing caller -> why it no longer waits.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Barriers:
         now_s: float,
         timeout_s: float,
     ) -> tuple[Answer, ...]:
-        """Take a caller in; return the answers that are due, to it and to others."""
+        """Add a caller; return the answers that are now due, to it and to others."""
         arrival = _Arrival(
             caller_id=caller_id,
             member=member,
@@ -137,18 +137,18 @@ class Barriers:
         return self._fail_if_hopeless(barrier)
 
     def leave(self, caller_id: str) -> None:
-        """Withdraw a caller whose connection has ended; unknown ones are none of ours."""
+        """Remove a disconnected caller; ignore unknown ones."""
         barrier = self._at.pop(caller_id, None)
         if barrier is not None:
             label = barrier.remove(caller_id).label
             barrier.notes[label] = "stopped waiting"
 
     def member_gone(self, member: str, why: str) -> tuple[Answer, ...]:
-        """Note that a task has ended; barriers that can't be full without it fail at once.
+        """Record that a task has ended; fail the barriers that can't be full without it.
 
         Args:
-            member: Its name.
-            why: How it ended, for the sentence `task NAME has ended: WHY`.
+            member: The task's name.
+            why: The reason, for the sentence `task NAME has ended: WHY`.
         """
         self._gone[member] = why
         answers: list[Answer] = []
@@ -162,7 +162,7 @@ class Barriers:
         return tuple(answers)
 
     def tick(self, now_s: float) -> tuple[Answer, ...]:
-        """Return what time brings: limits that have passed, and every 5 s who is missing."""
+        """Return the answers that are due: expired time limits, and every 5 s who is missing."""
         answers: list[Answer] = []
         for barrier in self._barriers.values():
             if barrier.arrivals:
@@ -190,7 +190,7 @@ class Barriers:
             raise BarrierError(f"{arrival.timeout_s} s is not a valid limit for a wait")
 
     def _open(self, name: str) -> _Barrier:
-        """Return the barrier of this name; when there are too many, one that nobody waits at goes."""
+        """Return the barrier of this name; at the limit, remove one at which nobody waits."""
         if name not in self._barriers and len(self._barriers) >= MAX_BARRIERS:
             idle = next((b.name for b in self._barriers.values() if not b.arrivals), None)
             if idle is None:
@@ -207,7 +207,7 @@ class Barriers:
         return tuple(_failure(caller, error) for caller in self._empty(barrier))
 
     def _empty(self, barrier: _Barrier) -> tuple[str, ...]:
-        """Take everyone out; the next call begins a new round."""
+        """Remove all callers; the next call begins a new round."""
         callers = tuple(arrival.caller_id for arrival in barrier.clear())
         for caller in callers:
             del self._at[caller]
@@ -223,14 +223,14 @@ class Barriers:
         return self._fail(barrier, BarrierError(what, why=why))
 
     def _needed_but_gone(self, barrier: _Barrier) -> list[str]:
-        """Return the ended tasks without which the round can't be full."""
+        """Return the ended tasks without which the round can never be full."""
         here = {arrival.member for arrival in barrier.arrivals.values()}
         gone = [name for name in self._members if name in self._gone and name not in here]
         if any(arrival.count is None for arrival in barrier.arrivals.values()):
             return gone
         if barrier.needed <= len(self._members) and not barrier.has_several:
             return gone if barrier.needed > len(self._members) - len(self._gone) else []
-        # Several processes of a task may come, nobody knows how many; who came before is missed.
+        # Several processes of a task may call, in unknown number; tasks that took part are missed.
         return [name for name in gone if name in barrier.took_part]
 
     def _expire(self, barrier: _Barrier, now_s: float) -> list[Answer]:
@@ -274,7 +274,7 @@ class Barriers:
         ]
 
     def _missing(self, barrier: _Barrier) -> tuple[tuple[str, ...], str]:
-        """Return the first names of those that are missing, and all of it in words."""
+        """Return the names of the first missing callers, and a text about all of them."""
         num_missing = barrier.needed - len(barrier.arrivals)
         ranks = {arrival.rank for arrival in barrier.arrivals.values()}
         if None in ranks:
@@ -333,11 +333,11 @@ def _first(arrivals: Iterable[_Arrival]) -> _Arrival:
 
 
 class TaskBarriers:
-    """The barriers of a group, called by processes of its tasks through their agents.
+    """The barriers of a group, which processes of its tasks call through their agents.
 
     Args:
-        tasks: The group's.
-        send: Sends to the agent of a task.
+        tasks: The names of the group's tasks.
+        send: Sends an answer to the agent of a task.
     """
 
     def __init__(self, tasks: tuple[str, ...], send: Callable[[str, BarrierAnswer], None]) -> None:
@@ -346,7 +346,7 @@ class TaskBarriers:
         self._callers: dict[str, str] = {}  # caller -> task
 
     def call(self, task: str, call: BarrierCall, now_s: float) -> None:
-        """Take a process's call."""
+        """Handle a process's call."""
         self._callers[call.caller_id] = task
         answers = self._barriers.arrive(
             call.caller_id,
@@ -360,21 +360,21 @@ class TaskBarriers:
         self._answer(answers)
 
     def leave(self, caller_id: str) -> None:
-        """Withdraw a caller that has gone."""
+        """Remove a caller that has gone."""
         self._callers.pop(caller_id, None)
         self._barriers.leave(caller_id)
 
     def task_lost(self, task: str) -> None:
-        """Withdraw all callers of a task that may come again."""
+        """Remove all callers of a task whose agent is lost; a retry may call again."""
         for caller_id in [c for c, owner in self._callers.items() if owner == task]:
             self.leave(caller_id)
 
     def task_over(self, task: str, how: str) -> None:
-        """A task comes no more; who waits for it hears why."""
+        """Record that a task is over; callers that wait for it get the reason."""
         self._answer(self._barriers.member_gone(task, f"it is {how}"))
 
     def tick(self, now_s: float) -> None:
-        """Do what is due."""
+        """Send the answers that are due."""
         self._answer(self._barriers.tick(now_s))
 
     def _answer(self, answers: Iterable[Answer]) -> None:

@@ -1,4 +1,4 @@
-"""The head of a workflow's group: hears its tasks' agents, lets `GroupPolicy` decide, carries out what follows."""
+"""The head of a group: reports agents' messages to `GroupPolicy` and carries out its actions."""
 
 import asyncio
 import glob
@@ -53,7 +53,7 @@ from torchmuster.workflow.head.group_policy import Failure, GroupPolicy, TaskPha
 from torchmuster.workflow.head.task_messages import TaskEnded, TaskNotPrepared
 from torchmuster.workflow.plan import GroupPlan, TaskNetwork, WorkflowPlan
 
-# The ports that a group's tasks agree on: `{{port}}` and `{{port:NAME}}` stand for the same numbers in all of them.
+# Ports: `{{port}}` and `{{port:NAME}}` resolve to the same numbers in all tasks of a group.
 
 
 _NUM_PORT_CANDIDATES = 256
@@ -62,12 +62,12 @@ _NUM_PORT_CANDIDATES = 256
 def choose_ports(
     plan: WorkflowPlan, group: GroupPlan, free: list[tuple[int, ...]]
 ) -> dict[str, int]:
-    """Return a port for each name.
+    """Return a port for each port name in the group's texts.
 
     Args:
-        plan: The workflow's.
+        plan: The plan of the workflow.
         group: The group.
-        free: What each of its agents has found free of the candidates; those that found nothing left out.
+        free: The candidates that each agent found free, without agents that found none.
     """
     names = port_names(group)
     if not names:
@@ -79,7 +79,7 @@ def choose_ports(
 
 
 def port_names(group: GroupPlan) -> list[str]:
-    """Return the names in `{{port:NAME}}` of a group's texts; the empty one for `{{port}}`."""
+    """Return the NAME of each `{{port:NAME}}` in a group's texts; `{{port}}` has the empty name."""
     names: dict[str, None] = {}
     for token in find_tokens(json.dumps(codec.to_plain(group), ensure_ascii=False)):
         if token.kind == "port":
@@ -88,12 +88,12 @@ def port_names(group: GroupPlan) -> list[str]:
 
 
 def port_candidates(plan: WorkflowPlan, group: GroupPlan) -> tuple[int, ...]:
-    """Return ports that all tasks of a group try, in the same order: not those that the kernel gives to callers."""
+    """Return the ports that all tasks of a group try, in this order; no ephemeral ports."""
     if not port_names(group):
         return ()
     low, high = _ephemeral_range()
     usable = [port for port in range(10240, 65536) if not low <= port <= high]
-    # Not for secrets: all tasks must come to the same list.
+    # Seeded, because all tasks must get the same list.
     chooser = random.Random(f"{plan.uuid}/{group.name}")
     return tuple(chooser.sample(usable, min(_NUM_PORT_CANDIDATES, len(usable))))
 
@@ -107,7 +107,7 @@ def _ephemeral_range() -> tuple[int, int]:
         return 32768, 60999
 
 
-# How a group of a workflow has ended: its exit code, and the report that names the first failure.
+# The end of a group: its exit code, and the report that names the first failure.
 
 
 _MAX_EARLIER = 4
@@ -115,12 +115,12 @@ _MAX_EARLIER = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """What is known of a group when its last task is over.
+    """The facts about a group whose last task is over.
 
     Attributes:
         outcomes: The last state of each task, by name.
-        ends: What each task's agent has said of the end of its command.
-        stop_why: Who stopped the group; None: it ended by itself.
+        ends: The last message of each task's agent about the end of its command.
+        stop_why: Why the group was stopped; None when it ended by itself.
     """
 
     plan: WorkflowPlan
@@ -132,7 +132,7 @@ class Conclusion:
     stop_why: str | None
 
     def outcome(self, elapsed_s: float) -> GroupOutcome:
-        """Return the outcome of the group after so many seconds."""
+        """Return the outcome of the group, which took `elapsed_s`."""
         state = self.policy.state
         needs_report = state.is_failed and state is not State.FAILED_CANCELED
         return GroupOutcome(
@@ -185,12 +185,12 @@ class Conclusion:
         )
 
     def _earlier_failures(self) -> tuple[str, ...]:
-        """What did not count may still be the cause: a peer that is gone makes the lead fail."""
+        """Return the ignored failures as possible causes: a lost peer can make the lead fail."""
         shown = self.policy.ignored[:_MAX_EARLIER]
         return tuple(f"{failure.task} had failed before: {failure.why}" for failure in shown)
 
     def _training_verdict(self, failure: Failure) -> Report | None:
-        """Return the verdict of the run that a training task was: it names the rank and the line."""
+        """Return the verdict of a training task's run, which names the rank and the line."""
         if self.group.task(failure.task).training is None or self.stop_why is not None:
             return None
         folder = self.run_dir.training_folder(failure.task, failure.attempt)
@@ -205,17 +205,17 @@ class Conclusion:
 
 TICK_S = 0.25
 _START_LIMIT_S = 120.0
-_START_SLICE_S = 0.05  # starting hundreds of agents in one go would leave the first ones unheard
+_START_SLICE_S = 0.05  # else a start of hundreds of agents delays their messages
 
 
 class TaskStarter(Protocol):
     """Starts the agents of tasks: on this machine, or through a scheduler."""
 
     def start(self, task: str, attempt: int) -> None:
-        """Start an agent for a task."""
+        """Start an agent for an attempt of a task."""
 
     def poll(self) -> list[tuple[str, int, str]]:
-        """Return the agents that have ended: (task, the attempt that it was started for, how)."""
+        """Return the agents that have ended: (task, the attempt it was started for, how)."""
 
     def kill(self, task: str) -> None:
         """SIGKILL a task's agent."""
@@ -223,7 +223,7 @@ class TaskStarter(Protocol):
 
 @dataclass(slots=True)
 class _Agent:
-    """The agent of a task; `hello` names the attempt of its start: restarts in place come after it."""
+    """The agent of a task; `hello` names its first attempt, which retries in place follow."""
 
     channel: Channel
     heard_at: float
@@ -237,11 +237,11 @@ class _Agent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupHeadOptions:
-    """What the head of a group is given.
+    """The input of a group's head.
 
     Attributes:
-        first_attempts: Not 0 for the tasks of a group whose head was lost.
-        ran_s: How long the group ran under an earlier head: its time limit goes on.
+        first_attempts: The first attempt of each task, when this head replaces a lost one.
+        ran_s: How long the group ran under an earlier head; it counts towards its time limit.
     """
 
     plan: WorkflowPlan
@@ -253,7 +253,7 @@ class GroupHeadOptions:
 
 
 class GroupHead(Head[_Agent]):
-    """Conducts one group."""
+    """The head of one group."""
 
     def __init__(self, options: GroupHeadOptions, starter: TaskStarter, disk: DiskWriter) -> None:
         super().__init__(disk, options.run_dir.group(options.group.name).events)
@@ -276,33 +276,31 @@ class GroupHead(Head[_Agent]):
         self._started: dict[tuple[str, int], float] = {}
         self._chosen_ports: dict[str, int] = {}
         self._port_users: set[str] = set()
-        self._hosts: dict[
-            str, str
-        ] = {}  # also of tasks that have ended: `{{host:NAME}}` stays valid
+        self._hosts: dict[str, str] = {}  # ended tasks stay, so that `{{host:NAME}}` stays valid
         self._addresses: dict[str, str] = {}
         self._stop_why: str | None = None
         self._stop_asked_by: str | None = None
 
-    # What others in this process ask.
+    # Calls from this process.
 
     def request_stop(self, who: str) -> None:
-        """Stop the group as `muster cancel` does: for signals of a scheduler."""
+        """Stop the group as `muster cancel` does; for signals from a scheduler."""
         self._stop_asked_by = who
 
     def forward(self, signum: int) -> None:
-        """Pass a signal on to what catches it: the scheduler's word that the time ends soon."""
+        """Pass a scheduler's signal that its time limit is near on to the tasks' processes."""
         text = f"{signal.Signals(signum).name} goes to the tasks' processes"
         self.event(NoticeEvent(text=text))
         for agent in self._agents.values():
             agent.channel.send_nowait(messages.Forward(signum=signum))
 
     def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
-        """Note nothing: who has no key gets no line of ours."""
+        """Log nothing about a caller without the key."""
 
-    # The one loop.
+    # The main loop.
 
     async def conduct(self) -> GroupOutcome:
-        """Conduct the group to its end and return how it ended."""
+        """Conduct the group to its end and return its outcome."""
         self.event(GroupStartedEvent(group=self._group.name))
         for note in self._options.notes:
             self.event(NoticeEvent(text=f"group {self._group.name}: {note}"))
@@ -314,15 +312,15 @@ class GroupHead(Head[_Agent]):
 
     @property
     def is_over(self) -> bool:
-        """Say whether every task has ended for good."""
+        """Return whether every task has ended for good."""
         return self._gang.is_over
 
     def patience_s(self) -> float:
-        """Return when the next timer ends, or an agent has to be started."""
+        """Return the seconds to the next timer; 0 while an agent is to be started."""
         return 0.0 if self._to_start else self._timers.next_s(TICK_S)
 
     def advance(self) -> None:
-        """Do what is due."""
+        """Do the due work: stops, timers, starts, losses, barriers, time limits, notices."""
         now = time.monotonic()
         if self._stop_asked_by is not None:
             self._stop(State.FAILED_CANCELED, f"stopped by {self._stop_asked_by}")
@@ -369,7 +367,7 @@ class GroupHead(Head[_Agent]):
             text = f"waiting for {what}{left}"
             self.event(GroupWaitsEvent(group=self._group.name, text=text))
 
-    # What comes in.
+    # Incoming messages.
 
     def take_call(self, hello: messages.Message, channel: Channel) -> _Agent | None:
         """Take an agent in, or let it leave: one of an earlier attempt, or of a task that is over."""
@@ -397,12 +395,12 @@ class GroupHead(Head[_Agent]):
         return agent
 
     def take_loss(self, agent: _Agent, channel: Channel, why: str) -> None:
-        """Take the end of an agent's connection."""
+        """Handle the end of an agent's connection."""
         if self._agents.get(agent.task) is agent:
             self._lose(agent.task, why)
 
     def take_word(self, agent: _Agent, message: messages.Message) -> None:
-        """Take what an agent says; what it said before it was lost counts no more."""
+        """Handle an agent's message; ignore it when the agent counts as lost."""
         task = agent.task
         if self._agents.get(task) is not agent:
             return
@@ -444,12 +442,12 @@ class GroupHead(Head[_Agent]):
                 self._execs.from_agent(task, message)
 
     def client_gone(self, client: HeadClient) -> None:
-        """Take the end of a client's connection."""
+        """Handle the end of a client's connection."""
         super().client_gone(client)
         self._execs.client_gone(client.channel)
 
     def take_request(self, client: HeadClient, message: messages.Message) -> None:
-        """Take what a client asks for."""
+        """Handle a client's request."""
         match message:
             case messages.Watch(owner=owner):
                 self.watch(client, owner=owner)
@@ -474,7 +472,7 @@ class GroupHead(Head[_Agent]):
         self._obey(self._gang.stop(state, why, grace_s))
 
     def _agent_ended(self, task: str, attempt: int, how: str) -> None:
-        """Its process is gone: after it has called, its connection says so; before, only this does."""
+        """Handle the end of an agent's process; only one that never called counts as lost here."""
         self._leaving.discard((task, attempt))
         had_not_called = self._started.pop((task, attempt), None) is not None
         if had_not_called and attempt == self._gang.attempt(task):
@@ -491,7 +489,7 @@ class GroupHead(Head[_Agent]):
         self.event(AgentLostEvent(task=task, why=why))
         self._obey(self._gang.lost(task, why))
 
-    # What has to be done.
+    # Carrying out actions.
 
     def _obey(self, orders: list[gang.Action]) -> None:
         for order in orders:
@@ -601,14 +599,14 @@ class GroupHead(Head[_Agent]):
         self.disk.flush(5.0)
         try:
             atomic.write_json(path, codec.to_plain(outcome))
-        except OSError as error:  # the owner hears it in the event below
+        except OSError as error:  # the event below still reaches the owner
             text = f"the result of group {self._group.name} could not be written: {error.strerror}"
             self.event(NoticeEvent(text=text))
         self.event(GroupEndedEvent(outcome=outcome))
         return outcome
 
     async def _say_goodbye(self) -> None:
-        """Let agents leave by themselves for a moment, and clients hear the last event."""
+        """Give agents a moment to leave by themselves, and clients the last event."""
         deadline = time.monotonic() + 5.0
         while self._leaving and time.monotonic() < deadline:
             for task, attempt, _ in self._starter.poll():

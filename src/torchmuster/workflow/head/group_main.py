@@ -1,6 +1,7 @@
-"""The process of a group's head: `group`, told by a `GroupOrder`. It starts its tasks' agents on this machine.
+"""The program `group`, the head of a group: it starts the agents of the group's tasks.
 
-On hosts of ssh the head is here too, and each agent elsewhere has a proxy here (`launcher/node/remote/proxy.py`).
+When tasks run on ssh hosts, the head still runs here, and starts a proxy for each remote agent
+(`launcher/node/remote/proxy.py`).
 """
 
 import asyncio
@@ -37,17 +38,17 @@ Wrap = Callable[[TaskOrder], list[str] | None]
 
 
 def task_argv(order: TaskOrder) -> list[str]:
-    """Return the command of a task's agent."""
+    """Return the command line of a task's agent."""
     return proc.node_program("task", *to_words(order))
 
 
 class ProcessStarter:
-    """Starts the agents of tasks as processes of ours: here, or by a command that brings them to another node.
+    """Starts the agents of tasks as child processes, which run here or bring the agent elsewhere.
 
     Args:
-        heads: Where the head of the group listens: addresses that agents try in turn.
-        keep: Children of ours that are no agents.
-        wrap: Returns the command that starts a task's agent elsewhere; None when it belongs here.
+        heads: Addresses of the group's head, which agents try in turn.
+        keep: Pids of child processes that are not agents, and that `poll` must not end.
+        wrap: Returns the command that starts a task's agent elsewhere; None to start it here.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class ProcessStarter:
 
     @property
     def has_agents(self) -> bool:
-        """Say whether an agent still runs."""
+        """Return whether an agent still runs."""
         return bool(self._children)
 
     def start(self, task: str, attempt: int) -> None:
@@ -81,7 +82,7 @@ class ProcessStarter:
             head=tuple(f"{host}:{port}" for host, port in self._heads),
         )
         elsewhere = self._wrap(order) if self._wrap is not None else None
-        # One elsewhere ends when it misses the head: a lifeline does not reach there.
+        # A remote agent ends when it loses the head: a lifeline does not reach that far.
         if elsewhere is not None:
             child = proc.start(elsewhere)
         else:
@@ -90,7 +91,7 @@ class ProcessStarter:
         self._children.append((task, attempt, child))
 
     def poll(self) -> list[tuple[str, int, str]]:
-        """Return the agents that have ended, after what they left has been ended."""
+        """Return the agents that have ended, and end the processes that they left."""
         ended: list[tuple[str, int, str]] = []
         for entry in list(self._children):
             status = entry[2].poll()
@@ -102,28 +103,28 @@ class ProcessStarter:
         return ended
 
     def kill(self, task: str) -> None:
-        """SIGKILL a task's agents; `poll` reaps them and what they started."""
+        """SIGKILL a task's agents; `poll` reaps them and the processes that they started."""
         for name, _, child in self._children:
             if name == task:
                 child.send_signal(signal.SIGKILL)
 
     def cut_lifeline(self) -> None:
-        """Let the agents end themselves."""
+        """Close the lifeline, so that the agents end themselves."""
         for fd in self._lifeline:
             os.close(fd)
 
 
 def main(arguments: list[str]) -> int:
-    """Be the head of a group."""
+    """Run the head of a group; return the group's exit code."""
     proc.become_subreaper()
     return asyncio.run(_conduct_here(from_words(GroupOrder, arguments)))
 
 
 def read_plan(run_dir: RunDir) -> WorkflowPlan:
-    """Return the plan of a workflow.
+    """Read the plan of a workflow.
 
     Raises:
-        RunDirectoryError: It can't be read.
+        RunDirectoryError: The plan can't be read.
     """
     try:
         return codec.from_plain(WorkflowPlan, atomic.read_json(run_dir.workflow))
@@ -134,7 +135,7 @@ def read_plan(run_dir: RunDir) -> WorkflowPlan:
 
 
 async def _conduct_here(order: GroupOrder) -> int:
-    """Be the head of a group whose tasks are all on this machine."""
+    """Conduct a group whose head the owner started on this machine."""
     run_dir = RunDir(order.run_dir)
     plan = read_plan(run_dir)
     listening = socket.socket(fileno=order.listen_fd)
@@ -145,7 +146,7 @@ async def _conduct_here(order: GroupOrder) -> int:
     start = read_start(run_dir, order.group)
     wrap = None
     if start.broker is not None and start.nodes is not None:
-        # Training tasks look there for their hosts.
+        # Training tasks read their hosts from this file.
         atomic.write_json(run_dir.group(order.group).nodes, codec.to_plain(start.nodes))
         wrap = _wrap_elsewhere(plan.group(order.group), start.broker, start.nodes, port)
     starter = ProcessStarter(run_dir, order.group, [(host, port)], keep, wrap)
@@ -161,12 +162,12 @@ async def _conduct_here(order: GroupOrder) -> int:
 
 
 def read_start(run_dir: RunDir, group: str) -> GroupStart:
-    """Return what the client tells; nothing where a job conducts the group."""
+    """Read the owner's `GroupStart`; return an empty one when a job conducts the group."""
     return codec.from_plain(GroupStart, atomic.read_json(run_dir.group(group).start) or {})
 
 
 def _wrap_elsewhere(group: GroupPlan, broker: str, nodes: GroupNodes, port: int) -> Wrap:
-    """Return how the proxies of agents on hosts that the client reaches are started."""
+    """Return the function that gives the command of the proxy for an agent on an ssh host."""
 
     def wrap(order: TaskOrder) -> list[str]:
         asked = group.task(order.task)
@@ -176,7 +177,7 @@ def _wrap_elsewhere(group: GroupPlan, broker: str, nodes: GroupNodes, port: int)
             task=order.task,
             attempt=order.attempt,
             port=port,
-            # GPUs and the other nodes of a training task were given to it on its own hosts.
+            # A training task's nodes, and a task's GPUs, are those of particular hosts.
             may_move=asked.training is None and not asked.resources.gpu,
         )
         return proxy_argv(broker, request)
@@ -196,7 +197,7 @@ async def conduct_group(
     obeys_signals: bool = False,
     stopped_by: Callable[[], str] = lambda: "the scheduler",
 ) -> int:
-    """Conduct a group to its end and return its exit code; SIGTERM stops it when it `obeys_signals`."""
+    """Conduct a group to its end; return its exit code. With `obeys_signals`, SIGTERM stops it."""
     start = read_start(run_dir, group)
     disk = DiskWriter(root=run_dir.path)
     disk.start()
@@ -235,7 +236,7 @@ async def conduct_group(
 
 
 def _open_network(plan: WorkflowPlan, run_dir: RunDir, group: str) -> PrivateNetwork | None:
-    """Make the private network of a group, and tell its agents about their parts."""
+    """Make the private network of a group, and write each task's part of it for the agents."""
     if plan.network is not Sharing.PRIVATE:
         return None
     network = PrivateNetwork.open([task.name for task in plan.group(group).tasks])
@@ -266,7 +267,7 @@ async def _end_agents(starter: ProcessStarter) -> None:
 
 
 def end_with_lifeline(fd: int | None, task: "asyncio.Task[Any]") -> None:
-    """Cancel a task at the end of file of a lifeline."""
+    """Cancel an asyncio task when the lifeline reaches its end of file."""
     if fd is None:
         return
     loop = asyncio.get_running_loop()

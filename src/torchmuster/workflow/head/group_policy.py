@@ -1,12 +1,15 @@
-"""What happens to a group when one of its tasks comes, ends, or is lost: decisions only, no I/O.
+"""Decide what happens to a group when one of its tasks joins, ends or is lost. No I/O.
 
-The head of a group feeds in what it hears and carries out the orders that come back. Rules:
+The head of a group reports events to the policy and carries out the actions that it returns. Rules:
 
-- Commands start together: none begins while another of the group still prepares (unless `barrier: false`).
-- When the lead's command has succeeded, the others may end by themselves for a moment, are then stopped, and get
-  time to upload what they have; they count as completed.
-- When the lead fails, or any task of a group with `ignoreNonleadStatus: false`, the group fails and the others stop.
-- A task that is tried again takes the others with it if it is the lead or their status counts: in place, at once.
+- Commands start together: none starts while another task of the group still prepares (unless
+  `barrier: false`).
+- When the lead's command succeeds, the others get a moment to end by themselves. Then they are
+  stopped, and get time to upload their outputs. They count as completed.
+- When the lead fails, or any task of a group with `ignoreNonleadStatus: false`, the group fails and
+  the others stop.
+- A retry of the lead, or of any task whose status counts, restarts the others too: in place, at
+  once.
 """
 
 import enum
@@ -26,7 +29,7 @@ CODE_UPLOAD = 2012
 
 
 class TaskPhase(enum.Enum):
-    """What a task's agent does; finer than the task's state."""
+    """What a task's agent is doing; finer than the task's state."""
 
     ABSENT = "its agent starts"
     PREPARING = "preparing"
@@ -40,14 +43,14 @@ class TaskPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """Something that the head of the group must do for one task."""
+    """An action that the head of the group must carry out for one task."""
 
     task: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAgent(Action):
-    """Start an agent for a new attempt, with a new working place, after a pause."""
+    """After a pause, start an agent for a new attempt in a new working directory."""
 
     attempt: int
     after_s: float = 0.0
@@ -55,12 +58,12 @@ class StartAgent(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin(Action):
-    """Let the command begin."""
+    """Start the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again(Action):
-    """Let the same agent prepare the next attempt in the same place, after a pause."""
+    """After a pause, let the same agent prepare the next attempt in the same working directory."""
 
     attempt: int
     after_s: float = 0.0
@@ -68,7 +71,7 @@ class Again(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopCommand(Action):
-    """SIGTERM after `after_s`, SIGKILL `grace_s` later; a grace of 0 is SIGKILL at once."""
+    """Send SIGTERM after `after_s`, SIGKILL `grace_s` later; a grace of 0 means SIGKILL only."""
 
     grace_s: float
     after_s: float = 0.0
@@ -76,12 +79,12 @@ class StopCommand(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadState(Action):
-    """Bring the outputs where they belong."""
+    """Upload the outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release(Action):
-    """The agent may end."""
+    """Let the agent end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ class Tell(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How a task has failed."""
+    """The failure of one attempt of a task."""
 
     task: str
     attempt: int
@@ -114,7 +117,7 @@ class _Member:
     detail: str = ""
     code: int | None = None
     joined: bool = False
-    # What the end that is under way means: a final state, or another life in place.
+    # What the end in progress leads to: a final state, or another attempt in place.
     outcome: State | None = None
     outcome_why: str | None = None
     lives_again: bool = False
@@ -122,11 +125,12 @@ class _Member:
 
 @dataclass(slots=True)
 class GroupPolicy:
-    """The tasks of one group.
+    """The tasks of one group, and the decisions about them.
 
     Attributes:
-        first_failure: The first that counts: of the lead, or of any task when the status of all counts.
-        ignored: Failures of the others, in the order of their coming.
+        first_failure: The first failure that counts: of the lead, or of any task if all statuses
+            count.
+        ignored: Failures that don't count, in the order in which they came.
     """
 
     plan: GroupPlan
@@ -141,16 +145,16 @@ class GroupPolicy:
     def __post_init__(self) -> None:
         self._members = {task.name: _Member(plan=task) for task in self.plan.tasks}
 
-    # What a head wants to know.
+    # Queries.
 
     @property
     def is_over(self) -> bool:
-        """Say whether every task has ended for good."""
+        """Return whether every task has ended for good."""
         return all(member.phase is TaskPhase.OVER for member in self._members.values())
 
     @property
     def state(self) -> State:
-        """Return the state of the group; a task that is tried again does not take it back."""
+        """Return the state of the group; once RUNNING, it stays so during retries until its end."""
         states = {name: member.state for name, member in self._members.items()}
         lead = self.plan.lead.name
         state = group_state(states, lead, ignore_nonlead=self.plan.ignore_nonlead)
@@ -161,15 +165,15 @@ class GroupPolicy:
         return self._members[task].attempt
 
     def phase(self, task: str) -> TaskPhase:
-        """Return what a task does."""
+        """Return what a task's agent is doing."""
         return self._members[task].phase
 
     def is_succeeding(self, task: str) -> bool:
-        """Say whether what ends now counts as a success."""
+        """Return whether the current end of a task counts as a success."""
         return self._members[task].outcome is State.COMPLETED
 
     def waits_for(self) -> list[str]:
-        """Return who keeps the others at the barrier, or the group from its end, each with what it does."""
+        """Return the tasks that hold up the barrier or the group's end, each with its activity."""
         kinds = {TaskPhase.ABSENT, TaskPhase.PREPARING, TaskPhase.ENDING, TaskPhase.PAUSING}
         if not any(member.phase is TaskPhase.RUNNING for member in self._members.values()):
             kinds.add(TaskPhase.UPLOADING)
@@ -179,10 +183,10 @@ class GroupPolicy:
             if member.phase in kinds
         ]
 
-    # What happens.
+    # Events.
 
     def start(self, first_attempts: dict[str, int] | None = None) -> list[Action]:
-        """Begin with every task; after a lost head attempts go on where they were."""
+        """Start every task; after a lost head, attempts continue from `first_attempts`."""
         orders: list[Action] = []
         for name, member in self._members.items():
             member.attempt = (first_attempts or {}).get(name, 0)
@@ -191,7 +195,7 @@ class GroupPolicy:
         return orders
 
     def joined(self, task: str) -> list[Action]:
-        """An agent has come and prepares."""
+        """Handle that a task's agent has joined and is preparing."""
         member = self._members[task]
         if member.phase is not TaskPhase.ABSENT:
             return []
@@ -202,11 +206,11 @@ class GroupPolicy:
         return orders if self.plan.barrier else orders + self._open_barrier()
 
     def doing(self, task: str, detail: str) -> None:
-        """Note what a task's agent says that it does."""
+        """Record the agent's description of what it is doing."""
         self._members[task].detail = detail
 
     def prepared(self, task: str) -> list[Action]:
-        """A task's inputs, files and place are ready."""
+        """Handle that a task's inputs, files and working directory are ready."""
         member = self._members[task]
         if member.phase is not TaskPhase.PREPARING:
             return []
@@ -215,7 +219,7 @@ class GroupPolicy:
         return self._open_barrier()
 
     def could_not_prepare(self, task: str, state: State, why: str, code: int) -> list[Action]:
-        """A task can't begin: a missing input, a collision of files."""
+        """Handle that a task can't start: an input is missing, or files collide."""
         member = self._members[task]
         if member.phase is TaskPhase.OVER:
             return []
@@ -229,7 +233,7 @@ class GroupPolicy:
         return self._fail_at_once(member, state, why)
 
     def ended(self, task: str, *, code: int, signum: int | None) -> list[Action]:
-        """A task's command has ended."""
+        """Handle the end of a task's command."""
         member = self._members[task]
         if member.phase not in (TaskPhase.RUNNING, TaskPhase.ENDING):
             return []
@@ -250,7 +254,7 @@ class GroupPolicy:
         return self._conclude(member) + self._consequences(member)
 
     def uploaded(self, task: str, error: str | None) -> list[Action]:
-        """A task's outputs have arrived, or could not."""
+        """Handle the end of an upload, which has failed when `error` is given."""
         member = self._members[task]
         if member.phase is not TaskPhase.UPLOADING:
             return []
@@ -260,7 +264,7 @@ class GroupPolicy:
         return self._finish(member, member.outcome or State.COMPLETED, member.outcome_why)
 
     def lost(self, task: str, why: str) -> list[Action]:
-        """A task's agent has gone without a word."""
+        """Handle the loss of a task's agent."""
         member = self._members[task]
         if member.phase in (TaskPhase.OVER, TaskPhase.PAUSING):
             return []
@@ -274,19 +278,19 @@ class GroupPolicy:
         if rule is not None and rule.action is ExitAction.FAIL:
             return self._fail_at_once(member, State.FAILED_BACKEND_ERROR, why)
         member.lives_again = False
-        member.outcome = member.outcome_why = None  # what it had not brought away is lost
+        member.outcome = member.outcome_why = None  # what it had not uploaded is lost
         backend = State.FAILED_BACKEND_ERROR
         return self._try_again(member, ExitAction.RESCHEDULE, why, or_else=backend)
 
     def stop(self, state: State, why: str, grace_s: float | None = None) -> list[Action]:
-        """End everything: a cancellation, a time limit."""
+        """End all tasks, because of a cancellation or a time limit."""
         self.is_stopping = True
         orders: list[Action] = []
         for member in self._members.values():
             orders += self._halt(member, state, why, self.grace_s if grace_s is None else grace_s)
         return orders
 
-    # How.
+    # Transitions.
 
     def _open_barrier(self) -> list[Action]:
         unfinished = [m for m in self._members.values() if m.phase is not TaskPhase.OVER]
@@ -305,11 +309,11 @@ class GroupPolicy:
         return orders
 
     def _all_joined(self, members: Iterable[_Member]) -> bool:
-        """Addresses of all tasks must be known before a command may use them."""
+        """Return whether all agents have joined; commands need the addresses of all tasks."""
         return all(member.joined for member in members)
 
     def _conclude(self, member: _Member) -> list[Action]:
-        """A command has ended for good: upload, except after a cancellation."""
+        """Upload after the last end of a command, unless the task was canceled."""
         if member.outcome is State.FAILED_CANCELED:
             return self._finish(member, member.outcome, member.outcome_why)
         member.phase = TaskPhase.UPLOADING
@@ -317,13 +321,13 @@ class GroupPolicy:
         return [UploadState(task=member.plan.name)]
 
     def _consequences(self, member: _Member) -> list[Action]:
-        """What the end of one task does to the others."""
+        """Return what the end of one task means for the others."""
         if self.is_stopping:
             return []
         failed = member.outcome is not State.COMPLETED or member.state.is_failed
         is_lead = member.plan.name == self.plan.lead.name
         if not is_lead and (not failed or self.plan.ignore_nonlead):
-            return self._open_barrier()  # it is waited for no more
+            return self._open_barrier()  # the barrier no longer waits for it
         self.is_stopping = True
         others = [m for m in self._members.values() if m is not member]
         orders: list[Action] = []
@@ -365,7 +369,7 @@ class GroupPolicy:
     def _try_again(
         self, member: _Member, action: ExitAction, what: str, or_else: State | None = None
     ) -> list[Action]:
-        """Spend a retry; where none is left the task fails, without an upload as `or_else` if given."""
+        """Spend a retry; if none is left, fail: as `or_else` without an upload, if given."""
         if member.retries_spent >= member.plan.max_retries:
             return self._give_up(member, what, or_else)
         after_s = min(self.backoff_s * 2**member.retries_spent, MAX_BACKOFF_S)
@@ -389,7 +393,7 @@ class GroupPolicy:
         return orders
 
     def _fail_at_once(self, member: _Member, state: State, why: str) -> list[Action]:
-        """Fail without an upload: there is nothing to upload, or nobody to do it."""
+        """Fail without an upload, because there is nothing to upload or no agent to do it."""
         self._note_failure(member, why)
         orders = self._finish(member, state, why)
         return orders + self._consequences(member)
@@ -414,7 +418,7 @@ class GroupPolicy:
 
     def _again_in_place(self, member: _Member) -> list[Action]:
         member.lives_again = False
-        member.code = None  # it is ours: we have killed the command
+        member.code = None  # our own SIGKILL caused it
         orders = self._next_attempt(member, member.detail)
         orders += self._enter(member, State.RUNNING, TaskPhase.PREPARING, member.detail)
         return [*orders, Again(task=member.plan.name, attempt=member.attempt)]
@@ -424,7 +428,7 @@ class GroupPolicy:
         told = Tell(task=name, attempt=attempt, state=State.RESCHEDULED, why=why, code=member.code)
         member.attempt += 1
         member.state = State.SCHEDULING
-        member.code = None  # of the attempt before it
+        member.code = None  # it was the previous attempt's
         return [told]
 
     def _finish(self, member: _Member, state: State, why: str | None) -> list[Action]:

@@ -1,1 +1,1 @@
-"""The owner of a workflow, and its views."""
+"""The owner of a workflow: groups here, on ssh hosts or as jobs; their resources and views."""

@@ -1,4 +1,4 @@
-"""A workflow as jobs of a scheduler: all are submitted at once; then no client is needed any more."""
+"""Run a workflow as jobs of a scheduler: submit all at once, so that no client has to stay."""
 
 import os
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ _POLL_S = 1.0
 def submit_groups(
     plan: WorkflowPlan, run_dir: RunDir, dialect: Dialect, site: "Site"
 ) -> dict[str, str]:
-    """Submit one job for each group, with dependencies; return their ids.
+    """Submit one job per group, with dependencies; return the job id of each group.
 
     Raises:
-        JobRefusedError: One was refused; those before it are cancelled.
+        JobRefusedError: The scheduler refused a job; the jobs before it are cancelled.
     """
     link_reused(plan, run_dir)
     job_ids: dict[str, str] = {group.name: "0" for group in plan.groups}
@@ -45,7 +45,7 @@ def submit_groups(
     submitted: dict[str, str] = {}
     try:
         for name in order:
-            # Each job is planned anew: only now the ids of those that it waits for are known.
+            # Plan again for each job: only now are the ids of the jobs that it waits for known.
             jobs = plan_jobs(plan, dialect, run_dir, site_job, {**job_ids, **submitted})
             job = next(entry.job for entry in jobs if entry.group == name)
             folder = run_dir.group(name)
@@ -61,7 +61,7 @@ def submit_groups(
 
 
 def _note_refusal(plan: WorkflowPlan, run_dir: RunDir, error: MusterError) -> None:
-    """Leave the error of a submission as the result: the workflow has ended, and nobody has lost it."""
+    """Write the error of a submission as the result, so that the workflow counts as ended."""
     state = State.FAILED_BACKEND_ERROR
     result = WorkflowResult(
         run_id=plan.run_id,
@@ -79,11 +79,11 @@ def _cancel_all(dialect: Dialect, job_ids: Mapping[str, str]) -> None:
         try:
             cancel_job(dialect, job_id)
         except MusterError:
-            continue  # it may have ended
+            continue  # the job may have ended
 
 
 class WorkflowFollower(JobsFollower[WorkflowView]):
-    """Shows where the groups of a workflow stand until all have ended."""
+    """Shows the states of a workflow's groups until all have ended."""
 
     def __init__(
         self, run_dir: RunDir, dialect: Dialect, job_ids: Mapping[str, str], voice: TerminalVoice
@@ -100,7 +100,7 @@ class WorkflowFollower(JobsFollower[WorkflowView]):
         self._never = NeverWatch()
 
     def ended(self) -> WorkflowView | None:
-        """Return the workflow when all its groups have ended."""
+        """Return the view of the workflow once all its groups have ended."""
         view = self._view
         is_over = view is not None and all(group.state.is_final for group in view.groups)
         return view if is_over else None
@@ -110,7 +110,7 @@ class WorkflowFollower(JobsFollower[WorkflowView]):
         _cancel_all(self.dialect, self.job_ids)
 
     def ask(self) -> float:
-        """Look where the groups stand, and end those that can never start."""
+        """Update the groups' states; end those that can never start; return the seconds to wait."""
         run = view_run(self.run_dir)
         if isinstance(run, WorkflowRun) and run.workflow is not None:
             self._end_what_can_not_start(run.workflow)
@@ -118,7 +118,7 @@ class WorkflowFollower(JobsFollower[WorkflowView]):
         return _POLL_S
 
     def _end_what_can_not_start(self, view: WorkflowView) -> None:
-        """Cancel the jobs of groups that can never start; who needs their output fails with them."""
+        """Cancel the jobs of groups that can never start; groups that need their output fail."""
         for group in view.groups:
             if group.state is not State.SCHEDULING or group.name not in self.job_ids:
                 continue
@@ -130,7 +130,7 @@ class WorkflowFollower(JobsFollower[WorkflowView]):
                 _cancel_all(self.dialect, {group.name: job_id})
 
     def show(self) -> None:
-        """Show what the tasks have printed, and where the groups stand."""
+        """Show new output of the tasks, and changes of the groups' states."""
         view = self._view
         if view is None or view is self._shown:
             return

@@ -1,4 +1,4 @@
-"""What this machine has, what groups ask for, and which of them may run beside each other."""
+"""Allocate this machine's resources to groups, and decide which groups can run at once."""
 
 import os
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The resources of one machine; GPUs by the ids that CUDA_VISIBLE_DEVICES takes."""
+    """The resources of one machine; `gpus` are ids for CUDA_VISIBLE_DEVICES."""
 
     num_cpus: int
     gpus: tuple[str, ...] = ()
@@ -19,7 +19,7 @@ class Machine:
 
 
 def this_machine(folder: str, gpus: Sequence[str]) -> Machine:
-    """Return what this process may use; storage is that of `folder`, none where that can't be entered."""
+    """Return what this process may use; storage is that of `folder`, or 0 if that is unreadable."""
     try:
         disk = os.statvfs(folder)
         storage_bytes = disk.f_bavail * disk.f_frsize
@@ -42,9 +42,9 @@ class _Held:
 
 @dataclass(slots=True)
 class Capacity:
-    """Gives resources to groups, all that a group asks for or nothing.
+    """Allocates resources to groups: all that a group asks for, or nothing.
 
-    A group that asks for more than the machine has runs when nothing else does.
+    A group that asks for more than the machine has runs when no other group does.
     """
 
     machine: Machine
@@ -68,7 +68,7 @@ class Capacity:
         return given
 
     def give_back(self, group: str) -> None:
-        """Free what a group held."""
+        """Free the resources of a group."""
         self._held.pop(group, None)
 
     def why_waiting(self, group: GroupPlan) -> str:
@@ -98,7 +98,7 @@ class Capacity:
         return [gpu for gpu in self.machine.gpus if gpu not in taken]
 
     def _share(self, group: GroupPlan, free: list[str], need: int) -> dict[str, list[str]]:
-        """Give each task GPUs of its own; where there are too few, all tasks that ask see all."""
+        """Give each task its own GPUs; if too few are free, all that ask get all free ones."""
         given: dict[str, list[str]] = {}
         position = 0
         for task in group.tasks:
@@ -112,17 +112,17 @@ class Capacity:
 
 
 def cpus_of(task: TaskPlan) -> int:
-    """Return how many CPUs a task asks for, over all its nodes."""
+    """Return the number of CPUs that a task asks for, over all its nodes."""
     return max(1, task.resources.cpu or 1) * task.num_nodes
 
 
 def gpus_of(task: TaskPlan) -> int:
-    """Return how many GPUs a task asks for, over all its nodes."""
+    """Return the number of GPUs that a task asks for, over all its nodes."""
     return (task.resources.gpu or 0) * task.num_nodes
 
 
 def shortfalls(plan: WorkflowPlan, machine: Machine) -> list[str]:
-    """Return a sentence for each kind of resource of which one group asks for more than there is."""
+    """Return a sentence for each resource of which a group asks for more than the machine has."""
     found: list[str] = []
     kinds = {
         "gpu": (gpus_of, len(machine.gpus)),

@@ -1,8 +1,9 @@
-"""The head of a workflow's group inside a job: what the job script starts on the first node.
+"""The program `conduct-group`: the head of a group inside a job, on the job's first node.
 
     conduct-group --run-dir DIR --group NAME --engine NAME
 
-It starts an agent for each task on that task's first node, and stops the group when the scheduler asks for it.
+The job script starts it. It starts an agent for each task on that task's first node, and stops the
+group when the scheduler asks for it.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ async def _conduct(words: GroupJobWords) -> int:
     named = {task: tuple(TaskNode(name=one.name) for one in on) for task, on in nodes.items()}
     noted = GroupNodes(engine=words.engine, tasks=named)
     atomic.write_json(folder.nodes, codec.to_plain(noted))
-    # pbsdsh brings no variable of the job's script to another host.
+    # pbsdsh does not pass the job script's variables to other hosts.
     job.leave_environment(folder.environment)
     job = job.with_launcher()
     if job.launcher.sentence is not None:

@@ -1,4 +1,4 @@
-"""The folder of a workflow."""
+"""Create the run directory of a workflow."""
 
 import os
 
@@ -11,7 +11,7 @@ from torchmuster.workflow.plan import WorkflowPlan
 
 
 def link_reused(plan: "WorkflowPlan", run_dir: RunDir) -> None:
-    """Let the tasks of reused groups have the outputs of the earlier run.
+    """Link the outputs of reused groups' tasks from the earlier run.
 
     Raises:
         OSError: A link can't be made.
@@ -29,7 +29,7 @@ def create_workflow_dir(plan: "WorkflowPlan", source: str, rendered: str) -> Run
     """Make the run directory of a workflow.
 
     Raises:
-        UsageError: It exists already.
+        UsageError: The run directory exists already.
         RunDirectoryError: It can't be made or written.
     """
 

@@ -1,4 +1,4 @@
-"""Own a prepared workflow to its end, with a terminal or a log as its voice."""
+"""Own a prepared workflow to its end, with output to a terminal or a log."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _TaskDisplay:
-    """Gives each task a number for the voice, which knows ranks."""
+    """A display that gives each task a number, because the voice identifies ranks."""
 
     voice: TerminalVoice
     _numbers: dict[str, int] = field(default_factory=dict)
@@ -44,10 +44,10 @@ def follow_workflow(
     hosts: "HostCapacity | None" = None,
     elsewhere: "Elsewhere | None" = None,
 ) -> WorkflowResult:
-    """Run a workflow whose directory is ready: here, on hosts of ssh, or elsewhere.
+    """Run a prepared workflow to its end: here, on ssh hosts, or elsewhere.
 
     Raises:
-        RunDirectoryError: Its plan can't be read.
+        RunDirectoryError: The plan can't be read.
     """
     early = EarlyStop()
     plan = read_workflow(run_dir)
@@ -62,11 +62,11 @@ def follow_workflow(
 
 
 def own_in_background(run_dir: RunDir) -> int:
-    """Own a workflow that has its folder to its end, on this machine or on its cluster, and return its exit code."""
+    """Own a prepared workflow to its end, here or on its cluster; return its exit code."""
     voice = TerminalVoice(prefix_always=True)
     voice.start()
     places: Callable[[RunDir, TerminalVoice], Elsewhere | None] | None = None
-    if os.path.exists(run_dir.site):  # else it is of this machine, and costs no import
+    if os.path.exists(run_dir.site):  # else it runs on this machine, without an import
         places = plugs.find("workflow_places", "cluster")
     elsewhere = places(run_dir, voice) if places is not None else None
     result = follow_workflow(run_dir, voice, elsewhere=elsewhere)

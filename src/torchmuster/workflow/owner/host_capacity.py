@@ -1,7 +1,8 @@
-"""Which task of a workflow goes to which hosts of ssh, and which groups may run beside each other.
+"""Place the tasks of a workflow on ssh hosts, and decide which groups can run at once.
 
-A group gets all of its tasks placed or none. A task goes to the host with the fewest tasks on which it fits; when a group
-is larger than all hosts together it runs when nothing else does, several tasks on a host.
+Either all tasks of a group are placed or none. A task goes to the host with the fewest tasks of
+those on which it fits. A group that is larger than all hosts together runs when no other group
+does, with several tasks on a host.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torchmuster.workflow.plan import GroupNodes, GroupPlan, TaskNode, TaskPlan,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What a host has for tasks; `slots` is None where no number of tasks was given."""
+    """The resources of a host; `slots` limits its tasks, None for no limit."""
 
     name: str
     num_cpus: int
@@ -23,7 +24,7 @@ class HostFacts:
 
 @dataclass(slots=True)
 class _Use:
-    """What is taken of one host."""
+    """The used resources of one host."""
 
     facts: HostFacts
     num_tasks: int = 0
@@ -46,7 +47,7 @@ class _Use:
         self.memory_bytes += sign * (task.resources.memory_bytes or 0)
 
     def free_gpus(self, count: int) -> list[str]:
-        """Return GPUs for a task; where too few are free it sees all of them, as on one machine."""
+        """Return `count` free GPUs for a task; all GPUs of the host if too few are free."""
         every = [str(index) for index in range(self.facts.num_gpus)]
         free = [gpu for gpu in every if gpu not in self.gpus]
         if not count:
@@ -65,7 +66,7 @@ class HostCapacity:
     """Places the tasks of groups on hosts.
 
     Attributes:
-        broker: Where agents on these hosts are asked for.
+        broker: The name of the broker that starts agents on these hosts.
     """
 
     def __init__(self, facts: Sequence[HostFacts], broker: str) -> None:
@@ -75,7 +76,7 @@ class HostCapacity:
         self._turn = 0
 
     def try_take(self, group: GroupPlan) -> dict[str, list[str]] | None:
-        """Return the GPUs of each task on its first host, or None when the group has to wait."""
+        """Place a group; return each task's GPUs on its first host, or None if it has to wait."""
         placed = self._place(group, must_fit=True)
         if placed is None and not self._held:
             placed = self._place(group, must_fit=False)
@@ -124,7 +125,7 @@ class HostCapacity:
             use.gpus.difference_update(given.gpus)
 
     def give_back(self, group: str) -> None:
-        """Free what a group held."""
+        """Free the resources of a group."""
         self._release(self._held.pop(group, []))
 
     def why_waiting(self, group: GroupPlan) -> str:
@@ -145,7 +146,7 @@ class HostCapacity:
 
 
 def most_hosts(plan: WorkflowPlan) -> tuple[str, int]:
-    """Return the task that needs the most hosts at least, and how many."""
+    """Return the task with the highest minimum number of hosts, and that number."""
     needs = [
         (task.name, task.min_nodes)
         for group in plan.groups
@@ -156,7 +157,7 @@ def most_hosts(plan: WorkflowPlan) -> tuple[str, int]:
 
 
 def crowded(plan: WorkflowPlan, num_hosts: int) -> str | None:
-    """Return a sentence when a group has more tasks than there are hosts; None when none has."""
+    """Return a sentence if a group has more tasks than there are hosts, else None."""
     counts = {
         group.name: sum(min(task.num_nodes, num_hosts) for task in group.tasks)
         for group in plan.groups

@@ -1,10 +1,10 @@
-"""A training task of a workflow: conducts a run as `muster run` does, inside of the task.
+"""The program `training-task`: own the training run inside a task, as `muster run` does.
 
     training-task START.json
 
-Started by its path: the node may have torchmuster as a copy beside the run only.
+It is started by its path, because the node may have only the copy of torchmuster next to the run.
 
-Its standard streams are the task's log. It keeps its snapshots from one attempt of the task to the next.
+Its standard streams are the task's log. All attempts of the task share its snapshots.
 """
 
 import json
@@ -39,32 +39,32 @@ from torchmuster.launcher.net.remote_messages import StartNode
 from torchmuster.launcher.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE, proxy_argv
 from torchmuster.workflow.plan import PODS_ENGINE, TaskNode, TrainingStart
 
-# The agents of a training task on hosts of ssh: the head's here, the others through the broker of the remote end.
+# Agents of a training task on ssh hosts: the head's here, others through the remote's broker.
 
 
 @dataclass(kw_only=True)
 class BesideEngine(LocalEngine):
-    """The agents of one run on the hosts that its task was given; the first is this one.
+    """Starts the agents of one run on its task's ssh hosts; the first host is this one.
 
     Attributes:
-        broker: Where agents on the other hosts are asked for.
+        broker: The name of the broker that starts agents on the other hosts.
     """
 
     hosts: tuple[TaskNode, ...]
     broker: str
     bind_to: ClassVar[str] = "0.0.0.0"
-    keeps_agents: ClassVar[bool] = False  # other hosts don't see what is written here
+    keeps_agents: ClassVar[bool] = False  # other hosts can't see the address of a new head
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
-        """Start one agent on every place, the head first."""
-        # What the task's file and the setup lines have set reaches the other hosts in a file.
+        """Start one agent for every place, the head's first."""
+        # A file brings the variables of the task's file and the setup lines to the other hosts.
         leave_environment(self.run_dir.environment, set_by_schedulers())
         super().start_all(first_attempt=first_attempt, restarts_spent=restarts_spent)
 
     def start_place(self, place: int) -> None:
-        """Start an agent on another host, through a proxy here that ends with it."""
+        """Start an agent on another host, through a local proxy that ends with it."""
         if place >= len(self.hosts):
-            return  # the task has no more hosts; the head goes on without, or waits
+            return  # the task has no more hosts; the head continues without, or waits
         host = self.hosts[place]
         request = StartNode(
             place=place,
@@ -79,10 +79,10 @@ class BesideEngine(LocalEngine):
 def task_hosts(
     nodes: Sequence[TaskNode], environment: Mapping[str, str]
 ) -> tuple[str, tuple[TaskNode, ...]]:
-    """Return the broker and the hosts of a task, this one first; `environment` has what the remote end has set here.
+    """Return the broker and the hosts of a task, this host first.
 
     Raises:
-        UsageError: This process was not started by a remote end.
+        UsageError: The variables that a remote sets are missing from `environment`.
     """
     broker, here = environment.get(BROKER_VARIABLE), environment.get(HOST_VARIABLE)
     if broker is None or here is None:
@@ -93,7 +93,7 @@ def task_hosts(
 
 
 def main(arguments: list[str]) -> int:
-    """Conduct the run; the exit code is that of its first failure."""
+    """Own the run to its end; return its exit code."""
     with open(arguments[0]) as file:
         start = codec.from_plain(TrainingStart, json.load(file))
     nodes = start.nodes.tasks.get(start.task, ()) if start.nodes is not None else ()
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
         engine.start_all()
         result = own_run(engine, voice)
     if result.report is not None and result.state is not RunState.SUCCEEDED:
-        # The head of the group gives the whole verdict.
+        # The head of the group shows the whole verdict.
         voice.say(f"{result.state.value}: {result.report.error}")
     voice.flush(5.0)
     return result.exit_code
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
 def _own_in_pods(
     start: TrainingStart, plan: RunPlan, run_dir: RunDir, voice: TerminalVoice
 ) -> Result:
-    """Conduct the run over the pods of its task, of which this is the first; each has an `{{output}}` of its own."""
+    """Own the run over its task's pods, this one first; each has its own `{{output}}`."""
     make = (f"mkdir -p {shlex.join(start.folders)}",)
     plan = replace(plan, node_setup=replace(plan.node_setup, before=make))
     engine = plugs.find("task_engines", "pods")(plan, run_dir, voice.say, start.folders[0])
@@ -148,7 +148,7 @@ def _own_in_pods(
 
 
 def _own_nodes(engine: str, nodes: Sequence[TaskNode]) -> OwnJob | None:
-    """Return the job around us with the nodes that are this task's; None on one machine."""
+    """Return the job around us, reduced to this task's nodes; None outside of a job."""
     job, names = find_own_job(engine), {node.name for node in nodes}
     if job is None:
         return None
@@ -156,15 +156,15 @@ def _own_nodes(engine: str, nodes: Sequence[TaskNode]) -> OwnJob | None:
 
 
 def plan_training(start: TrainingStart, gpus: Sequence[str], names: tuple[str, ...]) -> RunPlan:
-    """Return the plan of the run: what was left to plan is what only this node can tell.
+    """Return the plan of the run, completed with what only this node knows.
 
     Args:
-        start: What the agent of the task hands over.
-        gpus: Those of this node, or of this machine where it simulates all nodes.
-        names: Of the nodes; none where they are simulated.
+        start: The input from the agent of the task.
+        gpus: The GPUs of this node, which may simulate all nodes.
+        names: The names of the nodes; empty when they are simulated.
 
     Raises:
-        ManyErrors: All that is wrong.
+        ManyErrors: The script or the number of workers is invalid.
     """
     training, problems = start.training, Problems()
     nodes = training.min_nodes, training.max_nodes

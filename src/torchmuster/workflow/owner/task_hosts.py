@@ -1,8 +1,9 @@
-"""The hosts of one workflow: a session with each, through which the agents of its tasks are started.
+"""The ssh hosts of one workflow: a session with each, which starts the agents of its tasks.
 
-The heads of the groups are processes of this machine. For each agent elsewhere one of their children asks our broker
-(`launcher/net/broker.py`); a training task's run asks the broker of its own host, from where the request comes as a message. Every
-host must see the run directory: data goes from task to task through it.
+The heads of the groups are processes of this machine. For each agent elsewhere, one of their
+children asks our broker (`launcher/net/broker.py`). The run of a training task asks the broker of
+its own host, which passes the request on as a message. Every host must see the run directory,
+through which tasks pass on their data.
 """
 
 import contextlib
@@ -25,15 +26,15 @@ from torchmuster.workflow.owner.host_capacity import HostFacts
 _MAX_SHOWN = 8
 
 Ended = Callable[[int, str | None], None]
-_Key = AgentRequest | tuple[RemoteHost, int]  # of a process here, or of a host under its number
+_Key = AgentRequest | tuple[RemoteHost, int]  # a local process's, or a host and a number
 
 
 class TaskHosts:
-    """The hosts of one workflow.
+    """The ssh hosts of one workflow.
 
     Args:
-        set_up: What every host must have and do.
-        min_hosts: With fewer the workflow does not begin.
+        set_up: The message that tells every host what to have and do.
+        min_hosts: The minimum number of usable hosts to start the workflow.
     """
 
     def __init__(
@@ -55,21 +56,19 @@ class TaskHosts:
         self._hosts: dict[str, RemoteHost] = {}
         self._opening = {host.name: threading.Lock() for host in wishes.hosts}
         self._lock = threading.Lock()
-        self._agents: dict[
-            _Key, tuple[RemoteHost, int] | None
-        ] = {}  # None while it is being started
+        self._agents: dict[_Key, tuple[RemoteHost, int] | None] = {}  # None while it starts
         self._ports: set[int] = set()
         self._closing = False
         self._broker = AgentBroker(self._take_request, self._withdraw)
 
     @property
     def broker(self) -> str:
-        """Return where agents are asked for."""
+        """Return the name of the broker that starts agents."""
         return self._broker.name
 
     @property
     def facts(self) -> tuple[HostFacts, ...]:
-        """Return what the hosts that can be used have, in the order of the list."""
+        """Return the resources of the usable hosts, in the order of the list."""
         return tuple(
             HostFacts(
                 name=host.name,
@@ -85,10 +84,10 @@ class TaskHosts:
     # Connecting.
 
     def open(self) -> None:
-        """Connect to all hosts, and see that the workflow can run there.
+        """Connect to all hosts, and check that the workflow can run there.
 
         Raises:
-            ChannelError: Too few hosts answer; those that don't are named.
+            ChannelError: Too few hosts answer; the message names those that don't.
             UsageError: Hosts don't see the run directory, or a folder of training scripts.
         """
         outcomes = in_parallel(self._connect, self._wishes.hosts)
@@ -123,7 +122,7 @@ class TaskHosts:
         host = RemoteHost(ssh_host, self._bundle, self._run_dir)
         host.on_message = self._take
         host.on_lost = self._lose
-        host.relay.ports = self._ports  # a host may call the heads of this workflow
+        host.relay.ports = self._ports  # the heads' ports that a host may call
         message = replace(self._set_up, token=self._token, host=ssh_host.name)
         try:
             host.open()
@@ -136,10 +135,10 @@ class TaskHosts:
         return host
 
     def _host(self, name: str) -> RemoteHost:
-        """Return a host; a lost one is connected to again, which takes up to 10 s.
+        """Return a host; reconnect to a lost one, which takes up to 10 s.
 
         Raises:
-            HostError: It can't be used now.
+            HostError: The host can't be used now.
         """
         with self._opening[name]:
             host = self._hosts.get(name)
@@ -158,10 +157,10 @@ class TaskHosts:
             return opened
 
     def _host_or_other(self, name: str, *, may_move: bool) -> RemoteHost:
-        """Return a host, or the one that has the fewest agents when it can't be reached.
+        """Return a host; if it can't be reached, return the one with the fewest agents.
 
         Raises:
-            HostError: It can't, and the agent may not go elsewhere.
+            HostError: It can't be reached, and the agent may not move, or no other host is usable.
         """
         try:
             return self._host(name)
@@ -176,14 +175,14 @@ class TaskHosts:
     # Agents.
 
     def _take_request(self, request: AgentRequest) -> None:
-        """Start what a process here asks for; this thread is the request's own."""
+        """Start the agent that a local process asks for; runs in the request's own thread."""
         if isinstance(request.start, messages.StartTask):
             self._ports.add(request.start.port)
         self._agents[request] = None
         self._start(request, request.start, request.end)
 
     def _start(self, key: _Key, start: messages.StartNode | messages.StartTask, end: Ended) -> None:
-        """Start an agent that has been noted under its key; `end` gets its end, also where it can't be started."""
+        """Start the agent recorded under `key`; call `end` at its end, or if it can't start."""
 
         def ended(status: int, why: str | None) -> None:
             with self._lock:
@@ -213,13 +212,14 @@ class TaskHosts:
         if agent is not None:
             agent[0].kill(agent[1])
 
-    # What hosts say.
+    # Messages from hosts.
 
     def _take(self, host: RemoteHost, message: messages.RemoteMessage) -> None:
         match message:
-            case messages.StartNode():  # hosts may ask for nodes of a training task only
+            case messages.StartNode():  # hosts may only ask for nodes of a training task
                 self._agents[host, message.agent_id] = None
-                # It may have to connect to the other host again: the reader of this one can't wait.
+                # It may have to reconnect to the other host, for which this host's reader can't
+                # wait.
                 args = (host, message)
                 threading.Thread(target=self._start_for, args=args, daemon=True).start()
             case messages.KillAgent(agent_id=agent_id):
@@ -245,7 +245,7 @@ class TaskHosts:
             self._withdraw(key)
 
     def close(self) -> None:
-        """Leave all hosts; their remote ends end what still runs there."""
+        """Leave all hosts; their remotes end what still runs there."""
         self._closing = True
         self._broker.close()
         in_parallel(RemoteHost.close, [host for host in self._hosts.values() if not host.is_lost])

@@ -1,4 +1,4 @@
-"""A workflow as its run directory shows it: made from the records of its owner and of its groups' heads."""
+"""The state of a workflow, read from the records of its owner and of its groups' heads."""
 
 import contextlib
 import graphlib
@@ -37,13 +37,13 @@ from torchmuster.launcher.views.run_view import RunView
 from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
 
 _CANCELLED_CODE = 128 + signal.SIGTERM
-_NEXT_GROUP_S = 30.0  # from the end of a group on a cluster to the next one of its workflow
+_NEXT_GROUP_S = 30.0  # maximum gap between two groups of a workflow on a cluster
 _LOST = "it had not ended when its owner was killed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
-    """Where one task stands."""
+    """The state of one task."""
 
     name: str
     group: str
@@ -57,7 +57,7 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """Where one group stands."""
+    """The state of one group."""
 
     name: str
     state: State
@@ -67,10 +67,11 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowView:
-    """Where a workflow stands.
+    """The state of a workflow and of its groups.
 
     Attributes:
-        is_elsewhere: Its owner is on another machine, and only its jobs are seen from here.
+        is_elsewhere: Whether its owner is on another machine, so that only its jobs are visible
+            here.
     """
 
     plan: WorkflowPlan
@@ -80,13 +81,13 @@ class WorkflowView:
     is_elsewhere: bool = False
 
     def finished_groups(self) -> list[str]:
-        """Return the groups that need not run again."""
+        """Return the completed groups, which need not run again."""
         return [group.name for group in self.groups if group.state is State.COMPLETED]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowRun(RunView):
-    """What `muster submit` has started; `workflow` is None where its plan can't be read."""
+    """A run of `muster submit`; `workflow` is None if its plan can't be read."""
 
     kind: ClassVar[Kind] = Kind.WORKFLOW
     has_ranks: ClassVar[bool] = False
@@ -94,39 +95,39 @@ class WorkflowRun(RunView):
 
     @property
     def name(self) -> str:
-        """What it is, in a few words."""
+        """Return `workflow NAME`."""
         return f"workflow {self.workflow.plan.name}" if self.workflow is not None else "workflow"
 
     @property
     def command(self) -> str:
-        """What is run, in words."""
+        """Return the same as `name`."""
         return self.name
 
     @property
     def size(self) -> str:
-        """How much of it there is."""
+        """Return the number of tasks, as text."""
         groups = self.workflow.groups if self.workflow is not None else ()
         num_tasks = sum(len(group.tasks) for group in groups)
         return f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
 
     @property
     def grace_s(self) -> float:
-        """How long its tasks have from SIGTERM to SIGKILL."""
+        """Return the time from SIGTERM to SIGKILL of its tasks."""
         return self.workflow.plan.grace_s if self.workflow is not None else GRACE_S
 
     @property
     def is_readable(self) -> bool:
-        """Whether its folder says what it is."""
+        """Return True: the kind of the folder is known."""
         return True
 
     @property
     def plan_problem(self) -> str:
-        """Why its plan is not known."""
+        """Return why its plan is unknown; empty if it is known."""
         return "" if self.workflow is not None else "the plan of the workflow can't be read"
 
     @property
     def place(self) -> str:
-        """Where it was sent, where it has no job."""
+        """Return the site that it was sent to without a job, or `local`."""
         noted = atomic.read_json(self.run_dir.site)
         return str(noted.get("site", "ssh")) if isinstance(noted, dict) else "local"
 
@@ -134,21 +135,19 @@ class WorkflowRun(RunView):
         """Return the logs of each task: (attempt, path).
 
         Raises:
-            NotFoundError: Its plan can't be read.
+            NotFoundError: The plan can't be read.
         """
         return list(task_logs(self.tasks_view(), self.run_dir))
 
     def groups_to_enter(self) -> dict[str, tuple[TaskView, ...]]:
-        """Return its tasks by group, for commands beside them.
+        """Return its tasks by group, for commands next to them.
 
         Raises:
-            NotFoundError: Its plan can't be read.
-            UsageError: They are in containers.
+            NotFoundError: The plan can't be read.
+            UsageError: The tasks are in containers.
         """
         if self.workflow is None:
-            return RunView.groups_to_enter(
-                self
-            )  # `super()` knows no class that has been made again with slots
+            return RunView.groups_to_enter(self)  # `super()` fails, since `slots` makes a new class
         if (container := self.workflow.plan.container) != "none":
             raise UsageError(
                 f"the tasks of the run {self.run_id} are in containers",
@@ -159,28 +158,28 @@ class WorkflowRun(RunView):
 
     @property
     def task_names(self) -> list[str]:
-        """Its tasks, in the order of its file."""
+        """Return the names of its tasks, in file order."""
         groups = self.workflow.plan.groups if self.workflow is not None else ()
         return [task.name for group in groups for task in group.tasks]
 
     def records(self) -> list[str]:
-        """Return the records by which one knows how long it took."""
+        """Return the records that show how long it took."""
         groups = self.workflow.plan.groups if self.workflow is not None else ()
         records = [self.run_dir.events, *(self.run_dir.group(g.name).events for g in groups)]
-        if self.state is RunState.LOST:  # nobody wrote its end: what its trainings wrote last is
+        if self.state is RunState.LOST:  # no record has its end: use those of its training runs
             tasks = [task.name for g in groups for task in g.tasks if task.training is not None]
             runs = [run for task in tasks if (run := newest_training(self.run_dir, task))]
             records += [self.run_dir.training, *(RunDir(run).training for run in runs)]
         return records
 
     def links(self) -> list[str]:
-        """Return the folders of it that may be links into other runs."""
+        """Return its folders that may be links into other runs."""
         plan = self.workflow.plan if self.workflow is not None else None
         reused = list(plan.reused.values()) if plan is not None else []
         return [*reused, *(self.run_dir.task_output(name) for name in self.task_names)]
 
     def parts(self) -> tuple[LiveTask, ...]:
-        """Return its tasks as they are shown."""
+        """Return its tasks for live displays."""
         groups = self.workflow.groups if self.workflow is not None else ()
         return tuple(
             LiveTask(
@@ -197,10 +196,10 @@ class WorkflowRun(RunView):
         )
 
     def tasks_view(self) -> WorkflowView:
-        """Return where its tasks stand.
+        """Return the states of its groups and tasks.
 
         Raises:
-            NotFoundError: Its plan can't be read.
+            NotFoundError: The plan can't be read.
         """
         if self.workflow is None:
             what = "the plan of the workflow can't be read"
@@ -208,10 +207,10 @@ class WorkflowRun(RunView):
         return self.workflow
 
     def training(self, task: str) -> RunDir | None:
-        """Return the folder of the last training of a task.
+        """Return the run directory of the last training run of a task; None if the plan is unknown.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: The task has no training run.
         """
         if self.workflow is None:
             return None
@@ -223,7 +222,7 @@ class WorkflowRun(RunView):
 
 
 def read_workflow(run_dir: RunDir) -> WorkflowPlan | None:
-    """Return the plan of a workflow, or None when there is no readable one."""
+    """Return the plan of a workflow, or None if there is no readable one."""
     try:
         return codec.from_plain(WorkflowPlan, atomic.read_json(run_dir.workflow))
     except codec.CodecError:
@@ -231,7 +230,7 @@ def read_workflow(run_dir: RunDir) -> WorkflowPlan | None:
 
 
 def read_workflow_result(run_dir: RunDir) -> WorkflowResult | None:
-    """Return the result of a workflow that has one."""
+    """Return the result of a workflow, or None if there is no readable one."""
     try:
         return codec.from_plain(WorkflowResult, atomic.read_json(run_dir.result))
     except codec.CodecError:
@@ -239,7 +238,7 @@ def read_workflow_result(run_dir: RunDir) -> WorkflowResult | None:
 
 
 def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowView | None:
-    """Return where a workflow stands whose groups are jobs: from its groups' records and its scheduler."""
+    """Return the view of a workflow whose groups are jobs, from their records and the scheduler."""
     plan = read_workflow(run_dir)
     if plan is None:
         return None
@@ -264,13 +263,13 @@ def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowV
 def view_workflow_elsewhere(
     run_dir: RunDir, jobs: Mapping[str, JobView], begun: frozenset[str], *, is_recent: bool
 ) -> WorkflowView | None:
-    """Return where a workflow stands whose owner is another machine, which makes a job for each group as its turn comes.
+    """Return the view of a workflow with its owner elsewhere, which makes groups' jobs in turn.
 
     Args:
-        run_dir: What was copied here.
-        jobs: What the cluster says of the groups that have a job now.
-        begun: The groups that were seen to have one.
-        is_recent: Some group had one a moment ago, so another may follow.
+        run_dir: The local copy of its run directory.
+        jobs: The cluster's view of the jobs that groups have now.
+        begun: The groups that have, or had, a job.
+        is_recent: Whether a group had a job a moment ago, so that another may follow.
     """
     plan = read_workflow(run_dir)
     if plan is None:
@@ -319,7 +318,7 @@ def _upstream_first(plan: WorkflowPlan) -> list[GroupPlan]:
 def _state_of_job(
     job: JobView | None, failed: list[str], waits: list[str]
 ) -> tuple[State, str | None]:
-    """Return the state of a group that has left no result, and why it waits or ended."""
+    """Return the state of a group without a result, and why it waits or has ended."""
     never_began = (JobState.PENDING, JobState.UNKNOWN)
     if failed and (job is None or job.state.is_final or job.state in never_began):
         return State.FAILED_UPSTREAM, f"it needs the output of {', '.join(failed)}"
@@ -338,7 +337,7 @@ def _state_of_job(
         State.FAILED_EXEC_TIMEOUT: f"{name} ran into its time limit",
         State.FAILED_PREEMPTED: f"{name} was preempted",
     }
-    if job.state is JobState.UNKNOWN:  # now it can't be told: neither an end nor a success
+    if job.state is JobState.UNKNOWN:  # the scheduler has no answer now: not an end
         reasons[state] = f"{name} is unknown: {job.reason}"
     return state, reasons.get(state, f"{name} is {job.state.value} and left no result")
 
@@ -366,7 +365,7 @@ def _result_of_jobs(
 
 
 def view_workflow(run_dir: RunDir, *, is_alive: bool) -> WorkflowView | None:
-    """Return what the records say now; None when the plan can't be read."""
+    """Return the view of a workflow from its records; None if its plan can't be read."""
     plan = read_workflow(run_dir)
     if plan is None:
         return None
@@ -384,7 +383,7 @@ def view_workflow(run_dir: RunDir, *, is_alive: bool) -> WorkflowView | None:
 
 
 def as_result(result: WorkflowResult) -> Result:
-    """Return the result in the form that all runs have."""
+    """Convert the result of a workflow into that of a run."""
     return Result(
         run_id=result.run_id,
         state=result.state.of_run,
@@ -397,7 +396,7 @@ def as_result(result: WorkflowResult) -> Result:
 
 
 def task_logs(view: WorkflowView, run_dir: RunDir) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """Yield (task, [(attempt, path of its log)]) of every task that has written."""
+    """Yield (task, [(attempt, path of its log)]) for every task that has a log."""
     for group in view.plan.groups:
         for task in group.tasks:
             folder = os.path.dirname(os.path.dirname(run_dir.task_log(group.name, task.name, 0)))
@@ -430,7 +429,7 @@ def _view_group(
             case TaskStartedEvent(task=task):
                 started[task] = one.time
                 if started.keys() >= {task.name for task in group.tasks}:
-                    why = own_why  # nobody is waited for any more
+                    why = own_why  # no task is waited for any more
             case GroupWaitsEvent(text=text):
                 why = text
             case GroupStateEvent(state=told) if told != State.RUNNING.value:
@@ -456,10 +455,10 @@ def _view_task(
     of_group: tuple[State, str | None],
 ) -> TaskView:
     (state, why), is_lead = of_group, name == group.lead.name
-    if said is None:  # its group has not begun, or never did
+    if said is None:  # the task has no event of its own
         return TaskView(name=name, group=group.name, state=state, why=why, is_lead=is_lead)
     own, reason = State(said.state), said.why
-    if not own.is_final and (state.is_final or why == _LOST):  # its last events did not come here
+    if not own.is_final and (state.is_final or why == _LOST):  # its last events are missing
         own, reason = (state if state.is_final else own), why
     return TaskView(
         name=name,
@@ -485,10 +484,10 @@ def _run_state(
 
 
 def view_of_record(run_dir: RunDir, record: RunRecord) -> RunView:
-    """Return where a workflow stands."""
+    """Return the view of a workflow's record."""
     from torchmuster.launcher.views.find import owner_lives
 
-    del record  # its groups have records of their own
+    del record  # its groups have their own records
     if os.path.isfile(run_dir.jobs):
         workflow = _view_of_jobs(run_dir)
         result = workflow.result if workflow is not None else None
@@ -524,13 +523,13 @@ def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
 
 
 def result_of_record(run_dir: RunDir) -> Result | None:
-    """Return the result of a workflow as that of a run; None while it has none."""
+    """Return the result of a workflow as that of a run; None before its end."""
     workflow = read_workflow_result(run_dir)
     return as_result(workflow) if workflow is not None else None
 
 
 def stop_jobs(run_dir: RunDir) -> bool:
-    """Cancel the jobs of a workflow, or its groups on a cluster; say whether it has any.
+    """Cancel the jobs of a workflow, or its groups on a cluster; return whether it has any.
 
     Raises:
         MusterError: A cluster refuses.
@@ -543,6 +542,6 @@ def stop_jobs(run_dir: RunDir) -> bool:
         return False
     if not elsewhere().cancel_groups(run_dir):
         for job_id in jobs[1].values():
-            with contextlib.suppress(MusterError):  # it may have ended
+            with contextlib.suppress(MusterError):  # the job may have ended
                 cancel_job(jobs[0], job_id)
     return True

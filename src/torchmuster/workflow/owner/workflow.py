@@ -1,7 +1,8 @@
-"""The owner of a workflow on this machine: starts groups when their inputs are there and there is room.
+"""The owner of a workflow: it starts each group when its inputs and resources are available.
 
-`muster submit` is this process, also of tasks on hosts of ssh (`workflow/owner/task_hosts.py`); with `--detach` one in the background takes its place. When it dies the workflow ends:
-the heads of the groups see the end of their lifeline. `muster restart` continues with what had not finished.
+This process is `muster submit`, also for tasks on ssh hosts (`workflow/owner/task_hosts.py`). With
+`--detach`, a background process replaces it. When the owner dies, the workflow ends, because the
+heads of its groups see their lifeline close. `muster restart` continues with the unfinished groups.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from torchmuster.workflow.owner.host_capacity import HostCapacity
 
 
-# The head of one group on this machine, as its owner sees it: a process, and a connection to it.
+# The head of one group: a process on this machine, and a connection to it.
 
 
 _POLL_S = 0.02
@@ -86,14 +87,14 @@ class GroupProcess:
 
     @property
     def pid(self) -> int:
-        """Return the process of the head."""
+        """Return the pid of the head; 0 before its start."""
         return self._child.pid if self._child is not None else 0
 
     async def start(self, start: GroupStart) -> tuple[str, int]:
-        """Start the head; return where it listens.
+        """Start the head; return its (host, port).
 
         Raises:
-            OSError: What the head has to read can't be written.
+            OSError: The files that the head reads can't be written.
         """
         log = await asyncio.to_thread(self._write_start, start)
         listening = bind("127.0.0.1", 0)
@@ -119,7 +120,7 @@ class GroupProcess:
         return str(host), int(port)
 
     def _write_start(self, start: GroupStart) -> int:
-        """Write what the head is told; return its log, which is open."""
+        """Write the head's input file; return the descriptor of its open log."""
         folder = self._run_dir.group(self._group)
         os.makedirs(folder.path, exist_ok=True)
         atomic.write_json(folder.start, codec.to_plain(start))
@@ -127,9 +128,9 @@ class GroupProcess:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     async def follow(self, address: tuple[str, int]) -> GroupOutcome | None:
-        """Pass on what the head says until it has ended; None when it left no result."""
+        """Pass on the head's messages until its end; return its result, None if it left none."""
         await self._head.follow(address, self._wait_for_end)
-        await self._wait_for_end()  # one that was silent has been killed
+        await self._wait_for_end()  # a silent head has been killed
         return read_outcome(self._run_dir, self._group)
 
     def _take(self, message: messages.Message) -> bool:
@@ -150,36 +151,36 @@ class GroupProcess:
         self._head.send_stop()
 
     def kill(self) -> None:
-        """SIGKILL the head; what it started becomes ours and is ended by `end_rest`."""
+        """SIGKILL the head; its children become ours, and `_end_orphans` ends them."""
         if self._child is not None:
             self._child.send_signal(9)
 
     def close(self) -> None:
-        """Cut the lifeline: a head that still lives ends."""
+        """Close the lifeline, so that a head that still runs ends."""
         for fd in self._lifeline:
             os.close(fd)
 
 
 MAX_GROUPS_AT_ONCE = 64
 MAX_HEADS_LOST = 2
-MAX_TOLD_GROUPS = 20  # of more, only failures are worth a line each
+MAX_TOLD_GROUPS = 20  # with more groups, only failures get a line each
 SAY_WAIT_S = 4.0
 _TICK_S = 0.1
 _END_LIMIT_S = 15.0
 
 
 class ConductsGroup(Protocol):
-    """What conducts one group: a process of this machine, or Jobs of a cluster."""
+    """Conducts one group: a process of this machine, or Jobs of a cluster."""
 
     @property
     def pid(self) -> int:
-        """Return its process on this machine; 0 where there is none."""
+        """Return the pid of its process on this machine; 0 without one."""
 
     async def start(self, start: GroupStart) -> tuple[str, int]:
-        """Start it; return where its head listens, where that is known."""
+        """Start it; return the (host, port) of its head, if known."""
 
     async def follow(self, address: tuple[str, int]) -> GroupOutcome | None:
-        """Pass on what it says until it has ended; None when it left no result."""
+        """Pass on its messages until its end; return its result, None if it left none."""
 
     def send_stop(self) -> None:
         """Ask it to stop its group."""
@@ -188,27 +189,27 @@ class ConductsGroup(Protocol):
         """End it at once."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release its resources."""
 
 
 Hear = Callable[[messages.Message], None]
 
 
 class Elsewhere(Protocol):
-    """Where groups run that are not processes of this machine: they bring their own room."""
+    """Runs groups elsewhere than on this machine, with resources that it manages itself."""
 
     def conductor(self, plan: WorkflowPlan, group: GroupPlan, hear: Hear) -> ConductsGroup:
-        """Return what will conduct a group; `hear` gets what it says."""
+        """Return the conductor of a group; `hear` receives its messages."""
 
 
 class WorkflowDisplay(Protocol):
-    """What the owner shows."""
+    """The display of the owner."""
 
     def say(self, sentence: str) -> None:
-        """Show a sentence of muster's own."""
+        """Show a sentence from muster itself."""
 
     def show_task(self, task: str, stream: int, text: str, left_out: int) -> None:
-        """Show what a task wrote."""
+        """Show output of a task."""
 
 
 @dataclass(slots=True)
@@ -218,8 +219,8 @@ class _Group:
     state: State = State.SUBMITTING
     why: str | None = None
     outcome: GroupOutcome | None = None
-    refusal: Report | None = None  # why it could not be started
-    told: GroupOutcome | None = None  # what the head said, for when it could not write it
+    refusal: Report | None = None  # why it could not start
+    told: GroupOutcome | None = None  # the head's message, in case it can't write the result
     process: ConductsGroup | None = None
     scheduling_since: float | None = None
     running_since: float | None = None
@@ -229,7 +230,7 @@ class _Group:
 
 
 class WorkflowOwner:
-    """Owns one workflow."""
+    """The owner of one workflow."""
 
     def __init__(
         self,
@@ -253,14 +254,14 @@ class WorkflowOwner:
         self._started_at = time.monotonic()
 
     def _policy(self, group: GroupPlan) -> OwnerPolicy:
-        # A cancelled group may bring its outputs away for long: only silence ends it.
+        # A cancelled group may upload its outputs for a long time: only silence ends it.
         return OwnerPolicy(f"group {group.name}", Lives(MAX_HEADS_LOST), self._stops.requests)
 
     async def run(self, early: EarlyStop | None = None) -> WorkflowResult:
         """Conduct the workflow to its end and return its result.
 
         Args:
-            early: Has listened for signals that ask to stop before this does.
+            early: Has recorded stop signals that came before the owner listens.
         """
         async with self._record:
             return await self._conduct(early)
@@ -287,10 +288,10 @@ class WorkflowOwner:
 
     @property
     def _is_here(self) -> bool:
-        """Say whether the agents are processes of this machine: what a lost head leaves is ours then."""
+        """Return whether agents run on this machine: then a lost head's children become ours."""
         return self._hosts is None and self._elsewhere is None
 
-    # What may start.
+    # Starting groups.
 
     def _take_reused(self) -> None:
         link_reused(self._plan, self._run_dir)
@@ -301,7 +302,7 @@ class WorkflowOwner:
     def _advance(self) -> None:
         for group in self._groups.values():
             if group.running is not None and group.running.done():
-                group.running.result()  # a bug of ours ends the workflow; nobody else would hear of it
+                group.running.result()  # raises a bug of ours, which must end the workflow
             if group.state in (State.SUBMITTING, State.WAITING):
                 self._consider(group)
             if group.state is State.SCHEDULING and group.running is None:
@@ -337,7 +338,7 @@ class WorkflowOwner:
         num_running = sum(not running.done() for running in begun)
         given = None
         if num_running < MAX_GROUPS_AT_ONCE:
-            # A cluster has queues of its own.
+            # A cluster has its own queues.
             here = self._elsewhere is None
             given = self._capacity.try_take(group.plan) if here else {}
         if given is not None:
@@ -379,7 +380,7 @@ class WorkflowOwner:
         except MusterError as error:
             group.refusal = report_of_error(error)
             self._enter(group, State.FAILED_START_ERROR, error.what)
-        except OSError as error:  # a full disk: the owner waits for an end of the group
+        except OSError as error:  # e.g. a full disk: the group still needs a final state
             where = f" ({error.filename})" if error.filename else ""
             why = f"its files can't be written{where}: {error.strerror}"
             self._enter(group, State.FAILED_START_ERROR, why)
@@ -410,8 +411,8 @@ class WorkflowOwner:
         return GroupProcess(self._run_dir, name, stops, group.policy, hear, say, self._record)
 
     async def _end_orphans(self) -> None:
-        """What a lost head has left behind became ours; with hosts of ssh it ends by itself."""
-        if not self._is_here:  # our children are ssh, the master that it may have left, or kubectl
+        """End the processes that a lost head has left here; on ssh hosts they end by themselves."""
+        if not self._is_here:  # our children are ssh, its master process, or kubectl
             return
         deadline = time.monotonic() + _END_LIMIT_S
         while proc.end_children(self._heads()) and time.monotonic() < deadline:
@@ -463,7 +464,7 @@ class WorkflowOwner:
                 self._display.say(text)
 
     def _tell_task(self, group: _Group, event: TaskStateEvent) -> None:
-        """Say what a person would want to know now; the record has the rest."""
+        """Show retries and failures of tasks; the record has the other changes of state."""
         state, task, why = State(event.state), event.task, event.why
         if task == group.plan.lead.name:
             group.lead_is_over = state.is_final
@@ -486,7 +487,7 @@ class WorkflowOwner:
         worth_a_line = state is not State.SCHEDULING and len(self._groups) <= MAX_TOLD_GROUPS
         if changed and (worth_a_line or state.is_failed):
             has_report = group.outcome is not None and group.outcome.report is not None
-            shown = None if has_report else why  # the report itself is printed at the end
+            shown = None if has_report else why  # the end shows the report itself
             self._display.say(f"group {group.plan.name} {_words_of(state, shown)}")
         self._changed.set()
 

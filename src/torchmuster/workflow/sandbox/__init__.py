@@ -1,1 +1,1 @@
-"""What a task's command sees of files and network: mounts, containers, private networks. Standard library only."""
+"""What a task's command sees: mounts, containers, private networks. Standard library only."""

@@ -1,15 +1,16 @@
-"""The command of a task in a container: `image:` under --container podman, docker or apptainer.
+"""Run a task's command in a container: `image:` under --container podman, docker or apptainer.
 
-The program `container SPEC.json` removes what an earlier start left, then becomes the engine
+The program `container SPEC.json` removes what an earlier start left, then becomes the engine's
+client.
 
-What the container sees: the run directory and the folder of the task's socket at their own paths, the files of the
-task read-only at theirs, `volumeMounts`. Its variables are those of the file, never the machine's: single-line values
-go through a file (0600), others by their names through the engine's own environment, so that no value stands in a
-command line and none changes the engine itself.
+The container sees the run directory and the folder of the task's socket at their own paths, the
+files of the task read-only at theirs, and `volumeMounts`. Its variables are those of the file,
+never the machine's. Single-line values go through a file (0600). Others go by name through the
+engine's own environment. So no value is in a command line, and none changes the engine itself.
 
-`muster barrier` inside needs torchmuster in the image. The agent believes a caller of our own user that descends from
-the container's first process: podman, apptainer, and docker as long as it does not map users (userns-remap) and runs
-on this machine, not in a virtual one.
+`muster barrier` inside needs torchmuster in the image. The agent accepts a caller of our own user
+that descends from the container's first process. This works with podman, with apptainer, and with
+docker if it maps no users (userns-remap) and runs on this machine, not in a virtual one.
 """
 
 import contextlib
@@ -31,7 +32,8 @@ CODE_IMAGE_PULL = 301
 CODE_START = 3003
 _REMOVE_TIMEOUT_S = 6.0
 _ENGINE_FAILED = {"podman": 125, "docker": 125, "apptainer": 255}
-# What both engines' parsers of such a file take as it is: versions differ on quotes, `#` and outer spaces.
+# Values that the env-file parsers of both engines keep unchanged; versions differ on quotes, `#`
+# and outer spaces.
 _PLAIN = re.compile(r"(?:[^\s\"'`#\\](?:[^\r\n\"'`#\\]*[^\s\"'`#\\])?)?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _OF_ENGINES = ("DOCKER_", "CONTAINER", "PODMAN_", "XDG_", "LD_", "GO")
@@ -48,14 +50,14 @@ _DAEMON_WORDS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A path of the machine that the container sees at `target`."""
+    """A path of the machine, `source`, that the container sees at `target`."""
 
     source: str
     target: str
     read_only: bool = False
 
     def text(self) -> str:
-        """Return it as --volume and --bind take it."""
+        """Return the mount as an argument of --volume or --bind."""
         return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
 
 
@@ -64,12 +66,13 @@ class ContainerSpec:
     """One start of a container.
 
     Attributes:
-        words: The command; it takes the place of the image's own.
-        names: Variables that the engine takes over from its own environment.
-        network: A network namespace as a path; None is the machine's network.
-        gpus: As CUDA_VISIBLE_DEVICES would have them.
-        env_file: The file with the other variables; None when there are none.
-        id_file: Where podman and docker write the container's id once it is made.
+        words: The command, which replaces the image's own.
+        names: Variables that the engine copies from its own environment.
+        network: The path of a network namespace; None for the machine's network.
+        gpus: GPU ids as in CUDA_VISIBLE_DEVICES.
+        env_file: The file of the other variables; None without any.
+        id_file: The file in which podman and docker write the container's id once they have made
+            it.
     """
 
     kind: str
@@ -92,7 +95,7 @@ class ContainerSpec:
 
 
 def container_argv(spec: ContainerSpec) -> list[str]:
-    """Return the engine's command line; no value of a variable is in it."""
+    """Return the engine's command line; it contains no value of a variable."""
     binds = [mount.text() for mount in spec.mounts] + [_volume(text) for text in spec.volume_mounts]
     if spec.kind == "apptainer":
         return _apptainer_argv(spec, binds)
@@ -106,7 +109,7 @@ def container_argv(spec: ContainerSpec) -> list[str]:
     elif spec.gpus:
         argv.append(
             f'--gpus="device={",".join(spec.gpus)}"'
-        )  # without quotes it is split at commas
+        )  # without quotes, docker splits it at commas
     argv += ["--privileged"] if spec.privileged else []
     argv += [f"--cidfile={spec.id_file}"] if spec.id_file else []
     argv += [f"--env-file={spec.env_file}"] if spec.env_file else []
@@ -140,7 +143,7 @@ def container_name(run_id: str, task: str, attempt: int) -> str:
 
 
 def removal_argv(kind: str, program: str, names: Sequence[str]) -> list[str]:
-    """Return the command line that ends and removes containers at once; none for apptainer."""
+    """Return the command line that ends and removes containers at once; empty for apptainer."""
     if kind == "apptainer" or not names:
         return []
     at_once = ["--ignore", "--time=0"] if kind == "podman" else []
@@ -150,12 +153,12 @@ def removal_argv(kind: str, program: str, names: Sequence[str]) -> list[str]:
 def split_environment(
     kind: str, variables: Mapping[str, str], base: Mapping[str, str]
 ) -> tuple[dict[str, str], str, list[str]]:
-    """Return the engine's environment, the text of the file of variables, and what goes by name.
+    """Return the engine's environment, the env file's text, and the names to copy from the former.
 
     Raises:
-        MusterError: A value fits neither way: it would change the engine itself.
+        MusterError: A name is invalid, or a value fits neither way: it would change the engine.
     """
-    if kind == "apptainer":  # its own prefix: none of these is the engine's
+    if kind == "apptainer":  # the prefix keeps them apart from the engine's own variables
         own = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
         return {**base, **own}, "", []
     wrong = [name for name in variables if not _NAME.fullmatch(name)]
@@ -176,10 +179,10 @@ def split_environment(
 
 
 def find_engine(kind: str, which: Callable[[str], str | None] = shutil.which) -> str:
-    """Return the path of an engine.
+    """Return the path of a container engine.
 
     Raises:
-        UsageError: It is not installed; the sentence says which of the three are.
+        UsageError: The engine is not installed; the message says which engines are.
     """
     found = which(kind)
     if found is not None:
@@ -196,7 +199,7 @@ def find_engine(kind: str, which: Callable[[str], str | None] = shutil.which) ->
 def container_problems(
     plan: WorkflowPlan, which: Callable[[str], str | None] = shutil.which
 ) -> list[UsageError]:
-    """Return why the tasks of a workflow can't run in containers, all at once."""
+    """Return all reasons why the tasks of a workflow can't run in containers."""
     if plan.container == "none":
         return []
     problems = []
@@ -236,7 +239,7 @@ def _shown(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFailure:
-    """The container never began: the state of the task, its code and the engine's words."""
+    """A container that never started: the task's state, its code and the engine's message."""
 
     state: State
     code: int
@@ -247,7 +250,7 @@ class EngineFailure:
 def read_failure(
     spec: ContainerSpec, status: int, tail: Sequence[str], *, was_made: bool
 ) -> EngineFailure | None:
-    """Return why the container never began; None when the command's own status is what counts."""
+    """Return why the container never started; None when the status is the command's own."""
     if status != _ENGINE_FAILED[spec.kind] or was_made:
         return None
     words = [line.strip() for line in tail if line.strip()]
@@ -264,7 +267,7 @@ def read_failure(
 
 
 def gpu_variables(kind: str, task: TaskPlan, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without our CUDA_VISIBLE_DEVICES where the engine numbers devices anew."""
+    """Return the variables, without our CUDA_VISIBLE_DEVICES if the engine renumbers devices."""
     kept = dict(variables)
     if kind != "apptainer" and "CUDA_VISIBLE_DEVICES" not in task.environment:
         kept.pop("CUDA_VISIBLE_DEVICES", None)
@@ -280,11 +283,11 @@ class Container:
         self._pid = 0
 
     def write(self, earlier: Sequence[str], env_text: str) -> list[str]:
-        """Write what the start needs, 0600; return the command line that starts the container.
+        """Write the start's files (mode 0600); return the command line that starts the container.
 
         Args:
-            earlier: Names of containers that an agent which was killed may have left.
-            env_text: The text of the file of variables.
+            earlier: The names of containers that a killed agent may have left.
+            env_text: The text of the env file.
         """
         if self.spec.env_file:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -299,7 +302,7 @@ class Container:
         return proc.node_program("container", path)
 
     def pid(self) -> int:
-        """Return the container's first process as this machine sees it; 0 while there is none."""
+        """Return the machine's pid of the container's first process; 0 while there is none."""
         if self._pid == 0 and self.spec.kind != "apptainer" and self.was_made():
             argv = [self.spec.program, "inspect", "--format={{.State.Pid}}", self.spec.name]
             with contextlib.suppress(MusterError, ValueError):
@@ -307,11 +310,11 @@ class Container:
         return self._pid
 
     def was_made(self) -> bool:
-        """Say whether the engine has come as far as to make the container."""
+        """Return whether the engine has made the container."""
         return self.spec.id_file is not None and os.path.exists(self.spec.id_file)
 
     def remove(self) -> None:
-        """End and remove it, whatever it does."""
+        """End and remove the container, whatever its state."""
         argv = removal_argv(self.spec.kind, self.spec.program, [self.spec.name])
         if argv:
             with contextlib.suppress(MusterError):
@@ -319,7 +322,7 @@ class Container:
 
 
 def remove_containers(kind: str, run_id: str, group: str) -> None:
-    """Remove what is left of a group's containers: those of agents that were killed."""
+    """Remove the containers that killed agents of a group have left."""
     program = shutil.which(kind)
     if kind not in ("podman", "docker") or program is None:
         return
@@ -333,7 +336,7 @@ def remove_containers(kind: str, run_id: str, group: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerOrder:
-    """What `container` finds in the file that it is told: the command that removes what is left, empty for none, and the client's."""
+    """The input file of `container`: the removal command (empty for none), and the client's."""
 
     remove: tuple[str, ...]
     run: tuple[str, ...]
@@ -342,7 +345,7 @@ class ContainerOrder:
 def main(arguments: list[str]) -> int:
     """Remove what an earlier start left, then become the engine's client."""
     order = codec.from_plain(ContainerOrder, read_json(arguments[0]))
-    if order.remove:  # what it says of a container that isn't there is nothing
+    if order.remove:  # its failure for a missing container does not matter
         proc.ask(order.remove, b"", 30.0)
     os.execve(order.run[0], order.run, dict(os.environ))
     return 1

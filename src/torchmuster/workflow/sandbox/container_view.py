@@ -1,4 +1,4 @@
-"""The surroundings of a command that runs in a container: files, variables and network handed to the engine."""
+"""The view of a task's command: the interface, and the view in a container."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,52 +13,50 @@ from torchmuster.workflow.sandbox.place_plan import problem_of_path, refuse
 from torchmuster.workflow.task.options import NetworkShare, TaskOptions
 from torchmuster.workflow.task.setup import TaskFacts
 
-# The surroundings of a task's command: its own view of the files, a container, or the machine itself.
-
 
 class CommandView:
-    """One start's surroundings; what is not overridden is so on the machine itself."""
+    """What one start of a command sees; the defaults are those of the machine itself."""
 
     def start(
         self, words: Sequence[str], variables: Mapping[str, str], stdout: int, stderr: int
     ) -> proc.Child:
-        """Start the command in it."""
+        """Start the command in this view."""
         raise NotImplementedError
 
     def host_path(self, path: str) -> str:
-        """Return where a path of the task lies as the agent sees it."""
+        """Return the machine's path of a file that the task sees at `path`."""
         return path
 
     def take_over(self, earlier: "CommandView") -> None:
-        """Keep what an earlier start in the same place has written outside of it."""
+        """Keep what an earlier start wrote outside of their common working directory."""
 
     def why_not_begun(self) -> str | None:
-        """Return why the command itself never began; None when it did."""
+        """Return why the command itself never started; None when it did."""
         return None
 
     def engine_failure(self, status: int, tail: Sequence[str]) -> EngineFailure | None:
-        """Return why a container never began; None where there is none, or when it did."""
+        """Return why a container never started; None when it did, or where there is none."""
         return None
 
     def pids(self) -> set[int]:
-        """Return processes beside the started one whose descendants belong to the command."""
+        """Return further processes whose descendants belong to the command."""
         return set()
 
     def kill(self) -> None:
-        """End what is no descendant of the started process."""
+        """End processes of the command that don't descend from the started process."""
 
     def close(self) -> None:
-        """Remove what was put outside of the working place."""
+        """Remove what was put outside of the working directory."""
 
 
 _MAX_EARLIER = 8
 
 
 class ContainerView(CommandView):
-    """One start in a container; nothing of it is left on the machine.
+    """One start in a container, which leaves nothing on the machine.
 
     Raises:
-        MusterError: The engine is not here, or a file can't be placed.
+        MusterError: The engine is not installed, or a file can't be placed.
     """
 
     def __init__(self, files: Sequence[PlacedFile], facts: TaskFacts, options: TaskOptions) -> None:
@@ -102,7 +100,7 @@ class ContainerView(CommandView):
     def start(
         self, words: Sequence[str], variables: Mapping[str, str], stdout: int, stderr: int
     ) -> proc.Child:
-        """Start the engine's client; it forwards SIGTERM and gives the command's exit code."""
+        """Start the engine's client; it forwards SIGTERM and returns the command's exit code."""
         engine, env_text, names = container.split_environment(
             self._kind, self._inside(variables), dict(os.environ)
         )
@@ -120,7 +118,7 @@ class ContainerView(CommandView):
         )
 
     def _inside(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of the container: those of the file and ours, not the machine's."""
+        """Return the container's variables: those of the file and ours, not the machine's."""
         task, network = self._facts.task, self._network()
         asked = set(task.environment) | {n for c in task.credentials for n in c.variables}
         machine = os.environ
@@ -162,18 +160,18 @@ class ContainerView(CommandView):
         )
 
     def _join(self, join: Mapping[str, str | None], argv: Sequence[str]) -> list[str]:
-        """Let the launcher of views enter the task's network first: apptainer stays in its caller's."""
+        """Make the view launcher enter the task's network, because apptainer keeps its caller's."""
         path = os.path.join(self._folder, "join.json")
         write_json(path, {"join": dict(join), "working_dir": self._facts.place.work}, mode=0o600)
         return proc.node_program("view", path, "--", *argv, python=argv[0])
 
     def pids(self) -> set[int]:
-        """Return the container's first process: those below it may call the agent."""
+        """Return the container's first process; its descendants may call the agent."""
         pid = self._container.pid() if self._container is not None else 0
         return {pid} if pid else set()
 
     def host_path(self, path: str) -> str:
-        """Return where a path of the task lies on the machine, for what is mounted."""
+        """Return the machine's path of a file under one of the `volumeMounts`."""
         for text in self._facts.task.volume_mounts:
             source, _, target = self._facts.resolve(text).partition(":")
             target = target or source
@@ -182,7 +180,7 @@ class ContainerView(CommandView):
         return path
 
     def engine_failure(self, status: int, tail: Sequence[str]) -> EngineFailure | None:
-        """Return why the container itself never began."""
+        """Return why the container itself never started; None when it did."""
         if self._container is None:
             return None
         made = self._container.was_made()
@@ -194,6 +192,6 @@ class ContainerView(CommandView):
             self._container.remove()
 
     def close(self) -> None:
-        """Remove what the engine's client has not: it may have been killed."""
+        """Remove the container, which a killed client of the engine may have left."""
         self.kill()
         self._container = None

@@ -1,8 +1,9 @@
-"""A private network for the tasks of a group on one machine: all may listen on the same port.
+"""A private network for the tasks of a group on one machine: all can listen on the same port.
 
-Each task gets a network namespace with one interface; a bridge in a hub namespace joins them. No
-root is needed, nothing of it has a name in /run/netns or /etc, and everything vanishes with the
-holder (`network_hold`), which ends with us. If slirp4netns or pasta is installed, tasks can reach the outside through it.
+Each task gets a network namespace with one interface; a bridge in a hub namespace joins them. It
+needs no root, and leaves no name in /run/netns or /etc. Everything vanishes with the holder
+(`network_hold`), which ends with us. If slirp4netns or pasta is installed, tasks can reach the
+outside through it.
 """
 
 import ipaddress
@@ -36,11 +37,11 @@ class NetworkNamespace:
     """One task's part of a private network.
 
     Attributes:
-        name: The task.
-        address: Its IPv4 address.
-        join: The namespaces to enter, `user` and `net`, as `prepare_place` takes them.
-        environment: What Gloo and NCCL need: they'd take the address that the machine's own name
-            has, which is none of this network.
+        name: The name of the task.
+        address: The task's IPv4 address.
+        join: The namespaces to enter, `user` and `net`, for `prepare_place`.
+        environment: The variables for Gloo and NCCL, which would otherwise use the address of the
+            machine's own name, outside of this network.
     """
 
     name: str
@@ -50,12 +51,12 @@ class NetworkNamespace:
 
 
 class PrivateNetwork:
-    """The network of one group's tasks on this machine; `close` takes it away.
+    """The network of one group's tasks on this machine; `close` removes it.
 
     Attributes:
-        tasks: Each task's part, by name.
+        tasks: Each task's namespace, by task name.
         gateway: The address of the gateway to the outside; None without one.
-        resolver: Who answers questions for names there.
+        resolver: The address of the DNS server there; None without a gateway.
         note: One line for the user about the connection to the outside.
     """
 
@@ -88,17 +89,17 @@ class PrivateNetwork:
         hostname: str | None = None,
         find_program: Callable[[], str | None] = network_stack.find_program,
     ) -> "PrivateNetwork":
-        """Make a network for the tasks `names`; takes some milliseconds for each, and blocks.
+        """Make a network for the tasks `names`; block for a few milliseconds per task.
 
         Args:
-            names: The tasks.
-            python: The interpreter of the holder.
+            names: The names of the tasks.
+            python: The interpreter that runs the holder.
             hostname: The machine's name.
             find_program: Returns the path of the network stack's program, or None.
 
         Raises:
-            UsageError: More tasks than a network has addresses.
-            MusterError: The kernel refuses; the message has its words.
+            UsageError: There are more tasks than addresses, or two of the same name.
+            MusterError: The kernel refuses; the message has its reason.
         """
         if len(names) > _MAX_TASKS or len(set(names)) != len(names):
             raise UsageError(
@@ -131,15 +132,15 @@ class PrivateNetwork:
         return cls(holder, lifeline, tasks, hostname, answer=answer, program=program)
 
     def close(self) -> None:
-        """End the holder; tasks that still run keep their own, now lonely, namespaces."""
+        """End the holder; tasks that still run keep their own namespaces, now isolated."""
         if self._lifeline >= 0:
             _end(self._holder, self._lifeline)
             self._lifeline = -1
 
     def hosts_file(self, name: str, *, machine: str = "/etc/hosts") -> bytes:
-        """Return the text of /etc/hosts for task `name`: the machine's, and all tasks by name.
+        """Return the /etc/hosts of task `name`: the machine's entries, and all tasks by name.
 
-        The machine's own name leads to the task itself, as programs expect that ask for it.
+        The machine's own name resolves to the task itself, as programs that ask for it expect.
         """
         ours = {self._hostname, *self.tasks}
         try:
@@ -156,7 +157,7 @@ class PrivateNetwork:
         return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
 
     def resolver_file(self, *, machine: str = _RESOLVER_FILE) -> bytes | None:
-        """Return the text of /etc/resolv.conf for the tasks; None when the machine's own serves."""
+        """Return the /etc/resolv.conf of the tasks; None when they can use the machine's."""
         if self.resolver is None:
             return None
         return network_stack.resolver_text(_read_text(machine), self.resolver)
@@ -167,10 +168,10 @@ def choose_network(
     *,
     draw: Callable[[int], int] = secrets.randbelow,
 ) -> ipaddress.IPv4Network:
-    """Return a /24 that overlaps none of `taken`: of 10.0.0.0/8, else of another private range.
+    """Return a /24 that overlaps none of `taken`: in 10.0.0.0/8, else in another private range.
 
     Raises:
-        MusterError: Every one is taken.
+        MusterError: All are taken.
     """
     for whole in _POOLS:
         pool = ipaddress.IPv4Network(whole)
@@ -189,7 +190,7 @@ def choose_network(
 
 
 def host_networks(path: str = "/proc/net/route") -> list[ipaddress.IPv4Network]:
-    """Return the networks that this machine has a route to, the default route left out."""
+    """Return the networks that this machine has a route to, without the default route."""
     found = []
     try:
         with open(path) as file:
@@ -197,7 +198,7 @@ def host_networks(path: str = "/proc/net/route") -> list[ipaddress.IPv4Network]:
     except OSError:
         return []
     for row in rows:
-        # The kernel prints the words as this machine's own integers of bytes in network order.
+        # The kernel reads the bytes, in network order, as native integers and prints those.
         address, mask = (
             int.from_bytes(int(row[column], 16).to_bytes(4, sys.byteorder), "big")
             for column in (1, 7)
@@ -224,7 +225,7 @@ def _without_names(line: str, names: set[str]) -> str:
 
 
 def _wanted(num_tasks: int, program: str | None) -> NetworkOrder:
-    """Return the request to the holder: addresses, and the network stack if its program is installed."""
+    """Return the order to the holder: addresses, and the network stack if one is installed."""
     routed = host_networks()
     network = choose_network(routed)
     addresses = [str(network[number + network_stack.FIRST_TASK]) for number in range(num_tasks)]

@@ -1,9 +1,10 @@
-"""Hold the network of one group's tasks on this machine, and let go of it at the end.
+"""The program `network`: hold the network of one group's tasks on this machine.
 
-One hub namespace with a bridge and one namespace for each task, all without a name: they are
-descriptors of this process, which `setns` reaches as /proc/PID/fd/N, and vanish with it and with the
-last task in them. Standard output gets one line of JSON; standard input is the lifeline: at its end
-this process ends. (No PR_SET_PDEATHSIG: that ends us with the thread that started us, not the agent.)
+It has one hub namespace with a bridge and one namespace for each task, all unnamed: they are
+descriptors of this process, which `setns` reaches as /proc/PID/fd/N. They vanish with it and with
+the last task in them. Standard output gets one line of JSON. Standard input is the lifeline: this
+process ends when it closes. (PR_SET_PDEATHSIG would end it with the thread that started it, not
+with the agent.)
 """
 
 import json
@@ -19,9 +20,8 @@ from torchmuster.launcher.node import namespaces
 from torchmuster.workflow.sandbox import network_stack
 from torchmuster.workflow.sandbox.network_stack import NetworkOrder
 
-# As much of the kernel's route netlink as a private network needs: links, addresses, a default route.
-#
-# Raw, because `ip` is missing in many images and would be a process for every step.
+# Route netlink: links, addresses, a default route. Raw, because `ip` is missing in many images and
+# would be a process for every step.
 
 
 _NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE = 16, 20, 24
@@ -38,7 +38,7 @@ _TIMEOUT_S = 5.0
 
 
 class Netlink:
-    """A route netlink socket of the network namespace in which it was opened."""
+    """A route netlink socket of the network namespace that opened it."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
@@ -47,20 +47,20 @@ class Netlink:
         self._sequence = 0
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the netlink socket."""
         self._socket.close()
 
     def add_bridge(self, name: str) -> None:
         """Make a bridge.
 
         Raises:
-            OSError: The kernel refused; so do all methods below.
+            OSError: The kernel refused; all methods below raise this too.
         """
         info = _attribute(_INFO_KIND, b"bridge")
         self._new_link(_name(name) + _attribute(_IFLA_LINKINFO, info))
 
     def add_veth(self, name: str, *, master: str, peer: str, peer_namespace_fd: int) -> None:
-        """Make a pair of links: `name` here, on the bridge `master`, and `peer` elsewhere."""
+        """Make a pair of links: `name` on the bridge `master`, `peer` in another namespace."""
         there = _link_header() + _name(peer)
         there += _attribute(_IFLA_NET_FD, struct.pack("=I", peer_namespace_fd))
         info = _attribute(_INFO_KIND, b"veth")
@@ -81,7 +81,7 @@ class Netlink:
         self._ask(_NEW_LINK, 0, header + _attribute(_IFLA_MASTER, bridge))
 
     def add_default_route(self, name: str, gateway: str) -> None:
-        """Send all other IPv4 traffic to `gateway`, by the link `name`."""
+        """Send all other IPv4 traffic to `gateway` over the link `name`."""
         kind = (_TABLE_MAIN, _PROTO_STATIC, _SCOPE_UNIVERSE, _UNICAST)
         header = struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, *kind, 0)
         index = struct.pack("=I", socket.if_nametoindex(name))
@@ -89,7 +89,7 @@ class Netlink:
         self._ask(_NEW_ROUTE, _CREATE | _EXCLUSIVE, header + body)
 
     def add_address(self, name: str, address: str, prefix_bits: int) -> None:
-        """Give a link an IPv4 address; the route to its network comes with it."""
+        """Give a link an IPv4 address; the kernel adds the route to its network."""
         index = socket.if_nametoindex(name)
         packed = socket.inet_aton(address)
         header = struct.pack("=BBBBI", socket.AF_INET, prefix_bits, 0, 0, index)
@@ -126,9 +126,9 @@ _PREFIX_BITS = 24
 
 
 def main(arguments: list[str]) -> int:
-    """Make the network, say so, and wait for the end of standard input."""
+    """Make the network, print its descriptors, and wait for the end of standard input."""
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)  # meant for the run; the lifeline decides
+        signal.signal(signum, signal.SIG_IGN)  # they are meant for the run; the lifeline decides
     wanted = codec.from_word(NetworkOrder, arguments)
     out = wanted.stack or {}
     guard = network_stack.fork_guard() if out else None
@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> int:
 
 
 def make_network(addresses: list[str], interface: str) -> dict[str, Any]:
-    """Make the hub and the tasks' namespaces; return the descriptors by which they are reached.
+    """Make the hub and the tasks' namespaces; return their descriptors and the bridge's name.
 
     Raises:
         OSError: The kernel refused.
@@ -178,7 +178,7 @@ def make_network(addresses: list[str], interface: str) -> dict[str, Any]:
 def open_network_stack(
     guard: network_stack.Guard, wanted: dict[str, Any], made: dict[str, Any], interface: str
 ) -> dict[str, Any]:
-    """Start the network stack and lead the tasks to it; a network without one is whole, too."""
+    """Start the network stack and route the tasks to it; a failure is no error, only reported."""
     pid, user_fd = os.getpid(), made["user_fd"]
     (hub,) = network_stack.task_paths(pid, [made["hub_fd"]])
     stack = network_stack.NetworkStack(
@@ -204,7 +204,7 @@ def open_network_stack(
 
 
 def _have_routes(fds: list[int]) -> bool:
-    """Say whether all of these namespaces have a default route; those that do leave the list."""
+    """Return whether all namespaces have a default route; remove from the list those that do."""
     while fds:
         namespaces.join_fd(fds[-1], namespaces.NEW_NETWORK)
         with open("/proc/thread-self/net/route") as file:

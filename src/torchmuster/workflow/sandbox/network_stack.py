@@ -1,11 +1,11 @@
-"""The connection of a private network to the outside: a user-mode network stack, if one is installed.
+"""Connect a private network to the outside through a user-mode network stack, if installed.
 
-slirp4netns    one process for all tasks: its tap is a port of the hub's bridge
-pasta          one process for each task, which gets a second interface: it serves one guest only
+slirp4netns    one process for all tasks; its tap is a port of the hub's bridge
+pasta          one process per task, since it serves one guest only; adds a second interface
 
-Both run in the machine's own network as our user, need no root, and map nothing of the machine's loopback
-into the network. They are children of a guard, which the holder forks before it enters its namespaces. The
-guard ends them when the holder is gone (the end of a pipe), and does nothing else.
+Both run in the machine's own network as our user, need no root, and map nothing of the machine's
+loopback into the network. They are children of a guard, which the holder forks before it enters its
+namespaces. The guard's only task is to end them when the holder is gone, which closes a pipe.
 """
 
 import json
@@ -23,7 +23,7 @@ from torchmuster.core import proc
 TAP = "tap0"
 OUTSIDE = "out0"
 PROGRAMS = ("slirp4netns", "pasta")
-GATEWAY, RESOLVER = 2, 3  # the last numbers of their addresses, as slirp4netns has them
+GATEWAY, RESOLVER = 2, 3  # last numbers of their addresses, as in slirp4netns
 FIRST_TASK = 4
 _READY_S = 10.0
 _POLL_S = 0.01
@@ -36,9 +36,9 @@ class NetworkOrder:
     """The command line of `network`.
 
     Attributes:
-        addresses: Of the tasks.
-        interface: Its name in each task's namespace.
-        stack: Program, networks and resolver of the network stack; None where there is none.
+        addresses: The addresses of the tasks.
+        interface: The name of the interface in each task's namespace.
+        stack: Program, networks and resolver of the network stack; None without one.
     """
 
     addresses: tuple[str, ...]
@@ -48,15 +48,16 @@ class NetworkOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkStack:
-    """The network stack to start, as the guard gets it.
+    """The network stack that the guard must start.
 
     Attributes:
-        program: The program's path.
+        program: The path of the program.
         subnet: The tasks' own network, `10.1.2.0/24`.
-        outside: The network of pasta's interface, which holds only this and a gateway.
-        hub: The hub's namespace, as a path; `user` that of its user namespace.
-        tasks: The tasks' namespaces, as paths.
-        passes_names: Whether the machine's resolver is on its loopback, so that the stack asks it.
+        outside: The network of pasta's interface, which holds only that and a gateway.
+        hub: The path of the hub's namespace; `user` is that of its user namespace.
+        tasks: The paths of the tasks' namespaces.
+        passes_names: Whether the machine's resolver is on its loopback, so that the stack must
+            forward queries.
     """
 
     program: str
@@ -79,12 +80,12 @@ def find_program(which: Callable[[str], str | None] = shutil.which) -> str | Non
 
 
 def address_of(subnet: str, number: int) -> str:
-    """Return the address with this last number in a network of 24 bits."""
+    """Return the address with this last number in a /24 network."""
     return subnet.partition("/")[0].rpartition(".")[0] + f".{number}"
 
 
 def slirp_argv(stack: NetworkStack, exit_fd: int, ready_fd: int) -> list[str]:
-    """Return the command line of slirp4netns; the tap is switched on by the holder."""
+    """Return the command line of slirp4netns; the holder switches the tap on."""
     user = [f"--userns-path={stack.user}"] if stack.user else []
     argv = [stack.program, f"--exit-fd={exit_fd}", f"--ready-fd={ready_fd}", "--mtu=1500"]
     argv += [f"--cidr={stack.subnet}", "--disable-host-loopback", *user, "--netns-type=path"]
@@ -92,33 +93,34 @@ def slirp_argv(stack: NetworkStack, exit_fd: int, ready_fd: int) -> list[str]:
 
 
 def pasta_argv(stack: NetworkStack, task: str) -> list[str]:
-    """Return the command line of pasta for one task; no port of the task is opened outside."""
-    # pasta gives up root for `nobody`, who may not enter the namespaces of root.
+    """Return the command line of pasta for one task; it opens no port to the outside."""
+    # pasta switches from root to `nobody`, which may not enter root's namespaces.
     user = [f"--userns={stack.user}"] if stack.user else ["--netns-only"]
     user += ["--runas=0:0"] if os.geteuid() == 0 else []
     argv = [stack.program, "--foreground", "--quiet", "--config-net", "--no-map-gw", "--ipv4-only"]
     argv += ["-t", "none", "-u", "none", "-T", "none", "-U", "none", f"--ns-ifname={OUTSIDE}"]
     argv += [f"--address={address_of(stack.outside, 100)}", "--netmask=24"]
     argv += [f"--gateway={address_of(stack.outside, GATEWAY)}"]
-    if stack.passes_names:  # else a question to the machine's resolver would be answered by another
+    if stack.passes_names:  # else another server would answer queries to the machine's resolver
         argv += [f"--dns-forward={address_of(stack.outside, RESOLVER)}"]
     return [*argv, *user, f"--netns={task}"]
 
 
 class Guard:
-    """The process beside the holder that starts the stack and ends it; forked by `fork_guard`."""
+    """The process, forked by `fork_guard`, that starts the holder's network stack and ends it."""
 
     def __init__(self, pid: int, orders: int, answers: int) -> None:
         self._pid = pid
-        self._orders = orders  # its end ends the guard
+        self._orders = orders  # closing it ends the guard
         self._answers = answers
 
     def open(self, stack: NetworkStack, is_open: Callable[[], bool]) -> str | None:
-        """Let the stack start; return None when it works, else why not.
+        """Start the stack; return None when it works, else why not.
 
         Args:
-            stack: What to start.
-            is_open: Says whether the tasks can be led out, for a stack that does not say so itself.
+            stack: The network stack to start.
+            is_open: Returns whether the tasks reach the outside, for a stack that does not report
+                it.
         """
         wanted = {name: getattr(stack, name) for name in stack.__slots__}
         os.write(self._orders, json.dumps(wanted).encode() + b"\n")
@@ -134,7 +136,7 @@ class Guard:
 
 
 def fork_guard() -> Guard:
-    """Fork the guard; call it before any namespace is entered, in a process of one thread."""
+    """Fork the guard; call this before entering any namespace, in a single-threaded process."""
     order, orders = os.pipe2(os.O_CLOEXEC)
     answers, answer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -152,11 +154,11 @@ def fork_guard() -> Guard:
 
 
 def _detach() -> None:
-    """Let go of the holder's streams: who reads its answer waits for the end of all copies."""
+    """Let go of the holder's streams: the reader of its answer waits until all copies close."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    proc.stand_apart()  # what is meant for the holder's group is not meant for us
+    proc.stand_apart()  # signals to the holder's process group must not reach us
 
 
 def _guard(order: int, answer: int) -> None:
@@ -184,7 +186,7 @@ def _start_slirp(stack: NetworkStack, children: list[proc.Child], order: int) ->
     alive, exit_end = os.pipe2(os.O_CLOEXEC)
     ready, ready_end = os.pipe2(os.O_CLOEXEC)
     said, said_end = os.pipe2(os.O_CLOEXEC)
-    del exit_end  # open as long as we live: a guard that is killed takes slirp4netns with it
+    del exit_end  # open while we live: slirp4netns ends with a killed guard
     children.append(
         proc.start(
             slirp_argv(stack, alive, ready_end),
@@ -206,14 +208,14 @@ def _start_pasta(stack: NetworkStack, children: list[proc.Child], order: int) ->
     saids = []
     for task in stack.tasks:
         said, said_end = os.pipe2(os.O_CLOEXEC)
-        # pasta gives up the rights by which root looks into another process: it gets the descriptor.
+        # pasta drops root's right to look into other processes, so it gets the descriptor.
         fd = os.open(task, os.O_RDONLY | os.O_CLOEXEC)
         argv = pasta_argv(stack, f"/proc/self/fd/{fd}")
         children.append(proc.start(argv, stdout=said_end, stderr=said_end, pass_fds=[fd]))
         saids.append(said)
         for one in (fd, said_end):
             os.close(one)
-    # It has no word for being ready: the holder looks, and we tell when one has ended.
+    # pasta does not report when it is ready: the holder checks, and we report one that ends.
     while not select.select([order], [], [], _POLL_S)[0]:
         for child, said in zip(children, saids, strict=True):
             if child.poll() is not None:
@@ -249,13 +251,13 @@ def _read_line(fd: int, timeout_s: float | None) -> str | None:
 
 
 def has_own_resolver(text: str) -> bool:
-    """Say whether a resolv.conf names the machine's loopback, which is none of the tasks'."""
+    """Return whether a resolv.conf leads to the machine's loopback, which tasks can't reach."""
     servers = [line.split()[1] for line in text.splitlines() if line.startswith("nameserver ")]
     return not servers or any(name.startswith("127.") or name == "::1" for name in servers)
 
 
 def resolver_text(machine: str, resolver: str) -> bytes | None:
-    """Return a /etc/resolv.conf for tasks; None when the machine's own serves them."""
+    """Return a /etc/resolv.conf for tasks; None when they can use the machine's."""
     if not has_own_resolver(machine):
         return None
     kept = [line for line in machine.splitlines() if not line.startswith("nameserver")]
@@ -263,7 +265,7 @@ def resolver_text(machine: str, resolver: str) -> bytes | None:
 
 
 def note_of(answer: Mapping[str, object], found: str | None) -> str:
-    """Return the line for the user."""
+    """Return the line that tells the user what tasks in the network can reach."""
     if answer.get("gateway"):
         return (
             f"tasks in a private network reach each other, and the outside through"
@@ -278,5 +280,5 @@ def note_of(answer: Mapping[str, object], found: str | None) -> str:
 
 
 def task_paths(pid: int, fds: Sequence[int]) -> tuple[str, ...]:
-    """Return how other processes reach the namespaces that a process holds."""
+    """Return the paths by which other processes reach the namespaces that a process holds."""
     return tuple(f"/proc/{pid}/fd/{fd}" for fd in fds)

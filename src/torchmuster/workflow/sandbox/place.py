@@ -1,8 +1,8 @@
-"""A task's private view of this machine's files: written to disk, and started.
+"""A task's private view of this machine's files: write it to disk, and start commands in it.
 
-`plan_place` (in `place_plan`) decides, `prepare_place` writes the folder, and `place_launch`, in the
-task's own process, mounts. Where the kernel gives no namespaces (`namespaces_available`),
-`place_real` puts the files at their real paths.
+`plan_place` (in `place_plan`) decides what to mount, `prepare_place` writes the folder, and the
+program `view` mounts it in the task's own process. Where the kernel gives no namespaces
+(`namespaces_available`), `place_real` puts the files at their real paths.
 """
 
 import contextlib
@@ -53,14 +53,14 @@ def prepare_place(
     environment: Mapping[str, str] | None = None,
     report_fd: int | None = None,
 ) -> str:
-    """Write the folder of a view; return the path of the spec that `place_argv` wants.
+    """Write the folder of a view; return the path of its spec, for `place_argv`.
 
     Args:
-        plan: What `plan_place` decided.
-        join: Namespaces to enter first, `user` and `net` (`TaskNetwork.join`).
-        environment: Variables to set beside those that the process is started with.
-        report_fd: A pipe of the started process (`pass_fds`): its end without a word means that
-            the task runs; otherwise a line of JSON says why not.
+        plan: The result of `plan_place`.
+        join: Namespaces to enter first, `user` and `net` (`NetworkNamespace.join`).
+        environment: Variables to add to those that the process is started with.
+        report_fd: A pipe of the started process (`pass_fds`). If it closes without a message, the
+            task runs; otherwise it brings a line of JSON that says why not.
 
     Raises:
         MusterError: The folder was used before, or can't be written.
@@ -84,12 +84,12 @@ def prepare_place(
 def place_argv(
     spec_path: str, command: Sequence[str], *, python: str = sys.executable
 ) -> list[str]:
-    """Return the command line that starts `command` in the view of a spec."""
+    """Return the command line that starts `command` in the view that a spec describes."""
     return proc.node_program("view", spec_path, "--", *command, python=python)
 
 
 def clear_place(folder: str) -> None:
-    """Remove the mount points of a view whose task has ended, and folders without content; what the task wrote stays."""
+    """Remove an ended task's mount points and empty folders; what the task wrote stays."""
     spec_path = os.path.join(folder, "spec.json")
     spec = read_json(spec_path)
     if spec is None:
@@ -105,13 +105,13 @@ def clear_place(folder: str) -> None:
 
 
 def clear_places(task_folder: str) -> None:
-    """Do as `clear_place` with all that killed agents of a task have left."""
+    """Clear, as `clear_place` does, the views that killed agents of a task have left."""
     for folder in glob.glob(os.path.join(glob.escape(task_folder), "place-*", "view-*", "view")):
         clear_place(folder)
 
 
 def _clear_mirror(mirror: Mapping[str, Any]) -> None:
-    """Remove the entries that are still as the launcher made them, seen from outside of its mounts."""
+    """Remove the entries that are still as the launcher made them, seen from outside its mounts."""
     for name in mirror["dirs"]:
         with contextlib.suppress(OSError):
             os.rmdir(os.path.join(mirror["folder"], name))
@@ -128,9 +128,9 @@ def _clear_mirror(mirror: Mapping[str, Any]) -> None:
 
 @functools.cache
 def namespaces_available() -> str | None:
-    """Return None when a task can have a view of its own here, else the reason in words.
+    """Return None if a task can have its own view here, else the reason as a sentence.
 
-    Tried once, in a process that ends: some kernels grant the namespace and refuse the mounts.
+    Tries it once, in a separate process: some kernels grant the namespace but refuse the mounts.
     """
     with tempfile.TemporaryFile() as out:
         child = proc.start(proc.node_program("view", "--probe"), stdout=out.fileno())
@@ -146,7 +146,7 @@ def namespaces_available() -> str | None:
 
 
 def write_new(path: str, content: bytes, mode: int) -> os.stat_result:
-    """Create a file that must not exist; return what the file system says of it."""
+    """Create a file that must not exist yet; return its stat result."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
         file.write(content)
@@ -156,7 +156,7 @@ def write_new(path: str, content: bytes, mode: int) -> os.stat_result:
 
 def _make_folder(path: str, mode: int) -> None:
     os.mkdir(path, 0o700)
-    os.chmod(path, mode)  # past the umask
+    os.chmod(path, mode)  # regardless of the umask
 
 
 def _write_spec(

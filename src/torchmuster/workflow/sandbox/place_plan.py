@@ -1,15 +1,16 @@
-"""A task's private view of this machine's files: what has to be mounted, decided before it starts.
+"""Plan a task's private view of this machine's files: decide what to mount before it starts.
 
-A workflow places files at absolute paths, `/tmp/run.sh` or `/workspace/train.py`, as a container
-would. Several tasks of one machine must not meet there, and the machine itself must not see them:
+A workflow places files at absolute paths, such as `/tmp/run.sh` or `/workspace/train.py`, as a
+container would. Several tasks of one machine must not clash there, and the machine itself must not
+see the files:
 
-    the file exists           ours is shown over it (a cover)
+    the file exists           ours is mounted over it (a cover)
     only its directory does   the directory is mirrored: a folder of ours with the machine's entries
-                              bound into it, and the new file beside them
+                              bound into it, next to the new file
     not even the directory    the nearest directory that exists is mirrored; that may be `/`
 
-What a task writes into a mirrored directory lands in the folder (`PlacePlan.host_path`). Here is what
-is decided and how paths are checked; `place` writes it to disk.
+What a task writes into a mirrored directory lands in our folder (`PlacePlan.host_path`). This
+module decides and checks paths; `place` writes the view to disk.
 """
 
 import os
@@ -26,7 +27,7 @@ _OFF_LIMITS = ("/proc", "/sys", "/dev")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedFile:
-    """A file that a task finds at an absolute path."""
+    """A file that a task sees at an absolute path."""
 
     path: str
     content: bytes
@@ -35,15 +36,15 @@ class PlacedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """A directory of the machine and the folder of ours that the task sees in its place.
+    """A directory of the machine, and our folder that the task sees instead.
 
     Attributes:
-        at: The directory, without symlinks.
-        folder: What is mounted over it; the task's own writes are here.
-        mode: Permission bits of the directory.
-        dirs: Entries of the machine that are bound, most needed first; `files` likewise.
-        links: Symlinks of the machine that are copied, with their targets.
-        made: Directories that only the task has, relative, parents first.
+        at: The directory's path, without symlinks.
+        folder: The folder that is mounted over it; the task's own writes land here.
+        mode: The permission bits of the directory.
+        dirs: Subdirectories of the machine to bind, most needed first; `files` likewise.
+        links: Symlinks of the machine to copy, with their targets.
+        made: Directories that only the task sees, as relative paths, parents first.
     """
 
     at: str
@@ -57,17 +58,17 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacePlan:
-    """What one task will see.
+    """The files that one task will see.
 
     Attributes:
         folder: The view's folder on disk; `prepare_place` makes it.
-        working_dir: Where the task starts.
+        working_dir: The directory in which the task starts.
         mirrors: Directories to mirror, those nearer to `/` first.
-        covers: Paths of the machine and the file that is shown there.
-        new_files: Paths that only the task has, with the file on disk.
-        files: Every file to be written, by its path on disk.
-        aliases: Directories that were named through a symlink, and where they really are.
-        notes: Sentences for the user's eyes, one line each.
+        covers: Paths of the machine, each with the file on disk that the task sees there.
+        new_files: Paths that only the task sees, each with the file on disk.
+        files: Every file to write, by its path on disk.
+        aliases: Directories that were named through a symlink, with their real paths.
+        notes: Sentences for the user, one line each.
     """
 
     folder: str
@@ -80,8 +81,8 @@ class PlacePlan:
     notes: tuple[str, ...]
 
     def host_path(self, path: str) -> str:
-        """Return where an absolute path of the task lies as seen from outside its view."""
-        for _ in range(40):  # the kernel's own limit of symlinks in one path
+        """Return the machine's path of a file that the task sees at the absolute path `path`."""
+        for _ in range(40):  # the kernel's own limit on symlinks in one path
             path = self._without_aliases(os.path.normpath(path))
             known = self.covers.get(path) or self.new_files.get(path)
             if known is not None:
@@ -117,22 +118,23 @@ def plan_place(
     tmp: str = "/tmp",
     max_tmp_entries: int = _MAX_TMP_ENTRIES,
 ) -> PlacePlan:
-    """Decide what to mount so that one task sees `files`; reads the machine, writes nothing.
+    """Decide what to mount so that one task sees `files`; read the machine, write nothing.
 
     Args:
-        files: The files of the task; problems with all of them are told at once.
-        folder: A private directory of ours that exists, one for each start of a task.
-        working_dir: Where the task starts: it exists, or one of the files makes it.
-        private_tmp: Mirror /tmp even when no file is placed there.
-        hosts: The text of a private /etc/hosts.
-        directories: Absolute directories that the task finds, made in its view when missing.
-        shared: Directories of ours that stay the real ones (the run directory).
-        keep: What the task needs to find (its interpreter's prefix) when not all can be shown.
-        tmp: The directory that `private_tmp` means.
-        max_tmp_entries: How many entries of /tmp are shown at most.
+        files: The files of the task; one error reports the problems with all of them.
+        folder: An existing private directory, one for each start of a task.
+        working_dir: Where the task starts: it exists, or one of the files creates it.
+        private_tmp: Whether to mirror /tmp even when no file is placed there.
+        hosts: The content of a private /etc/hosts.
+        directories: Absolute directories that the task sees; missing ones are created in its view.
+        shared: Our directories that the task sees unmirrored (the run directory).
+        keep: Paths that the task must see (its interpreter's prefix) when there are too many
+            entries.
+        tmp: The directory that `private_tmp` refers to.
+        max_tmp_entries: How many entries of /tmp the task sees at most.
 
     Raises:
-        UsageError: A path can't be placed; the message names every one.
+        UsageError: Files can't be placed; the message names every one.
     """
     if hosts is not None and all(file.path != "/etc/hosts" for file in files):
         files = [*files, PlacedFile(path="/etc/hosts", content=hosts)]
@@ -149,7 +151,7 @@ def plan_place(
 
 
 def problem_of_path(path: str) -> str | None:
-    """Return why no file can be placed at `path`, in words, or None."""
+    """Return why no file can be placed at `path`, as part of a sentence, or None."""
     if not path.startswith("/"):
         return "is not absolute"
     if "\0" in path or len(os.fsencode(path)) > 4000:
@@ -170,12 +172,12 @@ def nearest_directory(path: str) -> str:
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Say whether `path` is `directory` or lies in it."""
+    """Return whether `path` is `directory` or lies in it."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raise one error with all problems; return when there is none.
+    """Raise one error for all problems; return when there are none.
 
     Raises:
         UsageError: There are problems.
@@ -191,7 +193,7 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 class _Planner:
-    """Collects what the files need; `finish` makes the plan of it."""
+    """Collects what the files need; `finish` returns the plan."""
 
     def __init__(self, view: str, shared: Sequence[str]) -> None:
         self._view = view
@@ -265,7 +267,7 @@ class _Planner:
 
     def finish(self, work: str, needed: Sequence[str], tmp: str, max_tmp: int) -> PlacePlan:
         self._note_alias(work)
-        # By both names: a symlink on the way is an entry that has to be shown, too.
+        # By both names, because a symlink on the way is an entry that the task must see, too.
         ways = [form for path in needed for form in (os.path.abspath(path), os.path.realpath(path))]
         needed = [*ways, *self._made]
         mirrors = []
@@ -316,11 +318,12 @@ class _Planner:
             self._notes.append(
                 f"{at} can't be listed ({error.strerror}): the task sees only what it needs of it"
             )
-        # Those of its neighbours would be as many again for each task of a group.
+        # Skip the socket folders of other agents: a group has one or more for each task.
         names = [
             name for name in names if name in first or not is_socket_folder(os.path.join(at, name))
         ]
-        # The way to our own folder comes first: a later copy would carry the mounts made so far.
+        # The path to our own folder comes first: bound later, it would carry the mounts made so
+        # far.
         names.sort(
             key=lambda name: (not is_below(self._view, os.path.join(at, name)), name not in first)
         )

@@ -1,8 +1,8 @@
-"""Files at their real paths, for machines that give no namespaces: created, remembered, removed.
+"""Create and remove task files at their real paths, on machines without namespaces.
 
-Every file is created exclusively, so nothing that was there is ever changed. A claim record is on
-disk before the first file is: after a `kill -9` the next start, or `clean_up`, removes what it
-names, and only that: the same inode, or, where the record didn't get that far, the same content.
+Every file is created exclusively, so nothing that existed is ever changed. A claim record is
+written before the first file. After a `kill -9`, the next start or `clean_up` removes only what the
+record names: the same inode, or the same content if the record had not got that far.
 """
 
 import contextlib
@@ -34,20 +34,20 @@ class RealPlace:
     """
 
     def __init__(self, task: str, claims: str) -> None:
-        """Name the task and the folder of claim records (one for all tasks of a run)."""
+        """Take the task's name, and the folder of claim records that all tasks of a run share."""
         self._task = task
         self._claims = claims
         self.record = os.path.join(claims, hashlib.sha256(task.encode()).hexdigest()[:16] + ".json")
 
     def place(self, files: Sequence[PlacedFile]) -> None:
-        """Create all files, or none.
+        """Create all files or none.
 
         Raises:
-            UsageError: A path can't be used, or something is there; every one is named.
+            UsageError: Paths can't be used, or exist already; the message names every one.
             MusterError: The file system refused.
         """
         self._clean_up_after_the_dead()
-        clean_up(self.record)  # of an earlier attempt: a task has one set of files
+        clean_up(self.record)  # the files of an earlier attempt: a task has one set
         refuse(self._problems(files))
         claim = self._claim(files)
         write_json(self.record, claim, mode=0o600)
@@ -66,7 +66,7 @@ class RealPlace:
             ) from error
 
     def remove(self) -> list[str]:
-        """Remove what was placed; return the paths that are somebody else's by now."""
+        """Remove the files that were placed; return the paths that others have replaced."""
         return clean_up(self.record)
 
     def _problems(self, files: Sequence[PlacedFile]) -> list[str]:
@@ -139,10 +139,10 @@ class RealPlace:
 
 
 def clean_up(record: str) -> list[str]:
-    """Remove what a claim record names, and the record; return the paths that were left alone.
+    """Remove a claim record and the files that it names; return the paths left alone.
 
-    A path is left alone when what lies there is not what the record's task has made: another
-    inode, another owner, or a directory that holds something by now.
+    A path is left alone when it is no longer what the record's task made: it has another inode or
+    owner, or is a directory that is not empty.
 
     Raises:
         UsageError: The file is not a claim record.
@@ -159,7 +159,7 @@ def clean_up(record: str) -> list[str]:
 
 
 def read_claim(record: str) -> dict[str, Any] | None:
-    """Return a claim record of our own, or None when there is no whole one."""
+    """Return a claim record; None if it is missing, incomplete or another user's."""
     try:
         if os.lstat(record).st_uid != os.geteuid():
             return None
@@ -193,7 +193,7 @@ def _remove(claim: dict[str, Any], *, made_only: bool = False) -> list[str]:
             continue
         try:
             if entry["inode"] in (None, _identity(os.lstat(entry["path"]))):
-                os.rmdir(entry["path"])  # only an empty one goes
+                os.rmdir(entry["path"])  # removes only empty ones
         except FileNotFoundError:
             continue
         except OSError:
@@ -208,7 +208,7 @@ def _is_ours(entry: dict[str, Any]) -> bool:
             return bool(entry["inode"] == _identity(facts))
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
             return False
-        # Killed between the file and its inode in the record: the content has to tell.
+        # Killed before the record got the file's inode: compare the content.
         with open(entry["path"], "rb") as file:
             content = file.read(_MAX_COMPARED_BYTES)
     except OSError:
@@ -217,6 +217,6 @@ def _is_ours(entry: dict[str, Any]) -> bool:
 
 
 def _identity(facts: os.stat_result) -> list[int]:
-    # An inode number is given out again soon after its file is gone; the time of birth is not
-    # portable, so who and what it was count too.
+    # The kernel soon reuses the inode number of a removed file, and the birth time is not
+    # portable, so owner and type count too.
     return [facts.st_dev, facts.st_ino, facts.st_uid, stat.S_IFMT(facts.st_mode)]

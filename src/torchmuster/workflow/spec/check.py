@@ -1,7 +1,7 @@
-"""Rules that depend on more than one place of a workflow file.
+"""Check the rules of a workflow file that its schema can't express, such as references.
 
-They read the plain YAML values and skip values of the wrong type, which `spec.workflow.schema` reports: so the other
-mistakes of a file with a wrong type are reported at the same time.
+The checks read plain YAML values and skip values of the wrong type, which `schema` reports. So a
+file with a wrong type still gets its other problems reported at the same time.
 """
 
 import graphlib
@@ -15,15 +15,15 @@ from torchmuster.core.spec.problems import FileProblems, KeyPath
 from torchmuster.launcher.model.tokens import Token, find_tokens
 from torchmuster.launcher.spec.scalars import kind_of, split_ranges, truth_of
 
-# References in a workflow file: resources, tasks of the same group, inputs, groups that run earlier.
+# References: to resources, tasks of the same group, inputs, and groups that run earlier.
 
 
-NO_MAP: dict[str, Any] = {}  # stands for an entry that should be a map
+NO_MAP: dict[str, Any] = {}  # replaces an entry that should be a map
 
 
 @dataclass(slots=True)
 class FileTask:
-    """One task as plain values; `group` is the index of its group."""
+    """One task as plain YAML values; `group` is the index of its group."""
 
     path: KeyPath
     name: str
@@ -33,7 +33,7 @@ class FileTask:
 
 @dataclass(slots=True)
 class FileView:
-    """The names in the file, as far as they are valid."""
+    """The valid tasks, groups and resources of a file, by name."""
 
     findings: FileProblems
     tasks: list[FileTask] = field(default_factory=list)
@@ -44,7 +44,7 @@ class FileView:
     members: dict[int, dict[str, None]] = field(default_factory=dict)
 
     def add_task(self, task: FileTask) -> None:
-        """Add a task."""
+        """Add a task and index it by name and group."""
         self.tasks.append(task)
         if task.name:
             self.group_of[task.name] = task.group
@@ -52,17 +52,17 @@ class FileView:
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:
-    """Return the entries of a list, with NO_MAP for entries that are not maps, so that indices are kept."""
+    """Return the entries of a list; NO_MAP replaces those that are not maps, to keep indices."""
     if not isinstance(value, list):
         return []
     return [entry if isinstance(entry, dict) else NO_MAP for entry in value]
 
 
 def check_resource(task: FileTask, view: FileView) -> None:
-    """Add a problem when the task's resource does not exist."""
+    """Add a problem if the task's resource does not exist."""
     name = task.raw.get("resource", "default")
     if not isinstance(name, str):
-        return  # the schema says so
+        return  # the schema reports it
     view.used.add(name)
     if name in view.resources or (name == "default" and not view.resources):
         return
@@ -90,7 +90,7 @@ def warn_unused_resources(view: FileView) -> None:
 
 
 def texts(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, str]]:
-    """Yield every text below a value, with its path."""
+    """Yield every string in a nested value, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
@@ -102,10 +102,10 @@ def texts(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, str]]:
 
 
 def check_tokens(task: FileTask, view: FileView) -> None:
-    """Add a problem for each token that can't get a value."""
+    """Add a problem for each token that can't be resolved."""
     for key, value in task.raw.items():
         if key == "name":
-            continue  # the schema says so
+            continue  # the schema reports it
         for path, text in texts((*task.path, key), value):
             if "{{" not in text:
                 continue
@@ -148,7 +148,7 @@ def _check_input_token(path: KeyPath, token: Token, task: FileTask, findings: Fi
 
 
 def check_dependencies(view: FileView) -> None:
-    """Add a problem for each input that no earlier group provides, and for cycles."""
+    """Add problems for inputs that no other group provides and for cycles; warn of wrong order."""
     group_of = view.group_of
     edges: dict[int, set[int]] = {i: set() for i in range(len(view.groups))}
     for task in view.tasks:
@@ -192,7 +192,7 @@ _LABEL_KEY = re.compile(
 )
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _MAX_TASKS = 20_000
-_MAX_DEPTH = 64  # of a path of a file; deeper ones are not compared
+_MAX_DEPTH = 64  # of a file's path; deeper levels are not compared
 _ACTIONS = ("COMPLETE", "FAIL", "RESCHEDULE", "RESTART")
 _TRAINING_KEYS = ("nodes", "nproc_per_node", "max_restarts")
 _NO_EFFECT = {
@@ -276,7 +276,7 @@ def _check_labels(path: KeyPath, labels: dict[Any, Any], findings: FileProblems)
             what = f"{kind_of(key)} can't be the key of a label"
             findings.add((*path, key), what, allowed, at_key=True)
         if isinstance(value, str) and find_tokens(value):
-            continue  # said with the other tokens
+            continue  # `_check_top` reports these tokens
         if not isinstance(value, str) or not is_label_value(value):
             short = isinstance(value, bool | float) or (
                 isinstance(value, int) and abs(value) < 10**9
@@ -324,7 +324,7 @@ def _name_of(raw: dict[str, Any]) -> str:
 
 
 def _check_names(raw: dict[str, Any], view: FileView) -> None:
-    """Check that names of groups and tasks are unique, ignoring case and the difference between `_` and `-`."""
+    """Check that group and task names are unique; case is ignored, `_` equals `-`."""
     if len(view.tasks) > _MAX_TASKS:
         what = f"there are {len(view.tasks)} tasks; at most {_MAX_TASKS} are allowed"
         view.findings.add(("workflow",), what, at_key=True)
@@ -353,7 +353,7 @@ def _add_name_clash(
     other_kind, other_name = other
     implicit = kind == "group" and path[1] == "tasks"
     if implicit and other_kind == "task group":
-        return  # the names of the two tasks clash as well
+        return  # the two task names clash, and that is reported
     fix = "names of groups and tasks must differ"
     if implicit or other_kind == "task group":
         what = f"`{name}` is also the name of the group that a bare task gets"
@@ -372,7 +372,7 @@ def _sort_key(path: KeyPath) -> tuple[Any, ...]:
 
 def _check_group(path: KeyPath, name: str, group: dict[str, Any], findings: FileProblems) -> None:
     if path[1] == "tasks" or not isinstance(group.get("tasks"), list):
-        return  # a bare task, or the schema says what is wrong
+        return  # a bare task, or the schema reports it
     tasks = [task for task in group["tasks"] if isinstance(task, dict)]
     if not tasks:
         if not group["tasks"]:
@@ -449,7 +449,7 @@ def _need_one(
     path: KeyPath, entry: dict[str, Any], kinds: tuple[str, ...], what: str, findings: FileProblems
 ) -> None:
     if entry is NO_MAP:
-        return  # the schema says so
+        return  # the schema reports it
     given = [kind for kind in kinds if entry.get(kind) is not None]
     names = ", ".join(f"`{kind}`" for kind in kinds)
     if len(given) > 1:
@@ -481,7 +481,7 @@ def _check_files(task: FileTask, findings: FileProblems) -> None:
 
 @dataclass(slots=True)
 class _Files:
-    """The files of one task, and the folders that they need: path -> index."""
+    """The files of one task (path -> index), and the folders that they need (path -> file)."""
 
     task: str
     found: dict[str, int] = field(default_factory=dict)
@@ -528,7 +528,7 @@ def _check_exit_actions(task: FileTask, findings: FileProblems) -> None:
 def _check_codes(
     path: KeyPath, key: str, value: Any, taken: list[tuple[int, int, str]], findings: FileProblems
 ) -> None:
-    """Check that every code has one action; `taken` has the ranges of earlier actions."""
+    """Check that every exit code has one action; `taken` holds the ranges of earlier actions."""
     is_number = isinstance(value, int) and 0 <= value < 10**9
     for _, low, high in split_ranges(str(value) if is_number or isinstance(value, str) else ""):
         clash = next((t for t in taken if low <= t[1] and t[0] <= high), None)

@@ -1,4 +1,4 @@
-"""Turns a checked workflow file into the plan of a run: reads `localpath` files, fills in defaults."""
+"""Compile a checked workflow file into a plan: read `localpath` files, fill in defaults."""
 
 import base64
 import os
@@ -18,7 +18,7 @@ _MAX_ALL_FILES_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDataset:
-    """An input `dataset:` with local files: a version is made of them at submit."""
+    """An input `dataset:` with a local folder: submit makes a version of the folder."""
 
     name: str
     folder: str
@@ -27,12 +27,12 @@ class LocalDataset:
 
 @dataclass(slots=True, kw_only=True)
 class CompileContext:
-    """What the plan needs in addition to the file.
+    """What compiling needs in addition to the file, and what it collects.
 
     Attributes:
         folder: The folder of the workflow file; `localpath` and `script` are relative to it.
         template: Renders the text of a `templated` file; None when there are no templates.
-        environment: What `--set-env` adds to every task.
+        environment: The variables that `--set-env` adds to every task.
     """
 
     folder: str
@@ -43,12 +43,12 @@ class CompileContext:
     local_datasets: list[LocalDataset] = field(default_factory=list)
 
     def path_of(self, name: str) -> str:
-        """Return the path of a file that the workflow file names."""
+        """Return the path of a file that the workflow file names, relative to its folder."""
         return os.path.normpath(os.path.join(self.folder, os.path.expanduser(name)))
 
 
 def plan_groups(workflow: schema.Workflow, around: CompileContext) -> tuple[model.GroupPlan, ...]:
-    """Return the groups in the order of the file; problems are added to `around.findings`."""
+    """Return the groups in file order; add problems to `around.findings`."""
     found: list[tuple[KeyPath, schema.GroupModel]] = []
     for i, group in enumerate(workflow.groups):
         found.append((("workflow", "groups", i), group))
@@ -113,7 +113,7 @@ def _task(
         exit_rules=tuple(
             model.ExitRule(action=model.ExitAction(key.upper()), ranges=ranges)
             for key, ranges in task.exitActions.items()
-            if key.upper() in model.ExitAction.__members__  # spec.check reports the others
+            if key.upper() in model.ExitAction.__members__  # `check` reports the others
         ),
         checkpoints=tuple(
             model.CheckpointPlan(
@@ -190,7 +190,7 @@ def _take_local_dataset(
 
 
 def _place(url: str, around: CompileContext) -> str:
-    """Return a URL unchanged; a relative path is relative to the workflow file."""
+    """Return a URL or token unchanged, and a path relative to the workflow file as a full path."""
     return url if "://" in url or url.startswith("{{") else around.path_of(url)
 
 
@@ -234,7 +234,7 @@ def _training(path: KeyPath, task: schema.Task, around: CompileContext) -> model
 
 
 def _script(path: KeyPath, task: schema.Task, around: CompileContext) -> str:
-    """Return the path of the script: in the task (one of its `files`), else relative to the workflow file."""
+    """Return the script's path: one of the task's `files`, else relative to the workflow file."""
     script = task.script or ""
     placed = [entry.path for entry in task.files]
     if script in placed or script.startswith("/") or "{{" in script:

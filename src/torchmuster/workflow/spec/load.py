@@ -1,6 +1,10 @@
-"""From the path of a workflow file to its plan, with every problem at its place in the user's own text.
+"""Load a workflow file into a plan, and report every problem at its line of the user's text.
 
 read -> render -> parse -> check (structure, schema) -> plan
+
+To render, the file is split into sections, its runtime tokens are hidden, a child process runs
+Jinja, and the tokens are put back. A text without Jinja is not rendered. Every line of the result
+is mapped to its original line, so that later messages name the line in the user's own file.
 """
 
 import importlib.util
@@ -46,19 +50,13 @@ from torchmuster.workflow.spec.compile import CompileContext, LocalDataset, plan
 from torchmuster.workflow.spec.sandbox import pack
 from torchmuster.workflow.spec.sections import Section, split_sections, to_lines
 
-# Renders the template of a workflow file to YAML.
-#
-#     split into sections -> protect runtime tokens -> render in a child process -> put tokens back
-#
-# A text without Jinja is not rendered. Every line of the result is mapped to its original line, so that
-# all later messages name the place in the user's own file.
-
+# Rendering.
 
 CPU_S = 0.5
-# Compiling takes 0.15 ms for each expression, so a file that is long by hand gets more time.
+# Compiling takes 0.15 ms for each expression, so a long file gets more time.
 _CPU_PER_MARK_S, _MAX_CPU_S = 0.0003, 2.5
 MEMORY_BYTES = 256 * 1024 * 1024
-# A template only computes, so the limit of CPU time ends it first; this is for a busy machine.
+# The limit of CPU time ends a template first, since it only computes; this is for a busy machine.
 _WALL_S = 20.0
 _BOOT = "import sys; sys.path += sys.argv[1:]; from torchmuster.workflow.spec import sandbox; sandbox.main()"
 _RAW = "{% raw %} and {% endraw %} around the text, or a file of its own (`localpath`)"
@@ -68,7 +66,7 @@ _WITH_ARGUMENT = re.compile(
     r"((?:[^{}\n]|\{\{[^{}\n]{1,200}\}\}){1,256})(\}\})"
 )
 _BARE = re.compile(r"\{\{([ \t]*)(output|workflow_id|uuid|rank|num_tasks|port|attempt)([ \t]*)\}\}")
-# Statements that give names a value inside the template.
+# Statements that assign names inside the template.
 _ASSIGNS = re.compile(
     r"\{%[-+]?[ \t]*(?:for[ \t]+(?P<loop>[^%\n]{1,200}?)[ \t]+in\b|set[ \t]+(?P<set>[^=%\n]{1,200})"
     r"|with[ \t]+(?P<with>[^%\n]{1,200})|(?:macro|call|import|from)\b(?P<more>[^%\n]{1,200}))"
@@ -76,21 +74,21 @@ _ASSIGNS = re.compile(
 
 
 class _CutTokenError(Exception):
-    """The template has changed the placeholder of a token."""
+    """The template changed the placeholder of a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """The section `workflow:` as YAML text, runtime tokens in it.
+    """The section `workflow:` as YAML text that still contains runtime tokens.
 
     Attributes:
         name: The file's name.
-        text: YAML; its first line is the key `workflow:`.
-        workflow_lines: The line of the file for each line of `text`, both from 1.
-        template: The lines of the file.
-        warnings: Lines without effect, or with an unexpected one.
-        unused: A warning for each value that the template does not use, by its name.
-        values: The values of the names in the template.
+        text: The YAML; its first line is the key `workflow:`.
+        workflow_lines: The file's line, from 1, of each line of `text`.
+        template: The original lines of the file.
+        warnings: Warnings about lines that have no effect, or an unexpected one.
+        unused: A warning for each value that the template does not use, by the value's name.
+        values: The template's values, by name.
         is_template: Whether the text contains Jinja.
     """
 
@@ -104,9 +102,9 @@ class Rendered:
     is_template: bool
 
     def locate(self, line: int, column: int) -> Position:
-        """Return (line, column) in the file of a place in `text`.
+        """Return the (line, column) in the file of a position in `text`.
 
-        The column is None when the line was changed before it.
+        The column is None when rendering changed the line before that column.
         """
         index = min(max(line, 1), len(self.workflow_lines)) - 1
         origin = self.workflow_lines[index]
@@ -119,9 +117,9 @@ class Rendered:
 def render_file(
     source: Source, sets: Mapping[str, Any], set_strings: Mapping[str, Any], problems: Problems
 ) -> Rendered | None:
-    """Return the workflow as YAML text; None when there were problems.
+    """Render the workflow to YAML text; return None when there are problems.
 
-    Values come from `default-values:`, then `sets`, then `set_strings`; the last one counts.
+    Values come from `default-values:`, `sets` and `set_strings`; later ones win.
     """
     if len(source.text) > MAX_BYTES or len(source.text.encode("utf-8", "replace")) > MAX_BYTES:
         what = f"the file is larger than {MAX_BYTES // 1024**2} MiB"
@@ -162,14 +160,14 @@ def render_file(
 
 
 def protect_tokens(text: str, variables: frozenset[str]) -> tuple[str, Callable[[str], str]]:
-    """Return the text with its runtime tokens hidden from Jinja, and the mapping that restores them.
+    """Hide runtime tokens from Jinja; return the new text and a function that restores them.
 
-    A placeholder consists of digits, so filters for letters don't change it.
+    Placeholders consist of digits, so filters that change letters leave them alone.
 
     Args:
         text: A template.
-        variables: Names with a value of their own; their token is hidden only where the format
-            itself says so (`{{output}}` without spaces).
+        variables: Names that have a value in the template. A token of such a name is hidden only
+            where the format itself requires it (`{{output}}` without spaces).
     """
     nonce = "".join(secrets.choice("123456789") for _ in range(24))
     hidden: list[str] = []
@@ -183,7 +181,7 @@ def protect_tokens(text: str, variables: frozenset[str]) -> tuple[str, Callable[
         return hide(match[0]) if is_exact or match[2] not in variables else match[0]
 
     def hide_braces(match: re.Match[str]) -> str:
-        if "{{" in match[2]:  # the name of the task is computed
+        if "{{" in match[2]:  # Jinja computes the name of the task
             return hide(match[1]) + match[2] + hide(match[3])
         return hide(match[0]) if match[2].strip() else match[0]
 
@@ -200,7 +198,7 @@ def protect_tokens(text: str, variables: frozenset[str]) -> tuple[str, Callable[
 
 
 def cpu_limit_s(text: str) -> float:
-    """Return the CPU time that the template may take, in seconds."""
+    """Return the limit on the template's CPU time, in seconds."""
     num_marks = text.count("{{") + text.count("{%")
     return min(CPU_S + _CPU_PER_MARK_S * num_marks, _MAX_CPU_S)
 
@@ -218,7 +216,7 @@ class _Job:
     is_template: bool = False
 
     def render(self, problems: Problems) -> tuple[str, tuple[int, ...], frozenset[str]] | None:
-        """Return the text, the file's line of each line, and the names that Jinja looked up."""
+        """Return the text, the file's line of each of its lines, and the names that it looks up."""
         variables = frozenset(self.values) | _assigned(self.section.text)
         hidden, restore = protect_tokens(self.section.text, variables)
         first = self.section.line
@@ -315,13 +313,13 @@ def _ask_child(text: str, values: Mapping[str, Any]) -> dict[str, Any]:
     last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
     if "MemoryError" in last:
         kind = "memory"
-    if "TooLongError" in last:  # it came in the middle of one long operation
+    if "TooLongError" in last:  # raised in the middle of one long operation
         kind, last = "time", ""
     return {"error": {"kind": kind, "line": None, "message": last}}
 
 
 def _child_argv() -> list[str]:
-    """Return the command: no user site, no working directory and no `.pth` file in its path."""
+    """Return the child's command; `-I -S` ignores user site, working directory and `.pth` files."""
     folders = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))]
     for package in ("jinja2", "markupsafe"):
         spec = importlib.util.find_spec(package)
@@ -331,7 +329,7 @@ def _child_argv() -> list[str]:
 
 
 def _assigned(text: str) -> frozenset[str]:
-    """Return names that loops, `set`, `with` and macros of the template define; may be incomplete."""
+    """Return names that the template assigns by loops, `set`, `with` or macros; may miss some."""
     found: set[str] = set()
     for match in _ASSIGNS.finditer(text):
         for part in match.groups():
@@ -381,13 +379,13 @@ def _find_unused(
 
 
 def render_text(source: Source, values: Mapping[str, Any], problems: Problems) -> str:
-    """Return a separate text, e.g. a `localpath` file, rendered; tokens remain."""
+    """Render a separate text, e.g. a `localpath` file; tokens remain."""
     section = Section(name="text", line=1, text=source.text)
     found = _Job(source=source, section=section, values=dict(values)).render(problems)
     return found[0] if found is not None else ""
 
 
-# The hints for errors in a workflow file.
+# Hints for errors.
 
 
 _MODELS: dict[str, Any] = {
@@ -405,7 +403,7 @@ _MODELS: dict[str, Any] = {
     "dataset": schema.DatasetInput,
     "kpis": schema.Kpi,
 }
-# What people write, and what this format calls it.
+# Keys that people write by mistake, and their names in this format.
 _OTHER_WORDS = {
     "env": "environment",
     "envs": "environment",
@@ -421,7 +419,7 @@ _OTHER_WORDS = {
     "master": "lead",
 }
 _A_RESOURCE = ("cpu", "cpus", "gpu", "gpus", "mem", "memory", "storage", "platform", "disk")
-# How one word becomes the map that stands in its place.
+# For a text where a map belongs: the map to write instead.
 _MAP_OF_WORD = {
     "dataset": "{{name: {}}}",
     "update_dataset": "{{name: {}}}",
@@ -435,7 +433,7 @@ _MAP_OF_WORD = {
 
 
 def validate(raw: Any, findings: FileProblems) -> schema.Workflow | None:
-    """Return the workflow; None if there are errors, which are added to `findings`."""
+    """Return the parsed workflow; on errors, add them to `findings` and return None."""
     if not isinstance(raw, dict):
         return None
     return _FORMAT.read(schema.Workflow, raw, ("workflow",), findings)
@@ -451,7 +449,7 @@ def _unknown_hint(path: KeyPath) -> str | None:
 
 
 def _where_it_belongs(key: str, known: list[str]) -> str | None:
-    """Return a hint for a key at the wrong level; otherwise the allowed keys."""
+    """Return a hint that names the key's proper level; if there is none, list the allowed keys."""
     homes = [name for name, model in _MODELS.items() if key in model.model_fields]
     if homes and key not in ("name", "path", "key", "group", "index"):
         return f"`{key}` belongs into `{homes[0]}`"
@@ -471,7 +469,7 @@ def _map_hint(path: KeyPath, found: Any) -> str | None:
 
 
 def _model_at(path: KeyPath) -> Any:
-    """Return the model whose keys are allowed at the last part of a path."""
+    """Return the model that the last part of a path should be a key of."""
     return next((_MODELS[str(part)] for part in reversed(path[:-1]) if part in _MODELS), None)
 
 
@@ -483,7 +481,7 @@ _MAX_SHOWN = 200  # errors of one file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """The arguments of the command line: a file, and words such as `n_nodes=4`.
+    """The command-line arguments: a file, and assignments such as `n_nodes=4`.
 
     Attributes:
         with_effect: Keys that have an effect with this engine or container.
@@ -499,7 +497,7 @@ class LoadOptions:
 
 @dataclass(slots=True, kw_only=True)
 class LoadedWorkflow:
-    """A workflow file, as far as it could be parsed."""
+    """A workflow file as far as it could be parsed, with its errors and warnings."""
 
     source: Source
     name: str = ""
@@ -514,7 +512,7 @@ class LoadedWorkflow:
     warnings: list[MusterError] = field(default_factory=list)
 
     def as_plain(self) -> dict[str, Any]:
-        """Return what `muster validate --json` prints."""
+        """Return the JSON value that `muster validate --json` prints."""
         return {
             "valid": not self.errors,
             "errors": [_plain(error) for error in self.errors],
@@ -528,10 +526,10 @@ def _plain(error: MusterError) -> Any:
 
 
 def read_source(path: str) -> Source:
-    """Return the text of a workflow file.
+    """Read the text of a workflow file.
 
     Raises:
-        UsageError: It can't be read, is not text or is too large.
+        UsageError: The file can't be read, is not UTF-8 text or is too large.
     """
     try:
         if os.path.isdir(path):
@@ -561,7 +559,7 @@ def list_values(path: str) -> list[Default]:
     """Return the names of `default-values:` with their help.
 
     Raises:
-        UsageError: The file can't be read or parsed; only the first problem.
+        UsageError: The file can't be read or parsed; this is the first problem.
     """
     source = read_source(path)
     problems = Problems()
@@ -575,10 +573,10 @@ def list_values(path: str) -> list[Default]:
 
 
 def render_workflow(options: LoadOptions) -> tuple[str, list[MusterError]]:
-    """Return the text that the template renders to, and warnings.
+    """Render the template; return its text and warnings.
 
     Raises:
-        UsageError: The first problem of the template.
+        ManyErrors: The template has problems.
     """
     loaded = LoadedWorkflow(source=read_source(options.path))
     rendered = _render(options, loaded)
@@ -588,7 +586,7 @@ def render_workflow(options: LoadOptions) -> tuple[str, list[MusterError]]:
 
 
 def load_workflow(options: LoadOptions) -> LoadedWorkflow:
-    """Read and check a workflow file; its problems are in the result.
+    """Read and check a workflow file; the result holds its problems.
 
     Raises:
         UsageError: The file can't be read at all.
@@ -628,7 +626,7 @@ def load_workflow(options: LoadOptions) -> LoadedWorkflow:
 
 
 def plan_workflow(loaded: LoadedWorkflow, run_id: str, **options: Any) -> WorkflowPlan:
-    """Return the plan of one run of a file without errors; `options` are further fields of it."""
+    """Return the plan of one run of an error-free file; `options` are further plan fields."""
     import sys
 
     return WorkflowPlan(
@@ -657,7 +655,7 @@ def _render(options: LoadOptions, loaded: LoadedWorkflow) -> Rendered | None:
 
 
 def _notices(rendered: Rendered, words: AbstractSet[str]) -> list[MusterError]:
-    """Return the template's warnings, except for values that a local template uses in `words`."""
+    """Return the template's warnings, except about values that local templates use (`words`)."""
     unused = [error for name, error in rendered.unused.items() if name not in words]
     return [*rendered.warnings, *unused]
 
@@ -705,7 +703,7 @@ def _labels(words: Sequence[str], problems: Problems) -> dict[str, str]:
 
 
 def _in_order(found: list[FileProblem], document: Document) -> list[FileProblem]:
-    """Return findings in the order of the file, without repetitions."""
+    """Return findings in file order, without duplicates."""
     unique = {(f.path, f.what): f for f in found}
 
     def key(finding: FileProblem) -> tuple[int, int]:

@@ -1,13 +1,13 @@
-"""The child process that renders a template: Jinja's sandbox with limits of time and memory.
+"""The child process that renders a template: Jinja's sandbox with limits on time and memory.
 
-It takes one JSON request on standard input and gives one JSON answer on standard output:
+It reads one JSON request from standard input and writes one JSON answer to standard output:
 
     {"text", "values", "nonce", "cpu_s", "memory_bytes", "max_bytes"}
     {"text", "lines", "undeclared"}  or  {"error": {kind, line, message, ...}}
 
-Markers show which template line each rendered line came from. They are put around the
-nodes of the parsed template, not into its text, so that they don't affect whitespace control.
-Imports little, so that it starts with `-I -S` and three folders in its path.
+Markers show which template line each rendered line came from. They go around the nodes of the
+parsed template, not into its text, so that they don't affect whitespace control. The module imports
+little, so that it starts with `-I -S` and three folders in its path.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from jinja2.environment import Template
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment
 
-# Values of a template as JSON, to pass them to the child process that renders it.
+# Template values as JSON.
 
 
 def pack(value: Any) -> Any:
-    """Return a value in a form for JSON: maps keep keys that are not text, dates become text."""
+    """Encode a value for JSON: maps keep keys that are not text, dates become text."""
     if isinstance(value, dict):
         return {"map": [[pack(key), pack(item)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
@@ -39,7 +39,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Inverse of `pack`."""
+    """Decode a value that `pack` has encoded."""
     if not isinstance(value, dict):
         return value
     if "map" in value:
@@ -51,7 +51,7 @@ MAX_RANGE = 100_000
 _MAX_TEXT = 1_000_000  # characters or items that one `*` may make
 _MAX_BITS = 10_000  # of an integer that `*` or `**` makes
 _FILE = "<template>"
-# What these print may pass through a filter first, so nothing inside them gets a marker.
+# Their output may pass through a filter, so nothing inside them gets a marker.
 _OPAQUE = (nodes.FilterBlock, nodes.CallBlock, nodes.Block)
 _SILENT = (nodes.Macro, nodes.AssignBlock)
 
@@ -65,7 +65,7 @@ class TooLargeError(Exception):
 
 
 class Sandbox(SandboxedEnvironment):
-    """Jinja's sandbox, where no single operation can fill the memory."""
+    """Jinja's sandbox, in which no single operation can fill the memory."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -78,7 +78,7 @@ class Sandbox(SandboxedEnvironment):
         return not attr.startswith("_") and super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuse products and powers that are huge."""
+        """Refuse operations with huge results: products, powers and `%` formats."""
         if operator == "*":
             _check_product(left, right)
         elif operator == "**":
@@ -93,7 +93,7 @@ class Sandbox(SandboxedEnvironment):
 def _safe_range(*args: int) -> range:
     for arg in args:
         if isinstance(arg, Undefined):
-            str(arg)  # raises the error that names it; range() itself would speak of an integer
+            str(arg)  # raises the error that names it; range() would blame an integer
     found = range(*args)
     if len(found) > MAX_RANGE:
         raise SecurityError(f"range() of {len(found)} items is more than {MAX_RANGE}")
@@ -118,19 +118,19 @@ def _check_power(left: Any, right: Any) -> None:
 
 @dataclass(slots=True)
 class Marks:
-    """Puts markers around a template's nodes, and reads them out of what it rendered."""
+    """Puts markers around a template's nodes, and reads them out of the rendered text."""
 
     nonce: str
     _lines: list[int] = field(default_factory=list)
     _solid: bool = False
 
     def mark(self, tree: nodes.Template) -> nodes.Template:
-        """Return the template with markers in it."""
+        """Add markers to the template and return it."""
         tree.body = self._body(tree.body)
         return tree
 
     def read(self, marked: str) -> tuple[str, list[int]]:
-        """Return the text without markers, and the template line of each of its lines."""
+        """Remove the markers; return the text and the template line of each of its lines."""
         parts = re.split(self.nonce + r"(\d+)([sd])", marked)
         self._lines, self._solid = [1], False
         texts = [parts[0]]
@@ -174,13 +174,13 @@ class Marks:
 
 
 def compile_template(env: Sandbox, tree: nodes.Template, nonce: str) -> Template:
-    """Return the template with markers in it."""
+    """Compile a template, with markers in it."""
     code = env.compile(Marks(nonce).mark(tree), filename=_FILE)
     return Template.from_code(env, code, env.make_globals(None))
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Render a request; the answer holds the text, or the error and its line."""
+    """Render a request; return the text with its lines, or the error with its line."""
     env, nonce, text = Sandbox(), request["nonce"], request["text"]
     try:
         tree = env.parse(text)
@@ -224,7 +224,7 @@ def _render(template: Template, values: Any, nonce: str, max_bytes: int) -> str:
 
 
 def _all_undefined(template: Template, values: Any, first: UndefinedError) -> list[list[Any]]:
-    """Return [name, line] of each missing name: the name is set to 1 before the next try."""
+    """Return [name, line] of each missing name; each is set to 1 to find the next one."""
     values, found, error = dict(values), [], first
     for _ in range(20):
         name = re.fullmatch(r"'(\w+)' is undefined", error.message or "")
@@ -238,7 +238,7 @@ def _all_undefined(template: Template, values: Any, first: UndefinedError) -> li
             break
         except UndefinedError as another:
             error = another
-        except Exception:  # noqa: BLE001 - what follows from the missing names
+        except Exception:  # noqa: BLE001 - a consequence of the missing names
             break
     return found
 
@@ -261,14 +261,14 @@ def _raise_too_long(*_: object) -> None:
 
 @contextlib.contextmanager
 def limits(cpu_s: float, memory_bytes: int) -> Iterator[None]:
-    """Limit the resources of this process; shortly after `cpu_s` the kernel ends it."""
+    """Limit memory and CPU time: TooLongError after `cpu_s`, then the kernel ends the process."""
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, _raise_too_long)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s * 1.4)  # C code that checks for no signal
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s * 1.4)  # for C code that checks no signal
     try:
         yield
     finally:
@@ -281,7 +281,7 @@ def _stop_timers() -> None:
 
 
 def main() -> None:
-    """Answer the one request."""
+    """Answer the one request on standard input."""
     request = json.load(sys.stdin)
     request["values"] = unpack(request["values"])
     with limits(request["cpu_s"], request["memory_bytes"]):

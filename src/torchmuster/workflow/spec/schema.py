@@ -1,8 +1,8 @@
-"""The workflow file as pydantic models: every key of the format, each with its rule.
+"""The workflow file as pydantic models: every key of the format, with its rule.
 
-Both dialects are read: 6.3 (datasets) and 6.4 (`url:`). Keys of our own: `nodes`, `nproc_per_node`, `script`,
-`max_restarts` and `max_retries` of a task, `templated` of a file. Rules that depend on more than one place of the file are
-in `spec.workflow.check`.
+The models accept both versions of the format: 6.3 (datasets) and 6.4 (`url:`). Muster's own keys
+are `nodes`, `nproc_per_node`, `script`, `max_restarts` and `max_retries` of a task, and `templated`
+of a file. `check` has the rules that depend on more than one place of the file.
 """
 
 from typing import Any, Literal
@@ -58,14 +58,14 @@ class ResourceSpec(_Model):
 
 
 class Timeout(_Model):
-    """Limits of a group: from RUNNING on, and in SCHEDULING."""
+    """Time limits of a group: from RUNNING on, and in SCHEDULING."""
 
     exec_timeout: Seconds | None = None
     queue_timeout: Seconds | None = None
 
 
 class DatasetInput(_Model):
-    """A versioned dataset, at `{{input:N}}/<name>`."""
+    """A versioned dataset, which a task finds at `{{input:N}}/<name>`."""
 
     name: DatasetName
     path: PathInOutput | None = None
@@ -76,11 +76,11 @@ class DatasetInput(_Model):
 
 
 class DatasetOutput(DatasetInput):
-    """A new version of a dataset, from `{{output}}` or a path in it."""
+    """A new version of a dataset, made from `{{output}}` or a path in it."""
 
 
 class UpdateDataset(_Model):
-    """A new version from the newest one and these files."""
+    """A new version of a dataset, made from its newest one and these files."""
 
     name: DatasetName
     paths: PathsInOutput = Field(default_factory=list)
@@ -107,7 +107,7 @@ class OutputModel(_Model):
 
 
 class FileSpec(_Model):
-    """A file that appears in the task."""
+    """A file that a task finds at `path`."""
 
     path: FilePath
     contents: Text | None = None
@@ -117,7 +117,7 @@ class FileSpec(_Model):
 
 
 class CheckpointModel(_Model):
-    """What is uploaded while the task runs."""
+    """A folder that is uploaded while the task runs."""
 
     path: FolderPath
     url: Url
@@ -126,7 +126,7 @@ class CheckpointModel(_Model):
 
 
 class Kpi(_Model):
-    """A file of measurements; accepted, without effect."""
+    """A file of measurements; accepted, but without effect."""
 
     index: Text
     path: Text

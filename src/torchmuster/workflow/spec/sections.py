@@ -1,7 +1,8 @@
-"""Splits a workflow file into its top-level sections, before Jinja and YAML see it.
+"""Split a workflow file into its top-level sections, before Jinja and YAML see it.
 
-The format does this by lines: a section begins at a `key:` in the first column. So `default-values:`
-can be read before the rest is rendered, and a `key:` in the first column is never part of a text.
+The format splits by lines: a section begins at a `key:` in the first column. So muster can read
+`default-values:` before it renders the rest, and a `key:` in the first column is never part of a
+text.
 """
 
 import re
@@ -13,9 +14,9 @@ from torchmuster.core.spec.problems import Problems
 from torchmuster.launcher.spec.source import Source
 
 KNOWN = ("workflow", "default-values", "version")
-# Keys of the level below, which stand at the top of a fragment.
+# Keys of the level below, which a fragment of a file has at its top level.
 _BELOW = ("groups", "tasks", "name", "resources", "timeout", "labels", "pool")
-_MAX_REPORTED = 20  # mistakes of one kind
+_MAX_REPORTED = 20  # problems of one kind
 _KEY = re.compile(r"""(["']?)([A-Za-z_][\w.-]*)\1[ \t]*:(?=[ \t\r]|$)""")
 _BLOCK = re.compile(r"[|>][-+0-9]{0,2}[ \t]*(#.*)?$")
 
@@ -34,7 +35,7 @@ class Section:
 
 
 def split_sections(source: Source, problems: Problems) -> dict[str, Section]:
-    """Return the known sections; unknown and repeated keys are problems."""
+    """Return the known sections; report unknown and repeated keys as problems."""
     lines = to_lines(source.text)
     starts = _key_lines(lines)
     _check_preface(source, lines[: starts[0] if starts else len(lines)], problems)
@@ -59,7 +60,7 @@ def split_sections(source: Source, problems: Problems) -> dict[str, Section]:
 
 
 def to_lines(text: str) -> list[str]:
-    """Return the lines as Jinja and YAML count them; a newline at the end begins no line."""
+    """Return the lines as Jinja and YAML count them; a final newline begins no line."""
     lines = re.split(r"\r\n|\r|\n", text.removeprefix("\ufeff"))
     return lines[:-1] if not lines[-1] else lines
 
@@ -70,7 +71,7 @@ def _name(line: str) -> str:
 
 
 def _key_lines(lines: Sequence[str]) -> list[int]:
-    """Return the indices of lines that begin a section, without unknown keys between `{#` and `#}`."""
+    """Return the indices of lines that begin a section; skip unknown keys in `{#...#}`."""
     last_end = max((index for index, line in enumerate(lines) if "#}" in line), default=-1)
     found: list[int] = []
     is_comment = False
@@ -138,7 +139,7 @@ def _report_missing(
 
 
 def _indent_fix(lines: Sequence[str], start: int) -> str | None:
-    """Return a hint if the key seems to belong to the text block above it."""
+    """Return a hint to indent a key that seems to belong to the text block above it."""
     for index in range(start - 1, max(-1, start - 200), -1):
         line = lines[index]
         if line[:1] in ("", " ", "\t") and _BLOCK.search(line):

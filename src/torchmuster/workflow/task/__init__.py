@@ -1,1 +1,1 @@
-"""The agent of one task, its inputs and outputs. Standard library only."""
+"""The agent of one task, and the task's inputs and outputs. Standard library only."""

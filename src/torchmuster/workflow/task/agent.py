@@ -1,7 +1,8 @@
-"""The agent of one task: fetches its inputs, starts its command when the head says so, brings its outputs away.
+"""The agent of one task: it fetches inputs, runs the command when the head says so, and uploads.
 
-It does one thing at a time (`_activity`) and hears the head meanwhile. Its command never outlives it, and it never
-outlives the head for long: what it started is killed when the connection is gone.
+It does one thing at a time (`_activity`) and listens to the head meanwhile. Its command never
+outlives it, and it never outlives the head for long: when the connection is lost, it kills what it
+started.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ _MAX_UNSENT_SHOW_BYTES = 1 << 20
 
 
 class TaskAgent:
-    """Lives for one stay of a task in one working place: an attempt, and its restarts in place."""
+    """The agent of a task in one working directory: for an attempt, and its retries in place."""
 
     def __init__(self, options: TaskOptions, disk: DiskWriter, voice: Voice) -> None:
         self._options = options
@@ -76,12 +77,12 @@ class TaskAgent:
         self._execs = Execs(options.task.name, self._send)
 
     async def run(self) -> int:
-        """Serve the head until it lets us go; return the exit code of the agent itself."""
+        """Serve the head until it releases us; return the exit code of the agent itself."""
         path = self._options.socket_path
         serving = IpcServer(path, self._command_pids, TaskRequest, self._answer_call)
         await serving.open()
         channel = await self._link.call()
-        self._link.lease.begin()  # however long the call took
+        self._link.lease.begin()  # only now: the call may have taken long
         watching = asyncio.create_task(self._watch_lease())
         self._begin(self._prepare())
         try:
@@ -103,7 +104,7 @@ class TaskAgent:
         address = channel.own_address
         host = socket.gethostname()
         network = self._options.network
-        if self._options.address is not None:  # a name of this host may mean nothing elsewhere
+        if self._options.address is not None:  # other hosts may not know this host's own name
             address = host = self._options.address
         elif network is not None:
             address, host = network.address, network.name
@@ -124,7 +125,7 @@ class TaskAgent:
         )
 
     async def _watch_lease(self) -> None:
-        """Without an echo for 10 s the command ends, for somebody may have replaced us."""
+        """Abort the connection when the lease runs out: the head may have replaced this agent."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             silent_s = self._link.silent_s()
@@ -136,7 +137,7 @@ class TaskAgent:
         self._link.send(message)
 
     async def _take(self, message: messages.Message) -> bool:
-        """Do what the head orders; say whether the agent stays."""
+        """Carry out the head's order; return whether the agent stays."""
         match message:
             case task_messages.TaskLeave():
                 return False
@@ -167,7 +168,7 @@ class TaskAgent:
         self._activity.add_done_callback(self._report_bug)
 
     def _report_bug(self, task: asyncio.Task[None]) -> None:
-        """An activity that breaks must not leave the head waiting."""
+        """Report an activity that raised, so that the head does not wait for it."""
         if task.cancelled() or task.exception() is None:
             return
         error = found_bug("the agent", task.exception())
@@ -182,7 +183,7 @@ class TaskAgent:
                 os.makedirs(folder, exist_ok=True)
             if self._needs_setup():
                 await self._set_up()
-            if not self._has_inputs:  # a restart in place finds them here
+            if not self._has_inputs:  # a retry in place finds them here
                 await fetch_inputs(
                     self._options.task,
                     self._place,
@@ -208,12 +209,12 @@ class TaskAgent:
         self._send(task_messages.TaskPrepared(attempt=self._attempt, free_ports=free))
 
     def _needs_setup(self) -> bool:
-        """Say whether lines are to be run: once on a node, and a run of training runs them itself on each of its nodes."""
+        """Return whether to run the setup lines: once, and not if a training run does so."""
         is_training = self._options.task.training is not None
         return bool(self._options.plan.setup) and not self._is_set_up and not is_training
 
     async def _set_up(self) -> None:
-        """Run the site's setup lines; their variables are from here on those of this process and its children."""
+        """Run the site's setup lines; this process and its children then have their variables."""
         plan, node = self._options.plan, socket.gethostname()
         log = self._options.run_dir.setup_log(node)
         shell = NodeShell(node, self._notice, lambda data: self._disk.append(log, data))
@@ -304,12 +305,12 @@ class TaskAgent:
         )
 
     async def _wait_for_end(self, command: TaskCommand) -> int:
-        """Wait until the command has ended and nothing of it is left; mind a stop's grace."""
+        """Wait until the command and all its processes have ended; SIGKILL after a stop's grace."""
         while (status := command.poll()) is None:
             self._kill_when_due(command)
             await asyncio.sleep(_REAP_S)
         self._execs.end_all("the command of the task has ended")
-        while self._stop_at is not None and command.has_processes():  # they save what they can
+        while self._stop_at is not None and command.has_processes():  # they may still save data
             self._kill_when_due(command)
             await asyncio.sleep(_REAP_S)
         while not command.end_rest():
@@ -338,7 +339,7 @@ class TaskAgent:
         )
         self._link.channel.send_nowait(message)
 
-    # After it.
+    # After the command.
 
     async def _upload(self, *, succeeded: bool) -> None:
         error: str | None = None
@@ -369,7 +370,7 @@ class TaskAgent:
         )
 
     def _outer_facts(self) -> TaskFacts:
-        """Return what the tokens of URLs stand for: those that need no other task."""
+        """Return the facts for the tokens of URLs, which need no other task."""
         return TaskFacts(
             workflow=self._options.plan,
             group=self._options.group,
@@ -391,7 +392,7 @@ class TaskAgent:
         if self._command is not None:
             self._command.leave()
 
-    # Calls of the task's processes.
+    # Calls from the task's processes.
 
     def _command_pids(self) -> set[int]:
         if self._command is None:
@@ -402,7 +403,7 @@ class TaskAgent:
         return self._command is not None and self._command.pid > 0 and self._command.poll() is None
 
     async def _answer_call(self, call: IpcCall[TaskRequest]) -> None:
-        """Pass a process's call to the head; its answers come back by the number of the call."""
+        """Pass a process's call to the head; its answers carry the number of the call."""
         self._num_calls += 1
         caller_id = f"{self._options.task.name}/{os.getpid()}/{self._num_calls}"
         self._calls[caller_id] = call
@@ -439,7 +440,7 @@ def answer_of_barrier(answer: task_messages.BarrierAnswer) -> AgentAnswer:
 
 
 def _free_ports(candidates: tuple[int, ...]) -> tuple[int, ...]:
-    """Return which of the candidates nobody listens on here."""
+    """Return the candidates on which no process listens here."""
     free: list[int] = []
     for port in candidates:
         with contextlib.suppress(OSError), socket.socket() as trying:

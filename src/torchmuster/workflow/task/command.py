@@ -1,4 +1,4 @@
-"""The command of a task as a process: in its own view of files and network, ended with everything it started."""
+"""Run the command of a task in its own view, and end it with everything that it started."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 class CommandFailedError(MusterError):
-    """The command's surroundings could not be made, so it never began."""
+    """The command's view could not be set up, so it never started."""
 
     state = State.FAILED_START_ERROR
     code = CODE_START
@@ -48,27 +48,28 @@ class TaskCommand:
 
     @property
     def pid(self) -> int:
-        """Return the process, which is the leader of its session; 0 before the start."""
+        """Return the pid of the process, the leader of its session; 0 before the start."""
         return self._child.pid if self._child is not None else 0
 
-    worker_ticks = None  # for `muster exec`: its process says all
+    worker_ticks = None  # for `muster exec`, which reads all from the process
     environment = None
 
     @property
     def view(self) -> CommandView | None:
-        """Return what the command sees of files and network."""
+        """Return the view of the command; None before the start."""
         return self._view
 
     def start(self, output: RankOutput, earlier: CommandView | None, notice: Say) -> None:
-        """Start it; what it writes goes to `output`.
+        """Start the command; its output goes to `output`.
 
         Args:
-            output: Gets the two streams, for the log and the terminal.
-            earlier: The view of the attempt before it in the same place: what it wrote is kept.
-            notice: Gets sentences for the user.
+            output: Receives the two streams, for the log and the terminal.
+            earlier: The view of the previous attempt in the same working directory; its writes are
+                kept.
+            notice: Receives sentences for the user.
 
         Raises:
-            MusterError: It can't be started.
+            MusterError: The command can't be started.
         """
         secrets = task_setup.read_credentials(self._facts.task)
         variables = self._variables(secrets)
@@ -105,7 +106,7 @@ class TaskCommand:
         return self._child.poll() if self._child is not None else 0
 
     def has_begun(self) -> bool:
-        """Say whether the command itself runs: not yet while its launcher makes the view."""
+        """Return whether the command itself runs; not yet while its launcher sets up the view."""
         try:
             with open(f"/proc/{self.pid}/cmdline", "rb") as file:
                 words = file.read().split(b"\0")
@@ -115,18 +116,18 @@ class TaskCommand:
         return len(words) > 1 and words[1:5] != launcher[1:]
 
     def terminate(self) -> None:
-        """SIGTERM to the command and what is in its process group."""
+        """Send SIGTERM to the command and its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGTERM)
 
     def forward(self, signum: int) -> None:
-        """Send a signal to each process of the command that catches it; it would end the others."""
+        """Send a signal to each process of the command that catches it, since others would end."""
         for pid in (self.pid, *proc.descendants(self.pid)):
             if proc.catches_signal(pid, signum):
                 proc.kill_quietly(pid, signum)
 
     def kill(self) -> None:
-        """SIGKILL to everything that the command started."""
+        """Send SIGKILL to everything that the command started."""
         if self._view is not None:
             self._view.kill()
         proc.kill_session(self.pid)
@@ -135,19 +136,19 @@ class TaskCommand:
         self.end_rest()
 
     def has_processes(self) -> bool:
-        """Say whether anything that the command started still runs."""
+        """Return whether anything that the command started still runs."""
         helpers = {pid for t in self._checkpoints for pid in _family(t.child.pid)}
         return any(pid not in helpers for pid in proc.descendants(os.getpid()))
 
     def end_rest(self) -> bool:
-        """Kill and reap what the command has left behind; say whether nothing is left."""
+        """Kill and reap what the command has left; return whether nothing is left."""
         return not proc.end_children(frozenset(t.child.pid for t in self._checkpoints))
 
     def read_end(self, status: int) -> tuple[int, int | None]:
-        """Return the exit code as a shell shows it, and the signal.
+        """Return the exit code as a shell shows it, and the signal or None.
 
         Raises:
-            CommandFailedError: The command itself never began.
+            CommandFailedError: The command itself never started.
         """
         if self._view is not None and (why := self._view.why_not_begun()) is not None:
             raise CommandFailedError("the command's environment can't be set up", why=why)
@@ -167,7 +168,7 @@ class TaskCommand:
         return {self.pid, *(self._view.pids() if self._view is not None else ())}
 
     async def finish(self) -> None:
-        """Let the checkpoints be uploaded once more; what fails is said, the command counts."""
+        """Upload the checkpoints a last time; only report failures, since the command counts."""
         for transfer in self._checkpoints:
             transfer.end_input()
         for transfer in self._checkpoints:
@@ -179,13 +180,13 @@ class TaskCommand:
         self.leave()
 
     def leave(self) -> None:
-        """Remove what was put outside of the working place."""
+        """Remove what was put outside of the working directory."""
         if self._view is not None:
             self._view.close()
 
 
 def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
-    """Return the command that conducts a training task as `muster run` does."""
+    """Return the command that runs a training task as `muster run` does."""
     training = facts.task.training
     if training is None:
         raise ValueError("not a training task")
@@ -206,15 +207,15 @@ def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
     )
     path = os.path.join(facts.place.path, "training.json")
     atomic.write_json(path, codec.to_plain(start))
-    # Not isolated: the scheduler of its job may be an engine of another package.
+    # Not isolated, because another package may provide the engine of its job's scheduler.
     return [sys.executable, proc.NODE_DOOR, "training-task", path]
 
 
 def make_folders(args: Sequence[str], output: str) -> list[str]:
-    """Make the folders in which arguments name files of `{{output}}`: there is no shell to do it. Return them.
+    """Make and return the folders of files in `{{output}}` that arguments name: no shell does it.
 
     Raises:
-        MusterError: One can't be made.
+        MusterError: A folder can't be made.
     """
     made: list[str] = []
     for word in args:

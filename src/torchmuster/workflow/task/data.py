@@ -1,4 +1,4 @@
-"""A task's inputs before its command, its outputs after it, its checkpoints meanwhile."""
+"""Move a task's data: inputs before its command, checkpoints during it, outputs after it."""
 
 import asyncio
 import contextlib
@@ -31,10 +31,10 @@ Resolve = Callable[[str], str]
 async def fetch_inputs(
     task: TaskPlan, place: WorkingFolder, run_dir: RunDir, doing: Say, resolve: Resolve
 ) -> None:
-    """Bring every input to its folder.
+    """Fetch every input into its folder.
 
     Raises:
-        MusterError: One can't be fetched.
+        MusterError: An input can't be fetched.
     """
     for number, entry in enumerate(task.inputs):
         folder = place.input(number)
@@ -55,7 +55,7 @@ async def fetch_inputs(
         words += ["--regex", entry.regex] if entry.regex else []
         await _start(words, doing, login_of(task)).finish_aloud(what)
         if entry.kind is InputKind.DATASET:
-            with contextlib.suppress(OSError):  # what a resumed download would need; not the task's
+            with contextlib.suppress(OSError):  # only a resumed download needs it
                 os.unlink(os.path.join(folder, f".{entry.folder}.muster.jsonl"))
 
 
@@ -67,18 +67,18 @@ async def copy_aloud(
     doing: Say,
     say_every_s: float = SAY_OF_TRANSFER_S,
 ) -> None:
-    """Copy a folder, and say every five seconds how far that is.
+    """Copy a folder, and report progress every `say_every_s` seconds.
 
     Args:
-        source: A folder.
-        target: Where its files go.
-        regex: Which of them; None for all.
-        what: Is copied: `copying input 0: the output of make`.
-        doing: Gets the sentences.
-        say_every_s: How often.
+        source: The folder to copy.
+        target: The folder that receives its files.
+        regex: Selects files; None for all.
+        what: The start of each sentence: `copying input 0: the output of make`.
+        doing: Receives the sentences.
+        say_every_s: The seconds between two sentences.
 
     Raises:
-        MusterError: It can't be copied.
+        MusterError: The folder can't be copied.
     """
     far, began_at = (0, 0), time.monotonic()
 
@@ -97,10 +97,10 @@ async def copy_aloud(
 
 
 def task_output(entry: InputPlan, run_dir: RunDir) -> str:
-    """Return the folder that a task of this or another run has left.
+    """Return the output folder of a task of this or another run.
 
     Raises:
-        MusterError: There is none.
+        MusterError: The task has left no output.
     """
     base = run_dir if entry.run_id is None else RunDir(os.path.join(runs_dir(), entry.run_id))
     path = base.task_output(entry.source)
@@ -111,7 +111,7 @@ def task_output(entry: InputPlan, run_dir: RunDir) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What became of a task's outputs: sentences on what was left out, and the versions that were made."""
+    """The result of an upload: notes about what was left out, and the new dataset versions."""
 
     notes: list[str] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
@@ -126,13 +126,13 @@ async def upload_outputs(
     run_id: str,
     resolve: Resolve,
 ) -> Stored:
-    """Bring the outputs where they belong; return what was made and what was left out.
+    """Upload the outputs; return the new versions, and notes about what was left out.
 
-    URLs get what there is after a failure too: it is what one looks at then. A dataset gets a new version only after
-    a success, because `latest` is what others take.
+    URLs receive the output after a failure too, because users inspect it then. A dataset gets a new
+    version only after a success, because others read its `latest`.
 
     Raises:
-        MusterError: One could not be uploaded.
+        MusterError: An output could not be uploaded.
     """
     stored = Stored()
     for entry in task.outputs:
@@ -177,7 +177,7 @@ def _upload_words(
 def start_checkpoint(
     entry: CheckpointPlan, path: str, resolve: Resolve, doing: Say, login: Mapping[str, str]
 ) -> Transfer:
-    """Start the upload of what lies under `path` on the host, again and again."""
+    """Start the repeated upload of the host's folder `path`."""
     words = ["checkpoint", "--path", path, "--url", resolve(entry.url)]
     words += ["--frequency-s", str(entry.frequency_s)]
     words += ["--regex", entry.regex] if entry.regex else []
@@ -185,10 +185,10 @@ def start_checkpoint(
 
 
 def login_of(task: TaskPlan) -> dict[str, str]:
-    """Return the variables by which a task's credentials let it read and write: a pod has no other login.
+    """Return the credential variables of a task: in a pod, transfers have no other login.
 
     Raises:
-        MusterError: One can't be read.
+        MusterError: A credential can't be read.
     """
     return credential_variables(task, read_credentials(task))
 
@@ -196,14 +196,14 @@ def login_of(task: TaskPlan) -> dict[str, str]:
 def _start(
     words: list[str], doing: Say, login: Mapping[str, str], *, keeps_stdin: bool = False
 ) -> Transfer:
-    """Start the program for data: it needs packages that an agent does without."""
+    """Start the data program, separate because it needs packages that an agent does without."""
     argv = [sys.executable, "-m", "torchmuster.workflow.data", *words]
     environment = {**proc.own_package_environment(), **login}
     return Transfer(argv, environment, doing, keeps_stdin=keeps_stdin)
 
 
 def publish(link: str, output: str) -> None:
-    """Let `link` point to the output of the attempt that counts; at every moment it is whole.
+    """Make `link` point to the output of the last attempt, by an atomic replacement.
 
     Raises:
         OSError: The link can't be made.

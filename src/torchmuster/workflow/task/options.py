@@ -1,4 +1,4 @@
-"""What the head of a group and the agent of a task are told when they are started."""
+"""The command lines and options of a group's head and a task's agent."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
 
-# The wait for the names of other pods: DNS learns them some time after the pods run, and remembers for a while what it did not know.
+# Names of other pods: DNS learns them after the pods start, and caches failed lookups for a while.
 
 
 _LIMIT_S = 60.0
@@ -18,7 +18,7 @@ _SAY_AFTER_S = 3.0
 
 
 async def wait_for_names(names: Iterable[str], doing: Callable[[str], None]) -> None:
-    """Wait until all names are known here, at most a minute: a command that needs one of them says so itself then."""
+    """Wait at most a minute until all names resolve; a command reports one that it lacks."""
     loop = asyncio.get_running_loop()
     begun, has_said = loop.time(), False
     missing = set(names)
@@ -46,8 +46,8 @@ class GroupOrder:
     """The command line of a group's head.
 
     Attributes:
-        listen_fd: Its socket.
-        lifeline_fd: Its end of file means that the owner of the workflow has gone.
+        listen_fd: The listening socket.
+        lifeline_fd: A pipe that closes when the owner of the workflow has gone.
     """
 
     run_dir: str
@@ -61,10 +61,10 @@ class TaskOrder:
     """The command line of a task's agent.
 
     Attributes:
-        head: Where the head of the group may listen, `host:port`.
-        lifeline_fd: Its end of file means that who started it has gone.
-        environment: A file with the variables to take; None keeps those it was started with.
-        address: Where other hosts reach this one, when the call to the head does not show it.
+        head: The possible addresses of the group's head, each `host:port`.
+        lifeline_fd: A pipe that closes when the process that started the agent has gone.
+        environment: A file of variables to apply; None to keep the inherited ones.
+        address: The address of this host for others, if the call to the head does not show it.
     """
 
     run_dir: str
@@ -79,7 +79,7 @@ class TaskOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShare:
-    """One task's part of a private network: namespaces to enter, and how the others are found."""
+    """One task's part of a private network: namespaces to enter, and files that name the others."""
 
     name: str
     address: str
@@ -91,18 +91,19 @@ class NetworkShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """What the agent of a task is told when it is started.
+    """The options of a task's agent.
 
     Attributes:
-        attempt: The first attempt in this working place, whose number the place has.
-        heads: Where the head of the group listens: addresses to try in turn.
-        gpus: What the command may see; None: whatever the machine shows.
-        network: Its part of a private network; None: it shares the machine's.
-        port_candidates: All tasks of a group look at the same ports for a free one.
-        keep: Folders that the command must find even where /tmp has too much to show all.
-        socket_path: Where the command calls us.
-        host_name: What DNS calls this pod; the names of others may come late there, and the command waits for them.
-        address: Where other hosts reach this one, when the call to the head does not show it.
+        attempt: The first attempt in this working directory, whose name has its number.
+        heads: Addresses of the group's head, to try in turn.
+        gpus: The GPUs that the command may see; None for all that the machine shows.
+        network: The task's part of a private network; None to share the machine's network.
+        port_candidates: The ports to check, the same for all tasks of a group.
+        keep: Folders that the command must see even if /tmp has too many entries to show all.
+        socket_path: The socket on which the command's processes call the agent.
+        host_name: This pod's DNS name. DNS may learn those of others late, so the command waits for
+            them.
+        address: The address of this host for others, if the call to the head does not show it.
     """
 
     plan: WorkflowPlan
@@ -122,7 +123,7 @@ class TaskOptions:
 
 
 def remote_order(message: messages.StartTask, run_dir: str, head: str, address: str) -> TaskOrder:
-    """Return what the agent of a task is told on a host of ssh."""
+    """Return the command line of a task's agent on an ssh host."""
     return TaskOrder(
         run_dir=run_dir,
         group=message.group,

@@ -1,6 +1,6 @@
-"""What a task's command needs before it can begin: tokens replaced, files, variables, and its words.
+"""What a task's command needs before it can start: resolved tokens, files, variables, its argv.
 
-Pure but for reading credentials: values in, values out.
+Pure functions, except for reading credentials.
 """
 
 import base64
@@ -20,7 +20,7 @@ from torchmuster.workflow.plan import GroupPlan, TaskFile, TaskPlan, WorkflowPla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
-    """What runtime tokens stand for, in one attempt of one task."""
+    """The values of runtime tokens in one attempt of one task."""
 
     workflow: WorkflowPlan
     group: GroupPlan
@@ -32,7 +32,7 @@ class TaskFacts:
     ports: Mapping[str, int] = field(default_factory=dict)
 
     def value(self, token: Token) -> str | None:
-        """Return what a token stands for; None leaves it as it is."""
+        """Return the value of a token; None to leave it unresolved."""
         argument = token.argument or ""
         match token.kind:
             case "output":
@@ -66,31 +66,31 @@ class TaskFacts:
         return self.place.input(sources.index(argument)) if argument in sources else None
 
     def resolve(self, text: str) -> str:
-        """Return the text with its tokens replaced."""
+        """Return the text with its tokens resolved."""
         return resolve(text, self.value) if "{{" in text else text
 
 
 def command_words(facts: TaskFacts) -> tuple[str, ...]:
-    """Return the command of the task; of a training task, our own that conducts the run."""
+    """Return the command of a task that is not a training task, with its tokens resolved."""
     return tuple(facts.resolve(word) for word in facts.task.command)
 
 
 def file_content(entry: TaskFile, facts: TaskFacts) -> bytes:
-    """Return what a file holds."""
+    """Return the content of a file, with its tokens resolved."""
     if entry.is_base64:
         return base64.b64decode(entry.content)
     return (facts.resolve(entry.content) if entry.tokens else entry.content).encode()
 
 
 def file_path(entry: TaskFile, facts: TaskFacts) -> str:
-    """Return where a file appears; a relative path starts at the working directory."""
+    """Return where a file appears; a relative path is relative to the working directory."""
     return os.path.join(facts.place.work, facts.resolve(entry.path))
 
 
 def environment(
     facts: TaskFacts, base: Mapping[str, str], gpus: tuple[str, ...] | None
 ) -> dict[str, str]:
-    """Return the variables of the command: ours, the file's own, the GPUs that it may see."""
+    """Return the variables of the command: `base`, ours, its GPUs, and those of the file."""
     variables = {
         **base,
         contract.GROUP_VARIABLE: facts.group.name,
@@ -104,16 +104,16 @@ def environment(
 
 
 def credentials_path() -> str:
-    """Return the file with the user's credentials."""
+    """Return the path of the user's credentials file."""
     own = os.environ.get(contract.CREDENTIALS_VARIABLE)
     return own or os.path.join(muster_home(), "credentials.toml")
 
 
 def read_credentials(task: TaskPlan) -> dict[str, dict[str, str]]:
-    """Return the secrets that a task names: credential -> key -> value.
+    """Read the secrets that a task names: credential -> key -> value.
 
     Raises:
-        MusterError: The file is missing, open to others, or lacks one of them.
+        MusterError: The file is missing, invalid, readable by others, or lacks a credential.
     """
     if not task.credentials:
         return {}
@@ -165,7 +165,7 @@ def credential_variables(
 
 
 def credential_files(task: TaskPlan, secrets: Mapping[str, Mapping[str, str]]) -> dict[str, bytes]:
-    """Return the files that hold secrets: path -> content; they get mode 0600."""
+    """Return the files that hold secrets, to write with mode 0600: path -> content."""
     return {
         os.path.join(entry.folder, key): value.encode()
         for entry in task.credentials

@@ -1,4 +1,4 @@
-"""Fill a node's scratch folder: link, copy or unpack what `--stage` names, in a process of its own.
+"""Fill a node's scratch folder: link, copy or unpack what `--stage` names.
 
 A file system that hangs must not stop the agent, and a copy must end when the run does: so this is a process that
 can be killed. It speaks as all movers of files do (`launcher/node/shell.py`).
@@ -27,20 +27,20 @@ from torchmuster.core.model.text import show_size
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files.tree import copy_file
 
-OWN_FOLDER = ".muster"  # below the scratch folder: markers, and what is not whole yet
+OWN_FOLDER = ".muster"  # below the scratch folder: markers and incomplete stages
 _BLOCK_BYTES = 4 << 20
 _SAY_EVERY_S = 0.25
 
-Tell = Callable[[str, int, int], None]  # source, bytes done, bytes in all
+Tell = Callable[[str, int, int], None]  # source, bytes done, total bytes
 
 
 class StagingError(MusterError):
-    """Something can't be brought into the scratch folder."""
+    """A source can't be staged to the scratch folder."""
 
 
 @dataclass(slots=True)
 class StageProgress:
-    """Counts the bytes of one stage and says them now and then."""
+    """Counts the bytes of one stage and reports them at most every 0.25 s."""
 
     source: str
     tell: Tell
@@ -49,7 +49,7 @@ class StageProgress:
     said_at: float = 0.0
 
     def add(self, size_bytes: int) -> None:
-        """Count bytes that are done."""
+        """Count finished bytes."""
         self.done_bytes += size_bytes
         if time.monotonic() - self.said_at >= _SAY_EVERY_S:
             self.said_at = time.monotonic()
@@ -57,15 +57,15 @@ class StageProgress:
 
 
 def is_archive(path: str) -> bool:
-    """Say whether a path is unpacked, by its suffix."""
+    """Return whether a path is to be unpacked: a file with the suffix of an archive."""
     return path.endswith(ARCHIVE_SUFFIXES) and not os.path.isdir(path)
 
 
 def stage_all(scratch: str, stages: list[Stage], tell: Tell) -> None:
-    """Bring everything into the scratch folder that is not there yet.
+    """Stage everything that is not in the scratch folder yet.
 
     Raises:
-        StagingError: A source is missing, an archive is unsafe, or the room does not suffice.
+        StagingError: A source is missing, an archive is unsafe, or the space does not suffice.
     """
     os.makedirs(os.path.join(scratch, OWN_FOLDER), mode=0o700, exist_ok=True)
     for number, stage in enumerate(stages):
@@ -107,7 +107,7 @@ def _stage(scratch: str, number: int, stage: Stage, progress: StageProgress) -> 
 
 
 def _facts(stage: Stage) -> dict[str, Any]:
-    """Return what tells this source from another one of the same name."""
+    """Return the facts that distinguish this source from another one of the same name."""
     status = os.stat(stage.source)
     return {
         "source": stage.source,
@@ -119,7 +119,7 @@ def _facts(stage: Stage) -> dict[str, Any]:
 
 
 def _check_target(scratch: str, target: str, stage: Stage) -> None:
-    """Refuse a way that leads out of the scratch folder, e.g. over a link that an earlier stage made."""
+    """Refuse a target outside of the scratch folder, e.g. through an earlier stage's link."""
     folder = target if is_archive(stage.source) else os.path.dirname(target)
     if os.path.commonpath([scratch, target]) != scratch:
         what = f"`{stage.target}` lies outside of the scratch folder"
@@ -168,7 +168,7 @@ def _remove(path: str) -> None:
 
 
 def _merge(source: str, target: str) -> None:
-    """Move what lies in one folder into another, over what is there."""
+    """Move the entries of one folder into another and replace what is there."""
     for name in os.listdir(source):
         ours, theirs = os.path.join(source, name), os.path.join(target, name)
         are_folders = [os.path.isdir(p) and not os.path.islink(p) for p in (ours, theirs)]
@@ -230,7 +230,7 @@ def _copy_file(source: str, target: str, progress: StageProgress) -> None:
 
 
 class _Counted:
-    """A file that counts what is read of it."""
+    """A file that counts the bytes read from it."""
 
     def __init__(self, file: IO[bytes], progress: StageProgress) -> None:
         self._file = file
@@ -258,15 +258,15 @@ def _unpack_tar(file: Any, mode: Any, folder: str) -> None:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder, filter="data")
             return
-        for member in archive:  # Python 3.11.0 to 3.11.3, e.g. that of Debian 12
+        for member in archive:  # Python 3.11.0 to 3.11.3, e.g. in Debian 12
             archive.extract(_checked(member, folder), folder)
 
 
 def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
-    """Return a member as tarfile's own "data" filter lets it through.
+    """Return a member as tarfile's own "data" filter would change it.
 
     Raises:
-        ValueError: It is a device, or leads out of the folder.
+        ValueError: The member is a special file, or leads out of the folder.
     """
     member.name = member.name.lstrip("/")
     base = os.path.realpath(folder)
@@ -326,7 +326,7 @@ def _unpack_zip(source: str, folder: str, progress: StageProgress) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Stage what the agent asks for; say on standard output how it goes."""
+    """Stage what the agent asks for; report progress on standard output."""
     order = codec.from_word(StageOrder, arguments)
 
     def say(kind: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The process of a task's agent: `task`, told by a `TaskOrder`."""
+"""The program `task`: the agent of a task; its command line is a `TaskOrder`."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ _FLUSH_S = 5.0
 
 
 def main(arguments: list[str]) -> int:
-    """Be the agent of a task."""
+    """Run the agent of a task."""
     order = from_words(TaskOrder, arguments)
     if order.environment is not None:
         take_environment(order.environment)
@@ -71,7 +71,7 @@ async def _serve(order: TaskOrder) -> int:
 
 
 def _place_muster(folder: str) -> None:
-    """Let the task find `muster barrier`, behind a `muster` of its own environment."""
+    """Append a `muster` with the command `barrier` to PATH, after one of the task's environment."""
     words = shlex.join(proc.node_program("task-muster"))
     script = f'#!/bin/sh\nexec {words} "$@"\n'.encode()
     atomic.replace_file(os.path.join(folder, "muster"), script, mode=0o755)

@@ -1,4 +1,4 @@
-"""`muster` as tasks have it where no other is on their PATH: of its commands they need `barrier`.
+"""The `muster` of tasks without another one on their PATH; its only command is `barrier`.
 
 task-muster barrier [--name NAME] [--count N] [--rank R] [--timeout TIME]
 """
@@ -12,11 +12,11 @@ from torchmuster.workflow.task_call import wait_at_barrier
 
 
 def main(arguments: list[str]) -> int:
-    """Wait in a barrier of the group.
+    """Wait at a barrier of the group.
 
     Raises:
-        UsageError: It is another command, or an option has no value that counts.
-        MusterError: The barrier can't be passed.
+        UsageError: The command is another one, or the value of an option is invalid.
+        MusterError: The wait at the barrier failed.
     """
     if arguments[:1] != ["barrier"]:
         asked = " ".join(["muster", *arguments[:1]])
@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--count", "--num-nodes", "--num_nodes", type=int)
     parser.add_argument("--rank", type=int)
     parser.add_argument("--timeout", default="10m")
-    # Accepted from lines that were written for `osmo_barrier.py`: the group knows where its tasks are.
+    # Accepted for command lines written for `osmo_barrier.py`, but unused: the agent knows its
+    # head.
     for option in ("--connect", "--port", "--secret-file"):
         parser.add_argument(option, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments[1:])

@@ -1,7 +1,7 @@
-"""What a task's command sees of files and network, and its start in there.
+"""Choose and open the view of a task's command: a container, a private view or real paths.
 
-With mount namespaces every file is at its path in the task's own view and never on the machine. Without them files
-are created at their real paths and removed at the end, and a collision is refused.
+With mount namespaces, every file is at its path in the task's own view and never on the machine.
+Without them, files are created at their real paths and removed at the end; a collision is an error.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from torchmuster.workflow.task.setup import TaskFacts
 
 Say = Callable[[str], None]
 
-_NO_COMMAND = (126, 127)  # as in a shell: not executable, not found
+_NO_COMMAND = (126, 127)  # exit codes of a shell: not executable, not found
 
 _RESOLVER = "/etc/resolv.conf"
 
@@ -40,7 +40,7 @@ def open_view(
     secrets: Mapping[str, Mapping[str, str]],
     notice: Say,
 ) -> CommandView:
-    """Return the surroundings of one start, files written.
+    """Return the view for one start, with its files written.
 
     Raises:
         MusterError: A file can't be placed.
@@ -82,7 +82,7 @@ def _placed_files(facts: TaskFacts, secrets: Mapping[str, Mapping[str, str]]) ->
 
 
 def _write_inside(file: PlacedFile, work: str) -> None:
-    """Write a file of the working directory; a command of an earlier attempt may have put a link there."""
+    """Write a file in the working directory; replace links that an earlier attempt put there."""
     folder = os.path.dirname(file.path)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -167,11 +167,11 @@ class _PrivateView(CommandView):
         return self._plan.host_path(path)
 
     def take_over(self, earlier: CommandView) -> None:
-        """Move what is not the machine's from the mirrors of the earlier view into ours."""
+        """Move the task's own entries from the mirrors of the earlier view into ours."""
         if not isinstance(earlier, _PrivateView):
             return
         ours = {mirror.at: mirror for mirror in self._plan.mirrors}
-        for mirror in earlier._plan.mirrors:  # another of our own class
+        for mirror in earlier._plan.mirrors:  # an instance of our own class
             if mirror.at in ours and os.path.isdir(mirror.folder):
                 machine = {*mirror.dirs, *mirror.files, *mirror.links}
                 _move_entries(mirror.folder, ours[mirror.at].folder, machine)
@@ -188,7 +188,7 @@ class _PrivateView(CommandView):
         except ValueError:
             return said.decode(errors="replace")
         if not isinstance(plain, dict) or plain.get("code") in _NO_COMMAND:
-            return None  # it is in the log, and the exit code says it as a shell's would
+            return None  # the log has it, and the exit code is a shell's
         return str(plain.get("what", plain))
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def _is_secret(file: PlacedFile) -> bool:
 
 
 def _remove_secrets(paths: Iterable[str]) -> None:
-    """Leave no secret in the run directory; the next start writes it again."""
+    """Remove the secrets from the run directory; the next start writes them again."""
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)
