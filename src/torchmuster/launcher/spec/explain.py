@@ -36,7 +36,7 @@ class FileFormat:
         findings: FileProblems,
         context: Any = None,
     ) -> _Keys | None:
-        """Return the checked values; None if there are errors, which `findings` gets below `top`."""
+        """Return the checked values; None if there are errors, which go to `findings`."""
         try:
             return model.model_validate(raw, context=context)
         except ValidationError as error:

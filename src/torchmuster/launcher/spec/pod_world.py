@@ -63,7 +63,7 @@ def settle_world(
     world: PodWorld | None,
     problems: Problems,
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Add the pod's world to the command line; return that and notes. Missing parts are one problem.
+    """Add the pod's world to the line; return it and notes. Missing parts make one problem.
 
     `told` maps each of `PARTS` that the user or PET_* has given to its option or variable.
     """
