@@ -178,8 +178,8 @@ class RunHandle:
 
     It keeps no state: all handles of one run agree, in any process of this user.
 
-    Every waiting method has a twin for event loops, with the suffix `_async`; `await run` is `await
-    run.wait_async()`. Cancelling a task that waits leaves the run alone.
+    Every waiting method has a twin for event loops, with the suffix `_async`; `await run` is
+    `await run.wait_async()`. Cancelling a task that waits leaves the run alone.
 
     Attributes:
         run_id: The id, which every command accepts.

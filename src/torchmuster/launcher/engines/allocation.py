@@ -201,7 +201,7 @@ class InheritedEngine(AllocationEngine):
             super().start_place(place)
 
     def holds(self, place: int) -> bool:
-        """Return whether an agent of this place runs, as far as this process started it."""
+        """Return whether an agent of this place runs: the head's, or one that we started."""
         if place == self.place:
             return proc.is_running(self.head_pid)
         return super().holds(place)

@@ -86,7 +86,10 @@ REASONS = WaitReasons(
 
 
 def _is_lost(stdout: str, node: str) -> str | None:
-    """Source: `man pbsnodes`, states; recorded from 23.06."""
+    """Return the state of a node that is down, else None.
+
+    Source: `man pbsnodes`, states; recorded from 23.06.
+    """
     name, _, attributes = stdout.partition("\n")
     state = re.search(r"^\s+state = (\S+)", attributes, re.MULTILINE)
     if state is None or name.strip() != node or "down" not in state[1].split(","):

@@ -1,4 +1,4 @@
-"""Submit jobs, ask about them, cancel them: the only module that runs schedulers' commands."""
+"""Submit jobs to a scheduler, ask about them, cancel them."""
 
 import contextlib
 import json

@@ -318,7 +318,7 @@ async def execute(
     Raises:
         ChannelError: The head of the group can't be reached.
         HeadLostError: The connection to the head was lost.
-        UsageError: The command was not started in any task.
+        UsageError: The command was not started in a single task; a group's refusals are notes.
     """
     channel = await call_head(view, tasks[0].group)
     session = ExecSession(channel, [task.name for task in tasks], order, write)
