@@ -69,11 +69,9 @@ def exec(  # noqa: A001 - the command's name
     muster exec last --node n2                   a shell on its node n2
 
     The exit code is the command's, 128 + N after the signal N; with --group the highest. Codes of
-    muster
-    itself: 124 at the time limit, 125 if the task can't be entered, 126 if the command is not
-        executable, 127 if it
-    does not exist, 137 if the task ended during the command; 2, 4, 5 and 7 if there is no such
-    task, it does not run, or its run can't be reached.
+    muster itself: 124 at the time limit, 125 if the task can't be entered, 126 if the command is
+    not executable, 127 if it does not exist, 137 if the task ended during the command; 2, 4, 5 and
+    7 if there is no such task, it does not run, or its run can't be reached.
     """  # noqa: D301 - \b is click's mark
     import asyncio
 

@@ -593,9 +593,8 @@ def _final_state(code: int | None, comment: str, substate: str) -> JobState:
     """Return the final state of a finished job.
 
     Recorded: a job that never ran because its dependency failed is F with substate 92, as after
-        exit 0, but without an
-    Exit_status. Only an Exit_status of 0 is a success. A restart of the server loses the comment,
-    but keeps the substate.
+    exit 0, but without an Exit_status. Only an Exit_status of 0 is a success. A restart of the
+    server loses the comment, but keeps the substate.
     """
     if "and terminated by" in comment or substate == _DELETED:
         return JobState.CANCELLED

@@ -1,7 +1,7 @@
 """Known schedulers, including those of other packages, and the one whose job contains this process.
 
-Other packages add theirs by an entry point: `[project.entry-points."torchmuster.engines"]`, `lsf =
-"package.lsf"`, a module with a `DIALECT`.
+Other packages add theirs by an entry point: `[project.entry-points."torchmuster.engines"]`,
+`lsf = "package.lsf"`, a module with a `DIALECT`.
 """
 
 import contextlib

@@ -55,7 +55,7 @@ class HostError(Exception):
 
 
 def share_token(run_dir: RunDir) -> str:
-    """Write a token into the run directory; hosts that read it there share the directory."""
+    """Write a token into the run directory and return it: hosts that read it there share it."""
     token = secrets.token_hex(16)
     with open(os.path.join(run_dir.path, TOKEN_FILE), "w") as file:
         file.write(token + "\n")

@@ -11,7 +11,6 @@ pkg/controllers/job/plugins/{env,svc,distributed-framework/pytorch}; kubernetes.
 (JOB_COMPLETION_INDEX, host name JOB-INDEX); kubernetes-sigs/jobset sets labels only: JOBSET_NAME,
 REPLICATED_JOB_NAME, REPLICATED_JOB_REPLICAS and JOB_INDEX are the names that its users give them in
 the pod.
-are the names that its users give them in the pod.
 """
 
 import argparse
