@@ -1,1 +1,1 @@
-"""torchmuster from Python: launch, and the handles of runs."""
+"""The Python API: `launch`, and handles of runs."""

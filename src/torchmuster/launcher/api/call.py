@@ -1,4 +1,4 @@
-"""Make the call file of a function: by its name where workers can import it, by value where it stands in a notebook."""
+"""Build the call file of a function: by name where workers can import it, else by value."""
 
 import functools
 import importlib.metadata
@@ -26,12 +26,12 @@ _MAX_SOURCE_CHARS = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedCall:
-    """A function on its way.
+    """A function call, ready to be sent to the workers.
 
     Attributes:
         target: `module:function`, for the plan and for `ps`.
         data: The content of the call file.
-        module_file: Of the module that has the function; None of one that travels by value.
+        module_file: The file of the function's module; None where the function travels by value.
     """
 
     target: str
@@ -40,14 +40,14 @@ class PackedCall:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return what messages call a function."""
+    """Return the name of a function for messages."""
     inner = _inner(function)
     whole: str = getattr(inner, "__qualname__", type(inner).__qualname__)
     return whole.rpartition("<locals>.")[2]
 
 
 def run_name(target: str) -> str:
-    """Return the start of a run's id: the name of the function."""
+    """Return the function's name in a form that can begin a run id."""
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in target.partition(":")[2])
     return name.strip("-")[:24].strip("-") or "function"
 
@@ -59,17 +59,17 @@ def pack(
     cwd: str,
     members: Sequence[Mapping[str, Any]] = (),
 ) -> PackedCall:
-    """Return the call of a function.
+    """Pack the call of a function.
 
     Args:
-        function: Of an importable module, of `__main__` or of a notebook.
+        function: From an importable module, from `__main__` or from a notebook.
         args: Its positional arguments.
-        kwargs: The others.
-        cwd: The working directory, to which paths are relative.
-        members: Of a sweep, what each member is called with beside the others.
+        kwargs: Its keyword arguments.
+        cwd: The working directory; import paths below its project are sent relative to it.
+        members: In a sweep, the further keyword arguments of each member.
 
     Raises:
-        CarryError: It can't travel; the sentence names the variable.
+        CarryError: The function or an argument can't be sent; the message names the variable.
     """
     name = name_of(function)
     given = {f"args[{number}]": value for number, value in enumerate(args)}
@@ -104,7 +104,7 @@ def _inner(function: Callable[..., Any]) -> Any:
 
 
 def _is_of(module: types.ModuleType, inner: Any) -> bool:
-    """Say whether workers find this very object by its name, as pickle does."""
+    """Return whether pickle's lookup by name finds this very object in an importable module."""
     if module.__name__ == "__main__" or getattr(module, "__spec__", None) is None:
         return False
     found: Any = module
@@ -114,7 +114,7 @@ def _is_of(module: types.ModuleType, inner: Any) -> bool:
 
 
 def _paths(cwd: str) -> Iterator[str]:
-    """Yield where the client finds modules and another Python does not: `sys.path` without what comes with Python."""
+    """Yield the entries of `sys.path` that another Python lacks, without the working directory."""
     root = _root(cwd)
     for entry in sys.path:
         path = os.path.realpath(entry or cwd)
@@ -124,7 +124,7 @@ def _paths(cwd: str) -> Iterator[str]:
 
 
 def _own_file(module: types.ModuleType | None, cwd: str) -> str | None:
-    """Return the file of a module in the folder of the code, which travels; None of an installed one."""
+    """Return the module's file if it is in the user's code, which travels; None if installed."""
     path = os.path.realpath(getattr(module, "__file__", None) or os.devnull)
     return path if _is_below(path, _root(cwd)) and not _comes_with_python(path) else None
 
@@ -140,7 +140,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _root(cwd: str) -> str:
-    """Return the folder with `.git` around a folder, else itself: what travels to hosts that share nothing."""
+    """Return the folder around `cwd` with `.git`, else `cwd`: what is copied to hosts."""
     folder = start = os.path.realpath(cwd)
     while not os.path.exists(os.path.join(folder, ".git")):
         if folder == os.path.dirname(folder):
@@ -150,11 +150,11 @@ def _root(cwd: str) -> str:
 
 
 def _sources(inner: Any) -> Iterator[tuple[str, str]]:
-    """Yield the cell of a notebook that a function stands in, for the tracebacks of workers."""
+    """Yield the notebook cell that defines a function, for the workers' tracebacks."""
     code = getattr(inner, "__code__", None)
     name = getattr(code, "co_filename", "")
     text = "".join(linecache.getlines(name)) if name else ""
     entry = linecache.cache.get(name)
-    is_lazy = entry is not None and (len(entry) == 1 or entry[1] is None)  # of no file
+    is_lazy = entry is not None and (len(entry) == 1 or entry[1] is None)  # not read from a file
     if text and len(text) <= _MAX_SOURCE_CHARS and (is_lazy or not os.path.exists(name)):
         yield name, text

@@ -1,4 +1,4 @@
-"""The errors of the Python API, in the four parts that every error of torchmuster has."""
+"""Errors of the Python API, with the four parts that all of torchmuster's errors have."""
 
 from torchmuster.core.model.failure import WorkerEnd
 from torchmuster.core.model.text import render_report, report_of_error
@@ -7,10 +7,10 @@ from torchmuster.errors import MusterError
 
 
 class NotLaunchedError(MusterError):
-    """Nothing was started: a keyword, the function or what it holds can't be used; `str()` says all of it.
+    """A call was refused and nothing was started; `str()` gives the whole report.
 
     Attributes:
-        others: More problems of the same call; they are in the text, too.
+        others: Further problems of the same call; `str()` includes them.
     """
 
     def __init__(
@@ -26,30 +26,30 @@ class NotLaunchedError(MusterError):
         self.others = others
 
     def __str__(self) -> str:
-        """Return all parts as lines."""
+        """Return all parts, one per line."""
         return "\n".join(_text(error) for error in (self, *self.others))
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interrupt of a wait, which says what becomes of the run."""
+    """An interrupt of a wait; its message says what happens to the run."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows."""
+        """Return the traceback that IPython shows."""
         return [str(self)]
 
 
 class RunFailed(MusterError):  # noqa: N818 - the name of the public API
-    """A run did not succeed.
+    """A run ended without success.
 
     Attributes:
-        run_id: Of the run.
+        run_id: The run's id.
         state: `failed`, `cancelled`, `lost`, `timed out` or another final state.
-        exit_code: As `muster run` would have ended.
-        rank: The rank whose failure came first; None where no rank is to blame.
+        exit_code: The exit code that `muster run` would return.
+        rank: The rank that failed first; None where no rank is to blame.
         node: The node of that rank.
-        traceback: Python's of that rank, as text; empty where it raised nothing.
+        traceback: The Python traceback of that rank; empty if it raised nothing.
         cause: What went wrong, in one sentence.
-        hint: The cure; None when unknown.
+        hint: How to fix it; None when unknown.
     """
 
     def __init__(self, run_id: str, result: Result | None, state: str) -> None:
@@ -72,7 +72,7 @@ class RunFailed(MusterError):  # noqa: N818 - the name of the public API
         self.hint = self.fix
 
     def __str__(self) -> str:
-        """Return all parts as lines."""
+        """Return all parts, one per line."""
         return _text(self)
 
 
@@ -81,7 +81,7 @@ def _text(error: MusterError) -> str:
 
 
 def read_errors(text: str) -> list[NotLaunchedError]:
-    """Return the errors that a command has printed, without what it said before them."""
+    """Parse the errors that a command printed; ignore its output before them."""
     found: list[dict[str, list[str]]] = []
     part: list[str] = []
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Follow a run from Python: the lines of rank 0 and one status line, in a terminal, a notebook's cell, or a file."""
+"""Follow a run from Python: rank 0's output and a status line, in a terminal, notebook or file."""
 
 import asyncio
 import contextlib
@@ -20,25 +20,25 @@ from torchmuster.launcher.views.find import any_result, owner_lives, view_run
 from torchmuster.launcher.views.live import LiveReader
 
 _POLL_S = 0.1
-_STATUS_EVERY_S = 2.0  # agents report as often
-_COLUMNS = 100  # of a cell
+_STATUS_EVERY_S = 2.0  # as often as agents report
+_COLUMNS = 100  # of a notebook cell
 
 
 def follow(run_dir: RunDir) -> None:
-    """Show a run until it has ended."""
+    """Show a run until it ends."""
     for pause_s in _show(run_dir):
         threading.Event().wait(pause_s)
 
 
 async def follow_async(run_dir: RunDir) -> None:
-    """Show a run until it has ended, without blocking the event loop."""
+    """Show a run until it ends, without blocking the event loop."""
     with contextlib.closing(_show(run_dir)) as pauses:
         for pause_s in pauses:
             await asyncio.sleep(pause_s)
 
 
 def _show(run_dir: RunDir) -> Generator[float, None, None]:
-    """Show what is new, and yield how long to wait until the next look."""
+    """Show new output; yield the pauses between two polls, in seconds."""
     shown = status_here()
     follow = Follow()
     watch = BoardWatch(view_run(run_dir), ask_every_s=_STATUS_EVERY_S)
@@ -62,7 +62,7 @@ def _show(run_dir: RunDir) -> Generator[float, None, None]:
 
 
 def shown(run_dir: RunDir, pauses: Iterator[float]) -> Iterator[float]:
-    """Yield the pauses of a wait for a run; the cell of a notebook shows where the run stands meanwhile."""
+    """Pass on the pauses of a wait; in a notebook, show the run's status in the cell meanwhile."""
     cell = _cell()
     if cell is None:
         yield from pauses
@@ -79,39 +79,39 @@ def shown(run_dir: RunDir, pauses: Iterator[float]) -> Iterator[float]:
 
 
 def _new_lines(run_dir: RunDir, follow: Follow) -> Iterator[str]:
-    """Yield what rank 0 has written since the last look, in its newest attempt."""
+    """Yield the new output of rank 0's newest attempt."""
     with contextlib.suppress(NotFoundError):
         for _, text in follow.texts(log_files(view_run(run_dir), LogChoice(rank=0))):
             yield as_bytes(text).decode(errors="replace")
 
 
 class PlainStatus:
-    """Where nobody sees a status: lines only."""
+    """An output without a status line; prints only rank 0's lines."""
 
     def write(self, text: str) -> None:
-        """Show what rank 0 has written."""
+        """Write output of rank 0."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def show(self, row: str) -> None:
-        """Show the status in place of the last one; an empty one takes it away."""
+        """Replace the status row; an empty row removes it."""
 
     def show_run(self, reader: LiveReader) -> None:
-        """Show the status of a run, if it can be known now: a scheduler may not answer."""
+        """Show the status of a run, unless it can't be read now, e.g. from a silent scheduler."""
         with contextlib.suppress(MusterError, OSError):
             self.show("".join(status_rows(reader.read(), self.columns(), 1)))
 
     def columns(self) -> int:
-        """Return how long the status may be."""
+        """Return the greatest width of a status row, in columns."""
         return _COLUMNS
 
 
 class _Terminal(PlainStatus):
-    """One row below the output, taken away before more is written."""
+    """A status row below the output; it is erased before more output is written."""
 
     def __init__(self) -> None:
         self._row = ""
-        self._is_open = False  # the output stands in the middle of a line
+        self._is_open = False  # the last output has no newline yet
 
     def write(self, text: str) -> None:
         row = self._row
@@ -132,7 +132,7 @@ class _Terminal(PlainStatus):
 
 
 class _Cell(PlainStatus):
-    """An output of its own in a notebook's cell, which is replaced."""
+    """A display of its own in a notebook cell; each status replaces the last."""
 
     def __init__(self, display: Any) -> None:
         self._display = display
@@ -147,21 +147,21 @@ class _Cell(PlainStatus):
 
 
 def in_notebook() -> bool:
-    """Say whether a notebook's kernel runs this."""
+    """Return whether this process is a notebook's kernel."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return hasattr(shell, "kernel")
 
 
 def status_here() -> PlainStatus:
-    """Return what shows a status here: the cell of a notebook, a terminal, or nothing."""
+    """Return the status display for this output: a notebook cell, a terminal, or plain lines."""
     if (cell := _cell()) is not None:
         return cell
     return _Terminal() if sys.stdout.isatty() else PlainStatus()
 
 
 def _cell() -> _Cell | None:
-    """Return the cell that runs now; None outside of a notebook."""
+    """Return a display in the running cell; None outside a notebook."""
     if not in_notebook():
         return None
     display: Any = sys.modules["IPython.display"].display

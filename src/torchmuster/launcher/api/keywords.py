@@ -1,4 +1,4 @@
-"""The keywords of `launch` and `sweep`: the long options of `muster run` and `muster sweep`, read from the commands themselves, and the words that they become."""
+"""The keywords of `launch`, `sweep` and `session`, read from the options of the commands."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from torchmuster.core.cli.spelling import REMOVED
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.launcher.api.failures import NotLaunchedError
 
-# Options of a command on a terminal, and what to do instead.
+# Options that need a terminal, and what to use instead.
 _OF_A_TERMINAL = {
     "debugpy": "`muster run --debugpy` prints the port for the editor",
     "pdb": "`muster run --pdb` opens it on a terminal",
@@ -23,7 +23,7 @@ _OF_A_TERMINAL = {
     "tee": "`run.follow()` shows rank 0, and `run.logs(rank)` each",
     "stdin": "nobody types into a run in the background",
 }
-# What a session has decided for the runs in it (`multirun/cli/session.py`), as keywords.
+# Keywords that a session fixes for its runs (`multirun/cli/session.py`).
 OF_A_SESSION = frozenset(
     {
         *("on", "hosts", "hostfile", "session", "here", "spares", "time", "queue", "partition"),
@@ -33,12 +33,12 @@ OF_A_SESSION = frozenset(
 )
 
 
-_OF_VALUES = ("grid", "zip")  # `sweep` takes them as Python's values
+_OF_VALUES = ("grid", "zip")  # `sweep` takes them as Python values
 
 
 @functools.cache
 def options(of: str = "launch") -> Mapping[str, click.Option]:
-    """Return the option that each keyword of `launch`, `sweep` or `session` stands for; several may be the same: `queue`, `partition`."""
+    """Map each keyword of `launch`, `sweep` or `session` to its option; aliases share one."""
     command = plugs.load(plugs.table("commands")[{"launch": "run"}.get(of, of)][2])
     if isinstance(command, click.Group):
         command = command.commands["start"]
@@ -54,19 +54,19 @@ def options(of: str = "launch") -> Mapping[str, click.Option]:
 
 
 def check(keywords: Mapping[str, object], what: str, of: str = "launch") -> None:
-    """Refuse keywords that are no options; `what` is what they can't be passed to.
+    """Refuse keywords that are not options; `what` names, for the message, what receives them.
 
     Raises:
-        NotLaunchedError: All of them.
+        NotLaunchedError: With all unknown keywords.
     """
     _raise([_unknown(name, what, of) for name in keywords if name not in options(of)])
 
 
 def check_session(keywords: Mapping[str, object]) -> None:
-    """Refuse keywords that are no options of a session.
+    """Refuse keywords that are not options of a session.
 
     Raises:
-        NotLaunchedError: All of them.
+        NotLaunchedError: With all unknown keywords.
     """
     known = options("session")
     _raise([_unknown_of_session(name, known) for name in keywords if name not in known])
@@ -96,25 +96,25 @@ def split(
     of: str = "launch",
     member: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords of launch (or sweep), and those of the function.
+    """Split keywords into those of launch (or sweep) and those of the function.
 
     Args:
-        keywords: All.
-        function: Will be called with the others.
-        args: And with these.
-        name: What messages call it.
+        keywords: All keywords of the call.
+        function: The function to call with the rest.
+        args: The function's positional arguments.
+        name: The function's name in messages.
         of: `launch` or `sweep`.
-        member: What the function gets beside them as a member of a sweep.
+        member: The keywords that one member of a sweep adds.
 
     Raises:
-        NotLaunchedError: It has a parameter that launch takes, or can't be called so.
+        NotLaunchedError: A name is a keyword of both, or the function doesn't accept this call.
     """
     ours = {key: value for key, value in keywords.items() if key in options(of)}
     theirs = {key: value for key, value in keywords.items() if key not in options(of)}
     varied = member or {}
     try:
         signature = Signature.from_callable(function)
-    except (TypeError, ValueError):  # of C code
+    except (TypeError, ValueError):  # a C function without a signature
         return ours, theirs
     parameters = signature.parameters.values()
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -163,10 +163,10 @@ def _raise(errors: Sequence[NotLaunchedError]) -> None:
 
 
 def named_as_here(error: NotLaunchedError, given: Mapping[str, object]) -> NotLaunchedError:
-    """Return the error of a command about an option as one about the keyword that was given for it.
+    """Turn a command's error about an option into one about the keyword that was given.
 
     Args:
-        error: Of `muster session start`, with those that came with it.
+        error: From `muster session start`, including its `others`.
         given: The keywords of the call.
     """
     option = (error.where or "").partition(" ")[0].partition("=")[0]
@@ -185,14 +185,14 @@ def named_as_here(error: NotLaunchedError, given: Mapping[str, object]) -> NotLa
 
 
 def words(keywords: Mapping[str, Any], of: str = "launch") -> list[str]:
-    """Return the words of the command line; `env` is not among them.
+    """Return the command-line arguments for the keywords, without `env`.
 
     Args:
-        keywords: All of them options.
-        of: Whose: `launch`, `sweep` or `session`.
+        keywords: Known options only.
+        of: The function they belong to: `launch`, `sweep` or `session`.
 
     Raises:
-        NotLaunchedError: Values that an option can't have.
+        NotLaunchedError: With all values that their options can't have.
     """
     found: list[str] = []
     errors: list[NotLaunchedError] = []
@@ -218,7 +218,7 @@ def words(keywords: Mapping[str, Any], of: str = "launch") -> list[str]:
 
 
 def _has_default_value(option: click.Option) -> bool:
-    """Say whether the option may stand alone, as its help shows: `--ship-env[=PATH]`."""
+    """Return whether the option's value is optional, as in `--ship-env[=PATH]`."""
     return (option.metavar or "").startswith("[=")
 
 
@@ -236,10 +236,10 @@ def _texts(value: Any, *, several: bool) -> list[str]:
 
 
 def environment(keywords: Mapping[str, Any], of: str = "launch") -> dict[str, str]:
-    """Return what `env` (also spelled `set_env`) sets in every worker.
+    """Return the variables that `env` (or `set_env`) sets in every worker.
 
     Raises:
-        NotLaunchedError: It is no mapping of names to values.
+        NotLaunchedError: The value is not a mapping of names to values.
     """
     found: dict[str, str] = {}
     for name, value in keywords.items():

@@ -1,4 +1,4 @@
-"""`torchmuster.launch`: the command `muster run` for a function or a script, in a process beside this one."""
+"""`torchmuster.launch`: run `muster run` for a function or a script in a background process."""
 
 import contextlib
 import hashlib
@@ -21,10 +21,7 @@ from torchmuster.launcher.api import call, keywords
 from torchmuster.launcher.api.failures import NotLaunchedError, read_errors
 from torchmuster.launcher.api.run import RunHandle
 
-# The very torchmuster that runs here as a command, and those commands that Python waits for until they have said their answer.
-
-
-# The very torchmuster that runs here; nothing else of this process is inherited.
+# Runs the same torchmuster as this process; inherits nothing else of it.
 _PROGRAM = """\
 import sys
 sys.path.insert(0, {folder!r})
@@ -36,16 +33,16 @@ sys.exit(main())
 
 
 def command(*words: str) -> list[str]:
-    """Return the command line of the very torchmuster that runs here."""
+    """Return a command line that runs the same torchmuster as this process."""
     package = os.path.dirname(proc.PACKAGE_FOLDER)
     return [sys.executable, "-P", "-c", _PROGRAM.format(folder=package), *words]
 
 
 def start_command(name: str, words: Sequence[str]) -> str:
-    """Run a command that leaves its run in the background; return the run's id, which it prints.
+    """Run a command that leaves a run in the background; return the run id that it prints.
 
     Raises:
-        NotLaunchedError: It has ended with errors.
+        NotLaunchedError: The command ended with errors.
     """
     argv = command(name, *words)
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
@@ -53,7 +50,7 @@ def start_command(name: str, words: Sequence[str]) -> str:
         try:
             while (status := child.wait(3600.0)) is None:
                 continue
-        except BaseException:  # interrupted: who has asked does not want it any more
+        except BaseException:  # interrupted: the caller no longer wants it
             child.send_signal(15)
             child.wait(10.0)
             raise
@@ -64,7 +61,7 @@ def start_command(name: str, words: Sequence[str]) -> str:
     if status != 0 or not lines:
         raise _as_error(name, text, status)
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text)  # what the command notes, e.g. of a disk that is nearly full
+        sys.stderr.write(text)  # the command's notes, e.g. about a disk that is nearly full
     return lines[-1]
 
 
@@ -82,41 +79,44 @@ class RunClient(Protocol):
     """The process that owns a run."""
 
     def poll(self) -> int | None:
-        """Return its exit status; None while it runs, or where another process is its parent."""
+        """Return its exit status; None while it runs, or if this process is not its parent."""
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end."""
+        """Wait for its end, for at most `timeout_s` seconds."""
 
     def send_signal(self, signum: int) -> None:
         """Send it a signal."""
 
 
-# Of runs that this process has launched: who is a parent has to reap.
+# Owners of runs that this process launched: their parent must reap them.
 _owners: list[RunClient] = []
 
 
 def launch(
     function: Callable[..., Any] | str | os.PathLike[str], *args: Any, **options: Any
 ) -> RunHandle:
-    """Start a function, or a script, on one or many nodes; return at once with the run.
+    """Start a function or a script on one or many nodes; return the run at once.
 
-    Every long option of `muster run` is a keyword here, with the same name, meaning and default: `nodes`, `nproc_per_node`,
-    `on`, `hosts`, `name`, `max_restarts`, `env`, `time`, `partition` and so on (docs/cli.md). A flag is `True`. An option that
-    repeats takes a list. `env` is a mapping. Durations are texts as on the command line (`"30s"`, `"2h"`), or `timedelta`.
+    Every long option of `muster run` is a keyword here, with the same name, meaning and default:
+    `nodes`, `nproc_per_node`, `on`, `hosts`, `name`, `max_restarts`, `env`, `time`, `partition` and
+    so on (docs/cli.md). A flag is `True`. An option that repeats takes a list. `env` is a mapping.
+    Durations are texts as on the command line (`"30s"`, `"2h"`), or `timedelta`.
 
-    All other keywords go to the function. A function that has a parameter of such a name is refused; `functools.partial`
-    passes it.
+    All other keywords go to the function. If the function has a parameter with the name of an
+    option, the keyword is refused; pass it with `functools.partial`.
 
-    A function of a module travels by its name, with the folder of your code. One of a notebook, of `__main__` or within another
-    function travels by value, with the variables that it uses. Function and arguments may take 64 MiB.
+    A function of a module travels by name, with the folder of your code. A function of a notebook,
+    of `__main__` or within another function travels by value, with the variables that it uses.
+    Function and arguments together may take 64 MiB.
 
     Args:
-        function: What every worker calls, or the path of a script (`module=True`: the name of a module).
-        args: For the function; a script gets them as text.
-        options: Of `muster run`, and the function's own keywords.
+        function: The function that every worker calls, or the path of a script (`module=True`: a
+            module's name).
+        args: Positional arguments; a script gets them as text.
+        options: Options of `muster run`, and the function's own keywords.
 
     Returns:
-        The run. It goes on when this process ends.
+        The run. It continues when this process ends.
 
     Raises:
         NotLaunchedError: A keyword, a value or the function can't be used. Nothing was started.
@@ -130,16 +130,16 @@ def launch_by(
     args: Sequence[Any],
     options: Mapping[str, Any],
 ) -> RunHandle:
-    """Launch as `launch` does.
+    """Launch as `launch` does, with the given way to start the command.
 
     Args:
-        begin: Starts `muster` with words, standard output and standard errors.
-        function: Or a script.
-        args: For it.
-        options: Of `muster run`, and the function's own.
+        begin: Starts `muster` with these arguments, standard output and standard error.
+        function: A function or the path of a script.
+        args: Its positional arguments.
+        options: Options of `muster run`, and the function's own keywords.
 
     Raises:
-        NotLaunchedError: As of `launch`.
+        NotLaunchedError: As for `launch`.
     """
     if not callable(function) and not isinstance(function, str | os.PathLike):
         raise NotLaunchedError(
@@ -191,7 +191,7 @@ def _of_function(
 
 
 def _as_name(target: str) -> str:
-    """Return the start of a run's id: the name of the function."""
+    """Return the function's name in a form that can begin a run id."""
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in target.partition(":")[2])
     return name.strip("-")[:24].strip("-") or "function"
 
@@ -210,10 +210,10 @@ def _begin(words: list[str], stdout: int, stderr: int) -> RunClient:
 
 
 def _start(begin: Callable[[list[str], int, int], RunClient], words: list[str]) -> str:
-    """Start the command; return the run's id when it has said it.
+    """Start the command; return the run id as soon as it prints it.
 
     Raises:
-        NotLaunchedError: It has ended with errors.
+        NotLaunchedError: The command printed no run id.
     """
     _owners[:] = [owner for owner in _owners if owner.poll() is None]
     said, theirs = os.pipe2(os.O_CLOEXEC)
@@ -224,7 +224,7 @@ def _start(begin: Callable[[list[str], int, int], RunClient], words: list[str]) 
             os.close(theirs)
         try:
             run_id = answer.readline().strip()
-        except BaseException:  # interrupted: who has asked does not want it any more
+        except BaseException:  # interrupted: the caller no longer wants it
             child.send_signal(15)
             _owners.append(child)
             raise
@@ -237,12 +237,12 @@ def _start(begin: Callable[[list[str], int, int], RunClient], words: list[str]) 
     _owners.append(child)
     if text:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text)  # what the command notes, e.g. of a disk that is nearly full
+            sys.stderr.write(text)  # the command's notes, e.g. about a disk that is nearly full
     return run_id
 
 
 def as_error(text: str, status: int | None, command: str = "muster run") -> NotLaunchedError:
-    """Return the errors that a command has printed as one."""
+    """Merge the errors that a command printed into one."""
     found = read_errors(text)
     if not found:
         return NotLaunchedError(
@@ -254,9 +254,9 @@ def as_error(text: str, status: int | None, command: str = "muster run") -> NotL
 
 
 def runs() -> list[RunHandle]:
-    """Return all runs of this user, those of other processes and of the command line too, the newest first.
+    """Return all runs of this user, newest first, including those of the CLI and other processes.
 
-    Workflows, sweeps and sessions are none; `torchmuster.sessions()` has the sessions that live.
+    Workflows, sweeps and sessions are not runs; `torchmuster.sessions()` returns the live sessions.
 
     Raises:
         torchmuster.errors.NotFoundError: The folder of all runs can't be read.
@@ -268,10 +268,10 @@ def runs() -> list[RunHandle]:
 
 
 def find_run(word: str) -> RunHandle:
-    """Return the run that a word names, as every command takes it: an id, an unambiguous part of one, or `last`.
+    """Return the run with this id, unambiguous part of an id, or `last`, as for every command.
 
     Raises:
-        torchmuster.errors.NotFoundError: There is none, more than one, or it is a workflow.
+        torchmuster.errors.NotFoundError: No run matches, several do, or the match is a workflow.
     """
     from torchmuster.errors import NotFoundError
     from torchmuster.launcher.views import find

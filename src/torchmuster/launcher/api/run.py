@@ -1,4 +1,4 @@
-"""A run from Python: what its directory shows, by the same code as `muster status`, `logs`, `wait` and `cancel`."""
+"""Handle of a run in Python: the same code as `muster status`, `logs`, `wait` and `cancel`."""
 
 import asyncio
 import contextlib
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
     from torchmuster.launcher.views.elsewhere import RecordCopy
 
 
-# The values that the function of a run has returned: read, compared with the record, and only then unpickled.
+# Return values are read, checked against the record, and only then unpickled.
 #
-# The record (`events.jsonl`) is written by the head of the run, which has heard the hash of each value on the authenticated
-# channel. What is not in it, or is not what it says, is not unpickled.
+# The head of the run writes the record (`events.jsonl`); it receives the hash of each value over
+# the authenticated channel. A value that is not recorded, or differs from its record, is never
+# unpickled.
 
 
 class ResultError(MusterError):
-    """What a rank has returned can't be read, or is not what the record of the run says."""
+    """A rank's return value can't be read, or doesn't match the run's record."""
 
 
 def noted_values(run_dir: RunDir) -> tuple[int, dict[int, ValueNote]]:
-    """Return the attempt that counts, the last, with what the record says of its values, by rank.
+    """Return the last attempt's number, and the recorded notes on its return values by rank.
 
     Raises:
-        NotFoundError: The run has no attempt, or ranks of the last one have returned nothing.
+        NotFoundError: The run has no attempt, or ranks of the last attempt returned nothing.
     """
     attempts = record_of(run_dir).attempts
     attempt, world_size, found = -1, 0, dict[int, ValueNote]()
@@ -61,7 +62,7 @@ def noted_values(run_dir: RunDir) -> tuple[int, dict[int, ValueNote]]:
 
 
 def are_here(run_dir: RunDir, attempt: int, notes: Mapping[int, ValueNote]) -> bool:
-    """Say whether all files have come, which of other hosts may take longer than the result."""
+    """Return whether all value files have arrived; those of other hosts may follow the result."""
     sizes = (_size(run_dir.rank_value(attempt, rank)) for rank in notes)
     return all(size == note.size_bytes for size, note in zip(sizes, notes.values(), strict=True))
 
@@ -74,10 +75,10 @@ def _size(path: str) -> int:
 
 
 def read_value(path: str, note: ValueNote, rank: int) -> Any:
-    """Return what a rank has returned.
+    """Return a rank's return value.
 
     Raises:
-        ResultError: The file is not the one that the record names, or needs another Python.
+        ResultError: The file doesn't match the record, or needs another Python.
     """
     if note.python != own_python():
         raise ResultError(
@@ -108,26 +109,28 @@ def _missing(module: str, rank: int) -> ResultError:
 
 
 _POLL_S = 0.02
-# It looks for a file: after a fiftieth of the time that it has waited, and a scheduler is asked less often.
+# Polling pause: 2 % of the time waited so far, within these bounds, so that schedulers are asked
+# less often.
 _LEAST_POLL_S, _MOST_POLL_S, _POLL_SHARE = 0.004, 0.05, 0.02
-_LOOK_AT_OWNER_S = 2.0  # it may ask a scheduler
-_COMES_S = 10.0  # files of other hosts, behind the result
+_LOOK_AT_OWNER_S = 2.0  # the check may ask a scheduler
+_COMES_S = 10.0  # how long files of other hosts may arrive after the result
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """How a run stands.
+    """State of a run.
 
     Attributes:
-        run_id: Its name.
-        state: `starting`, `waiting`, `running`, or how it has ended: `succeeded`, `failed`, `cancelled`, ...
-        is_final: It has ended.
-        num_attempts: Started so far.
-        elapsed_s: Since its start, or from its start to its end, in seconds; None before it.
-        waits_for: What it waits for, in a sentence; empty for nothing.
-        exit_code: As `muster run` would have ended; None while it runs.
+        run_id: The run's id.
+        state: `starting`, `waiting`, `running`, or how it ended: `succeeded`, `failed`,
+            `cancelled`, ...
+        is_final: Whether it has ended.
+        num_attempts: Attempts started so far.
+        elapsed_s: Seconds from its start until now, or until its end; None before the start.
+        waits_for: What it waits for, in a sentence; empty if nothing.
+        exit_code: The exit code that `muster run` would return; None while it runs.
     """
 
     run_id: str
@@ -145,13 +148,13 @@ def look_until_ended(
     pause_s: Callable[[float], float],
     is_all_here: Callable[[], bool] = lambda: True,
 ) -> Generator[float, None, Result | None]:
-    """Yield how long to wait until the next look; return the result, None where its owner left none.
+    """Yield pauses between polls; return the result, or None if the owner left none.
 
     Args:
-        run_dir: Of a run, or of what consists of runs.
-        timeout_s: For so many seconds; None for as long as it takes.
-        pause_s: From the time that was waited to the next pause, both in seconds.
-        is_all_here: Takes what comes last from another machine; false where more comes.
+        run_dir: Directory of a run, or of something that consists of runs.
+        timeout_s: The longest wait, in seconds; None for no limit.
+        pause_s: Returns the next pause from the time waited so far, both in seconds.
+        is_all_here: Fetches the last data from another machine; false while more is to come.
 
     Raises:
         TimeoutError: The time is up.
@@ -171,16 +174,16 @@ def look_until_ended(
 
 
 class RunHandle:
-    """One run: of `launch`, of another process, or of the command line.
+    """A run: of `launch`, of another process, or of the command line.
 
-    It has no state of its own: two objects of one run show the same, in any process of this user.
+    It keeps no state: all handles of one run agree, in any process of this user.
 
-    What waits has a twin for event loops, whose name ends in `_async`; `await run` is `await run.wait_async()`. A task that is cancelled
-    while it waits leaves the run alone.
+    Every waiting method has a twin for event loops, with the suffix `_async`; `await run` is
+    `await run.wait_async()`. Cancelling a task that waits leaves the run alone.
 
     Attributes:
-        run_id: Its name, which every command takes.
-        path: Its directory.
+        run_id: The id, which every command accepts.
+        path: The run's directory.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -189,11 +192,11 @@ class RunHandle:
         self._dir = run_dir
 
     def __repr__(self) -> str:
-        """Return the name and the state."""
+        """Return the short id and the state."""
         return f"<torchmuster.Run {short_id(self.run_id)}: {self._view().state.value}>"
 
     def __eq__(self, other: object) -> bool:
-        """Return whether it is the same run."""
+        """Return whether both are handles of the same run."""
         return isinstance(other, RunHandle) and other.path == self.path
 
     def __hash__(self) -> int:
@@ -204,10 +207,10 @@ class RunHandle:
         """Wait as `wait_async` does: `await run`, or `asyncio.gather(*runs)`."""
         return self.wait_async().__await__()
 
-    # How it stands.
+    # State.
 
     def status(self) -> RunStatus:
-        """Return how the run stands now; of a job the scheduler is asked.
+        """Return the state of the run now; for a job, this asks the scheduler.
 
         Raises:
             torchmuster.errors.EngineError: The scheduler does not answer.
@@ -227,31 +230,31 @@ class RunHandle:
         )
 
     def logs(self, rank: int = 0, *, attempt: int | None = None) -> str:
-        """Return all that a rank has written so far.
+        """Return all output of a rank so far.
 
         Args:
-            rank: Of the run.
-            attempt: Its number, from 0; None for the last.
+            rank: The rank.
+            attempt: The attempt's number, from 0; None for the last.
 
         Raises:
-            torchmuster.errors.NotFoundError: There is no such rank or attempt, or nothing was written yet.
+            torchmuster.errors.NotFoundError: There is no such rank or attempt, or no output yet.
         """
         from torchmuster.launcher.views.control import LogChoice, log_files
 
         (_, path), *_ = log_files(self._view(), LogChoice(rank=rank, attempt=attempt))
-        with open(path, errors="replace", newline="") as file:  # a bar's frames are no lines
+        with open(path, errors="replace", newline="") as file:  # progress bars end frames with \r
             return file.read()
 
-    # The end.
+    # Waiting and cancelling.
 
     def wait(self, timeout_s: float | None = None) -> "RunHandle":
-        """Wait until the run has succeeded; return it.
+        """Wait until the run succeeds; return it.
 
         Args:
-            timeout_s: For so many seconds; None for as long as it takes. The run goes on when the time is up.
+            timeout_s: The longest wait, in seconds; None for no limit. The run continues after it.
 
         Raises:
-            RunFailed: It has not succeeded.
+            RunFailed: The run did not succeed.
             TimeoutError: The time is up.
         """
         try:
@@ -288,19 +291,19 @@ class RunHandle:
         return f"{name} runs on; muster cancel {name} ends it, find_run({name!r}) finds it again"
 
     def results(self, timeout_s: float | None = None) -> list[Any]:
-        """Wait until the run has succeeded; return what its function has returned on every rank, by rank.
+        """Wait until the run succeeds; return its function's return values, in the order of ranks.
 
-        Values of the last attempt count, and no others. Each was sent by a worker of this run, over a channel with the
-        run's key; one whose hash is not the one that was sent is not unpickled.
+        Only values of the last attempt count. Each was sent by a worker of this run, over a channel
+        with the run's key; a value whose hash differs from the one sent is not unpickled.
 
         Args:
-            timeout_s: As of `wait`.
+            timeout_s: As for `wait`.
 
         Raises:
-            RunFailed: The run has not succeeded.
+            RunFailed: The run did not succeed.
             TimeoutError: The time is up.
             ResultError: A value is missing, damaged or of another Python.
-            torchmuster.errors.NotFoundError: It was a script.
+            torchmuster.errors.NotFoundError: The run was a script.
         """
         self.wait(timeout_s)
         for pause_s in self._look_for_values():
@@ -315,13 +318,14 @@ class RunHandle:
         return self._values()
 
     def follow(self) -> "RunHandle":
-        """Show the lines of rank 0 and one status line until the run has ended; return it.
+        """Show rank 0's output and a status line until the run ends; return the run.
 
-        In a notebook the cell shows them. An interrupt (Ctrl-C, the button of a notebook) cancels the run.
+        In a notebook the cell shows them. An interrupt (Ctrl-C, the button of a notebook) cancels
+        the run.
 
         Raises:
-            RunFailed: It has not succeeded.
-            KeyboardInterrupt: It was interrupted, and has been cancelled.
+            RunFailed: The run did not succeed.
+            KeyboardInterrupt: The wait was interrupted, and the run has been cancelled.
         """
         from torchmuster.launcher.api.follow import follow
 
@@ -332,10 +336,10 @@ class RunHandle:
     async def follow_async(self) -> "RunHandle":
         """Show the same as `follow`, without blocking the event loop.
 
-        A task that is cancelled stops to show, and the run goes on.
+        Cancelling the task only stops the display; the run continues.
 
         Raises:
-            RunFailed: It has not succeeded.
+            RunFailed: The run did not succeed.
         """
         from torchmuster.launcher.api.follow import follow_async
 
@@ -344,15 +348,15 @@ class RunHandle:
         return await self.wait_async()
 
     def cancel(self, *, at_once: bool = False, timeout_s: float = 60.0) -> None:
-        """Stop the run and wait for its end; one that has ended stays as it is.
+        """Stop the run and wait for its end; do nothing if it has ended.
 
         Args:
-            at_once: Without the time that workers have to save (`grace`).
-            timeout_s: For how many seconds the end is waited for.
+            at_once: Skip the time that workers have to save (`grace`).
+            timeout_s: How long to wait for the end, in seconds.
 
         Raises:
-            torchmuster.errors.ChannelError: Its head can't be reached.
-            TimeoutError: It has not ended within `timeout_s`; it was told to.
+            torchmuster.errors.ChannelError: The head can't be reached.
+            TimeoutError: The run was asked to stop and has not ended within `timeout_s`.
         """
         from torchmuster.launcher.views.control import stop_and_wait
 
@@ -362,13 +366,13 @@ class RunHandle:
         until = time.monotonic() + timeout_s
         while True:
             try:
-                # In a thread: a notebook has an event loop in this one.
+                # In a thread: in a notebook, this one already runs an event loop.
                 result = _in_thread(
                     lambda: stop_and_wait(view, at_once=at_once, timeout_s=timeout_s)
                 )
                 break
             except ChannelError:
-                # One that has just been launched has no head yet.
+                # A run that was just launched has no head yet.
                 is_new = not os.path.exists(self._dir.head) and owner_lives(self._dir)
                 if not is_new or time.monotonic() > until:
                     raise
@@ -382,13 +386,13 @@ class RunHandle:
         """Stop the run as `cancel` does, without blocking the event loop."""
         await asyncio.to_thread(self.cancel, at_once=at_once, timeout_s=timeout_s)
 
-    # How it is looked at.
+    # Shared steps.
 
     def _view(self) -> RunView:
         return view_run(self._dir)
 
     def _look_until_ended(self, timeout_s: float | None, copy: "RecordCopy | None") -> Any:
-        """Yield how long to wait until the next look, until the run has succeeded."""
+        """Yield pauses between polls until the run succeeds."""
         result = yield from look_until_ended(
             self._dir,
             timeout_s,
@@ -403,7 +407,7 @@ class RunHandle:
             raise RunFailed(short_id(self.run_id), result, state.value)
 
     def _look_for_values(self) -> Any:
-        """Yield how long to wait until the next look, until the values of all ranks are here."""
+        """Yield pauses between polls until all values have arrived, or the time is up."""
         attempt, notes = noted_values(self._dir)
         until = time.monotonic() + _COMES_S
         while not are_here(self._dir, attempt, notes) and time.monotonic() < until:
@@ -419,28 +423,28 @@ class RunHandle:
 
 @contextlib.contextmanager
 def interrupt_cancels(run_id: str, cancel: Callable[[], None]) -> Iterator[None]:
-    """Let an interrupt of what is done here cancel a run, or a sweep, and say so.
+    """Make an interrupt of the block cancel a run or a sweep, and report it.
 
     Raises:
-        Interrupted: There was one.
+        Interrupted: The block was interrupted.
     """
     try:
         yield
     except KeyboardInterrupt:
-        with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
+        with contextlib.suppress(KeyboardInterrupt):  # a second one ends the wait
             cancel()
         raise Interrupted(f"cancelled {short_id(run_id)}") from None
 
 
 def copied_run(run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
-    """Copy the record of a run in pods while somebody waits for it, as `muster wait` does; others need no copy."""
+    """While waiting, copy the record of a run in pods, as `muster wait` does."""
     from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
 
     return copied(run_dir) if is_elsewhere(run_dir) else contextlib.nullcontext()
 
 
 def _in_thread(action: Callable[[], T]) -> T:
-    """Return what an action returns in a thread of its own."""
+    """Return an action's result, computed in a separate thread."""
     import concurrent.futures
 
     with concurrent.futures.ThreadPoolExecutor(1, "muster") as pool:

@@ -1,1 +1,1 @@
-"""The commands beside muster run."""
+"""The commands other than `muster run`."""

@@ -1,4 +1,4 @@
-"""What commands print of a run's account: where it ran, how long, how it ended."""
+"""Print the account of a run: where it ran, how long, how it ended."""
 
 import time
 from typing import TYPE_CHECKING
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def clock(seconds: float) -> str:
-    """Return a time, in seconds since 1970, as this machine's clock shows it."""
+    """Format a time, in seconds since 1970, in this machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def span(seconds: float | None) -> str:
-    """Return how long something took: `4.2 s`, `1:02:03`, and `-` where nothing is known."""
+    """Format a duration: `4.2 s`, `1:02:03`, or `-` if unknown."""
     if seconds is None:
         return "-"
     if seconds < 60:
@@ -27,7 +27,7 @@ def span(seconds: float | None) -> str:
 
 
 def print_account(account: "Account", *, has_job_line: bool = False) -> None:
-    """Print where and for how long, and how it ended: what the scheduler has forgotten too."""
+    """Print where and how long it ran, and how it ended, even if the scheduler has forgotten it."""
     if account.jobs and not has_job_line:
         many = "s" if len(account.jobs) > 1 else " "
         echo(f"job{many}     {', '.join(account.jobs)} of {account.engine}")
@@ -36,7 +36,7 @@ def print_account(account: "Account", *, has_job_line: bool = False) -> None:
     told = f", {span(account.elapsed_s)} since it began"
     if account.exit_code is not None:
         told = f", took {span(account.elapsed_s)}"
-    elif account.ended_by is not None:  # nobody saw the end
+    elif account.ended_by is not None:  # the end was not recorded
         told = f", last heard of after {span(account.elapsed_s)}"
     lasted = told if account.elapsed_s is not None else ""
     echo(f"time     submitted {clock(account.submitted)}{lasted}")

@@ -1,4 +1,4 @@
-"""Print what a view says: names, paths and words of others in it are shown, never obeyed by the terminal."""
+"""Print text with foreign names and paths in it, without control characters for the terminal."""
 
 import json
 import math
@@ -10,12 +10,12 @@ from torchmuster.core.model.text import printable
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a text of ours on standard output, or standard error."""
+    """Print text to standard output, or standard error, without control characters."""
     click.echo(printable(text), err=err, nl=nl)
 
 
 def echo_json(plain: Any) -> None:
-    """Print plain values for programs; nan and infinities are words, since JSON has no number for them."""
+    """Print plain values as JSON; nan and infinities become strings, since JSON lacks them."""
     echo(json.dumps(_finite(plain), indent=1, allow_nan=False))
 
 

@@ -1,4 +1,4 @@
-"""The test job of `muster engines check`: one node, submitted as `muster run` does, and what came back."""
+"""The test job of `muster engines check`: submits it like `muster run`, and shows its findings."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ _JOB_LIMIT = "5m"
 
 
 def try_job(place: "Place", timeout_s: float) -> list[dict[str, Any]]:
-    """Submit a test job, wait for it, and return the rows of the table."""
+    """Submit a test job, wait for it, and return the table's rows."""
     from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.owner.create import new_run_id, room_warnings
     from torchmuster.errors import ManyErrors, MusterError
@@ -78,7 +78,7 @@ def submit_test_run(place: "Place", run_dir: "RunDir") -> None:
 
 
 def job_rows(check: "JobCheck", here: str, timeout_s: float) -> list[dict[str, Any]]:
-    """Return what a test job found, as rows."""
+    """Return the findings of a test job as rows."""
     if not check.in_time:
         where = "was running" if check.waited_s is not None else "had not started"
         stands = f" ({check.view.reason})" if check.view is not None and check.view.reason else ""

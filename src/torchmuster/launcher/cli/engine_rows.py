@@ -1,4 +1,4 @@
-"""Rows of `muster engines check`: what a scheduler tells of its queues and of accounts, and what hosts say."""
+"""Rows of `muster engines check`: a scheduler's queues and accounts, and its hosts' answers."""
 
 import shutil
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def queue_rows(site: "Site") -> list[dict[str, Any]]:
-    """Return what a scheduler tells of its queues and of the user's accounts, as rows."""
+    """Return rows about a scheduler's queues and the user's accounts."""
     return [*_check_queues(site), *_check_account(site)]
 
 
@@ -54,7 +54,7 @@ def _check_queues(site: "Site") -> list[dict[str, Any]]:
 
 
 def _check_queue(name: str, word: str, found: "QueueList") -> dict[str, Any]:
-    """Say whether the site's own partition is there; Slurm takes several with commas."""
+    """Check that the site's partition exists and is open; Slurm accepts several, with commas."""
     from torchmuster.core.model.text import did_you_mean
 
     known = {queue.name: queue for queue in found.queues}
@@ -73,13 +73,13 @@ def _check_queue(name: str, word: str, found: "QueueList") -> dict[str, Any]:
 
 
 def host_rows(hosts: "Sequence[SshHost]") -> list[dict[str, Any]]:
-    """Return which hosts a site has, as a row."""
+    """Return a row with the hosts of a site."""
     slots = [f"{host.name} ({host.slots or '?'} slots)" for host in hosts]
     return [row("hosts", ok=True, found=few_of(slots, 8))]
 
 
 def reach_rows(hosts: "Sequence[SshHost]") -> list[dict[str, Any]]:
-    """Contact hosts, and return what each said, as rows."""
+    """Contact hosts; return a row with each one's answer."""
     from torchmuster.launcher.jobs.reach import reach_hosts
 
     found = reach_hosts(hosts)

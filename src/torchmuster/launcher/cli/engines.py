@@ -1,4 +1,4 @@
-"""`muster engines`: where runs can go from here, and what was found of it."""
+"""`muster engines`: where runs can go from here, and whether their commands were found."""
 
 import json
 import os
@@ -51,8 +51,8 @@ def engines(context: click.Context, *, as_json: bool) -> int | None:
 def check(name: str, *, job: bool, timeout: str, as_json: bool) -> int:
     """Check the engine NAME: its commands, its partition or queue, its hosts, and a one-node test job.
 
-    The job goes the way of `muster run --on NAME`, asks for 5 minutes and takes seconds. It tells node, processor,
-    Python and torch there, and whether the folders are seen.
+    The job goes the way of `muster run --on NAME`, asks for 5 minutes and takes seconds. It tells
+    node, processor, Python and torch there, and whether the folders are seen.
     """
     from torchmuster.core.spec.units import parse_timeout
     from torchmuster.launcher.cli.sites import my_sites
@@ -96,9 +96,9 @@ def show_engines(sites: "Sites", which: "Which", *, as_json: bool) -> int:
 
 
 def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_json: bool) -> int:
-    """Print what was found of one engine; the exit code is 14 when something is missing.
+    """Print what was found of one engine; return 14 if something is missing, else 0.
 
-    `job_timeout_s` is the limit of its test job, in seconds from the submission; None submits none.
+    `job_timeout_s` limits its test job, in seconds from the submission; None submits none.
     """
     checks, place = look_at(site, which)
     note = _NOT_TRIED
@@ -123,7 +123,7 @@ def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_
 
 
 def look_at(site: "Site", which: "Which") -> tuple[list[dict[str, Any]], "Place | None"]:
-    """Return what was looked at: check, ok (None where nobody can tell), found; and the place, where it can be one."""
+    """Return the checked rows (ok None: unknown), and the place for runs if it can be one."""
     from torchmuster.core.cli.find import Where, find_place
     from torchmuster.core.spec.problems import Problems
     from torchmuster.errors import ManyErrors, MusterError

@@ -19,7 +19,7 @@ _COMMAND = "muster.exec.command"
 
 
 class _ExecCommand(click.Command):
-    """Keeps the words after `--` apart: they are not options of muster."""
+    """Keeps words after `--` apart: they are not options of muster."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -55,9 +55,11 @@ def exec(  # noqa: A001 - the command's name
 ) -> int:
     """Run COMMAND inside of the running TASK of the workflow RUN: by default a shell.
 
-    In a training run it runs on the node of a rank, with its variables (RANK, CUDA_VISIBLE_DEVICES, ...); by default rank 0.
+    In a training run it runs on the node of a rank, with its variables (RANK, CUDA_VISIBLE_DEVICES,
+    ...); by default rank 0.
 
-    It has the task's view of files and network, its working directory and its variables, and ends with the task.
+    It has the task's view of files and network, its working directory and its variables, and ends
+    with the task.
 
     \b
     muster exec last train                       a shell
@@ -66,10 +68,10 @@ def exec(  # noqa: A001 - the command's name
     muster exec last --rank 3 -- nvidia-smi      on the node of rank 3
     muster exec last --node n2                   a shell on its node n2
 
-    The exit code is the command's, 128 + N after the signal N; with --group the highest. Codes of muster
-    itself: 124 at the time limit, 125 if the task can't be entered, 126 if the command is not executable, 127 if it
-    does not exist, 137 if the task ended during the command; 2, 4, 5 and 7 if there is no such task, it does not
-    run, or its run can't be reached.
+    The exit code is the command's, 128 + N after the signal N; with --group the highest. Codes of
+    muster itself: 124 at the time limit, 125 if the task can't be entered, 126 if the command is
+    not executable, 127 if it does not exist, 137 if the task ended during the command; 2, 4, 5 and
+    7 if there is no such task, it does not run, or its run can't be reached.
     """  # noqa: D301 - \b is click's mark
     import asyncio
 
@@ -102,7 +104,7 @@ def _command_of(
     node: str | None,
     group: str | None,
 ) -> tuple[str, ...]:
-    """Return the command for a training run."""
+    """Check the options for a training run; return the command."""
     if rank is not None and node is not None:
         what = "--rank and --node can't be combined"
         raise UsageError(what, where=f"--rank {rank} --node {node}", fix="leave one out")
@@ -133,7 +135,7 @@ def _beside(view: "RunView", rank: int | None, node: str | None, order: "ExecOrd
 def _split(
     words: tuple[str, ...], command: tuple[str, ...], group: str | None
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the task (none with --group) and the command."""
+    """Return the task (None with --group) and the command."""
     if group is None and not words:
         fix = "muster exec RUN TASK -- COMMAND, or --group GROUP"
         raise UsageError("`muster exec` needs a task", fix=fix)
@@ -180,7 +182,7 @@ def _write_plain(task: str, stream: int, data: bytes) -> None:
 
 
 class _Lines:
-    """Lines of many tasks, each with its task before it."""
+    """Prints lines of several tasks, each after its task's name."""
 
     def __init__(self, names: list[str]) -> None:
         from torchmuster.core.model.lines import LineJoiner
@@ -198,7 +200,7 @@ class _Lines:
         self._print(self._joiner.add(self._names.index(task), stream, decoder.decode(data)))
 
     def end(self) -> None:
-        """Print the half lines."""
+        """Print incomplete lines."""
         self._print(self._joiner.rest())
 
     def _print(self, pieces: list[tuple[int, str]]) -> None:

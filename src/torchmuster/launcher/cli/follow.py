@@ -1,4 +1,4 @@
-"""What is shown and offered while a command follows a run: its status below the output, its debuggers, its job."""
+"""What runs next to a followed run: the status below its output, its debuggers, its job."""
 
 import os
 import sys
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from torchmuster.launcher.engines.base import Dialect
     from torchmuster.launcher.views.debugger import DebuggerDoor
 
-_BEGIN_S = 5.0  # a shorter run needs no status, and its start needs the processor
-_EVERY_S = 2.0  # agents report as often
+_BEGIN_S = 5.0  # a shorter run needs no status, and a start needs the processor
+_EVERY_S = 2.0  # as often as agents report
 
 
 class StatusLine:
     """Draws the status of a run until it is closed; does nothing where nobody would see it.
 
     Args:
-        voice: Writes on the terminal.
-        run_dir: Of the run.
+        voice: Writes to the terminal.
+        run_dir: Directory of the run.
         kind: One of `CHOICES`.
     """
 
@@ -35,22 +35,22 @@ class StatusLine:
         self._voice, self._run_dir = voice, run_dir
         self._num_rows = ending.CHOICES.index(kind)
         self._ends = threading.Event()
-        self._shows = threading.Lock()  # no rows come behind the end
+        self._shows = threading.Lock()  # no rows after the end
 
     def start(self) -> None:
-        """Begin after some seconds."""
+        """Start drawing, after some seconds."""
         if self._num_rows and is_drawable():
             threading.Thread(target=self._work, name="status", daemon=True).start()
 
     def end(self) -> None:
-        """Draw no more, and take away what stands there."""
+        """Stop drawing, and erase the status."""
         with self._shows:
             if not self._ends.is_set():
                 self._ends.set()
                 self._voice.show_status(())
 
     def close(self) -> None:
-        """Draw no more, and take away what stands there."""
+        """Stop drawing, and erase the status."""
         self.end()
 
     def _work(self) -> None:
@@ -70,7 +70,7 @@ class StatusLine:
         while not self._ends.wait(_EVERY_S):
             with suppress(
                 MusterError, OSError, *DAMAGED
-            ):  # a scheduler or a disk that does not answer now
+            ):  # a scheduler or a disk that doesn't answer now
                 columns = os.get_terminal_size(2).columns
                 rows = status_rows(reader.read(), columns or 80, self._num_rows)
                 with self._shows:
@@ -80,7 +80,7 @@ class StatusLine:
 
 
 def is_drawable() -> bool:
-    """Say whether standard error is a terminal that can move its cursor."""
+    """Return whether standard error is a terminal that can move its cursor."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -91,21 +91,21 @@ def _painted(rows: list[str]) -> list[str]:
 
 
 def status_screen(plan: Any, run_dir: "RunDir", voice: "TerminalVoice") -> StatusLine:
-    """Return the status of a run that is followed; none where `muster doctor` or pdb has the terminal."""
+    """Return the status of a followed run; it is off if `muster doctor` or pdb has the terminal."""
     is_quiet = getattr(plan, "preflight", "") in ("long", "only")
     is_quiet |= getattr(plan, "debugger", None) == "pdb"
     return StatusLine(voice, run_dir, "off" if is_quiet else ending.wanted())
 
 
 class DebuggerScreen:
-    """Brings the user's debugger to the rank that waits for it, while the run is followed here."""
+    """Connects the user's debugger to a rank that waits for it, while the run is followed here."""
 
     def __init__(self, plan: Any, run_dir: "RunDir", voice: "TerminalVoice") -> None:
         self._plan, self._run_dir, self._voice = plan, run_dir, voice
         self._door: DebuggerDoor | None = None
 
     def start(self) -> None:
-        """Listen, where the run has a debugger."""
+        """Start listening if the run has a debugger."""
         if getattr(self._plan, "debugger", None) is None:
             return
         from torchmuster.launcher.views.debugger import DebuggerDoor
@@ -115,10 +115,10 @@ class DebuggerScreen:
         self._door.start()
 
     def end(self) -> None:
-        """Stay until the last words: the debugger may still be there."""
+        """Do nothing: the debugger may still be in use until `close`."""
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._door is not None:
             self._door.close()
 
@@ -131,10 +131,10 @@ def follow_job(
     voice: "TerminalVoice",
     fix: "Callable[[], str]",
 ) -> "Result | None":
-    """Show a job to its end and return the result; None when it goes on without us.
+    """Follow a job to its end and return the result; None if it continues without us.
 
     Raises:
-        MusterError: It has ended without a result; `fix` says what to do then.
+        MusterError: It ended without a result; `fix` returns the remedy.
     """
     import asyncio
 
@@ -153,7 +153,7 @@ def follow_job(
     view = follower.view
     is_cancelled = view is not None and view.state is JobState.CANCELLED
     if result is None and is_cancelled and os.path.exists(run_dir.cancelled):
-        result = cancelled_before_start(run_dir)  # it was in the queue: there is no head
+        result = cancelled_before_start(run_dir)  # it was still queued: there is no head
         atomic.write_json(run_dir.result, codec.to_plain(result))
     if result is None and view is not None and view.state.is_final:
         told = "\n".join(last_lines(run_dir.job_log, 12))
@@ -169,7 +169,7 @@ def follow_job(
 
 
 def ended_with_pods(run_dir: "RunDir", result: "Result") -> bool:
-    """Say whether what a run in pods has left may be on its cluster alone: the last line does not say where."""
+    """Return whether the files of a run in pods may be only on its cluster."""
     from torchmuster.core.model.states import RunState
     from torchmuster.errors import MissingRecordError
 

@@ -1,4 +1,4 @@
-"""`muster init`: a first `muster.toml` from what is found on this machine."""
+"""`muster init`: write a first `muster.toml` from what is found on this machine."""
 
 import json
 import os
@@ -41,8 +41,8 @@ _DEFAULTS = """
 def init() -> int:
     """Write a first muster.toml into this folder, from what is found here, and print it.
 
-    The scheduler is asked for its partitions or queues; accounts and modules are not guessed. A file that
-    exists already is not changed.
+    The scheduler is asked for its partitions or queues; accounts and modules are not guessed. A
+    file that exists already is not changed.
     """
     path = os.path.abspath("muster.toml")
     if os.path.lexists(path):
@@ -88,7 +88,7 @@ def first_file(which: "Which") -> str:
 
 
 def section(kind: str, found: "QueueList") -> str:
-    """Return the section of one scheduler."""
+    """Return the section of a scheduler."""
     from torchmuster.launcher.engines.registry import schedulers
 
     facts = schedulers()[kind]
@@ -101,7 +101,7 @@ def section(kind: str, found: "QueueList") -> str:
 
 
 def _queue_lines(word: str, queues: "tuple[Queue, ...]") -> list[str]:
-    """Return the line that chooses, where there is only one choice or a default, and all names."""
+    """Return a line that selects the default or only queue, and a comment with all of them."""
     usable = [queue for queue in queues if queue.is_open and queue.starts] or list(queues)
     chosen = next((queue for queue in usable if queue.is_default), None)
     if chosen is None and len(usable) == 1:
@@ -119,7 +119,7 @@ def _queue_lines(word: str, queues: "tuple[Queue, ...]") -> list[str]:
 
 
 def _comment(text: str) -> str:
-    """Return a text that stays in its comment: a control character would be no TOML."""
+    """Replace characters that can't be in a TOML comment, such as newlines."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

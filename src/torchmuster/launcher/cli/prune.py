@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchmuster.launcher.views.prune import PrunePlan, Removal
 
 
-# `muster prune --hosts`: the environments that were sent to hosts of ssh.
+# `muster prune --hosts`: the environments that were sent to ssh hosts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class PrunedHost:
 def prune_hosts(
     hosts: str, older_s: float, most_bytes: int | None, *, dry_run: bool
 ) -> list[PrunedHost]:
-    """Remove the environments that nobody uses on hosts, or say which they are.
+    """Remove unused environments on hosts, or list them.
 
     Args:
-        hosts: As `--hosts` has them, or the name of a site of kind ssh.
-        older_s: Those that were not used for so long.
-        most_bytes: And the oldest beyond so many bytes.
+        hosts: A list as for `--hosts`, or the name of an ssh site.
+        older_s: Remove those that were unused for this time, in seconds.
+        most_bytes: Also remove the oldest beyond this total size.
         dry_run: Remove nothing.
 
     Raises:
-        ManyErrors: Hosts can't be used; the others were asked.
+        ManyErrors: Some hosts can't be used; all others were asked.
     """
     from torchmuster.core.files.layout import RunDir
     from torchmuster.launcher.cli.sites import my_sites

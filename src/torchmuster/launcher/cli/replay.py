@@ -52,8 +52,9 @@ def replay(
 ) -> int:
     """Make one step of RUN again on this machine, from the newest snapshot before it, and look into it.
 
-    All ranks of the step are started here, with the same samples, random numbers and sums. pdb opens in one of them
-    at the first NaN, or at the exception. The run itself and its snapshots stay as they are.
+    All ranks of the step are started here, with the same samples, random numbers and sums. pdb
+    opens in one of them at the first NaN, or at the exception. The run itself and its snapshots
+    stay as they are.
     """
     from torchmuster.core.cli.ending import shown_here
     from torchmuster.core.cli.here import Here
@@ -102,7 +103,7 @@ def replay(
 
 
 def _compare(run_dir: "RunDir", found: "StepOfRun") -> None:
-    """Say whether the exception is that of the run, word for word."""
+    """Print whether the replay's exception equals that of the run, word for word."""
     from torchmuster.core.owner.record import read_result
 
     if found.words is None:
@@ -130,7 +131,7 @@ def _check_machine(name: str) -> None:
 
 
 def _check_code(view: "RunView", program: "Program", *, go_on: bool) -> None:
-    """Refuse code that is not what ran, unless the user knows it."""
+    """Refuse code that differs from what ran, unless the user allows it."""
     from torchmuster.core.model.text import few_of
     from torchmuster.errors import UsageError
     from torchmuster.launcher.views.replay import changed_code, commit_that_ran
@@ -170,7 +171,7 @@ def _what(run_id: str, found: "StepOfRun") -> str:
 def _plan(
     plan: "RunPlan", run_id: str, found: "StepOfRun", *, debugger: bool, shares: bool
 ) -> "RunPlan":
-    """Return the plan of the replay: the same program and layout, all on this machine, once."""
+    """Return the plan of the replay: the same program and layout, on this machine, one attempt."""
     from torchmuster.core.model import contract
     from torchmuster.core.model.plan import Tee
     from torchmuster.core.owner.create import new_run_id

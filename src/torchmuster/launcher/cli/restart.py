@@ -23,8 +23,8 @@ def restart(run: str, *, detach: bool) -> int:
 
     A run that was a job is submitted again; a run on ssh hosts is started on them.
 
-    Of a workflow, the groups that have completed are not run again. A sweep goes on in its own folder, with
-    the members that have not succeeded.
+    Of a workflow, the groups that have completed are not run again. A sweep goes on in its own
+    folder, with the members that have not succeeded.
     """
     from torchmuster.core.model.states import RunState
     from torchmuster.launcher.cli.kinds.table import restart_of
@@ -44,7 +44,7 @@ def restart(run: str, *, detach: bool) -> int:
 
 
 def restart_run(view: "RunView", *, detach: bool) -> int:
-    """Start a run again: a new one on the same snapshots."""
+    """Restart a run: start a new one on the same snapshots."""
     from torchmuster.core.cli.place import begin
     from torchmuster.core.model.contract import replay_order
     from torchmuster.core.model.plan import Tee
@@ -69,7 +69,7 @@ def restart_run(view: "RunView", *, detach: bool) -> int:
             f"the run {view.run_id} was started by `muster torchrun`, once on each machine",
             fix="type its command again, with folder=... on a shared file system in the script",
         )
-    if plan.rdzv_id is not None:  # one command of `muster torchrun`: as here
+    if plan.rdzv_id is not None:  # a single command of `muster torchrun`: restart it here
         plan = replace(plan, rdzv_id=None, engine="local", tee=Tee.ALL, restart_hint=False)
     place, snapshots = place_again(plan, view)
     problems = Problems()

@@ -1,4 +1,4 @@
-"""`--set a=1 b=2 FILE --set c=3`: one option that takes many words, and never the file's name."""
+"""`--set a=1 b=2 FILE --set c=3`: options with several values that never take the file's name."""
 
 import os
 import re
@@ -13,10 +13,10 @@ _PAIR = re.compile(r"[^-=][^=]*=")
 
 
 def spread(words: list[str]) -> list[str]:
-    """Return the words with each of the many values behind an option of its own.
+    """Repeat the option before each of its several values.
 
     Raises:
-        UsageError: An option has no value, and would take the file's name for one.
+        UsageError: An option has no value, and would take the file's name instead.
     """
     out: list[str] = []
     option: str | None = None
@@ -28,7 +28,7 @@ def spread(words: list[str]) -> list[str]:
             if i + 1 < len(words) and _is_file(words[i + 1]):
                 what = f"`{word}` needs a value, but a file follows it"
                 raise UsageError(what, where=words[i + 1], fix=f"{word} NAME=VALUE {words[i + 1]}")
-            # Without a value click complains; with one the loop below adds the option again.
+            # Without a value click complains; with one, the loop below adds the option again.
             if i + 1 == len(words) or not _is_pair(words[i + 1]):
                 out.append(word)
                 option = None
@@ -42,7 +42,7 @@ def spread(words: list[str]) -> list[str]:
 
 
 def _is_pair(word: str) -> bool:
-    """Say whether a word is NAME=VALUE and not a workflow file that has `=` in its name."""
+    """Return whether a word is NAME=VALUE, not a workflow file with `=` in its name."""
     return bool(_PAIR.match(word)) and not _is_file(word)
 
 
@@ -51,15 +51,15 @@ def _is_file(word: str) -> bool:
 
 
 class SetCommand(click.Command):
-    """A command whose `--set` and its like take several words."""
+    """A command whose `--set` and similar options take several words."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Let click see one value behind each option."""
+        """Give click one value after each option."""
         return super().parse_args(ctx, spread(args))
 
 
 def value_options(function: Any) -> Any:
-    """Add the options that give values to a template."""
+    """Add the options that set template values."""
     options = [
         click.option(
             "--set",

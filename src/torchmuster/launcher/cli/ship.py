@@ -1,4 +1,4 @@
-"""`--ship-env`: the environment that is packed here, for hosts of ssh and for jobs."""
+"""`--ship-env`: pack an environment of this machine, for ssh hosts and jobs."""
 
 import contextlib
 import os
@@ -20,10 +20,10 @@ _ARCHIVE = "environment.parcel"
 
 
 def pack_named(named: str) -> "PackedEnvironment":
-    """Return the archive of the environment that the user means, saying how it goes.
+    """Pack the environment that the user names, showing progress; return the archive.
 
     Raises:
-        UsageError: There is none, or it can't travel.
+        UsageError: There is none, or it can't be sent.
     """
     from torchmuster.core.files.layout import muster_home
     from torchmuster.launcher.files.environment import find_prefix, pack
@@ -34,16 +34,17 @@ def pack_named(named: str) -> "PackedEnvironment":
 
 
 def begin_to_pack(named: str) -> "Callable[[], PackedEnvironment]":
-    """Begin to pack beside the way to the hosts; return what waits for the archive, and raises what has kept it from being made.
+    """Pack in a thread while hosts are called; return a function that waits for the archive.
 
-    Who sends an environment again would wait for half a second of questions and of 20,000 files otherwise.
+    Even for an environment that was sent before, packing takes half a second, for its questions and
+    20,000 files.
 
     Raises:
         UsageError: There is no such environment.
     """
     from torchmuster.launcher.files.environment import find_prefix
 
-    find_prefix(named, os.environ)  # a misspelled path is said before anything is made
+    find_prefix(named, os.environ)  # report a misspelled path before anything is created
     packed: list[PackedEnvironment] = []
     failed: list[BaseException] = []
 
@@ -53,7 +54,7 @@ def begin_to_pack(named: str) -> "Callable[[], PackedEnvironment]":
         except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
             failed.append(error)
 
-    # A run that ends before does not wait for it.
+    # A run that ends earlier does not wait for it.
     thread = threading.Thread(target=work, name="environment", daemon=True)
     thread.start()
 
@@ -67,10 +68,10 @@ def begin_to_pack(named: str) -> "Callable[[], PackedEnvironment]":
 
 
 def with_shipped(plan: "RunPlan", named: str | None) -> "tuple[RunPlan, PackedEnvironment | None]":
-    """Return the plan of a job whose nodes unpack an environment from the run directory, and its archive; both as before without one.
+    """Let the nodes of a job unpack an environment; return the plan, and the archive or None.
 
     Raises:
-        UsageError: There is none, or it can't travel.
+        UsageError: There is none, or it can't be sent.
     """
     from torchmuster.core.files.layout import runs_dir
     from torchmuster.core.model.plan import ShippedEnvironment
@@ -85,10 +86,10 @@ def with_shipped(plan: "RunPlan", named: str | None) -> "tuple[RunPlan, PackedEn
 
 
 def place_archive(plan: "RunPlan", packed: "PackedEnvironment | None") -> None:
-    """Put the archive into the run directory: a second name of the one in the cache, so nothing takes it away from a job that waits.
+    """Link the archive into the run directory, so that a waiting job keeps it; copy it if need be.
 
     Raises:
-        UsageError: It can't be written.
+        UsageError: The archive can't be written.
     """
     shipped = plan.node_setup.shipped
     if packed is None or shipped is None:

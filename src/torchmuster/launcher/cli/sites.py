@@ -1,4 +1,4 @@
-"""The user's sites for commands: `muster.toml` from the working directory on, with what other packages bring."""
+"""The user's sites for commands: from `muster.toml` files, and from other packages."""
 
 import os
 from typing import TYPE_CHECKING
@@ -8,10 +8,10 @@ if TYPE_CHECKING:
 
 
 def my_sites() -> "Sites":
-    """Return what `--on` can name here; files that are left alone are said on standard error.
+    """Return all sites for `--on`; print a note to standard error for each ignored file.
 
     Raises:
-        ManyErrors: Everything that is wrong with the files.
+        ManyErrors: All problems of the files.
     """
     from torchmuster.core.cli.messages import print_notes
     from torchmuster.launcher.engines.registry import schedulers
@@ -24,7 +24,7 @@ def my_sites() -> "Sites":
 
 
 def nodes_of_site(site: "Site", *, spares: int = 0) -> str | None:
-    """Return what the site says of nodes, as `--nodes` has it: all hosts of ssh but the spare ones, None when it says nothing."""
+    """Return a site's value of `--nodes`: by default all ssh hosts but the spare ones."""
     if site.nodes is None:
         from torchmuster.launcher.spec.site import site_hosts
 

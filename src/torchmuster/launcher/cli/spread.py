@@ -1,4 +1,4 @@
-"""Which hosts of a job a `muster torchrun` line is for, and whether its head has to start the others."""
+"""Find the hosts for a `muster torchrun` command, and whether its head starts the others."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHosts | None:
-    """Return the hosts, this one first; None where the job has one only or this host is none of them.
+    """Return the hosts, this one first; None if the job has only one, or this is none of them.
 
     Raises:
-        UsageError: The line is for more hosts than the job has, and nobody else starts agents.
+        UsageError: The line needs more hosts than the job has, and nothing else starts agents.
     """
     try:
         found = find_place(Where(engine="local", is_one_of_many=True), Problems()).job
@@ -31,7 +31,7 @@ def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHo
     if job is None or len(job.nodes) < 2:
         return None
     is_first = job.nodes[0] == found.nodes[0]
-    # Only when it is on all of them it is certain that the run is on these.
+    # Only if the run uses all hosts is it certain that it runs on these.
     named = job if len(job.nodes) == line.max_nodes else job.with_nodes(())
     if is_one_of_many(environment):
         return SpreadHosts(job=named, spreads=False)
@@ -46,7 +46,7 @@ def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHo
         return SpreadHosts(job=named, spreads=False, hint=hint)
     return SpreadHosts(
         job=job.with_launcher().with_nodes(job.nodes[: line.max_nodes]),
-        # At `localhost` every host is a head; only the first may then be one for the others.
+        # With `localhost` every host is a head; only the first may then start the others.
         spreads=is_first or line.meeting.host not in ("localhost", "127.0.0.1", "::1"),
         is_first=is_first,
         notes=_compare(line, job),
@@ -54,7 +54,7 @@ def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHo
 
 
 def _compare(line: "TorchrunLine", own: "OwnJob") -> tuple[str, ...]:
-    """Return a sentence where `--nnodes` and the job differ."""
+    """Compare `--nnodes` with the job; return a note if they differ."""
     nodes, job = own.nodes, f"job {own.allocation.job_id} of {own.dialect.name}"
     names = few_of(own.node_names, 8)
     if line.min_nodes > len(nodes):

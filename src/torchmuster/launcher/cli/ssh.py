@@ -1,4 +1,4 @@
-"""`muster run` on plain hosts: `--hosts`, `--hostfile`, or a section of kind ssh."""
+"""`muster run` on plain hosts: `--hosts`, `--hostfile`, or a site of kind ssh."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ KIND = "ssh"
 
 
 def find_ssh_site(name: str, hosts: str | None, hostfile: str | None) -> "Site | None":
-    """Return the site when the run goes to plain hosts; None when it goes elsewhere.
+    """Return the ssh site of the run; None if the run goes elsewhere.
 
     Raises:
-        UsageError: Hosts are named for another kind of engine, or nobody names any.
-        ManyErrors: Everything that is wrong with the hosts.
+        UsageError: Hosts are named for another kind of engine, or missing.
+        ManyErrors: All problems of the hosts.
     """
     from torchmuster.launcher.spec.site import Site
 
@@ -67,7 +67,7 @@ def _hosts_of(hosts: str | None, hostfile: str | None) -> Any:
 
 
 def make_wishes(site: "Site", *, by_slots: bool) -> "SshWishes":
-    """Return how the hosts of a site are reached."""
+    """Return how to reach and use the hosts of a site."""
     from torchmuster.launcher.engines.ssh_command import SshHost
     from torchmuster.launcher.engines.ssh_places import SshWishes
     from torchmuster.launcher.spec.site import site_hosts
@@ -82,7 +82,7 @@ def make_wishes(site: "Site", *, by_slots: bool) -> "SshWishes":
 
 
 def make_bundle_for(own_pythons: "tuple[str, ...]", wishes: "SshWishes") -> "Bundle":
-    """Return what the hosts are offered; these interpreters of this machine are tried there first."""
+    """Return what hosts are offered; they try these interpreters of this machine first."""
     from torchmuster.launcher.engines.ssh_bundle import make_bundle
     from torchmuster.launcher.engines.ssh_command import ssh_command
 

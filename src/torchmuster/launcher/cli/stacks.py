@@ -1,4 +1,4 @@
-"""`muster stacks`: where the ranks of a running run stand."""
+"""`muster stacks`: show where the ranks of a live run are."""
 
 import click
 
@@ -13,9 +13,10 @@ from torchmuster.launcher.cli.echo import echo
 def stacks(run: str, *, as_json: bool) -> int:
     """Show the Python stacks of all ranks of the running RUN, equal ones together.
 
-    The first line says which ranks wait in which collective and which do something else. The workers keep running:
-    a signal handler writes their stacks, also while C code holds the interpreter's lock. For processes that can't
-    answer, py-spy is used if it is installed on the node.
+    The first line says which ranks wait in which collective and which do something else. The
+    workers keep running: a signal handler writes their stacks, also while C code holds the
+    interpreter's lock. For processes that can't answer, py-spy is used if it is installed on the
+    node.
     """
     import asyncio
     import json

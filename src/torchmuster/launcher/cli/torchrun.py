@@ -1,4 +1,4 @@
-"""`muster torchrun`: one command per node, with torchrun's own arguments; this process is the agent."""
+"""`muster torchrun`: one command per node, with torchrun's arguments; this process is the agent."""
 
 import contextlib
 import hashlib
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from torchmuster.launcher.spec.torchrun import TorchrunLine
 
 
-_TOGETHER_S = 3.0  # tasks of a step start together
+_TOGETHER_S = 3.0  # the tasks of a step start within this time
 _LOOK_S = 0.2
 
 
 class _TorchrunCommand(click.Command):
-    """A command whose options are torchrun's parser's: click knows none of them, so the shell is told here."""
+    """A command whose options only torchrun's parser knows; completes them for the shell."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Return the options that begin so; behind the script they are the script's own."""
+        """Complete options; after the script they are the script's own."""
         from click.shell_completion import CompletionItem
 
         from torchmuster.launcher.spec.torchrun import make_parser
@@ -66,7 +66,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     _find_home()
     problems = Problems()
     gpus, hosts = visible_gpus(), _hosts_of_pod()
-    is_told = "MUSTER_TORCHRUN_ORDER" in os.environ  # by a head on another host
+    is_told = "MUSTER_TORCHRUN_ORDER" in os.environ  # started by a head on another host
     knows = is_told or (may_be_in_job(os.environ) and not is_one_of_many(os.environ))
     line = problems.checked(
         parse_torchrun(arguments, os.environ, gpus, problems, hosts, knows_head=knows)
@@ -87,7 +87,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
 
 
 def _find_home() -> None:
-    """Write into the temporary folder where the home can't be written: of a user that a container has made up, or of a compute node."""
+    """Use the temporary folder if the home can't be written, e.g. on compute nodes."""
     from torchmuster.core.files.layout import muster_home
 
     home = muster_home()
@@ -107,10 +107,10 @@ def _find_home() -> None:
 
 
 def _leave_to_first(max_nodes: int) -> None:
-    """End with the first task of this node, where srun or mpiexec has started this command several times on it.
+    """Wait for the first task of this node and exit, if srun or mpiexec started several here.
 
-    Several agents of a node are legal. These are more than the run has room for, and the very same command, so that
-    they would take each other's places.
+    Several agents on one node are legal. But these are more than the run has room for, and run the
+    same command, so they would take each other's places.
     """
     from torchmuster.core.model.contract import ATTEMPT_VARIABLE
     from torchmuster.launcher.node.launcher_ranks import num_tasks, task_here
@@ -125,7 +125,7 @@ def _leave_to_first(max_nodes: int) -> None:
         never.wait(_LOOK_S)
     text = f"this is task {task} of the launcher on {os.uname().nodename}, and task 0 has started the same agent: it does the work of both"
     click.echo(f"muster: {text}; start one task on each node", err=True)
-    # A launcher may end the others some time after the first has ended.
+    # A launcher may end the other tasks some time after the first has ended.
     while proc.is_running(first):
         never.wait(_LOOK_S)
     sys.exit(0)
@@ -150,12 +150,12 @@ def _words_of(pid: int, what: str) -> list[str]:
     try:
         with open(f"/proc/{pid}/{what}", "rb") as file:
             return [os.fsdecode(word) for word in file.read().split(b"\0")]
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return []
 
 
 def _warn_before_it_stops() -> None:
-    """Say at Ctrl-Z what follows where other nodes wait, and then stop."""
+    """At Ctrl-Z, print the consequence for a run on several nodes, then stop."""
 
     def stop(signum: int, frame: object) -> None:
         text = "Ctrl-Z: without `fg` or `bg` within 10 s the workers of this node are ended, and it counts as lost"
@@ -163,14 +163,14 @@ def _warn_before_it_stops() -> None:
             os.write(2, f"\nmuster: {text}\n".encode())
         signal.signal(signum, signal.SIG_DFL)
         signal.raise_signal(signum)
-        signal.signal(signum, stop)  # somebody has continued it
+        signal.signal(signum, stop)  # here after `fg` or `bg`
 
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
         signal.signal(signal.SIGTSTP, stop)
 
 
 def _hosts_of_pod() -> str:
-    """Return the text of /etc/hosts, where this is a pod; elsewhere it says nothing of a job."""
+    """Return the text of /etc/hosts in a pod; empty elsewhere."""
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return ""
     try:
@@ -181,7 +181,7 @@ def _hosts_of_pod() -> str:
 
 
 def _warn_of_option_behind(line: "TorchrunLine") -> None:
-    """Say that an option of ours behind the script is the script's, where that seems not to be meant."""
+    """Warn about an option of ours after the script, which gets it, if that seems wrong."""
     from torchmuster.core.cli.spelling import option_behind
     from torchmuster.launcher.spec.torchrun import make_parser
 
@@ -192,7 +192,7 @@ def _warn_of_option_behind(line: "TorchrunLine") -> None:
 
 
 def _say_end(launch: "AgentLaunch") -> None:
-    """Say in one line how the run has ended: the head knows, standard output is the script's."""
+    """Print a line about the run's end, on the head: standard output belongs to the script."""
     if launch.head is None:
         return
     from torchmuster.core.cli.ending import last_line
@@ -204,10 +204,10 @@ def _say_end(launch: "AgentLaunch") -> None:
 
 
 def make_launch(line: "TorchrunLine") -> "AgentLaunch":
-    """Return the agent that a torchrun line asks for, the head if the endpoint is ours.
+    """Return the agent that a torchrun line asks for, with the head if the endpoint is ours.
 
     Raises:
-        MusterError: The port of the head is taken by something else.
+        MusterError: Another program uses the head's port.
     """
     from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.head.options import TrainingHeadOptions
@@ -311,7 +311,7 @@ def _own_job_id() -> str | None:
     from torchmuster.launcher.engines.schedulers import may_be_in_job
 
     if not may_be_in_job(os.environ):
-        return None  # costs no import
+        return None  # without an import
     from torchmuster.launcher.engines.registry import find_job_id
 
     job = find_job_id(os.environ)
@@ -319,17 +319,17 @@ def _own_job_id() -> str | None:
 
 
 def _take_order() -> "SpreadOrder | None":
-    """Return what a head on another host has told this agent; None for a command that a user has started."""
+    """Return the order from a head on another host; None if a user started this command."""
     if "MUSTER_TORCHRUN_ORDER" not in os.environ:
-        return None  # costs no import
+        return None  # without an import
     from torchmuster.launcher.jobs.spread import take_order
 
     return take_order()
 
 
 def _find_party(line: "TorchrunLine") -> "SpreadHosts | None":
-    """Return the hosts of the job that we are in, where this line is for several; None elsewhere."""
-    # Who gave a rank to this node gives one to each.
+    """Return the hosts of the job around us if this line is for several; else None."""
+    # A node rank on the command line means that every node gets its own command.
     is_other = line.meeting.static and line.node_rank != 0
     if line.meeting.alone or line.max_nodes == 1 or is_other:
         return None
@@ -345,11 +345,11 @@ def _find_party(line: "TorchrunLine") -> "SpreadHosts | None":
 def _fitted(
     line: "TorchrunLine", party: "SpreadHosts | None", order: "SpreadOrder | None"
 ) -> "TorchrunLine":
-    """Return the line with what is known of its hosts."""
+    """Adjust the line to the hosts or the order."""
     from dataclasses import replace
 
     limits = line.limits
-    if order is not None:  # the head listens already: who can't reach it must not wait for long
+    if order is not None:  # the head listens already, so a node that can't reach it gives up early
         limits = replace(limits, join_timeout_s=min(limits.join_timeout_s, 60.0))
         return replace(line, limits=limits)
     if party is not None and party.spreads and line.max_nodes > len(party.job.nodes):
@@ -373,14 +373,14 @@ def _make_spreader(
 
 
 def own_command() -> list[str]:
-    """Return the command that this process was started with, by full paths."""
+    """Return the command that started this process, with full paths."""
     program = os.path.abspath(sys.argv[0])
     by_module = os.path.basename(program) == "__main__.py"
     return [sys.executable, *(["-m", "torchmuster"] if by_module else [program]), *sys.argv[1:]]
 
 
 def _bind_if_head(line: "TorchrunLine", party: "SpreadHosts | None") -> socket.socket | None:
-    """Return a socket at the head's address; None where the head is, or will be, another agent."""
+    """Return a socket at the head's address; None if the head is, or will be, another agent."""
     from torchmuster.core.net.address import is_own_address
     from torchmuster.launcher.owner.head_port import claim, claim_or_find_head
 
@@ -396,15 +396,15 @@ def _bind_if_head(line: "TorchrunLine", party: "SpreadHosts | None") -> socket.s
             f"{meeting.host} is no address of this machine, and the others look for node 0 there: --master-addr takes one of its own"
         )
     is_named = meeting.static or line.is_host or is_own
-    # A job's script runs on the first host, whatever host its lines have put into the endpoint.
+    # A job's script runs on the first host, whatever endpoint its lines name.
     is_first = party is not None and spreads and party.is_first
     if not is_named and (not is_first or _is_answered(meeting.host, meeting.port)):
         return None
-    # Every address of the host: /etc/hosts may name it 127.0.1.1 here and otherwise elsewhere.
+    # All addresses of the host: its name may mean 127.0.1.1 here and another address elsewhere.
     address = "127.0.0.1" if loopback and not spreads else "0.0.0.0"
     if meeting.static or line.is_host or line.max_nodes == 1:
         return claim(meeting.host, meeting.port, address)
-    # Another agent of this job on this machine may be first, and then is the head.
+    # Another agent of this job on this machine may be first and become the head.
     limit_s = line.limits.join_timeout_s
     return claim_or_find_head(meeting.host, meeting.port, address, limit_s, _say)
 
@@ -414,7 +414,7 @@ def _say(text: str) -> None:
 
 
 def _is_answered(host: str, port: int) -> bool:
-    """Say whether a head listens there already; one that was started beside us has 1.5 s to begin."""
+    """Return whether a head listens there; one that starts at the same time gets 1.5 s."""
     import time
 
     deadline = time.monotonic() + 1.5
@@ -431,9 +431,9 @@ def _is_answered(host: str, port: int) -> bool:
 
 
 def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
-    """Return the key of this job, and the public one for nodes that have no common key.
+    """Return the key of this job, and the public key for nodes without a common key.
 
-    The name of the job is part of both, so that two jobs at one endpoint don't mix.
+    Both depend on the job's name, so that two jobs at one endpoint don't mix.
     """
     from torchmuster.core.files.layout import muster_home
     from torchmuster.core.net.address import new_secret, read_secret, write_secret
@@ -451,12 +451,12 @@ def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
     except FileExistsError:
         pass
     except OSError:
-        return new_secret(), public  # who can prove nothing gets no more than the others do
+        return new_secret(), public  # can't authenticate: gets the rights of any such node
     return hmac.digest(read_secret(path), label, "sha256"), public
 
 
 def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
-    """Make the folder of the run; return the sentence that names it."""
+    """Create the run directory; return a sentence that names it."""
     from torchmuster.core.files import atomic
     from torchmuster.core.files.layout import short_id
     from torchmuster.core.model import codec
@@ -474,7 +474,7 @@ def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
 
 
 def _write_head(run_dir: "RunDir", secret: bytes, host: str, port: int) -> None:
-    """Tell other commands where the head listens, and the key that it knows them by."""
+    """Write the head's address and key for other commands."""
     from torchmuster.core.files import atomic
     from torchmuster.core.net.address import write_secret
 
@@ -484,7 +484,7 @@ def _write_head(run_dir: "RunDir", secret: bytes, host: str, port: int) -> None:
 
 
 def _saved(line: "TorchrunLine") -> Any:
-    """Return where --log-dir keeps a stream, in torchrun's own layout."""
+    """Return a function for the paths of streams below --log-dir, in torchrun's layout."""
     if line.log_dir is None:
         return None
     import secrets

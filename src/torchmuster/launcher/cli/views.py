@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from torchmuster.launcher.views.run_view import RunView
 
 
-# `muster status --watch`: the same again, in place on a terminal; elsewhere only what has changed in it.
+# `muster status --watch`: redraw in place on a terminal; elsewhere print only if something changed.
 
 
 _EVERY_S = 2.0
 
 
 def watch_status(run: str, print_once: Callable[[], int]) -> int:
-    """Print until the run has ended; return the code of the last time.
+    """Print until the run has ended; return the last exit code.
 
     Args:
-        run: Names it.
-        print_once: Prints where it stands.
+        run: The run's id or another word for it.
+        print_once: Prints the state of the run; returns the exit code.
 
     Raises:
         NotFoundError: There is no such run.
@@ -51,7 +51,7 @@ def watch_status(run: str, print_once: Callable[[], int]) -> int:
         while True:
             has_ended = find_run(
                 view.run_dir.path
-            ).state.is_final  # first: the picture of the end is the last
+            ).state.is_final  # checked first, so that the final state is printed last
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 code = print_once()
             text = said.getvalue()
@@ -128,7 +128,7 @@ def status(run: str, *, watch: bool, as_json: bool) -> int:
 
 
 def print_status(run: str, *, as_json: bool) -> int:
-    """Print where a run, a workflow or a sweep stands now."""
+    """Print the state of a run, a workflow or a sweep; return the exit code."""
     from torchmuster.launcher.cli.kinds.table import commands_of
     from torchmuster.launcher.views.find import look_at
 
@@ -176,7 +176,7 @@ def logs(
 
     def write(number: int, text: str) -> None:
         pieces = joiner.add(number, 1, text)
-        if follow:  # a progress bar has no end of line for a long time
+        if follow:  # a progress bar may end no line for a long time
             pieces += joiner.show_halves()
         put(pieces)
 
@@ -193,7 +193,7 @@ def logs(
             files = log_files(view, choice)
             if len(files) == 1 and not joiner.prefix_always:
                 joiner.prefixes[files[0][0]] = ""
-            # Whole lines: of a progress bar the last state.
+            # Whole lines: for a progress bar, its last state.
             joiner.prefix_always, joiner.whole = True, frozenset({1})
             for number, path in files:
                 _print_file(path, partial(write, number), tail)
@@ -214,7 +214,7 @@ def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> 
             log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
             while text := log.read(1 << 20):
                 write(text)
-    except BrokenPipeError:  # who reads ours has gone
+    except BrokenPipeError:  # the reader of our output is gone
         raise
     except OSError as error:
         raise NotFoundError("the log can't be read", where=path, why=error.strerror) from error
@@ -244,12 +244,12 @@ def wait(run: str) -> int:
         return 130
     if result is None:
         _check_result(view)
-        job = view_job(view.run_dir)  # as `muster status`: the scheduler may know
+        job = view_job(view.run_dir)  # as in `muster status`: the scheduler may know
         if job is not None and job.state is JobState.CANCELLED:
             name = short_id(view.run_id)
             echo(f"muster: {name} was cancelled, and left no result: {describe_job(job)}", err=True)
             return 128 + signal.SIGTERM
-        # What consists of parts has no log of its own.
+        # A run that consists of parts has no log of its own.
         look = f"muster {'logs' if view.has_ranks else 'restart'} {short_id(view.run_id)}"
         raise MusterError(
             f"the run {short_id(view.run_id)} has no result and its owner has gone",
@@ -268,8 +268,8 @@ def wait(run: str) -> int:
 def fetch(run: str) -> int:
     """Take here what has not come of RUN, a run in pods: files, logs and record.
 
-    Its first pod waits for that after the end (`take_within` of the site, 15 minutes), and ends when it has been taken. On a
-    volume a pod is started that reads it.
+    Its first pod waits for that after the end (`take_within` of the site, 15 minutes), and ends
+    when it has been taken. On a volume a pod is started that reads it.
     """
     from torchmuster.launcher.views.elsewhere import elsewhere
     from torchmuster.launcher.views.find import find_run
@@ -279,10 +279,10 @@ def fetch(run: str) -> int:
 
 
 def _check_result(view: "RunView") -> None:
-    """Refuse a result that nobody can read: its run was not lost.
+    """Refuse an unreadable result: the run was not lost.
 
     Raises:
-        MusterError: It is damaged.
+        MusterError: The result is damaged.
     """
     from torchmuster.core.owner.record import damage_of_result
 
@@ -293,7 +293,7 @@ def _check_result(view: "RunView") -> None:
 
 
 def identity(view: "RunView") -> str:
-    """Return what tells a run from the others: `last` may not be the one that somebody has in mind."""
+    """Return a description that identifies a run: `last` may not be the one that the user means."""
     from torchmuster.launcher.jobs.links import all_jobs
 
     jobs = all_jobs(view.run_dir)

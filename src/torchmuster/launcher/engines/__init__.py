@@ -1,1 +1,1 @@
-"""How agents are started on hosts of ssh and in jobs of a scheduler."""
+"""Start agents on ssh hosts and in the jobs of a scheduler."""

@@ -1,7 +1,7 @@
-"""The engine inside a job: the nodes of an allocation, an agent on each, started by the scheduler's own means.
+"""The engine inside a job: starts an agent on each of its nodes by the scheduler's own means.
 
-The head's agent is a process of ours, as on one machine; the others are started with all of the head's addresses in hand.
-They end when the head is gone (their lease), or with the step that they are.
+The head's agent is a child process, as on one machine; the others are started with all addresses of
+the head. They end when the head is gone (by their lease), or with the step that runs them.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from torchmuster.errors import HeadLostError
 from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.engines.wait_reasons import reasons_of
 
-# pbsdsh ends with 0 whatever its task did, and what that said goes by the hosts' daemons into the output of the job.
+# pbsdsh always exits with 0; the hosts' daemons write its task's errors to the job's output.
 _TASK_FAILED = re.compile(r"^(?:\S*/)?pbsdsh: task \S+ exit status [1-9]")
 _MOST_LOG_BYTES = 1 << 16
 _ERROR = re.compile(r"error:|because:|not found|No such file|denied|can't open", re.IGNORECASE)
@@ -33,7 +33,7 @@ _MOST_ERRORS, _MOST_LINE = 3, 200
 
 
 def _errors_of(log: str, since: int) -> tuple[str, ...]:
-    """Return what the output of a job has said of errors since it had this length, but for our own lines."""
+    """Return errors from a job's output after offset `since`, without our own lines."""
     try:
         with open_plain(log) as file:
             file.seek(since)
@@ -48,11 +48,11 @@ def _errors_of(log: str, since: int) -> tuple[str, ...]:
 
 @dataclass
 class AllocationEngine(AgentProcesses):
-    """The agents of one run on the nodes of one job.
+    """The agents of a run on the nodes of a job.
 
     Attributes:
-        job: Whose nodes they are, with the way to the others.
-        holder: Who claims the head's terms; empty where no other head can take its place.
+        job: The job, with the launcher for its other nodes.
+        holder: The claimant of the head's terms; empty if no other head can take over.
     """
 
     plan: RunPlan
@@ -67,13 +67,13 @@ class AllocationEngine(AgentProcesses):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return the head's addresses: login nodes call them."""
+        """The head's addresses, which login nodes call."""
         return tuple(own_addresses())
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
-        """Start one agent on every place, the head first."""
+        """Start an agent on every place, the head first."""
         self.start_head(first_attempt=first_attempt, restarts_spent=restarts_spent)
-        # pbsdsh brings no variable of the job's script, nor what `module load` has set there.
+        # pbsdsh passes on no variables of the job's script, nor what `module load` has set there.
         self.job.leave_environment(self.run_dir.environment)
         for place in range(1, min(self.plan.num_places, len(self.job.nodes))):
             self.start_place(place)
@@ -82,7 +82,7 @@ class AllocationEngine(AgentProcesses):
         """Start the head's agent, with the newest term.
 
         Raises:
-            HeadLostError: Another node is the head now.
+            HeadLostError: Another node has become the head.
         """
         if self.holder:
             claims = Claims(self.run_dir.succession)
@@ -96,11 +96,11 @@ class AllocationEngine(AgentProcesses):
         claims = Claims(self.run_dir.succession)
         if self.term is None or not claims.has_heirs:
             super()._announce()
-        else:  # another node may have announced itself meanwhile
+        else:  # another node may have announced itself already
             claims.announce(self.term, self._endpoints())
 
     def is_deposed(self) -> bool:
-        """Say whether another node is the head now; it looks at a disk."""
+        """Return whether another node has become the head; reads the claims from disk."""
         if not self.holder:
             return False
         newest = Claims(self.run_dir.succession).newest()
@@ -110,9 +110,9 @@ class AllocationEngine(AgentProcesses):
         return own_endpoints(self.address[1])
 
     def start_place(self, place: int) -> None:
-        """Start an agent on one place, first or replacement."""
+        """Start an agent on one place, the first or a replacement."""
         if place >= len(self.job.nodes):
-            return  # the job has no more nodes; the head goes on without, or waits
+            return  # the job has no more nodes; the head continues without, or waits
         node = self.job.nodes[place]
         order = AgentOrder(
             run_dir=self.run_dir.path,
@@ -129,14 +129,14 @@ class AllocationEngine(AgentProcesses):
         self._agents.append((place, start.child))
 
     def cut_lifeline(self) -> None:
-        """Let the agents end themselves and their workers, also those on other nodes that look for a lost head's successor."""
+        """Let all agents end with their workers, even those that look for a new head."""
         if self._lifeline is not None and not self.holds(self.head_place):
-            with contextlib.suppress(OSError):  # then they are killed
+            with contextlib.suppress(OSError):  # such agents are killed later
                 atomic.write_json(self.run_dir.moved, [])
         super().cut_lifeline()
 
     def holds(self, place: int) -> bool:
-        """Say whether a start of this place may still bring an agent: one that hangs does not count."""
+        """Return whether a start of this place may still bring an agent; not if it hangs."""
         now = time.monotonic()
         return any(
             p == place
@@ -145,7 +145,7 @@ class AllocationEngine(AgentProcesses):
         )
 
     def _end_late(self, place: int) -> None:
-        """End what was to start the place's agents long ago: it hangs, or its agent is lost."""
+        """Kill starts of the place's agent that are late: they hang, or their agent is lost."""
         now = time.monotonic()
         for held, child in self._agents:
             start = self._starters.get(child.pid)
@@ -167,22 +167,22 @@ class AllocationEngine(AgentProcesses):
         return bool(pattern) and any(re.search(str(pattern), line) for line in said)
 
     def kill_all(self) -> None:
-        """End every agent: at the second call without asking what started it."""
+        """End every agent; on the second call, kill the launchers as well."""
         self._kills += 1
         for place, child in self._agents:
-            # srun ends its step on SIGTERM; killed at once it may leave the step behind.
+            # srun ends its step on SIGTERM; killed at once, it may leave the step running.
             gently = place != self.head_place and self._kills == 1
             child.send_signal(signal.SIGTERM if gently else signal.SIGKILL)
 
 
 @dataclass
 class InheritedEngine(AllocationEngine):
-    """The agents of a run whose head an agent has become: that one has started us, and the others were there before.
+    """The agents of a run whose head an agent has become; that agent started this owner.
 
     Attributes:
-        place: That of the agent with the head.
-        head_pid: Its process: our parent.
-        port: Where the head listens.
+        place: The place of the agent with the head.
+        head_pid: The process of that agent: our parent.
+        port: The port on which the head listens.
     """
 
     place: int = HEAD
@@ -201,19 +201,19 @@ class InheritedEngine(AllocationEngine):
             super().start_place(place)
 
     def holds(self, place: int) -> bool:
-        """Say whether an agent of this place runs; who was here before us is the head's to know."""
+        """Return whether an agent of this place runs: the head's, or one that we started."""
         if place == self.place:
             return proc.is_running(self.head_pid)
         return super().holds(place)
 
     @property
     def head_state(self) -> str | None:
-        """The state of the head's process; `X`: there is none."""
+        """The state of the head's process; `X` if there is none."""
         facts = proc.read_process(self.head_pid)
         return facts.state if facts is not None else "X"
 
     def poll(self) -> list[AgentEnd]:
-        """Reap what we have started, and see the end of the head's agent."""
+        """Reap the processes that we started, and report the end of the head's agent once."""
         ends = super().poll()
         if not self._told_end and not proc.is_running(self.head_pid):
             self._told_end = True
@@ -221,9 +221,9 @@ class InheritedEngine(AllocationEngine):
         return ends
 
     def kill_head(self) -> None:
-        """SIGKILL the head's agent: the others find another one."""
+        """SIGKILL the head's agent; the other agents then elect another head."""
         proc.kill_quietly(self.head_pid)
 
     def is_deposed(self) -> bool:
-        """Say whether another node has to be the head: also when our agent has ended, as we can't start one in its place."""
+        """Return whether another node is the head, or has to be: we can't restart our own agent."""
         return not proc.is_running(self.head_pid) or super().is_deposed()

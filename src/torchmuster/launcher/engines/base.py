@@ -1,8 +1,8 @@
-"""What every scheduler's dialect does, and what their scripts have in common.
+"""The interface of all schedulers' dialects, and what their scripts have in common.
 
-A dialect is pure: values in, text and values out. It runs nothing, reads no file and knows no clock, so each
-answer that a real scheduler gave can be a test. The head of a job runs on its first node and starts the
-agents of the others.
+A dialect is pure: values in, text and values out. It runs nothing, reads no file and knows no
+clock, so each answer recorded from a real scheduler can be a test. The head of a job runs on its
+first node and starts the agents of the others.
 """
 
 import re
@@ -16,27 +16,27 @@ from torchmuster.core.model.verdict import Report
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.model.job import Allocation, JobRequest, JobView, NodeLauncher
 
-PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script names
+PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script chooses
 ENDS_AT = "MUSTER_JOB_ENDS_AT"
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+=@,-]*")
 _BROKEN_VALUE = re.compile(r"[\s'\"\\#\x00-\x1f\x7f]")
-_DOOR = "/core/programs/__main__.py"  # in the package: what starts every program of ours
+_DOOR = "/core/programs/__main__.py"  # in the package: starts all of our programs
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _STDERR_LINES = 5
 
 
 class EngineError(MusterError):
-    """A scheduler gave an answer that can't be used."""
+    """A scheduler's answer can't be used."""
 
     exit_code = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStart:
-    """One command to start on one node of the allocation.
+    """A command to start on one node of the allocation.
 
     Attributes:
-        command: Its words; the first is an absolute path, since some launchers pass no PATH.
+        command: The command; its first word is an absolute path, since some launchers pass no PATH.
         slot: The node's first line in PBS's node file, from 0.
         cpus: All CPUs of the job on that node; None leaves it to the scheduler.
         launcher: The launcher to use; None for the dialect's own.
@@ -55,8 +55,9 @@ class Queue:
     """A partition of Slurm or a queue of PBS.
 
     Attributes:
-        starts: It starts jobs; one that is stopped takes them all the same.
-        about: What the scheduler says of it, for people.
+        is_open: Whether it accepts jobs.
+        starts: Whether it starts jobs; a stopped queue may still accept them.
+        about: A description for people, from the scheduler.
     """
 
     name: str
@@ -68,11 +69,11 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueQuestion:
-    """How a scheduler's queues are listed.
+    """How to list a scheduler's queues.
 
     Attributes:
-        default_argv: A second command, where the first does not tell which queue is the default.
-        mark_default: What it says.
+        default_argv: A second command, if the first does not show which queue is the default.
+        mark_default: Marks the default queue, given that command's output.
     """
 
     argv: tuple[str, ...]
@@ -85,7 +86,7 @@ class QueueQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountQuestion:
-    """How the accounts are listed that a user may name."""
+    """How to list the accounts that a user may name."""
 
     argv_for: Callable[[str], list[str]]
     parse: Callable[[str], tuple[str, ...]]
@@ -93,12 +94,13 @@ class AccountQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeQuestion:
-    """How it is asked whether the machine of a job's node is lost.
+    """How to ask whether the machine of a job's node is lost.
 
     Attributes:
         argv_for: Returns the commands, for a job and a node.
-        is_lost: Returns the scheduler's words from the answer to one of them and the node; None: it does not say so.
-        outlives: A job lives on without its first node.
+        is_lost: Returns the scheduler's words, from one answer and the node, if it says so; else
+            None.
+        outlives: Whether a job outlives its first node.
     """
 
     argv_for: Callable[[str, str], list[list[str]]]
@@ -108,13 +110,14 @@ class NodeQuestion:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionQuestion:
-    """How it is asked whether a job is being preempted; only of schedulers that warn a job first.
+    """How to ask whether a job is being preempted; only for schedulers that warn a job first.
 
     Attributes:
         argv_for: Returns the command for a job.
-        grace_s: Returns from its answer how long the job may still run, inf: it does not say; None: it is not preempted.
-        argv_of_rules: What asks by which rules jobs are preempted.
-        is_the_end: Says from both answers whether such a job is not started again.
+        grace_s: Returns from its answer how long the job may still run: inf if unknown, None if not
+            preempted.
+        argv_of_rules: The command that shows the rules of preemption.
+        is_the_end: Returns from both answers whether a preempted job isn't started again.
     """
 
     argv_for: Callable[[str], list[str]]
@@ -126,122 +129,123 @@ class PreemptionQuestion:
 class Dialect(Protocol):
     """One scheduler's language.
 
-    Every function that takes a `JobRequest` raises UsageError for text that the scheduler would read as
-    something else (a newline in a path, a space in a queue's name).
+    Every function with a `JobRequest` raises UsageError for text that the scheduler would misread
+    (a newline in a path, a space in a queue's name).
     """
 
     name: str
     resubmit_methods: tuple[
         ResubmitMethod, ...
-    ]  # how the head of a job continues its run, the best first
+    ]  # how the head of a job may continue its run, the best first
 
     def script(self, job: JobRequest) -> str:
-        """Return the whole job script."""
+        """Return the complete job script."""
 
     def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
-        """Return the command that submits it; dependencies stand here, since only now their ids are known."""
+        """Return the submit command, with the dependencies, whose ids are known only now."""
 
     def job_id(self, stdout: str) -> str:
-        """Return the job's id from what the submit command printed; EngineError when there is none."""
+        """Return the job's id from the submit command's output; EngineError if there is none."""
 
     def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return commands that tell the state of all these jobs, the best first; sites lack some of them."""
+        """Return commands that show these jobs' state, the best first; sites may lack some."""
 
     def views(self, stdout: str) -> dict[str, JobView]:
-        """Return what any of the status commands printed, by job id; EngineError when it can't be read."""
+        """Parse a status command's output into views by job id; EngineError if it is unreadable."""
 
     def cancel_argv(self, job_id: str) -> list[str]:
         """Return the command that ends a job."""
 
     def requeue_argv(self, job_id: str) -> list[str]:
-        """Return the command that starts a running job again, as the same job."""
+        """Return the command that restarts a running job as the same job."""
 
     def end_argv(self, job_id: str) -> list[list[str]]:
-        """Return commands that tell when a running job has to end, the best first."""
+        """Return commands that show when a running job has to end, the best first."""
 
     def job_end(self, stdout: str, now: float) -> float | None:
-        """Return the end, seconds since 1970, from any of those; None when it has none or it can't be read."""
+        """Return that end, in seconds since 1970; None if there is none or it is unreadable."""
 
     def node_argv(self, start: NodeStart) -> list[str]:
-        """Return the command by which the head starts something on another node."""
+        """Return the command by which the head runs a command on another node."""
 
     def allocation(
         self, environment: Mapping[str, str], read: Callable[[str], str]
     ) -> Allocation | None:
-        """Return the job that this process runs in, or None outside of one; `read` reads a small file."""
+        """Return the job around this process, or None; `read` reads a small file."""
 
     def unmapped(self, job: JobRequest) -> list[str]:
-        """Return a sentence for each key that this scheduler can't be told, with what happens instead."""
+        """Return a sentence for each setting that this scheduler lacks, with the consequence."""
 
     def explain_refusal(self, stderr: str) -> Report:
-        """Return a report on a submission that was refused."""
+        """Return a report on a refused submission."""
 
 
 class ObjectDialect(Dialect, Protocol):
-    """A dialect whose jobs are objects of a cluster's API: they bring along what their nodes need.
+    """A dialect whose jobs are objects of a cluster's API, with the files that their nodes need.
 
-    `script` shows the objects without the contents of the files that come along.
+    `script` shows the objects without the contents of these files.
     """
 
     def with_files(self, job: JobRequest, files: Mapping[str, bytes]) -> str:
-        """Return the script with the contents of these files; nobody else may read it."""
+        """Return the script with the contents of these files; only the user may read it."""
 
     def settle_argv(self, job: JobRequest, stdout: str | None) -> list[list[str]]:
-        """Return commands that follow a submission, by its output; None for one that was refused."""
+        """Return commands to run after a submission, given its output (None if refused)."""
 
     def apart(self, job_id: str) -> str:
-        """Return what jobs share that one command can tell of."""
+        """Return the part of a job's id that all jobs in one question must share."""
 
     def more_argv(self, argv: Sequence[str], stdout: str) -> list[list[str]]:
-        """Return what has to be asked beside a status command; `views` gets all answers behind one another."""
+        """Return further questions after a status command; `views` gets all answers joined."""
 
 
 class ArrayDialect(Dialect, Protocol):
-    """A dialect of a scheduler with arrays: `submit_argv` submits a request that is one.
+    """A dialect with job arrays: `submit_argv` also submits requests for arrays.
 
     Attributes:
-        array_variable: What tells an element its number.
+        array_variable: The variable with an element's number.
     """
 
     array_variable: str
 
     def element_id(self, job_id: str, position: int) -> str:
-        """Return the id of one element, as `cancel_argv` takes it."""
+        """Return the id of one element, for `cancel_argv`."""
 
     def array_key(self, job_id: str) -> str:
-        """Return what stands for an array in `array_views`."""
+        """Return the array's key in `array_views`."""
 
     def array_limit_argv(self) -> list[str]:
-        """Return a command that tells how many elements an array may have."""
+        """Return a command that shows how many elements an array may have."""
 
     def array_limit(self, stdout: str) -> int | None:
-        """Return that number from what it printed; None where it is not told."""
+        """Parse that number from its output; None if it isn't there."""
 
     def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return commands that tell the state of every element of these arrays, the best first."""
+        """Return commands that show the state of every element of these arrays, the best first."""
 
     def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
-        """Return what any of them printed, by the array's key and the element's number; EngineError when it can't be read."""
+        """Parse the output into views by array key and element; EngineError if it is unreadable."""
 
 
 def array_dialect(dialect: Dialect) -> ArrayDialect | None:
-    """Return a dialect as one with arrays; None for one without."""
+    """Return the dialect if it has arrays, else None."""
     has_arrays = getattr(dialect, "array_variable", "") and hasattr(dialect, "array_views")
     return cast("ArrayDialect", dialect) if has_arrays else None
 
 
 def object_dialect(dialect: Dialect) -> ObjectDialect | None:
-    """Return a dialect as one whose jobs are objects of an API; None for one with scripts."""
+    """Return the dialect if its jobs are objects of an API, else None."""
     is_one = hasattr(dialect, "with_files") and hasattr(dialect, "more_argv")
     return cast("ObjectDialect", dialect) if is_one else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A refusal that we know: the pattern in the scheduler's words, and ours.
+    """A known refusal: a pattern for the scheduler's words, and our message.
 
     Attributes:
-        is_away: The scheduler could not be reached, so nothing was taken, and the same may work later.
+        is_away: Whether the scheduler could not be reached: nothing was accepted, and a retry may
+            work.
     """
 
     pattern: str
@@ -251,7 +255,7 @@ class Refusal:
 
 
 def explain(stderr: str, command: str, refusals: Sequence[Refusal]) -> Report:
-    """Return the report of the first refusal that fits; the scheduler's own words always stay."""
+    """Return the report of the first matching refusal, with the scheduler's own words."""
     lines = (line.rstrip() for line in stderr.splitlines() if line.strip())
     said = tuple(dict.fromkeys(lines))[-_STDERR_LINES:]
     for refusal in refusals:
@@ -266,10 +270,10 @@ def explain(stderr: str, command: str, refusals: Sequence[Refusal]) -> Report:
 
 
 def assemble(prefix: str, ours: Sequence[str], site: Sequence[str]) -> list[str]:
-    """Return directive lines; a line of the site takes the place of ours for the same option.
+    """Return directive lines; a line of the site replaces ours for the same option.
 
     Raises:
-        UsageError: A line is no option.
+        UsageError: A line is not an option.
     """
     lines = [_site_line(prefix, line) for line in site]
     taken = {_option(line) for line in lines}
@@ -286,7 +290,7 @@ def _site_line(prefix: str, line: str) -> str:
 
 
 def _option(line: str) -> str:
-    """Return what makes a line unique: `--mem`, `-q`, or `-l select` (-l and -W have many keys)."""
+    """Return the key of a line: `--mem`, `-q`, or `-l select`, as -l and -W have many keys."""
     words = line.split(None, 1)
     first = words[0].partition("=")[0]
     if first in ("-l", "-W") and len(words) > 1:
@@ -312,20 +316,20 @@ def body(job: JobRequest) -> list[str]:
     lines.append("")
     if job.about:
         lines.append(f"# {check_text(job.about, 'about')}")
-    # `exec`: the scheduler's signals to the script reach the head itself.
+    # `exec`: the scheduler sends its signals to the script, which is then the head itself.
     lines.append(f"exec {head}")
     return lines
 
 
 def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
-    """Return what takes a copy of torchmuster where a node lacks that of the client, and the head's command."""
+    """Return lines that use a copy of torchmuster where a node lacks it, and the head's command."""
     package = head[1].removesuffix(_DOOR)
     lines = [
         f"MUSTER={shlex.quote(check_text(package, 'package'))}",
         f'if [ ! -r "$MUSTER{_DOOR}" ]; then',
         f"  COPY={shlex.quote(check_text(copy, 'package_copy'))}",
         '  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is used" >&2',
-        # Elements of an array do this at once, on several nodes: the first who is ready stays.
+        # Array elements may do this at once on several nodes; the first to finish wins.
         '  [ -d "$COPY" ] || { PART=$(mktemp -d "$COPY.XXXXXXXX") && "$PYTHON" -I -m zipfile -e "$COPY.zip" "$PART/torchmuster" &&',
         '    { mv -T "$PART" "$COPY" 2>/dev/null || { [ -d "$COPY" ] && rm -rf "$PART"; }; }; }',
         "  MUSTER=$COPY/torchmuster",
@@ -336,7 +340,7 @@ def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
 
 
 def _fallback(node_lines: Sequence[str]) -> list[str]:
-    """Return what takes another Python where the client's can't run, e.g. on another processor."""
+    """Return lines that choose another Python where the client's can't run."""
     runs = """"$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null"""
     whose = "of the setup lines" if node_lines else "on PATH"
     hint = "hint: `setup = [...]` of the site loads one: a module, or source VENV/bin/activate"
@@ -345,7 +349,7 @@ def _fallback(node_lines: Sequence[str]) -> list[str]:
         *([about] if node_lines else []),
         f"if ! {runs}; then",
         f'  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 {whose} is used" >&2',
-        # `eval`: a line that is no shell must not keep the script from being read where it is not needed.
+        # `eval`: a line that isn't valid shell must not break the script where it isn't needed.
         *(f"  eval {shlex.quote(check_text(line, 'setup'))}" for line in node_lines),
         "  PYTHON=$(command -v python3)",
         f"  if ! {runs}; then",
@@ -371,7 +375,7 @@ def _quoted(words: Sequence[str]) -> str:
 
 
 def check_text(text: str, where: str) -> str:
-    """Return the text; UsageError when a newline or control character would end its line."""
+    """Return the text; UsageError for a newline or control character, which would end its line."""
     if _CONTROL.search(text):
         raise UsageError(
             f"{text!a} holds a newline or a control character",
@@ -382,7 +386,7 @@ def check_text(text: str, where: str) -> str:
 
 
 def check_value(text: str, where: str) -> str:
-    """Return a directive's value; UsageError for space, quote, backslash or #, which end or change it."""
+    """Return a directive's value; UsageError for space, quote, backslash or #, which break it."""
     if not text or _BROKEN_VALUE.search(text):
         what = f"{text!a} can't be used in a job script"
         fix = "leave out spaces, quotes, backslashes and #"
@@ -391,30 +395,30 @@ def check_value(text: str, where: str) -> str:
 
 
 def is_plain_path(path: str) -> bool:
-    """Say whether every scheduler's directive parser leaves the path as it is; others go on the command line."""
+    """Return whether all directive parsers keep the path; others go on the command line."""
     return _PLAIN_PATH.fullmatch(path) is not None
 
 
 def check_log_path(path: str) -> str:
-    """Return an absolute path; UsageError for a relative one or one with control characters."""
+    """Return the path; UsageError if it is relative or has control characters."""
     if not check_text(path, "log_path").startswith("/"):
         raise UsageError(f"the log path `{path}` is not absolute", where="log_path")
     return path
 
 
 def as_operand(path: str) -> str:
-    """Return the path so that it can't be taken for an option."""
+    """Return the path in a form that is never parsed as an option."""
     return f"./{path}" if path.startswith("-") else path
 
 
 def clean_name(name: str, limit: int) -> str:
-    """Return a job's name that every scheduler takes: letters, digits and `_.-`, a letter first."""
+    """Return a job name that every scheduler accepts: letters, digits and `_.-`, a letter first."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name) or "muster"
     return (plain if plain[0].isalpha() else f"m{plain}")[:limit]
 
 
 def minutes_up(seconds: float) -> int:
-    """Return whole minutes, rounded up, at least 1: the unit that all schedulers share."""
+    """Return whole minutes, rounded up, at least 1: all schedulers accept minutes."""
     return max(1, -int(-seconds // 60))
 
 
@@ -438,7 +442,7 @@ def ends_at(environment: Mapping[str, str], *names: str) -> float | None:
 
 
 def clock_seconds(text: str) -> float | None:
-    """Return seconds from `[days-][[hours:]minutes:]seconds`, or a bare number of seconds; else None."""
+    """Parse `[days-][[hours:]minutes:]seconds`, or bare seconds, to seconds; else None."""
     match = re.fullmatch(r"(?:(\d{1,5})-)?((?:\d{1,7}:){0,2}\d{1,9})", text.strip())
     if match is None:
         return None
@@ -452,7 +456,7 @@ def clock_seconds(text: str) -> float | None:
 
 
 def check_command(start: NodeStart) -> tuple[str, ...]:
-    """Return the command; ValueError when it isn't an absolute path."""
+    """Return the command; ValueError if its program has no absolute path."""
     if not start.command or not start.command[0].startswith("/"):
         raise ValueError("a command for another node starts with an absolute path")
     return start.command

@@ -1,4 +1,4 @@
-"""What is fixed of Slurm and PBS: loading no dialect, so that it costs a start nothing."""
+"""Constants of Slurm and PBS, apart from their dialects, so that a start need not load these."""
 
 from torchmuster.launcher.model.scheduler import SchedulerFacts
 

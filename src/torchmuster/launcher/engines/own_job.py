@@ -1,4 +1,4 @@
-"""The job of a scheduler that this process is in: its nodes, and how a command comes to each."""
+"""The scheduler's job that contains this process: its nodes, and how to run a command on each."""
 
 import contextlib
 import os
@@ -15,9 +15,10 @@ from torchmuster.launcher.engines.schedulers import is_in_torque, set_by_schedul
 from torchmuster.launcher.model.job import AllocatedNode, Allocation, NodeLauncher
 from torchmuster.launcher.model.scheduler import refuse_removed_engine
 
-# Chooses the launcher that starts agents on the other hosts of a job: the first installed one of the site's list.
+# The launcher for agents on other hosts is the first installed one of the site's list.
 #
-# PBS's own commands are often not on the PATH of a job's script, so they are also looked for where PBS is installed.
+# PBS's own commands are often not on a job script's PATH, so they are also searched where PBS is
+# installed.
 
 
 _WRAPPER_SAYS = "no non-PBS mpiexec in PBS_O_PATH"
@@ -30,7 +31,7 @@ class LaunchCommand:
     """The command that starts agents on the other hosts.
 
     Attributes:
-        kind: None for a dialect with one launcher only.
+        kind: None for a dialect with only one launcher.
         program: The full path of the command if it isn't on PATH.
         sentence: A note on the choice; None for the usual one.
     """
@@ -40,7 +41,7 @@ class LaunchCommand:
     sentence: str | None = None
 
     def argv(self, dialect: Dialect, node: AllocatedNode, command: Sequence[str]) -> list[str]:
-        """Return the command that starts another one on a node: the dialect's words with this program."""
+        """Return the command that runs `command` on a node, with this launcher's program."""
         argv = dialect.node_argv(
             NodeStart(
                 node=node.name,
@@ -55,7 +56,7 @@ class LaunchCommand:
 
 
 def parse_launchers(text: str | None) -> tuple[NodeLauncher, ...]:
-    """Return launchers from words separated by commas; UsageError for an unknown one."""
+    """Parse a comma-separated list of launchers; UsageError for an unknown one."""
     found: list[NodeLauncher] = []
     for word in filter(None, (text or "").split(",")):
         try:
@@ -73,7 +74,7 @@ def choose_launcher(
     which: Callable[[str], str | None] = shutil.which,
     read: Callable[[str], str] | None = None,
 ) -> LaunchCommand:
-    """Return the first wanted launcher that is installed; without a wish, the first of the dialect's own.
+    """Return the first wanted launcher that is installed; by default, of the dialect's own.
 
     Raises:
         EngineError: None is installed.
@@ -97,7 +98,7 @@ def choose_launcher(
                 kind=launcher, sentence=_sentence(launcher, launcher.value, wanted or own)
             )
         paths = [os.path.join(folder, launcher.value) for folder in folders]
-        # ssh and srun belong to no PBS, and PBS's mpiexec is no launcher.
+        # ssh and srun are not PBS's, and PBS's mpiexec is no launcher.
         others = (NodeLauncher.SSH, NodeLauncher.MPIEXEC)
         if (
             launcher in own
@@ -116,7 +117,7 @@ def find_commands(
     which: Callable[[str], str | None] = shutil.which,
     read: Callable[[str], str] | None = None,
 ) -> None:
-    """Let the commands of PBS be found in a job: its login shell may have reset the PATH that PBS gave it."""
+    """Add PBS's commands to a job's PATH if they are missing: a login shell may have reset it."""
     program = dialect.status_argv(["1"])[0][0]
     if NodeLauncher.PBSDSH not in getattr(dialect, "launchers", ()) or which(program):
         return
@@ -146,13 +147,13 @@ def _no_launcher(
 
 
 def _is_wrapper(path: str, folders: Sequence[str], read: Callable[[str], str]) -> bool:
-    """Say whether an mpiexec is OpenPBS's own, which only calls another MPI's that it looks for on PBS_O_PATH."""
+    """Return whether an mpiexec is OpenPBS's own, which calls another one from PBS_O_PATH."""
     if os.path.dirname(os.path.realpath(path)) in folders:
         return True
     try:
         return _WRAPPER_SAYS in read(path)
     except (OSError, ValueError):
-        return False  # a program, or nothing that we may read
+        return False  # a binary, or unreadable
 
 
 def _sentence(
@@ -166,7 +167,7 @@ def _sentence(
 
 
 def _folders(environment: Mapping[str, str], read: Callable[[str], str]) -> list[str]:
-    """Return where PBS may have its commands."""
+    """Return the folders in which PBS may have its commands."""
     roots = [environment["PBS_EXEC"]] if environment.get("PBS_EXEC") else []
     with contextlib.suppress(OSError):  # no PBS, or one without the file
         roots += re.findall(r"^\s*PBS_EXEC=(\S+)", read(_CONF), re.MULTILINE)
@@ -180,10 +181,10 @@ def _read(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnJob:
-    """The job around us, or the nodes of it that are ours.
+    """The job that contains this process, or those of its nodes that are ours.
 
     Attributes:
-        launcher: The command that starts others on the other nodes.
+        launcher: The command that starts commands on the other nodes.
     """
 
     dialect: Dialect
@@ -192,16 +193,16 @@ class OwnJob:
 
     @property
     def nodes(self) -> tuple[AllocatedNode, ...]:
-        """Return its nodes."""
+        """The nodes of the job."""
         return self.allocation.nodes
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """Return the names of its nodes, in their order."""
+        """The names of the nodes, in order."""
         return tuple(node.name for node in self.nodes)
 
     def from_here(self) -> "OwnJob | None":
-        """Return it with this node first; None when this is none of its nodes: `salloc` gives a shell on the login node."""
+        """Return it with this node first; None outside its nodes, e.g. in `salloc`'s shell."""
         own = self._own_node()
         if own is None:
             return None
@@ -216,20 +217,20 @@ class OwnJob:
         return next((name for name in names if name.partition(".")[0] in short), None)
 
     def with_nodes(self, nodes: Iterable[AllocatedNode]) -> "OwnJob":
-        """Return it with these nodes only, in this order."""
+        """Return it with only these nodes, in this order."""
         return replace(self, allocation=replace(self.allocation, nodes=tuple(nodes)))
 
     @property
     def can_start_others(self) -> bool:
-        """Say whether muster can start something on the other nodes: not in a job of Torque."""
+        """Whether muster can start commands on the other nodes: not in a Torque job."""
         return not is_in_torque(os.environ)
 
     def with_launcher(self, words: str | None = None) -> "OwnJob":
-        """Return it with the launcher for its other nodes, of those that `words` name; one node needs none.
+        """Return it with a launcher, one of `words`, for its other nodes; one node needs none.
 
         Raises:
             EngineError: None of the launchers is installed.
-            UsageError: The job is one of Torque.
+            UsageError: It is a Torque job.
         """
         wanted = parse_launchers(words)
         if len(self.nodes) < 2:
@@ -239,16 +240,16 @@ class OwnJob:
         return replace(self, launcher=choose_launcher(self.dialect, wanted, os.environ))
 
     def leave_environment(self, path: str) -> None:
-        """Leave our variables in a file for the job's other nodes, but for what is true of this node only."""
+        """Write our variables to a file for the other nodes, except those only for this one."""
         leave_environment(path, set_by_schedulers(self.dialect))
 
     def argv(self, node: AllocatedNode, command: Sequence[str]) -> list[str]:
-        """Return the command that starts another one on a node."""
+        """Return the command that runs `command` on a node."""
         return self.launcher.argv(self.dialect, node, command)
 
 
 def find_own_job(engine: str | None = None) -> OwnJob | None:
-    """Return the job that this process is in, of any scheduler or of the one that is named; None outside of one."""
+    """Return the job around this process, of any scheduler or only `engine`; else None."""
     if engine is None:
         found = find_job(os.environ, _own_job_read)
         return OwnJob(dialect=found[0], allocation=found[1]) if found is not None else None
@@ -258,10 +259,10 @@ def find_own_job(engine: str | None = None) -> OwnJob | None:
 
 
 def own_job(engine: str, where: str) -> OwnJob:
-    """Return the job of this scheduler that this process is in.
+    """Return the job of this scheduler that contains this process.
 
     Raises:
-        UsageError: It is in none.
+        UsageError: No such job contains it.
     """
     job = find_own_job(engine)
     if job is None:
@@ -272,6 +273,6 @@ def own_job(engine: str, where: str) -> OwnJob:
 
 
 def _own_job_read(path: str) -> str:
-    """Return a small file's text: the node file of PBS."""
+    """Read a small file, such as PBS's node file."""
     with open(path) as file:
         return file.read(1 << 20)

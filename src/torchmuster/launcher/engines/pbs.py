@@ -1,6 +1,6 @@
-"""OpenPBS and PBS Professional: qsub, qstat, qdel, pbsdsh. Both answer alike.
+"""OpenPBS and PBS Professional: qsub, qstat, qdel, pbsdsh. Both give the same answers.
 
-What is marked "recorded" was seen from an OpenPBS 23.06 server; a test holds each answer.
+Facts marked "recorded" were observed with an OpenPBS 23.06 server; a test keeps each answer.
 """
 
 import json
@@ -36,21 +36,21 @@ from torchmuster.launcher.model.job import (
     NodeLauncher,
 )
 
-# What PBS writes into a job's comment while it waits, in sentences, and what its hosts have.
+# Sentences for PBS's comment on a waiting job, and what its hosts have.
 #
-# Source: OpenPBS, src/scheduler/job_info.c and constant.h; seen in version 23.06.
+# Source: OpenPBS, src/scheduler/job_info.c and constant.h; observed in version 23.06.
 
 
 _WORDS = read_words(os.path.join(os.path.dirname(__file__), "pbs.txt"), "(?i){}")
 
 
 def capacity_argv(job_id: str) -> list[list[str]]:
-    """Return the commands that tell what a job asks for and what the hosts have."""
+    """Return the commands that show what a job asks for and what the hosts have."""
     return [["qstat", "-f", "-F", "json", job_id], ["pbsnodes", "-a"]]
 
 
 def shortage(answers: Sequence[str]) -> str | None:
-    """Return what the hosts have where a chunk of the job asks for more CPUs than any of them, or PBS says that it can never run."""
+    """Return what the hosts have if no host has enough CPUs, or PBS says the job can never run."""
     job, hosts = answers if len(answers) == 2 else ("", "")
     counts = Counter(_cpus_of_hosts(hosts).values())
     select = re.search(r'"select":\s*"([^"]*)"', job)
@@ -67,7 +67,7 @@ def shortage(answers: Sequence[str]) -> str | None:
 
 
 def _cpus_of_hosts(text: str) -> Counter[str]:
-    """Return the CPUs of each host: its vnodes together, of which a chunk may take several."""
+    """Return the CPUs of each host, over all its vnodes: a chunk may span several of them."""
     found: Counter[str] = Counter()
     for number, block in enumerate(re.split(r"\n(?=\S)", text)):
         known = dict(re.findall(r"resources_available\.(host|ncpus) = (\S+)", block))
@@ -86,7 +86,10 @@ REASONS = WaitReasons(
 
 
 def _is_lost(stdout: str, node: str) -> str | None:
-    """Source: `man pbsnodes`, states; recorded from 23.06."""
+    """Return the state of a node that is down, else None.
+
+    Source: `man pbsnodes`, states; recorded from 23.06.
+    """
     name, _, attributes = stdout.partition("\n")
     state = re.search(r"^\s+state = (\S+)", attributes, re.MULTILINE)
     if state is None or name.strip() != node or "down" not in state[1].split(","):
@@ -99,10 +102,10 @@ LOST_NODE = NodeQuestion(
 )
 
 
-# What `qstat` prints. `-f` in both of its forms: JSON, and text with wrapped lines; a dictionary for each job.
+# Parsing of `qstat -f`, as JSON or as text with wrapped lines, into a dictionary per job.
 #
-# PBS writes JSON with a printer of its own, so what is not JSON in it is mended first: `007` and `1.` without quotes,
-# lone backslashes, tabs and newlines in values, a key twice, a line behind the end.
+# PBS prints JSON with its own code, so invalid parts are mended first: `007` and `1.` without
+# quotes, lone backslashes, tabs and newlines in values, repeated keys, a line after the end.
 
 
 _MAX_DEPTH = 32
@@ -111,10 +114,10 @@ _LONE_BACKSLASH = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
 
 
 def read_jobs(stdout: str) -> dict[str, dict[str, Any]]:
-    """Return the fields of jobs by their ids; nested ones are `Resource_List` of JSON or `Resource_List.x` of text.
+    """Return the fields of jobs by id; JSON nests `Resource_List`, text has `Resource_List.x`.
 
     Raises:
-        ValueError: It is none of the forms.
+        ValueError: The output has neither form.
     """
     text = stdout.strip()
     if not text:
@@ -141,13 +144,13 @@ def _from_json(text: str) -> dict[str, dict[str, Any]]:
 
 
 def _decode(text: str) -> Any:
-    # strict=False: control characters in a value; raw_decode: text behind the end.
+    # strict=False: control characters in a value; raw_decode: text after the end.
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=_merge)
     return decoder.raw_decode(text)[0]
 
 
 def _merge(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; tables of the same name are one table: some servers begin `Jobs` anew for each job."""
+    """Build an object; merge tables of one name: some servers repeat `Jobs` for each job."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         known = found.get(key)
@@ -157,7 +160,7 @@ def _merge(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _quote(match: re.Match[str]) -> str:
-    """Put quotes around what begins as a number and is none in JSON: `007`, `1.`, `2:00`."""
+    """Quote values that begin like a number but are none in JSON: `007`, `1.`, `2:00`."""
     if match[1] is not None:
         return match[1]
     word = match[2]
@@ -173,7 +176,7 @@ def _from_text(text: str) -> dict[str, dict[str, Any]]:
             fields = jobs.setdefault(line.removeprefix("Job Id: ").strip(), {})
             last = ""
         elif fields is None:
-            continue  # what the site prints before
+            continue  # the site's own output before the jobs
         elif line.startswith("\t") and last:
             fields[last] += line[1:]  # qstat wraps long values and begins the rest with a tab
         elif (match := re.fullmatch(r" +([A-Za-z_][\w.@-]*) = ?(.*)", line)) is not None:
@@ -183,7 +186,7 @@ def _from_text(text: str) -> dict[str, dict[str, Any]]:
 
 
 def parse_qstat(text: str) -> tuple[Queue, ...]:
-    """Return the queues of `qstat -Q`: name, limit, total, enabled, started, ..., type; routes too."""
+    """Parse `qstat -Q`: name, limit, total, enabled, started, ..., type; also of routes."""
     found: list[Queue] = []
     for line in text.splitlines():
         cells = line.split()
@@ -202,7 +205,7 @@ def parse_qstat(text: str) -> tuple[Queue, ...]:
 
 
 def mark_default(queues: Sequence[Queue], text: str) -> tuple[Queue, ...]:
-    """Return the queues with the one marked that `qstat -B -f` names: `default_queue = workq`."""
+    """Mark the queue that `qstat -B -f` names as the default: `default_queue = workq`."""
     match = re.search(r"^\s*default_queue = (\S+)", text, re.MULTILINE)
     name = match[1] if match else None
     return tuple(replace(queue, is_default=queue.name == name) for queue in queues)
@@ -211,7 +214,7 @@ def mark_default(queues: Sequence[Queue], text: str) -> tuple[Queue, ...]:
 QUEUES_OF_PBS = QueueQuestion(
     argv=("qstat", "-Q"),
     parse=parse_qstat,
-    default_argv=("qstat", "-B", "-f"),  # the default queue stands with the server only
+    default_argv=("qstat", "-B", "-f"),  # only the server's record names the default queue
     mark_default=mark_default,
 )
 
@@ -223,10 +226,10 @@ STATES = {
     "Q": JobState.PENDING,
     "T": JobState.PENDING,  # on its way to another server
     "W": JobState.PENDING,  # waits for a time
-    "M": JobState.UNKNOWN,  # moved: the other server knows how it went
+    "M": JobState.UNKNOWN,  # moved: only the other server knows its state
     "H": JobState.HELD,
     "S": JobState.SUSPENDED,
-    "U": JobState.SUSPENDED,  # somebody uses the workstation
+    "U": JobState.SUSPENDED,  # the workstation's user is active
     "R": JobState.RUNNING,
     "B": JobState.RUNNING,
     "E": JobState.ENDING,
@@ -306,14 +309,15 @@ class PbsDialect:
     # qrerun needs an operator's rights at most sites.
     resubmit_methods: tuple[ResubmitMethod, ...] = (ResubmitMethod.SUBMIT, ResubmitMethod.REQUEUE)
     launchers = (NodeLauncher.PBSDSH, NodeLauncher.MPIEXEC, NodeLauncher.TMRSH, NodeLauncher.SSH)
-    name_limit = 63  # 230 since PBS 13; more than this reads badly in qstat
+    name_limit = 63  # 230 since PBS 13, but longer names are unreadable in qstat
     refusals: Sequence[Refusal] = _REFUSALS
-    # Written in place, so that the log is live; recorded: else it lies in the host's spool until the job's end.
+    # Written in place, so that the log is live; recorded: else it stays in the host's spool until
+    # the end.
     output_lines: tuple[str, ...] = ("-k oed",)
     array_variable = "PBS_ARRAY_INDEX"
 
     def script(self, job: JobRequest) -> str:
-        """Return the whole job script."""
+        """Return the complete job script."""
         ours = [f"-N {base.clean_name(job.name, self.name_limit)}", "-S /bin/bash", "-j oe"]
         if base.is_plain_path(_log_path(job)):
             ours.append(f"-o {_log_path(job)}")
@@ -331,7 +335,7 @@ class PbsDialect:
         return "\n".join([*lines, *base.body(job), ""])
 
     def resource_lines(self, job: JobRequest) -> list[str]:
-        """Return the lines that ask for nodes: a sum of chunks, each on a host of its own."""
+        """Return the lines that ask for nodes: a sum of chunks, each on its own host."""
         chunks = list(job.chunks)
         if len(chunks) == 1 and chunks[0].num_nodes != job.num_nodes:
             words = [_chunk(chunks[0], job.num_nodes)]
@@ -356,21 +360,21 @@ class PbsDialect:
         return [*argv, base.as_operand(script_path)]
 
     def job_id(self, stdout: str) -> str:
-        """Return the id: sequence number, dot, server (`0.ctl`); some sites print lines before it."""
+        """Parse the id: number, dot, server (`0.ctl`); some sites print lines before it."""
         for line in reversed(stdout.splitlines()):
             if re.fullmatch(r"\d+(?:\[\])?(?:\.[A-Za-z0-9_.-]+)?", line.strip()):
                 return line.strip()
         raise EngineError("qsub printed no job id", where="qsub", why=stdout.strip() or None)
 
     def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return qstat with finished jobs (needs the server's job history), and without; text where JSON is unknown."""
+        """Return qstat with finished jobs (needs job history), then without; JSON, then text."""
         if not job_ids:
             return []
         ways = (["-x", "-f", "-F", "json"], ["-f", "-F", "json"], ["-x", "-f"], ["-f"])
         return [["qstat", *way, *job_ids] for way in ways]
 
     def views(self, stdout: str) -> dict[str, JobView]:
-        """Return views from `qstat -f`, as JSON or text."""
+        """Parse the views from `qstat -f`, as JSON or text."""
         try:
             return {
                 job_id: self.view(job_id, fields) for job_id, fields in read_jobs(stdout).items()
@@ -381,15 +385,15 @@ class PbsDialect:
             ) from error
 
     def view(self, job_id: str, fields: Mapping[str, Any]) -> JobView:
-        """Return what the fields of one job mean; ValueError for a number that is none."""
+        """Interpret the fields of one job; ValueError for an invalid number."""
         return _view(job_id, fields)
 
     def element_id(self, job_id: str, position: int) -> str:
-        """Return `12[3].server`."""
+        """Return e.g. `12[3].server`."""
         return job_id.replace("[]", f"[{position}]", 1)
 
     def array_key(self, job_id: str) -> str:
-        """Return the job's number: the server is not in all answers."""
+        """Return the job's number, because not all answers include the server."""
         return job_id.partition(".")[0].partition("[")[0]
 
     def array_limit_argv(self) -> list[str]:
@@ -397,16 +401,16 @@ class PbsDialect:
         return ["qstat", "-B", "-f"]
 
     def array_limit(self, stdout: str) -> int | None:
-        """Return the server's max_array_size, which it shows only where somebody has set it."""
+        """Parse the server's max_array_size, which it shows only if it was set."""
         found = re.search(r"^\s*max_array_size\s*=\s*(\d{1,9})\s*$", stdout, re.MULTILINE)
         return int(found[1]) if found is not None else None
 
     def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return qstat with every element, also of finished arrays, and without."""
+        """Return qstat for every element, with finished arrays, then without."""
         return [["qstat", "-t", *way[1:]] for way in self.status_argv(job_ids)]
 
     def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
-        """Return the elements: `12[3].server`."""
+        """Parse the elements: `12[3].server`."""
         found: dict[tuple[str, int], JobView] = {}
         for job_id, view in self.views(stdout).items():
             match = re.match(r"(\d+)\[(\d+)\]", job_id)
@@ -423,18 +427,18 @@ class PbsDialect:
         return ["qrerun", job_id]
 
     def end_argv(self, job_id: str) -> list[list[str]]:
-        """Return qstat as JSON, and as text for servers that know no JSON."""
+        """Return qstat as JSON, then as text for servers that lack JSON."""
         return [["qstat", "-f", "-F", "json", job_id], ["qstat", "-f", job_id]]
 
     def job_end(self, stdout: str, now: float) -> float | None:
-        """Return the end from walltime and start, or from what was used of it."""
+        """Compute the end from walltime and start, or from the walltime used so far."""
         return _end(_fields_of_one(stdout), now)
 
     def node_argv(self, start: NodeStart) -> list[str]:
-        """Return a command for another host; pbsdsh unless the site needs another launcher.
+        """Return a command for another host; with pbsdsh unless the site needs another launcher.
 
-        pbsdsh brings neither the job's PATH nor its exported variables, and itself exits 0 whatever the
-        command does: the agent has to report by its own connection.
+        pbsdsh passes on neither the job's PATH nor its exported variables, and exits with 0
+        whatever the command does: the agent has to report over its own connection.
         """
         command = base.check_command(start)
         node = base.check_node(start.node)
@@ -446,20 +450,20 @@ class PbsDialect:
         if launcher is NodeLauncher.MPIEXEC:
             return ["mpiexec", "-n", "1", "-host", node, *command]
         if launcher is NodeLauncher.SSH:
-            # ssh joins words with spaces and gives them to a shell; no question may wait for an answer.
+            # ssh joins words with spaces for a shell; BatchMode: it must not wait for a password.
             return ["ssh", "-o", "BatchMode=yes", node, shlex.join(command)]
         raise ValueError(f"PBS can't start agents by {launcher}")
 
     def allocation(
         self, environment: Mapping[str, str], read: Callable[[str], str]
     ) -> Allocation | None:
-        """Return the job of these PBS_ variables and of its node file."""
+        """Return the job that the PBS_ variables and the node file describe."""
         job_id = environment.get("PBS_JOBID")
         if not job_id:
             return None
         ncpus = environment.get("NCPUS", "")
         nodes = _nodes(environment, read, int(ncpus) if ncpus.isdecimal() else None)
-        index = environment.get("PBS_NODENUM", "")  # the file may have another name for this host
+        index = environment.get("PBS_NODENUM", "")  # the node file may name this host differently
         is_known = index.isdecimal() and int(index) < len(nodes)
         return Allocation(
             job_id=job_id,
@@ -469,7 +473,7 @@ class PbsDialect:
         )
 
     def unmapped(self, job: JobRequest) -> list[str]:
-        """Return what qsub can't be told."""
+        """Return a sentence for each setting that qsub lacks."""
         found: list[str] = []
         if any(chunk.storage_bytes for chunk in job.chunks):
             fix = "a key of the site, such as `scratch`, may do it"
@@ -485,13 +489,13 @@ class PbsDialect:
             asked = f"{job.min_nodes} to {job.num_nodes}"
             found.append(f"nodes: PBS takes one number, not {asked}: waits for all {job.num_nodes}")
         if job.warn_s is not None and job.time_limit_s is None:
-            # With one, the script tells the head when the end is.
+            # With a time limit, the script tells the head when the end is.
             what = "PBS sends no signal before the end, and without exec_timeout the end is unknown"
             found.append(f"warn_s: {what}: TERM comes at the queue's limit, KILL seconds later")
         return found
 
     def explain_refusal(self, stderr: str) -> Report:
-        """Return a report on what qsub refused."""
+        """Return a report on a refusal of qsub."""
         return base.explain(stderr, "qsub", self.refusals)
 
 
@@ -499,7 +503,7 @@ def _log_path(job: JobRequest) -> str:
     if ":" in base.check_log_path(job.log_path):
         what = f"qsub can't write to `{job.log_path}`: it takes the part before the colon as a host"
         raise UsageError(what, where="log_path")
-    # Recorded: also where it is written in place; each element has its own.
+    # Recorded: needed also if written in place; each element has its own log.
     return job.log_path + (".^array_index^" if job.array is not None else "")
 
 
@@ -509,19 +513,19 @@ def _clock(seconds: float) -> str:
 
 
 def _chunk(chunk: NodeChunk, num_nodes: int) -> str:
-    """Return one chunk; mpiprocs=1 gives each host one line of the node file, so one start by pbsdsh."""
+    """Format a chunk; mpiprocs=1 gives each host one line of the node file, so one pbsdsh."""
     keys = {"ncpus": str(max(1, chunk.cpus or chunk.workers)), "mpiprocs": "1"}
     if chunk.gpus:
         keys["ngpus"] = str(chunk.gpus)
     if chunk.memory_bytes:
-        keys["mem"] = f"{base.mebibytes_up(chunk.memory_bytes)}mb"  # PBS counts by 1024
+        keys["mem"] = f"{base.mebibytes_up(chunk.memory_bytes)}mb"  # PBS's mb is 1024 * 1024 bytes
     for key, value in chunk.extra:
         keys[_check_key(key)] = _check_key(value)
     return ":".join([str(num_nodes), *(f"{key}={value}" for key, value in keys.items())])
 
 
 def _check_key(text: str) -> str:
-    """Return a key or value of a chunk; UsageError for what would begin another."""
+    """Return a key or value of a chunk; UsageError if it would begin another one."""
     if re.search(r"[:+=,]", base.check_value(text, "extra")):
         raise UsageError(f"`{text}` can't stand in a chunk", where="extra", fix="no `:`, `+`, `=`")
     return text
@@ -556,13 +560,13 @@ def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
 
 
 def _waits_for(fields: Mapping[str, Any]) -> str:
-    """Return what a job waits for; who waits for it is listed there, too: `beforeok:1030.ctl@ctl`."""
+    """Return the jobs that a job waits for, without `beforeok:...`, the jobs after it."""
     edges = str(fields.get("depend") or "").split(",")
     return ",".join(edge for edge in edges if not edge.startswith("before"))
 
 
 def _fields_of_one(stdout: str) -> dict[str, str]:
-    """Return the times of one job, from JSON or from text."""
+    """Parse the times of one job, from JSON or text."""
     try:
         (fields,) = json.loads(stdout).get("Jobs", {}).values()
         parts = {f"{k}.walltime": fields[k].get("walltime") for k in _TIMES if k in fields}
@@ -577,20 +581,20 @@ def _end(fields: Mapping[str, str], now: float) -> float | None:
     if limit_s is None:
         return None
     try:
-        # In the server's local time, which is the job's as well.
+        # In the server's local time, which is also the job's.
         start = time.mktime(time.strptime(fields.get("stime", "").strip()))
     except (ValueError, OverflowError):
-        # The server counts what is used every few minutes only.
+        # The server updates the used walltime only every few minutes.
         start = now - (base.clock_seconds(fields.get("resources_used.walltime", "")) or 0.0)
     return start + limit_s if start <= now + _CLOCKS_DIFFER_S else now + limit_s
 
 
 def _final_state(code: int | None, comment: str, substate: str) -> JobState:
-    """Return how a finished job went.
+    """Return the final state of a finished job.
 
-    Recorded: a job whose dependency failed is F with substate 92, as after exit 0, but without an
-    Exit_status: it never ran. Only an Exit_status of 0 is a success. A restart of the server loses the comment,
-    not the substate.
+    Recorded: a job that never ran because its dependency failed is F with substate 92, as after
+    exit 0, but without an Exit_status. Only an Exit_status of 0 is a success. A restart of the
+    server loses the comment, but keeps the substate.
     """
     if "and terminated by" in comment or substate == _DELETED:
         return JobState.CANCELLED
@@ -604,7 +608,7 @@ def _final_state(code: int | None, comment: str, substate: str) -> JobState:
 
 
 def _exit_code(number: int | None) -> int | None:
-    """Return the head's exit code; None for PBS's own negative ones.
+    """Return the head's exit code; None for PBS's own negative codes.
 
     Source: PBS Professional User's Guide, "Job Exit Status": 256 + n for signal n.
     """
@@ -614,7 +618,7 @@ def _exit_code(number: int | None) -> int | None:
 
 
 def _hosts_of(exec_host: str) -> tuple[str, ...]:
-    """Return the hosts of `n1/0*2+n2/0*2`, each once."""
+    """Parse the hosts of `n1/0*2+n2/0*2`, each once."""
     hosts = (part.partition("/")[0] for part in exec_host.split("+") if part)
     return tuple(dict.fromkeys(hosts))
 
@@ -631,7 +635,7 @@ def _nodes(
             where=path or "PBS_NODEFILE is not set",
             why=f"{error.strerror or error}: it exists on the job's first host only",
         ) from error
-    # NCPUS is that of this host's chunk: with equal hosts only it is known of all.
+    # NCPUS is for this host's chunk, so it is valid for all nodes only if there is one host.
     hosts = list(dict.fromkeys(lines))
     known = num_cpus if len(hosts) == 1 else None
     return tuple(AllocatedNode(name=host, cpus=known, slot=lines.index(host)) for host in hosts)

@@ -1,7 +1,7 @@
-"""Which schedulers there are, with those that other packages bring, and which of them has started this process.
+"""Known schedulers, including those of other packages, and the one whose job contains this process.
 
-Others add theirs by an entry point: `[project.entry-points."torchmuster.engines"]`, `lsf = "package.lsf"`,
-a module with a `DIALECT`.
+Other packages add theirs by an entry point: `[project.entry-points."torchmuster.engines"]`,
+`lsf = "package.lsf"`, a module with a `DIALECT`.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 GROUP = "torchmuster.engines"
 _RESERVED = "local"
-# Removed engines, and the one that can ask for the jobs of their runs.
+# Removed engines, and the engine that can ask about the jobs of their runs.
 _SUCCESSORS = {"torque": "pbs"}
 
 
 def engine_entries(found: "Iterable[EntryPoint] | None" = None) -> dict[str, SchedulerFacts]:
-    """Return all schedulers by name; `found` are the entry points, None for those that are installed.
+    """Return all schedulers by name; `found` replaces the installed entry points.
 
     Raises:
-        UsageError: Two bring the same name.
+        UsageError: Two packages provide the same name.
     """
     entries = dict(SCHEDULERS)
     for point in _installed() if found is None else found:
@@ -49,7 +49,7 @@ def engine_entries(found: "Iterable[EntryPoint] | None" = None) -> dict[str, Sch
     return entries
 
 
-@functools.cache  # a list of runs asks for each, and this reads a file of every installed package
+@functools.cache  # listing runs asks for each run, and this reads a file of every installed package
 def _installed() -> "tuple[EntryPoint, ...]":
     from importlib.metadata import entry_points
 
@@ -57,7 +57,7 @@ def _installed() -> "tuple[EntryPoint, ...]":
 
 
 class Schedulers(Mapping[str, SchedulerFacts]):
-    """The schedulers by name; a dialect of another package is loaded when somebody asks what is fixed of it."""
+    """The schedulers by name; other packages' dialects are loaded only when needed."""
 
     def __init__(self, entries: dict[str, SchedulerFacts]) -> None:
         self._entries = entries
@@ -69,7 +69,7 @@ class Schedulers(Mapping[str, SchedulerFacts]):
         try:
             return facts_of(load_dialect(name, self._entries), entry)
         except UsageError:
-            return entry  # it is told when a job is to be written
+            return entry  # the error comes up when a job is written
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -82,7 +82,7 @@ class Schedulers(Mapping[str, SchedulerFacts]):
 
 
 def schedulers() -> Schedulers:
-    """Return all schedulers by what is fixed of them."""
+    """Return the facts of all schedulers by name."""
     return Schedulers(engine_entries())
 
 
@@ -90,7 +90,7 @@ def load_dialect(name: str, entries: dict[str, SchedulerFacts] | None = None) ->
     """Return the dialect of this name.
 
     Raises:
-        UsageError: There is none, with a near miss; or its module can't be imported.
+        UsageError: There is none, or its module can't be imported.
     """
     known = engine_entries() if entries is None else entries
     entry = known.get(name)
@@ -113,7 +113,7 @@ def load_dialect(name: str, entries: dict[str, SchedulerFacts] | None = None) ->
 
 
 def dialect_of_record(name: str) -> Dialect:
-    """Return the dialect that asks for the jobs of a recorded run; for those of a removed engine that of another.
+    """Return the dialect for the jobs of a recorded run; for a removed engine, its successor's.
 
     Raises:
         UsageError: There is none.
@@ -124,15 +124,16 @@ def dialect_of_record(name: str) -> Dialect:
 def find_job(
     environment: Mapping[str, str], read: Callable[[str], str]
 ) -> tuple[Dialect, Allocation] | None:
-    """Return the job that this process runs in, with its scheduler's dialect; None outside of one.
+    """Return the job that contains this process, with its scheduler's dialect; None if none does.
 
-    `read` reads a small file. The engines of other packages are asked where no other knows the job.
+    `read` reads a small file. Engines of other packages are asked only if no built-in one knows the
+    job.
 
     Raises:
-        MusterError: There is a job, and what is known of its nodes can't be read.
+        MusterError: There is a job, but its nodes can't be read.
     """
     if not may_be_in_job(environment):
-        return None  # the usual case looks for no packages
+        return None  # the usual case searches no packages
     known = [name for name, _ in known_jobs(environment)]
     for dialect in [load_dialect(name) for name in known] or _others():
         allocation = dialect.allocation(environment, read)
@@ -142,7 +143,7 @@ def find_job(
 
 
 def find_job_id(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the scheduler and the id of the job that this process runs in; None outside of one."""
+    """Return the scheduler and id of the job that contains this process; None if none does."""
     if known := known_jobs(environment):
         return known[0]
     found = find_job(environment, lambda path: "")
@@ -150,7 +151,7 @@ def find_job_id(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _others() -> Iterator[Dialect]:
-    """Give the dialects of other packages that can be loaded: one that can't be is told when it is named."""
+    """Yield the loadable dialects of other packages; naming a broken one shows its error."""
     entries = engine_entries()
     for name in entries.keys() - SCHEDULERS.keys():
         with contextlib.suppress(UsageError):

@@ -1,4 +1,4 @@
-"""From a section of `muster.toml` to what goes into a job of its scheduler."""
+"""Convert a site, a section of `muster.toml`, to parts of its scheduler's jobs."""
 
 import shlex
 from dataclasses import replace
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def job_of_site(site: "Site") -> JobRequest:
-    """Return what every job of this site asks for; its name, its head and the number of nodes are still to come.
+    """Return what all jobs of a site request; name, head and number of nodes are missing.
 
-    Variables become lines before the setup lines; a project of PBS becomes its `-P`.
+    Variables become lines before the setup lines; a PBS project becomes its `-P`.
     """
     project = (f"-P {site.project}",) if site.project is not None else ()
     exports = tuple(f"export {name}={shlex.quote(text)}" for name, text in site.environment)
@@ -37,12 +37,12 @@ def job_of_site(site: "Site") -> JobRequest:
 
 
 def setup_origin(site: "Site") -> str:
-    """Return where the setup lines of a site stand, for messages."""
+    """Return where the setup lines of a site are written, for messages."""
     return f"{site.origin.split('.toml:')[0]}.toml [engines.{site.name}] setup"
 
 
 def with_node_setup(plan: RunPlan, site: "Site", *, python_given: bool) -> RunPlan:
-    """Return the plan with what the site says of its nodes: variables, setup lines, interpreter, scratch folder."""
+    """Add the site's variables, setup lines, interpreter and scratch folder to the plan."""
     own_python = site.python if not python_given else ()
     setup = replace(
         plan.node_setup,

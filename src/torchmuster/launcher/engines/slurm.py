@@ -32,15 +32,16 @@ from torchmuster.launcher.model.job import (
     NodeLauncher,
 )
 
-# What Slurm's states mean, its reason codes in sentences, whether a partition is too small for a job, and why sbatch refuses one.
+# States, reasons for waiting, shortages of a partition, and refusals of sbatch.
 #
-# Source: https://slurm.schedmd.com/job_reason_codes.html, and the section JOB REASON CODES of `man squeue`.
+# Source: https://slurm.schedmd.com/job_reason_codes.html, and the section JOB REASON CODES of `man
+# squeue`.
 
 
 # Source: https://slurm.schedmd.com/job_state_codes.html, states and flags.
 STATES = {
     "PENDING": JobState.PENDING,
-    "CONFIGURING": JobState.PENDING,  # nodes boot, the script has not begun
+    "CONFIGURING": JobState.PENDING,  # nodes boot; the script has not begun
     "EXPEDITING": JobState.PENDING,
     "RUNNING": JobState.RUNNING,
     "RESIZING": JobState.RUNNING,
@@ -71,7 +72,7 @@ REFUSALS = _WORDS.refuses
 
 
 def capacity_argv(job_id: str) -> list[list[str]]:
-    """Return the commands that tell what a job asks for, and what its partition has and allows."""
+    """Return the commands that show what a job asks for, and what its partition has and allows."""
     return [
         ["scontrol", "--oneliner", "show", "job", job_id],
         ["sinfo", "--noheader", "--exact", "--format=%P|%D|%c"],
@@ -80,7 +81,7 @@ def capacity_argv(job_id: str) -> list[list[str]]:
 
 
 def shortage(answers: Sequence[str]) -> str | None:
-    """Return what the partition has or allows where a job asks for more; None where it doesn't."""
+    """Return what the partition has or allows if a job asks for more; else None."""
     if len(answers) != 3:
         return None
     asked = dict(re.findall(r"(?:^| )(Partition|NumNodes|MinCPUsNode|TimeLimit)=(\S+)", answers[0]))
@@ -88,7 +89,10 @@ def shortage(answers: Sequence[str]) -> str | None:
 
 
 def _too_low_limit(asked: Mapping[str, str], partitions: str) -> str | None:
-    """Source: https://slurm.schedmd.com/scontrol.html, "show partition": MaxTime, MaxNodes."""
+    """Compare time and nodes with the partition's limits.
+
+    Source: https://slurm.schedmd.com/scontrol.html, "show partition": MaxTime, MaxNodes.
+    """
     name = asked.get("Partition", "")
     lines = (line for line in partitions.splitlines() if f"PartitionName={name} " in line)
     allowed = dict(re.findall(r"(?:^| )(MaxTime|MaxNodes)=(\S+)", next(lines, "")))
@@ -124,7 +128,7 @@ def _nodes(number: int) -> str:
 
 
 def _sizes(text: str, partition: str) -> list[tuple[int, int]]:
-    """Return (how many nodes, CPUs of each), the largest first."""
+    """Return (number of nodes, CPUs of each), the largest first."""
     found: dict[int, int] = {}
     for line in text.splitlines():
         cells = line.strip().split("|")
@@ -143,19 +147,19 @@ REASONS = WaitReasons(
 )
 
 
-# A node of a job: whether its machine is lost.
-# Source: https://slurm.schedmd.com/sinfo.html, "NODE STATE CODES": down, and what powers off.
+# Whether a node is lost to its job.
+# Source: https://slurm.schedmd.com/sinfo.html, "NODE STATE CODES": down, and powering off.
 _LOST = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "FAIL"})
 
 
 def argv_of_node(job_id: str, node: str) -> list[list[str]]:
-    """Return the commands that tell: of the node, and of the job, which a lost node is taken from."""
+    """Return commands that show the node, and the job, from which Slurm takes lost nodes."""
     show = ["scontrol", "--oneliner", "show"]
     return [[*show, "node", node], [*show, "job", job_id]]
 
 
 def node_is_lost(stdout: str, node: str) -> str | None:
-    """Return in what words one of those answers says that the node is lost to its job; None when it does not."""
+    """Return the words of an answer that show that the node is lost to its job; None if none do."""
     named = re.search(r"(?:^|\s)NodeName=(\S+)", stdout)
     if named is not None:
         state = re.search(r"\sState=([A-Z_+*~#!%$@^-]+)", stdout)
@@ -176,9 +180,10 @@ LOST_NODE = NodeQuestion(argv_for=argv_of_node, is_lost=node_is_lost)
 
 
 def _grace_s(stdout: str) -> float | None:
-    """Return the grace of a job that is preempted. Recorded from 22.05: PreemptTime is its begin, and EndTime then its end.
+    """Return the grace of a preempted job: from PreemptTime to EndTime, as recorded from 22.05.
 
-    That of a job without a time limit is `Unknown` as long as it is in the future (`slurm_sprint_job_info`).
+    EndTime of a job without a time limit is `Unknown` while it is in the future
+    (`slurm_sprint_job_info`).
     """
     found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|EndTime)=(\S+)", stdout))
     if found.get("JobState") != "RUNNING":
@@ -193,7 +198,10 @@ def _grace_s(stdout: str) -> float | None:
 
 
 def _is_the_end(job: str, partitions: str) -> bool:
-    """Say whether Slurm only cancels this job. Source: slurm.conf.html, PreemptMode; `sbatch --no-requeue`."""
+    """Return whether Slurm only cancels this job when it preempts it.
+
+    Source: slurm.conf.html, PreemptMode; `sbatch --no-requeue`.
+    """
     found = dict(re.findall(r"(?:^|\s)(Requeue|Partition)=(\S+)", job))
     lines = partitions.splitlines()
     own = next((one for one in lines if f"PartitionName={found.get('Partition')} " in one), "")
@@ -208,14 +216,14 @@ PREEMPTION = PreemptionQuestion(
 )
 
 
-# What a job says once; in a heterogeneous job only its first component does.
+# Options of the whole job; in a heterogeneous job only the first component has them.
 # Source: https://slurm.schedmd.com/sbatch.html
 _ONCE = {
     "name": "--job-name={}",
     "log_path": "--output={}",
-    "warn_s": "--signal=B:USR1@{}",  # B: to the script alone, which is the head (exec)
+    "warn_s": "--signal=B:USR1@{}",  # B: only to the script, which is the head (exec)
 }
-# What each component says for itself; --mem was not carried over before Slurm 20.11.
+# Options of each component; before Slurm 20.11, --mem was not carried over.
 # Source: https://slurm.schedmd.com/heterogeneous_jobs.html, "Submitting Jobs".
 _EACH = {
     "queue": "--partition={}",
@@ -231,13 +239,13 @@ _NO_WORDS = frozenset({"", "None", "(null)", "N/A", "Unknown", "None assigned", 
 
 
 def parse_accounts(text: str) -> tuple[str, ...]:
-    """Return the accounts from `sacctmgr -nP show associations format=account`, each once."""
+    """Parse the accounts from `sacctmgr -nP show associations format=account`, each once."""
     words = (line.strip() for line in text.splitlines())
     return tuple(dict.fromkeys(w for w in words if re.fullmatch(r"[A-Za-z0-9_][\w.@-]*", w)))
 
 
 def parse_sinfo(text: str) -> tuple[Queue, ...]:
-    """Return the partitions, each once; nodes of several kinds make several lines of one."""
+    """Parse the partitions, each once; nodes of several kinds give several lines for one."""
     found: dict[str, Queue] = {}
     for line in text.splitlines():
         cells = line.strip().split("|")
@@ -278,7 +286,7 @@ class SlurmDialect:
     array_variable = "SLURM_ARRAY_TASK_ID"
 
     def script(self, job: JobRequest) -> str:
-        """Return the whole job script; unequal nodes make a heterogeneous job."""
+        """Return the complete job script; unequal nodes make a heterogeneous job."""
         lines = ["#!/bin/bash -l"]
         for position, chunk in enumerate(job.chunks):
             options = _options_once(job) if position == 0 else []
@@ -301,7 +309,7 @@ class SlurmDialect:
         return [*argv, base.as_operand(script_path)]
 
     def job_id(self, stdout: str) -> str:
-        """Return the id from `123`, `123;cluster`, or what a site's wrapper leaves of it."""
+        """Parse the id from `123`, `123;cluster`, or the output of a site's wrapper."""
         for line in reversed(stdout.splitlines()):
             match = re.fullmatch(r"(?:Submitted batch job )?(\d+)(?:;\S*)?", line.strip())
             if match:
@@ -309,7 +317,7 @@ class SlurmDialect:
         raise EngineError("sbatch printed no job id", where="sbatch", why=stdout.strip() or None)
 
     def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return squeue (jobs of the last minutes), sacct (needs accounting), scontrol (no accounting)."""
+        """Return squeue (recent jobs), sacct (needs accounting), scontrol (no accounting)."""
         if not job_ids:
             return []
         ids = ",".join(job_ids)
@@ -320,12 +328,12 @@ class SlurmDialect:
         return [
             [*squeue, "--format=squeue|%i|%T|%r|%S|%N"],
             sacct,
-            # scontrol 22.05 takes one id; for several it has to tell of all jobs.
+            # scontrol 22.05 accepts only one id; for several, show all jobs.
             [*scontrol, *job_ids] if len(job_ids) == 1 else scontrol,
         ]
 
     def views(self, stdout: str) -> dict[str, JobView]:
-        """Return views from squeue, sacct or scontrol; components of a heterogeneous job become one."""
+        """Parse views from squeue, sacct or scontrol; join components of heterogeneous jobs."""
         found: dict[str, JobView] = {}
         for line in stdout.splitlines():
             view = _view(line.strip())
@@ -335,7 +343,7 @@ class SlurmDialect:
         return found
 
     def element_id(self, job_id: str, position: int) -> str:
-        """Return `12_3`."""
+        """Return e.g. `12_3`."""
         return f"{job_id}_{position}"
 
     def array_key(self, job_id: str) -> str:
@@ -347,18 +355,18 @@ class SlurmDialect:
         return ["scontrol", "show", "config"]
 
     def array_limit(self, stdout: str) -> int | None:
-        """Return MaxArraySize: the highest number of an element is one less."""
+        """Parse MaxArraySize, which also limits the element numbers: the highest is one less."""
         found = re.search(r"^MaxArraySize\s*=\s*(\d{1,9})\s*$", stdout, re.MULTILINE)
         return int(found[1]) if found is not None else None
 
     def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return squeue and sacct with a line for each element, or for several that wait."""
+        """Return squeue and sacct with a line for each element, or for several waiting ones."""
         ids = ",".join(job_ids)
         sacct, squeue = self.status_argv(job_ids)[1], ["squeue", "--noheader", "--states=all"]
         return [[*squeue, f"--jobs={ids}", "--array", "--format=squeue|%i|%T|%r|%S|%N"], sacct]
 
     def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
-        """Return the elements of `12_3` and `12_[4-9,11%2]`."""
+        """Parse the elements of `12_3` and `12_[4-9,11%2]`."""
         found: dict[tuple[str, int], JobView] = {}
         for line in stdout.splitlines():
             match = _ELEMENTS.search(line)
@@ -373,18 +381,18 @@ class SlurmDialect:
         return ["scancel", "--full", job_id]
 
     def requeue_argv(self, job_id: str) -> list[str]:
-        """Return the scontrol command; a user may requeue a job of his own that was submitted with --requeue."""
+        """Return the scontrol command; users may requeue jobs submitted with --requeue."""
         return ["scontrol", "requeue", job_id]
 
     def end_argv(self, job_id: str) -> list[list[str]]:
-        """Return squeue with the time that is left, and scontrol."""
+        """Return squeue with the time left, then scontrol."""
         return [
             ["squeue", "--noheader", f"--jobs={job_id}", "--format=left|%L"],
             ["scontrol", "--oneliner", "show", "job", job_id],
         ]
 
     def job_end(self, stdout: str, now: float) -> float | None:
-        """Return the end from the time that is left: spans have no time zone."""
+        """Compute the end from the time left, because durations have no time zone."""
         ends: list[float] = []
         for line in stdout.splitlines():
             name, _, text = line.strip().partition("|")
@@ -394,13 +402,13 @@ class SlurmDialect:
         return min(ends, default=None)
 
     def node_argv(self, start: NodeStart) -> list[str]:
-        """Return an srun command that starts one process beside whatever else runs there."""
+        """Return an srun command that starts one process, whatever else runs on the node."""
         command = base.check_command(start)
         if start.launcher not in (None, NodeLauncher.SRUN):
             raise ValueError(f"Slurm can't start agents by {start.launcher}")
         argv = ["srun", *_STEP_OPTIONS, f"--nodelist={base.check_node(start.node)}"]
         if start.cpus is not None:
-            # srun does not take it from sbatch in 22.05 and later.
+            # Since 22.05, srun doesn't inherit it from sbatch.
             argv.append(f"--cpus-per-task={start.cpus}")
         if start.het_group is not None:
             argv.append(f"--het-group={start.het_group}")
@@ -409,8 +417,8 @@ class SlurmDialect:
     def allocation(
         self, environment: Mapping[str, str], read: Callable[[str], str]
     ) -> Allocation | None:
-        """Return the job of these SLURM_ variables; nothing is read."""
-        # 22.05 sets the second, later ones the first; SLURM_JOB_ID is the component's own.
+        """Return the job that the SLURM_ variables describe; reads no file."""
+        # 22.05 sets the second, later versions the first; SLURM_JOB_ID is the component's own id.
         names = ("SLURM_HET_JOB_ID", "SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID")
         job_id = next((environment[name] for name in names if environment.get(name)), None)
         if job_id is None:
@@ -423,14 +431,14 @@ class SlurmDialect:
         )
 
     def unmapped(self, job: JobRequest) -> list[str]:
-        """Return what sbatch can't be told."""
+        """Return a sentence for each setting that sbatch lacks."""
         if len(job.chunks) > 1 and job.min_nodes not in (None, job.num_nodes):
             asked = f"{job.min_nodes} to {job.num_nodes} nodes"
             return [f"nodes: {asked} of unequal kinds: Slurm waits for all {job.num_nodes}"]
         return []
 
     def explain_refusal(self, stderr: str) -> Report:
-        """Return a report on what sbatch refused."""
+        """Return a report on a refusal of sbatch."""
         return base.explain(stderr, "sbatch", REFUSALS)
 
 
@@ -438,8 +446,8 @@ class SlurmDialect:
 _ELEMENTS = re.compile(r"\|(\d+)_(?:(\d+)|\[([\d,-]+)(?:%\d+)?\])\|")
 
 
-# One process on one node, beside the steps that run there, on all CPUs and all memory of the job, without a
-# CPU mask (ours are set per worker), and whose end ends nothing else.
+# One process on one node, next to the steps that run there, with all CPUs and memory of the job and
+# no CPU mask (we set one per worker); its end must not end anything else.
 # Source: https://slurm.schedmd.com/srun.html
 _STEP_OPTIONS = (
     "--nodes=1",
@@ -462,7 +470,8 @@ def _options_once(job: JobRequest) -> list[str]:
     pattern = _log_pattern(job)
     if base.is_plain_path(job.log_path):
         options.append(_ONCE["log_path"].format(pattern))
-    # A lost node must not end the job (we replace it or go on), and a second start must not empty the log.
+    # A lost node must not end the job (the run replaces it or shrinks), and a restart must not
+    # truncate the log.
     options += ["--open-mode=append", "--no-kill"]
     options.append("--requeue" if job.requeue else "--no-requeue")
     if job.warn_s is not None:
@@ -474,11 +483,12 @@ def _options_once(job: JobRequest) -> list[str]:
 def _options_each(job: JobRequest, chunk: NodeChunk) -> list[str]:
     options = [f"--nodes={chunk.num_nodes}", "--ntasks-per-node=1"]
     if len(job.chunks) == 1 and job.min_nodes not in (None, job.num_nodes):
-        # No number of tasks: seen, 22.05 counts it from the least nodes, and gives no more than that.
+        # Without --ntasks-per-node: 22.05 counts tasks from the minimum of nodes, and then gives no
+        # more (observed).
         options = [f"--nodes={job.min_nodes}-{job.num_nodes}"]
     if chunk.cpus:
         options.append(f"--cpus-per-task={chunk.cpus}")
-    elif chunk.workers > 1 and not chunk.gpus:  # with GPUs a site's DefCpuPerGPU knows better
+    elif chunk.workers > 1 and not chunk.gpus:  # with GPUs, a site's DefCpuPerGPU is better
         options.append(f"--cpus-per-task={chunk.workers}")
     if chunk.gpus:
         options.append(f"--gpus-per-node={chunk.gpus}")
@@ -492,7 +502,7 @@ def _options_each(job: JobRequest, chunk: NodeChunk) -> list[str]:
         value = _value(job, name)
         if value:
             options.append(form.format(base.check_value(value, name)))
-    # A key of the site takes the place of ours: `gpus-per-node=a100:4`.
+    # A key of the site replaces ours: `gpus-per-node=a100:4`.
     return list({option.partition("=")[0]: option for option in options}.values())
 
 
@@ -505,7 +515,7 @@ def _value(job: JobRequest, name: str) -> str:
 
 
 def _log_pattern(job: JobRequest) -> str:
-    """Return the path so that Slurm replaces in it the number of an element only: `%` begins a pattern, a backslash is lost."""
+    """Return the log path as a pattern of Slurm: `%` begins a placeholder, a backslash is lost."""
     path = base.check_log_path(job.log_path)
     if "\\" in path:
         raise UsageError(f"Slurm can't write to `{path}`: it takes the backslash away")
@@ -519,13 +529,13 @@ def _view(line: str) -> JobView | None:
     if cells[0] == "squeue" and len(cells) == 6:
         return _make_view(cells[1], cells[2], cells[3], start=cells[4], nodes=cells[5])
     if len(cells) == 7 and cells[0].isdecimal():
-        # JobID has the `12+1` of a component, JobIDRaw another number for each.
+        # JobID has the `12+1` of a component, JobIDRaw a separate number for each.
         return _make_view(cells[1], cells[2], cells[4], cells[3], start=cells[5], nodes=cells[6])
     return None
 
 
 def _view_of_scontrol(line: str) -> JobView:
-    # Values may hold spaces (Comment, Command); the ones read here don't, and come first.
+    # Values may contain spaces (Comment, Command); those read here don't, and come first.
     fields: dict[str, str] = {}
     for key, value in re.findall(r"(?:^| )([A-Za-z:/]+)=(\S*)", line):
         fields.setdefault(key, value)
@@ -542,7 +552,7 @@ def _view_of_scontrol(line: str) -> JobView:
 
 
 def _left_of_scontrol(line: str) -> float | None:
-    # `UNLIMITED` and `Partition_Limit` are no times.
+    # `UNLIMITED` and `Partition_Limit` are not times.
     found = dict(re.findall(r"(?:^| )(RunTime|TimeLimit)=(\S+)", line))
     limit_s = base.clock_seconds(found.get("TimeLimit", ""))
     elapsed_s = base.clock_seconds(found.get("RunTime", ""))
@@ -555,7 +565,7 @@ def _make_view(
     state = STATES.get(word.partition(" ")[0], JobState.UNKNOWN)  # `CANCELLED by 1000`
     if state is JobState.PENDING and reason in _HOLDS:
         state = JobState.HELD
-    # Why a job that runs had waited is past, and Slurm still says it.
+    # Slurm still reports why a running job had to wait.
     is_past = reason in _NO_WORDS or state is JobState.RUNNING
     why = None if is_past else reason
     if state is JobState.UNKNOWN:
@@ -581,12 +591,12 @@ def _expand(text: str) -> tuple[str, ...]:
 def _exit_code(text: str, state: JobState) -> int | None:
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or (text == "0:0" and state is not JobState.SUCCEEDED):
-        return None  # seen: a job that never ran has 0:0
+        return None  # observed: a job that never ran has 0:0
     return base.shell_code(int(match.group(1)), int(match.group(2)))
 
 
 def _joined(first: JobView, other: JobView) -> JobView:
-    """Return a heterogeneous job as one: the script runs in the first component, the nodes are of all."""
+    """Join a heterogeneous job: its script runs in the first component; nodes are of all."""
     return JobView(
         job_id=first.job_id,
         state=first.state,
@@ -603,7 +613,7 @@ def _slurm_nodes(environment: Mapping[str, str]) -> tuple[AllocatedNode, ...]:
     if not size.isdecimal():
         return _component(environment, "", None, 0)
     nodes: list[AllocatedNode] = []
-    for index in range(min(int(size), 128)):  # Slurm's own limit of components
+    for index in range(min(int(size), 128)):  # Slurm's limit of components
         nodes += _component(environment, f"_HET_GROUP_{index}", index, len(nodes))
     return tuple(nodes)
 

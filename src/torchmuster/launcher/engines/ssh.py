@@ -1,7 +1,8 @@
 """The engine of plain hosts: one ssh session for each, with an agent at its remote end.
 
-The client owns the run: when it dies, or a connection, what runs on the other side ends. Nothing here becomes a subreaper
-or ends children that are not its own: the master of a user's ControlPersist is one.
+The client owns the run: if it dies, or a connection, everything on the other side ends. This
+process never becomes a subreaper and never ends processes that aren't its children: the user's
+ControlPersist master is such a process.
 """
 
 import contextlib
@@ -34,10 +35,11 @@ from torchmuster.launcher.files.parcel import ParcelError, ParcelFile
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.relay import Relay, RelayPort
 
-# Brings an environment to the hosts of a run: once from here, then from host to host while it comes.
+# An environment travels to a run's hosts once from here, then from host to host while it still
+# arrives.
 #
-# So the client's link carries it once, however many hosts there are. A host that the one before can't reach, or that had to wait for one that is gone,
-# gets from here what it lacks.
+# So the client's link carries it only once. A host that its predecessor can't reach, or whose
+# predecessor is gone, gets the missing rest from here.
 
 
 _SAY_EVERY_S = 5.0
@@ -45,12 +47,12 @@ _LIST = -1
 
 
 class Shipping:
-    """One environment on its way to hosts.
+    """One environment on its way to the hosts.
 
     Args:
-        pack: Waits for what travels: it is packed while hosts are called.
-        say: Prints a sentence for the user.
-        scratch: The site's folder for it on each host; None: the host's own.
+        pack: Waits for the archive, which is packed while hosts are called.
+        say: Prints a message to the user.
+        scratch: The site's folder for it on each host; None for the host's own.
     """
 
     def __init__(
@@ -68,14 +70,14 @@ class Shipping:
         self._sent = 0
 
     def bring(self, hosts: Sequence[RemoteHost]) -> list[HostProblem]:
-        """Return when all hosts have it, but for those whose problems are returned."""
+        """Bring it to all hosts; return the problems of those that can't have it."""
         wanted = [host for host in hosts if host not in self._there and host.is_usable]
         if not wanted:
             return []
         self._take_archive()
         answers = in_parallel(self._offer, wanted)
         problems = [answer for answer in answers if isinstance(answer, HostProblem)]
-        if problems:  # which of them can't have it is said before anything is sent
+        if problems:  # hosts that can't have it are reported before anything is sent
             return problems
         lacking: list[tuple[RemoteHost, messages.EnvironmentPlaced]] = []
         for host, answer in zip(wanted, answers, strict=True):
@@ -108,11 +110,11 @@ class Shipping:
         return problems
 
     def _take_archive(self) -> None:
-        """Wait for the archive, the first time, and hold it."""
+        """On the first call, wait for the archive and hold it open."""
         with self._lock:
             if self._hold < 0:
                 self._packed = self._pack()
-                # Open as long as the run lives: `muster prune` can take only its name away.
+                # Open while the run lives: `muster prune` can then only unlink its name.
                 self._hold = os.open(self._packed.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _offer(self, host: RemoteHost) -> messages.EnvironmentPlaced | HostProblem:
@@ -128,7 +130,7 @@ class Shipping:
         threading.Thread(target=self._send, args=(host, tries), daemon=True).start()
 
     def _send(self, host: RemoteHost, tries: bool) -> None:
-        """Send what a host lacks."""
+        """Send the pieces that a host lacks."""
         packed = self._packed
         try:
             with contextlib.closing(
@@ -143,7 +145,7 @@ class Shipping:
                         return
                     self._sent = max(self._sent, parcel.offset(index + 1))
         except HostError:
-            return  # who waits for it hears it too
+            return  # the thread that waits for this host gets the error, too
         except (ParcelError, OSError) as error:
             with contextlib.suppress(OSError):
                 os.unlink(packed.path)
@@ -152,7 +154,7 @@ class Shipping:
                 one.refuse(HostProblem(host=one.host.name, words=words, fix=fix))
 
     def _tell(self, names: Sequence[str], is_over: threading.Event) -> None:
-        """Say every few seconds what is waited for."""
+        """Report every few seconds which hosts are still waiting."""
         size, began_at = self._packed.needs.size_bytes, time.monotonic()
         while not is_over.wait(_SAY_EVERY_S):
             with self._lock:
@@ -176,7 +178,7 @@ class Shipping:
         return None
 
     def take_failed_hop(self, host: RemoteHost, why: str) -> None:
-        """Send from here what a host could not bring to the next one."""
+        """Send the rest from here, after a host failed to pass it on to the next."""
         with self._lock:
             after = self._after.pop(host, None)
         if after is None or after in self._there or not after.is_usable:
@@ -190,7 +192,7 @@ _DEAF_S = 6.0
 
 
 class SshEngine:
-    """The agents of one run on hosts that ssh reaches."""
+    """The agents of a run on ssh hosts."""
 
     keeps_agents: ClassVar[bool] = True
     head_place: int = HEAD
@@ -227,32 +229,32 @@ class SshEngine:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return where the head can be called from here."""
+        """Where this machine can call the head."""
         return ("127.0.0.1", self._port.port)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The head's addresses for other machines: none, its way leads through this one."""
+        """The head's addresses for other machines: none, since they go through this one."""
         return ()
 
     @property
     def head_state(self) -> str | None:
-        """Return None: the head is a process of another machine."""
+        """None: the head is a process of another machine."""
         return None
 
     @property
     def pids(self) -> list[int]:
-        """Return the ssh processes at whose other end an agent runs."""
+        """The ssh processes whose remote end runs an agent."""
         return [host.pid for host in self._alive() if host.num_agents and host.pid]
 
     @property
     def used_names(self) -> tuple[str, ...]:
-        """Return the hosts on which the run has begun; a range may have left some of them out."""
+        """The hosts on which the run began; a range of nodes may have left some out."""
         used = (host for _, host in sorted(self._hosts.items()) if host.problem is None)
         return tuple(host.host.name for host in used)
 
     def localized(self, result: Result) -> Result:
-        """Return the result with paths of this machine: hosts that share nothing have other run directories."""
+        """Return the result with this machine's paths; hosts may have their own directories."""
         placed = [host.placed for host in self._hosts.values() if host.placed is not None]
         return with_own_paths(result, self.run_dir, placed, self._code.base)
 
@@ -270,7 +272,8 @@ class SshEngine:
         """Start an agent on every place, the head first.
 
         Raises:
-            ChannelError: Hosts can't be used; all of them are named, and the others were stopped.
+            ChannelError: Hosts can't be used; the error names all of them, and the others were
+                stopped.
         """
         try:
             if not self._hosts:
@@ -282,7 +285,7 @@ class SshEngine:
             raise
 
     def _connect_all(self) -> None:
-        """Connect to as many hosts as the run has places; spare hosts stand in for those that don't answer."""
+        """Connect to a host for each place; spare hosts replace those that don't answer."""
         good: list[RemoteHost] = []
         bad: list[HostProblem] = []
         wanted = self.plan.num_places
@@ -310,7 +313,7 @@ class SshEngine:
         self._settle([host.host for host in good])
 
     def _settle(self, hosts: Sequence[SshHost]) -> None:
-        """Only now the places have names; agents read them from the plan."""
+        """Give the places their hosts' names; agents read them from the plan."""
         self._places.settle(hosts)
         for place, host in self._hosts.items():
             host.place = place
@@ -321,7 +324,7 @@ class SshEngine:
         self._write_plan(replace(self.plan, workers_per_node=workers))
 
     def _write_plan(self, plan: RunPlan) -> None:
-        """Note which host is which node."""
+        """Record in the plan which host is which node."""
         self.plan = replace(plan, node_names=self._places.names)
         atomic.write_json(self.run_dir.plan, codec.to_plain(self.plan))
 
@@ -346,11 +349,11 @@ class SshEngine:
         return host
 
     def _reopen(self, place: int) -> list[HostProblem]:
-        """Connect to the host of a place again, else to a spare one; return the problems of those that can't be used."""
+        """Connect to a place's host again, else to a spare one; return the hosts' problems."""
         problems: list[HostProblem] = []
         candidates = self._places.candidates(place)
         for candidate in candidates:
-            # Where there is another one, nobody waits for a host that has to be made first.
+            # If there is another host, don't wait for one that has to be created first.
             opened = self._open(candidate, None if candidate is candidates[-1] else CONNECT_LIMIT_S)
             if isinstance(opened, HostProblem):
                 problems.append(opened)
@@ -368,7 +371,7 @@ class SshEngine:
         return problems
 
     def _reopen_elsewhere(self) -> list[HostProblem]:
-        """Let the head have the host of a spare node, or of another one that an attempt can do without."""
+        """Move the head to the host of a spare node, or of one that attempts can do without."""
         living = {place for place, host in self._hosts.items() if not host.is_lost}
         place = ssh_places.place_to_free(living, trained_last(self.plan, self.run_dir), self.plan)
         if place is None:
@@ -379,12 +382,12 @@ class SshEngine:
             self._hosts[HEAD], self._hosts[place] = self._hosts[place], self._hosts[HEAD]
         self._hosts[place].place = place
         self._places.exchange(HEAD, place)
-        if not (problems := self._reopen(HEAD)):  # else nobody, or one that has been noted
+        if not (problems := self._reopen(HEAD)):  # else no host, or a spare one already recorded
             self._note_spare(HEAD, self._places.names[HEAD], before, "host")
         return problems
 
     def _note_spare(self, place: int, name: str, before: str, kind: str = "spare host") -> None:
-        """Note who takes a place; when it becomes the head, what shared the run directory of the old one gets its own."""
+        """Record a place's new host; hosts that shared a lost head's directory get their own."""
         lost = f"; snapshots that only {before} has are not there" if place == HEAD else ""
         self._say(f"the {kind} {name} takes place {place}{lost}")
         self._write_plan(self.plan)
@@ -413,7 +416,7 @@ class SshEngine:
         with ThreadPoolExecutor(1, "ssh") as pool:
             try:
                 self._set_up(head)
-                # What the others need travels while the head's agent starts.
+                # While the head's agent starts, the other hosts get what they need.
                 preparing = pool.submit(in_parallel, self._try_set_up, others)
                 started = head.start(message, lambda *end: self._note_end(head, *end))
             except HostError as error:
@@ -429,13 +432,13 @@ class SshEngine:
             self._say(copied)
 
     def _bring_environment(self, shipping: Shipping) -> None:
-        """Let all hosts have the environment; which of them can't is known before anything is sent."""
+        """Bring the environment to all hosts; fail, before sending, if too few can have it."""
         problems = shipping.bring([self._hosts[place] for place in sorted(self._hosts)])
         if len(self._hosts) - len(problems) < self.plan.min_nodes or self._hosts[HEAD].problem:
             raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
 
     def _set_up(self, host: RemoteHost) -> None:
-        """Give a host the run; once it has it, nothing is sent."""
+        """Set up the run on a host, unless that was done."""
         if host.placed is not None:
             return
         if self._environment is not None and (problems := self._environment.bring([host])):
@@ -466,7 +469,7 @@ class SshEngine:
         return None
 
     def _start_other(self, place: int) -> bool:
-        """Start an agent on a host that has its session; say whether it runs."""
+        """Start an agent on a host that has a session; return whether it runs."""
         host = self._hosts[place]
         if not host.is_usable:
             return False
@@ -484,7 +487,7 @@ class SshEngine:
             self._say(f"{problem.line()} ({problem.fix})" if problem.fix else problem.line())
 
     def start_place(self, place: int) -> None:
-        """Start an agent on one place, first or replacement; it comes in the background."""
+        """Start an agent on one place, the first or a replacement, in the background."""
         with self._lock:
             if place in self._coming or self._closing:
                 return
@@ -499,7 +502,7 @@ class SshEngine:
             if is_there and (has_agent or self._start_other(place)):
                 return
             if host is not None:
-                host.abandon()  # e.g. it is shutting down
+                host.abandon()  # e.g. the host is shutting down
             for problem in self._reopen(place):
                 self._say_bad(problem)
             if self._hosts.get(place, host) is not host:
@@ -509,14 +512,14 @@ class SshEngine:
                 self._coming.discard(place)
 
     def holds(self, place: int) -> bool:
-        """Say whether an agent of this place runs, or is on its way."""
+        """Return whether an agent of this place runs, or is being started."""
         with self._lock:
             host = self._hosts.get(place)
             if host is not None and host.is_answering and not host.is_lost and host.num_agents:
                 return True
             return place in self._coming
 
-    # What hosts say.
+    # Messages of hosts.
 
     def _take(self, host: RemoteHost, message: messages.RemoteMessage) -> None:
         if isinstance(message, messages.RemoteNote):
@@ -545,20 +548,20 @@ class SshEngine:
             self._say(f"the connection to {host.problem.line()}")
 
     def poll(self) -> list[AgentEnd]:
-        """Return the agents that have ended."""
+        """Return the agents that have ended since the last call."""
         found: list[AgentEnd] = []
         while not self._ends.empty():
             found.append(self._ends.get())
         return found
 
     def has_orphans(self) -> bool:
-        """Say whether hosts are still being reached; remote ends end what agents leave."""
+        """Return whether places are being started; remote ends clean up after agents."""
         return bool(self._coming)
 
-    # The end.
+    # Head and end.
 
     def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
-        """Start the head's agent alone, on its host or a spare one, and tell the others where it is."""
+        """Start only the head's agent, on its host or a spare one; tell the others its address."""
         try:
             self._start_head(first_attempt, restarts_spent)
         except BaseException:
@@ -580,18 +583,18 @@ class SshEngine:
             self._kill(host)
 
     def _kill(self, host: RemoteHost) -> None:
-        """End the agents of a host; one that gives no sign of life loses its session, and so its agents."""
+        """Kill the agents of a host; if it gives no sign of life, cut its session."""
         host.kill_all()
         if time.monotonic() - host.last_heard > _DEAF_S:
             host.cut_off()
 
     def cut_lifeline(self) -> None:
-        """Let the agents end themselves; the sessions stay."""
+        """Let the agents end by themselves; the sessions stay."""
         for host in self._alive():
             host.send(messages.CutLifeline())
 
     def finish(self) -> None:
-        """Take back what the run has made on hosts that share nothing, and leave them."""
+        """Fetch the run's files from hosts that share nothing, and close all sessions."""
         self._closing = True
         try:
             in_parallel(self._collect, self._alive())
@@ -605,7 +608,7 @@ class SshEngine:
             self._files.collect(host, self._say, self._wishes)
 
     def abandon(self) -> None:
-        """End all sessions now; remote ends end what is below them."""
+        """End all sessions now; remote ends end everything below them."""
         self._closing = True
         in_parallel(RemoteHost.abandon, self._alive())
         self._port.close()

@@ -1,4 +1,4 @@
-"""What is brought to hosts that lack it: torchmuster, and the folder of the user's code."""
+"""What hosts get if they lack it: torchmuster, and the folder of the user's code."""
 
 import contextlib
 import os
@@ -32,10 +32,10 @@ SAY_EVERY_S = 5.0
 
 
 class Route(Protocol):
-    """Another way to a host than ssh, at whose end a remote end waits already."""
+    """A way to a host other than ssh; its remote end is waiting already."""
 
     def open(self, host: str, errors: int) -> tuple[HasStatus, int, int]:
-        """Return what stands for the remote end, and descriptors of its input and output; its errors go to `errors`.
+        """Return a handle of the remote end, and its input and output; errors go to `errors`.
 
         Raises:
             MusterError: The host can't be reached.
@@ -48,7 +48,7 @@ Starts = Callable[[Sequence[str], int, int, int], HasStatus]
 def start_between_pipes(
     start: Starts, argv: Sequence[str], stderr: int
 ) -> tuple[HasStatus, int, int]:
-    """Start a session; return what stands for it, our end of its input, and that of its output."""
+    """Start a session; return its handle, and our ends of its input and output."""
     theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
     ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
     try:
@@ -69,15 +69,16 @@ def start_process(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What every host is offered.
+    """What every host is offered, and how hosts are called.
 
     Attributes:
-        way: How hosts are reached; None: by ssh.
-        root: Where this torchmuster is, for hosts that share the file system; empty for none.
-        pythons: Interpreters for muster's own processes that are tried first.
-        start: Opens a session by the words of ssh, on these descriptors.
-        connect_limit_s: How long a host may take to answer: a pod that replaces another has to be made first.
-        hint_of: Says what helps where a host can't be used, by its name and what was written there.
+        way: How hosts are reached; None for ssh.
+        root: Folder of this torchmuster, for hosts that share the file system; empty for none.
+        pythons: Interpreters to try first for muster's own processes.
+        start: Starts a session from ssh's command line, with these descriptors.
+        connect_limit_s: How long a host may take to answer; a pod's replacement has to be created
+            first.
+        hint_of: Returns the remedy for an unusable host, given its name and the error.
     """
 
     ssh: tuple[str, ...]
@@ -96,18 +97,18 @@ class Bundle:
         return source + f"\nmain({self.sha!r}, {self.root!r})\n".encode()
 
     def argv(self, host: SshHost) -> list[str]:
-        """Return the words that open a session with a host."""
+        """Return the command that opens a session with a host."""
         command = remote_command(marker_of(self.sha), len(self.loader()), self.pythons)
         return session_argv(self.ssh, host, command)
 
     def package(self) -> bytes:
-        """Return the archive for hosts that don't have this content."""
+        """Return the archive for hosts without this version of the package."""
         cache = os.path.join(muster_home(), "cache")
         return travel.travelling_package(cache, list(self.files), self.sha)
 
 
 def make_bundle(ssh: Sequence[str], pythons: Sequence[str], *, may_share: bool) -> Bundle:
-    """Return what hosts are offered of the torchmuster that runs here."""
+    """Return the offer of the torchmuster that runs here."""
     package = travel.package_folder()
     files = travel.package_files(package)
     return Bundle(
@@ -120,17 +121,17 @@ def make_bundle(ssh: Sequence[str], pythons: Sequence[str], *, may_share: bool) 
 
 
 class CodeArchive:
-    """The code folder as one file, made when the first host asks for it."""
+    """The code folder as one file, created when the first host asks for it."""
 
     def __init__(self, program: Program, run_dir: RunDir, root: str | None = None) -> None:
-        self.base = root or code_copy.root_of(program.cwd)  # without looking at its files
+        self.base = root or code_copy.root_of(program.cwd)  # its files are not read here
         self._program = program
         self._path = os.path.join(run_dir.path, CODE_FILE)
         self._lock = threading.Lock()
         self._folder: CodeFolder | None = None
 
     def path(self) -> str:
-        """Return the archive's path; it is made at the first call.
+        """Return the archive's path; create it on the first call.
 
         Raises:
             UsageError: The code is too large, or the script is not in it.
@@ -145,14 +146,14 @@ class CodeArchive:
         return self._path
 
     def describe(self, num_hosts: int) -> str | None:
-        """Return the sentence on what has been copied to so many hosts; None when nothing was."""
+        """Return a sentence on the code copied to `num_hosts` hosts; None if none was copied."""
         if self._folder is None or not num_hosts:
             return None
         hosts = f"{num_hosts} host{'s' if num_hosts != 1 else ''}"
         return f"no shared file system: copied {self._folder.describe()} to {hosts}"
 
     def telling(self, host: str, say: Callable[[str], None]) -> Callable[[int], None]:
-        """Return what is called with the bytes that a host has got, and says every few seconds how far that is."""
+        """Return a callback for the bytes sent to a host; it reports progress every few seconds."""
         began_at = said_at = time.monotonic()
 
         def note(done_bytes: int) -> None:
@@ -179,15 +180,15 @@ def order_to_set_up(
     code_root: str,
     of_head: messages.Placed | None,
 ) -> messages.SetUpRun:
-    """Return what a host is told of a run.
+    """Return the message that sets up a run on a host.
 
     Args:
-        plan: Of the run.
-        run_dir: Here.
-        token: Is in a file of `run_dir`, by which a host that shares it knows it.
+        plan: Plan of the run.
+        run_dir: The run directory here.
+        token: Content of a file in `run_dir`, by which a host notices that it shares the directory.
         may_share: Look for a shared file system; else everything is copied.
         code_root: The folder of the code.
-        of_head: Where the run lives on the head's host; None for that host.
+        of_head: The run's placement on the head's host; None for that host.
     """
     script = code_copy.script_of(plan.program)
     return messages.SetUpRun(

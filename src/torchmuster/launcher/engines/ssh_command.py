@@ -1,7 +1,8 @@
-"""What is typed to ssh, and what its answers mean: pure functions.
+"""ssh's command lines, and the meaning of its answers: pure functions.
 
-The command on the host holds no quote, backslash, newline or exclamation mark within its single quotes: sh, bash, zsh,
-csh and fish then all read it in the same way. All else travels on standard input.
+The command for the host has no quote, backslash, newline or exclamation mark within its single
+quotes: sh, bash, zsh, csh and fish then all parse it alike. Everything else travels on standard
+input.
 """
 
 import re
@@ -23,11 +24,11 @@ _MAX_WORDS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshHost:
-    """One host to reach.
+    """A host to reach.
 
     Attributes:
-        name: As ssh's configuration knows it.
-        slots: Workers; None where nobody said.
+        name: Its name in ssh's configuration.
+        slots: Number of workers; None if not given.
     """
 
     name: str
@@ -37,12 +38,12 @@ class SshHost:
 
 
 def ssh_command(environment: Mapping[str, str]) -> list[str]:
-    """Return how ssh is called: $MUSTER_SSH, in words as a shell reads them, else `ssh`."""
+    """Return the ssh command: $MUSTER_SSH, split like a shell does, else `ssh`."""
     return shlex.split(environment.get("MUSTER_SSH", "")) or ["ssh"]
 
 
 def session_argv(ssh: Sequence[str], host: SshHost, command: str) -> list[str]:
-    """Return the words that open a session; the user's own configuration holds for the rest."""
+    """Return the command that opens a session; the user's configuration provides the rest."""
     argv = [*ssh, *(word for option in _OPTIONS for word in ("-o", option)), "-T"]
     if host.user is not None:
         argv += ["-l", host.user]
@@ -54,14 +55,14 @@ def session_argv(ssh: Sequence[str], host: SshHost, command: str) -> list[str]:
 
 
 def marker_of(sha: str) -> str:
-    """Return the line that ends what the host's shell says of its own."""
+    """Return the line that ends the output of the host's shell itself."""
     return f"torchmuster-{sha[:16]}"
 
 
 def remote_command(marker: str, loader_bytes: int, pythons: Sequence[str]) -> str:
-    """Return the command for the host's login shell: find a Python from 3.11 on, and read the loader.
+    """Return the host's command, for its login shell: find a Python from 3.11 on, read the loader.
 
-    `pythons` are tried first; those with other than plain characters are left out.
+    `pythons` are tried first, except those with special characters.
     """
     first = [python for python in pythons if _PLAIN.fullmatch(python)]
     words = " ".join(dict.fromkeys([*first, *_PYTHONS]))
@@ -83,7 +84,7 @@ class HostProblem:
     """Why a host can't be used.
 
     Attributes:
-        words: The evidence, in ssh's own words where there are some.
+        words: The evidence, in ssh's own words where possible.
         fix: One command or edit.
     """
 
@@ -92,7 +93,7 @@ class HostProblem:
     fix: str
 
     def line(self) -> str:
-        """Return it as one line."""
+        """Return host and evidence as one line."""
         return f"{self.host}: {self.words}"
 
 
@@ -109,7 +110,7 @@ _HINTS = (
 
 
 def hint_for(host: str, words: str) -> str:
-    """Return what to do about ssh's words."""
+    """Return a remedy for an error message of ssh."""
     for pattern, hint in _HINTS:
         if re.search(pattern, words, re.IGNORECASE):
             return hint.format(host)
@@ -119,7 +120,7 @@ def hint_for(host: str, words: str) -> str:
 def problem_of(
     host: str, stderr: str, otherwise: str, hint_of: Callable[[str, str], str] = hint_for
 ) -> HostProblem:
-    """Return the problem from what ssh wrote; `otherwise` when it wrote nothing."""
+    """Return the problem from ssh's standard error; `otherwise` is used if that is empty."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if any(re.search(p, line, re.IGNORECASE) for p, _ in _HINTS)]
     words = " / ".join((telling or lines)[-2:])[-_MAX_WORDS:] or otherwise
@@ -127,7 +128,7 @@ def problem_of(
 
 
 def no_python(host: str, said: str) -> HostProblem:
-    """Return the problem of a host without a Python that is new enough."""
+    """Return the problem of a host whose Python is too old or missing."""
     found = said.strip().splitlines()[-1:] or ["python3 is not on PATH"]
     return HostProblem(
         host=host,

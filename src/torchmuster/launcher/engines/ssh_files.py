@@ -1,4 +1,4 @@
-"""What comes back of hosts that don't share the file system: the record while it grows, and the outputs at the end."""
+"""Files that come back from hosts with their own disks: the record, and at the end outputs."""
 
 import contextlib
 import os
@@ -25,7 +25,8 @@ from torchmuster.launcher.net.replica import Copy
 from torchmuster.launcher.node.remote.files import RUN_RECORD, CameBack
 
 _RECORD = (RunDir.events, RunDir.training)
-# Which Jobs are asked for and removed, and what a workflow goes on with, is the client's alone.
+# Files that decide which Jobs are asked about and removed, and how a workflow continues: the
+# client's alone.
 ACTED_UPON = frozenset(
     {
         "job.json",
@@ -43,11 +44,11 @@ _AGAIN_S = 5.0
 
 
 class FilesBack:
-    """Copies what hosts have of the run's record into our run directory; the record itself is the head's, logs are anybody's.
+    """Copies hosts' files into our run directory: the head's record, and logs from any host.
 
     Args:
-        run_dir: Ours.
-        say: Tells the user.
+        run_dir: The client's run directory.
+        say: Prints a message to the user.
     """
 
     def __init__(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
@@ -58,24 +59,24 @@ class FilesBack:
         self._head: str | None = None
 
     def copy_of(self, host: str) -> Copy:
-        """Return the copy of what a host has."""
+        """Return the copy of a host's files."""
         return self._copies.setdefault(host, Copy(self._run_dir.path, _FROM_HOSTS))
 
     def append_from(self, host: str) -> None:
-        """Put the record of a host behind ours: it is the head now, and knows nothing of what came before."""
+        """Append a new head's record to ours: that host knows nothing of what came before."""
         self._head = host
         for path in (self._run_dir.events, self._run_dir.training):
             with contextlib.suppress(OSError), open(path, "r+b") as file:
                 size = file.seek(0, os.SEEK_END)
-                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # half a line
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # a torn line
                     size += file.write(b"\n")
                 self.copy_of(host).bases[os.path.basename(path)] = size
 
     def take(self, piece: FilePiece, host: RemoteHost) -> None:
-        """Write one piece of a host's; where it can't be written, the host sends it again.
+        """Write a piece of a host's file; if that fails, let the host send it again.
 
         Raises:
-            FrameError: It may not be written here.
+            FrameError: The path is not allowed here.
         """
         name, copy = host.host.name, self.copy_of(host.host.name)
         if piece.path == OUTPUT_FILE:
@@ -84,7 +85,7 @@ class FilesBack:
         if piece.path.partition("/")[0] in ACTED_UPON:
             return
         if piece.path in _RECORD and self._head not in (None, name):
-            return  # of a head before, whose record ours goes on from
+            return  # from a former head, whose record ours continues
         was_whole = copy.is_whole
         if not copy.take(piece) and was_whole:
             self._say_trouble(name, copy)
@@ -99,7 +100,7 @@ class FilesBack:
             self._say(f"the record of {name} can't be written here: {why}; it is tried again")
 
     def collect(self, host: RemoteHost, say: Callable[[str], None], wishes: SshWishes) -> None:
-        """Take back what the run has made in the copied code folder of a host, or in the folder that is wished for, and say what stays there."""
+        """Fetch a host's outputs, or its folder `wishes.output`; report what stays there."""
         name, output = host.host.name, wishes.output
         folder = os.path.join(self._run_dir.path, "output", name)
         copy = self.copy_of(name)
@@ -136,13 +137,13 @@ class FilesBack:
 
 
 def go_back(host: RemoteHost, copy: Copy) -> None:
-    """Let a host go on from what is here."""
+    """Let a host continue from what is here."""
     for message in copy.has():
         host.send(message)
 
 
 def _merge(came: str, output: str) -> None:
-    """Move files into another folder, but those that it has."""
+    """Move files into another folder, except those that it has; remove the rest."""
     for folder, _, names in os.walk(came):
         for name in names:
             path = os.path.join(folder, name)
@@ -154,13 +155,13 @@ def _merge(came: str, output: str) -> None:
 
 
 def own_paths(value: Any, theirs: str, ours: str, code: str | None) -> Any:
-    """Return JSON in which the texts name our copies of a host's files; what stays there keeps its path.
+    """Replace a host's paths in JSON by those of our copies; other paths stay.
 
     Args:
-        value: Anything that JSON has.
+        value: Any JSON value.
         theirs: The run directory on the host.
-        ours: The client's.
-        code: The folder whose copy the host has; None where it has none.
+        ours: The client's run directory.
+        code: The folder of which the host has a copy; None if it has none.
     """
     if isinstance(value, dict):
         return {key: own_paths(entry, theirs, ours, code) for key, entry in value.items()}
@@ -177,7 +178,7 @@ def own_paths(value: Any, theirs: str, ours: str, code: str | None) -> Any:
 def with_own_paths(
     result: Result, run_dir: RunDir, placed: Sequence[messages.Placed], code_root: str
 ) -> Result:
-    """Return a result with paths of this machine, and write it, if hosts had others."""
+    """Return the result with this machine's paths; write it if hosts had others."""
     plain = before = codec.to_plain(result)
     for path, copied in {one.run_dir: one.is_copied for one in placed}.items():
         plain = own_paths(plain, path, run_dir.path, code_root if copied else None)
@@ -187,15 +188,15 @@ def with_own_paths(
 
 
 def has_result(beside: RunDir, run_id: str) -> bool:
-    """Say whether another run of this user has ended: what it still has on its nodes ends, too."""
+    """Return whether another run of this user has ended; its remains on the nodes end, too."""
     return os.path.exists(RunDir(os.path.join(os.path.dirname(beside.path), run_id)).result)
 
 
 def check_free(hosts: Sequence[RemoteHost], plan: RunPlan, run_dir: RunDir) -> None:
-    """Refuse a session in which another run is.
+    """Refuse a session that contains another run.
 
     Raises:
-        UsageError: One is.
+        SessionBusyError: Another run is in the session.
     """
     told = (host.session.run_id for host in hosts if host.session is not None)
     own = ("", plan.run_id)

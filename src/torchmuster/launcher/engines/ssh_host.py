@@ -1,6 +1,7 @@
-"""One host reached by ssh, for a run as for tasks: connecting, the code, agents, relayed connections, and the end.
+"""A host reached by ssh, for a run or for tasks: connection, code, agents, relay, end.
 
-Two threads each: one reads messages, one writes them and pings, so a host that stalls holds up no other.
+It has two threads: one reads messages, one writes them and pings, so that a stalled host delays no
+other.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from torchmuster.launcher.node.remote.files import TOKEN_FILE
 _PING_EVERY_S = 4.0
 _FACTS_LIMIT_S = 20.0
 _SILENCE_S = 30.0
-_GONE_S = 10.0  # less than a lease: who asks for another agent then has heard nothing either
+_GONE_S = 10.0  # less than a lease, after which the head asks for another agent
 _MAX_NOISE_BYTES = 1 << 20
 _LEAVE_S = 12.0
 _MAX_STDERR_BYTES = 16 << 10
@@ -46,7 +47,7 @@ Made = TypeVar("Made")
 
 
 class HostError(Exception):
-    """A host can't be used, or no longer."""
+    """A host can't be used, or not any more."""
 
     def __init__(self, problem: HostProblem) -> None:
         super().__init__(problem.line())
@@ -54,7 +55,7 @@ class HostError(Exception):
 
 
 def share_token(run_dir: RunDir) -> str:
-    """Return the token by which hosts see that they share the run directory; it was left there."""
+    """Write a token into the run directory and return it: hosts that read it there share it."""
     token = secrets.token_hex(16)
     with open(os.path.join(run_dir.path, TOKEN_FILE), "w") as file:
         file.write(token + "\n")
@@ -62,7 +63,7 @@ def share_token(run_dir: RunDir) -> str:
 
 
 def in_parallel(action: Callable[[Item], Made], items: Collection[Item]) -> list[Made]:
-    """Return what the action makes of each; hosts are slow, so each has a thread."""
+    """Apply the action to each item, in threads because hosts are slow; return the results."""
     if not items:
         return []
     with ThreadPoolExecutor(min(len(items), _MAX_THREADS), "ssh") as pool:
@@ -81,14 +82,16 @@ def _has_call(message: messages.SetUpRun | messages.SetUpTasks) -> bool:
 
 
 class RemoteHost:
-    """One session with one host.
+    """A session with a host.
 
     Attributes:
-        on_message: Gets what no question waits for: pieces of files, requests for agents elsewhere.
-        on_lost: Called once when the connection has ended, however, before its agents are said to have ended.
-        session: How the door of its session was; None without one.
-        placed: Where the run lives there; None before it was set up.
-        place: The node of a run that it is.
+        on_message: Gets messages that answer no question: pieces of files, requests for agents
+            elsewhere.
+        on_lost: Called once when the connection has ended for any reason, before its agents are
+            reported as ended.
+        session: The state of its session's server; None without one.
+        placed: Where the run is on the host; None before it is set up.
+        place: Its place in a run.
     """
 
     def __init__(self, host: SshHost, bundle: Bundle, run_dir: RunDir) -> None:
@@ -114,27 +117,27 @@ class RemoteHost:
 
     @property
     def pid(self) -> int:
-        """Return the process id of ssh."""
+        """The process id of ssh."""
         return self._child.pid if self._child is not None else 0
 
     @property
     def problem(self) -> HostProblem | None:
-        """Return why the host is of no use any more."""
+        """Why the host can't be used any more; None if it can."""
         return self._problem
 
     @property
     def is_usable(self) -> bool:
-        """Say whether agents can be started there."""
+        """Whether agents can be started there."""
         return not self.is_lost and self._problem is None
 
     @property
     def is_answering(self) -> bool:
-        """Say whether it gives signs of life: one without power keeps its connection open for half a minute."""
+        """Whether it was heard lately; after a power cut its connection stays for 30 s."""
         return time.monotonic() - self.last_heard < _GONE_S
 
     @property
     def num_agents(self) -> int:
-        """Return how many agents run there, or are on their way."""
+        """How many agents run there, or are being started."""
         return len(self._agents)
 
     # Connecting.
@@ -143,7 +146,7 @@ class RemoteHost:
         """Connect and bring torchmuster there; blocks, so each host has a thread.
 
         Raises:
-            HostError: The host can't be used; within 10 s when it doesn't answer.
+            HostError: The host can't be used; raised within 10 s if it doesn't answer.
         """
         try:
             reader, writer = self._start_ssh()
@@ -176,7 +179,7 @@ class RemoteHost:
         return FrameReader(out), self._writer
 
     def _meet(self, reader: FrameReader, writer: FrameWriter) -> None:
-        """Wait for the loader, learn what the host is, bring the package."""
+        """Wait for the loader, read the host's facts, send the package if it lacks it."""
         marker = marker_of(self._bundle.sha).encode()
         limit_s = self._bundle.connect_limit_s
         try:
@@ -206,10 +209,10 @@ class RemoteHost:
             raise HostError(no_python(self.host.name, self._stderr()))
         raise HostError(self._why("its Python ended at once"))
 
-    # What is said.
+    # Messages.
 
     def send(self, message: messages.RemoteMessage, *, bulk: bool = False) -> bool:
-        """Send a message; bulk waits for room. Say whether there is anybody to get it."""
+        """Send a message; bulk waits for room. Return whether the connection is open."""
         if self._writer is None:
             raise ValueError("open comes first")
         return self._writer.send(message, bulk=bulk)
@@ -218,7 +221,7 @@ class RemoteHost:
         """Send a question and wait for its answer.
 
         Raises:
-            HostError: The host says no, or is gone.
+            HostError: The host refuses, or is gone.
         """
         with self._changed:
             self._answers.pop(kind, None)
@@ -226,7 +229,7 @@ class RemoteHost:
         return self.expect(kind)
 
     def expect(self, kind: type[Answer]) -> Answer:
-        """Wait for an answer; as long as the host gives signs of life, since disks and links differ."""
+        """Wait for an answer while the host gives signs of life: speeds differ."""
         with self._changed:
             self._changed.wait_for(lambda: kind in self._answers or self._problem is not None)
             answer = self._answers.pop(kind, None)
@@ -243,15 +246,15 @@ class RemoteHost:
         code: Callable[[], str] | None = None,
         note: Callable[[int], None] | None = None,
     ) -> str | None:
-        """Give a host the run, and the code where it lacks it; return a note for the user.
+        """Set up the run on a host, sending the code if it lacks it; return a note for the user.
 
         Args:
-            message: The run.
-            code: Returns the path of the archive of the code.
-            note: Gets how many bytes of it are sent.
+            message: The run, or the tasks.
+            code: Returns the path of the code archive.
+            note: Called with the number of bytes sent so far.
 
         Raises:
-            HostError: It can't have it.
+            HostError: The setup failed.
             UsageError: The code can't be copied.
         """
         with self._changed:
@@ -322,7 +325,7 @@ class RemoteHost:
                 self.on_message(self, message)
 
     def refuse(self, problem: HostProblem) -> None:
-        """Use the host no longer; whoever waits for it hears why."""
+        """Stop using the host; threads that wait for it get the problem."""
         self._fail(problem)
 
     def _fail(self, problem: HostProblem) -> None:
@@ -337,7 +340,7 @@ class RemoteHost:
         message: messages.StartNode | messages.StartTask,
         ended: Callable[[int, str | None], None],
     ) -> messages.AgentStarted:
-        """Start an agent and wait until it runs; `ended` gets its status, and why when that is not its own.
+        """Start an agent, wait until it runs; `ended` gets its status, and why if not its own.
 
         Raises:
             HostError: It can't be started; `ended` is not called.
@@ -369,13 +372,13 @@ class RemoteHost:
             agent.ended(status, why)
 
     def kill(self, agent_id: int) -> None:
-        """SIGKILL an agent and what it started, whose end is not told."""
+        """SIGKILL an agent and what it started; its end is not reported."""
         with self._changed:
             self._agents.pop(agent_id, None)
         self.send(messages.KillAgent(agent_id=agent_id))
 
     def cut_off(self) -> None:
-        """Kill the connection; the remote end sees the end of its input."""
+        """Kill ssh; the remote end then sees the end of its input."""
         if self._child is not None:
             self._child.send_signal(9)
 
@@ -387,7 +390,7 @@ class RemoteHost:
     # The end.
 
     def last_words(self) -> str:
-        """Return the last lines that came on the session's standard error."""
+        """Return the last lines of the session's standard error."""
         return " / ".join(self._stderr().strip().splitlines()[-3:])
 
     def close(self) -> None:
@@ -398,7 +401,7 @@ class RemoteHost:
         self._end_ssh(_LEAVE_S)
 
     def abandon(self) -> None:
-        """End ssh now; the remote end sees the end of its input."""
+        """End ssh now; the remote end then sees the end of its input."""
         if self._writer is not None:
             self._writer.close()
         self._end_ssh(0.0)
@@ -416,7 +419,7 @@ class RemoteHost:
 
     def _why(self, otherwise: str) -> HostProblem:
         if self._child is not None:
-            self._child.wait(0.3)  # its last words come before its end
+            self._child.wait(0.3)  # so that its last words have arrived
         hint_of = self._bundle.hint_of
         return problem_of(self.host.name, self._stderr(), otherwise, hint_of)
 

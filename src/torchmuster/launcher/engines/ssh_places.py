@@ -1,4 +1,4 @@
-"""Which host is which place of a run, who is spare, and how many workers each takes."""
+"""Which host holds which place of a run, which hosts are spare, and how many workers each has."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,22 @@ from torchmuster.launcher.files.environment import PackedEnvironment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshWishes:
-    """How hosts are reached.
+    """How to use the hosts.
 
     Attributes:
-        hosts: All that may be used; those beyond the plan's nodes are spare.
-        where: Who named them, for messages.
-        by_slots: Workers of each node come from the list of hosts.
+        hosts: All hosts that may be used; those beyond the plan's nodes are spare.
+        where: What named them, for messages.
+        by_slots: Whether the list of hosts gives the workers of each node.
         may_share: Look for a shared file system; else everything is copied.
-        head_port: Of this loopback, by which the head is called; 0 for any.
-        code_root: The folder of the code; None for the work tree that the program is in.
-        environment: Waits for what travels to the hosts for the workers, which is packed meanwhile; None: they have their own.
-        spares_first: A lost host may take minutes to come back, so a spare one takes its place at once.
-        passes_on: What comes of the hosts goes on to a client, who says where it is.
-        output: A folder that each host has for itself: what is in it comes into ours, and nothing of the code folder; empty for none.
+        head_port: Loopback port for calls to the head; 0 for any.
+        code_root: The folder of the code; None for the work tree that contains the program.
+        environment: Waits for the workers' environment, which is packed meanwhile; None if hosts
+            have their own.
+        spares_first: Replace a lost host by a spare one at once, because it may take minutes to
+            come back.
+        passes_on: Whether a client gets the hosts' files next, and reports where they are.
+        output: A folder on each host whose content is fetched into ours instead of the code
+            folder's; empty for none.
     """
 
     hosts: tuple[SshHost, ...]
@@ -39,7 +42,7 @@ class SshWishes:
 
 
 class Places:
-    """The hosts of a run: the first are its places, the others are spare."""
+    """The hosts of a run: the first ones are its places, the others are spare."""
 
     def __init__(
         self, hosts: Sequence[SshHost], max_nodes: int, *, spares_first: bool = False
@@ -51,44 +54,44 @@ class Places:
 
     @property
     def hosts(self) -> tuple[SshHost, ...]:
-        """Return the host of each place."""
+        """The host of each place."""
         return tuple(self._at)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return what messages call the places."""
+        """The names of the places in messages."""
         return tuple(host.name for host in self._at)
 
     def settle(self, good: Sequence[SshHost]) -> None:
-        """Let the hosts that answered be the first places; the others follow."""
+        """Make the hosts that answered the first places, followed by the others."""
         others = [host for host in self._all if host not in good]
         self._at = [*good, *others][: self._max_nodes]
 
     def candidates(self, place: int) -> list[SshHost]:
-        """Return the hosts that may hold a place: its own, then the spare ones."""
+        """Return the hosts that may hold a place, its own and the spare ones, the best first."""
         spare = [host for host in self._all if host not in self._at]
         own = self._at[place : place + 1]
         return [*spare, *own] if self._spares_first else [*own, *spare]
 
     def take(self, place: int, host: SshHost) -> bool:
-        """Give a place to a host; say whether it is another than before."""
+        """Give a place to a host; return whether the host is new there."""
         if place >= len(self._at) or self._at[place] == host:
             return False
         self._at[place] = host
         return True
 
     def exchange(self, one: int, other: int) -> None:
-        """Let two places exchange their hosts."""
+        """Exchange the hosts of two places."""
         self._at[one], self._at[other] = self._at[other], self._at[one]
 
 
 def place_to_free(living: Collection[int], trained: Collection[int], plan: RunPlan) -> int | None:
-    """Return the place whose host the head may have, when its own is lost and no other host is there; None for none.
+    """Return the place whose host the head may get when its own is lost; None if there is none.
 
     Args:
-        living: The places whose hosts answer, but the head's.
-        trained: Those that had ranks in the last attempt.
-        plan: Says how many nodes an attempt needs.
+        living: The places whose hosts answer, without the head's.
+        trained: The places that had ranks in the last attempt.
+        plan: Gives the number of nodes that an attempt needs.
     """
     spare = [place for place in living if place not in trained]
     if len(living) < plan.min_nodes:
@@ -97,7 +100,7 @@ def place_to_free(living: Collection[int], trained: Collection[int], plan: RunPl
 
 
 def workers_of(hosts: Sequence[SshHost], gpus: Mapping[str, int], plan: RunPlan) -> tuple[int, ...]:
-    """Return the workers of each place: the list's slots, else its GPUs (by name), else what the plan says."""
+    """Return the workers of each place: the list's slots, else its GPUs, else the plan's."""
     return tuple(
         host.slots or gpus.get(host.name) or plan.num_workers(place)
         for place, host in enumerate(hosts)
@@ -105,7 +108,7 @@ def workers_of(hosts: Sequence[SshHost], gpus: Mapping[str, int], plan: RunPlan)
 
 
 def bad_hosts(problems: Sequence[HostProblem], needed: int, where: str) -> ChannelError:
-    """Return the error that names all hosts that can't be used."""
+    """Return an error that names all hosts that can't be used."""
     names = ", ".join(problem.host for problem in problems)
     number = len(problems)
     what = f"{number} host{'s' if number != 1 else ''} can't be used: {names}"

@@ -1,6 +1,6 @@
-"""Why a job waits, as sentences: a table for each scheduler, and what it has where a job asks for more.
+"""Explanations of waiting jobs: each scheduler's table, and how to detect a shortage.
 
-Pure like the dialects: which commands to ask, and what their answers mean.
+Pure like the dialects: which commands to run, and what their answers mean.
 """
 
 import re
@@ -17,10 +17,10 @@ _MAY_WAIT = frozenset({JobState.PENDING, JobState.HELD})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitReason:
-    """One reason: the pattern in the scheduler's words, and ours.
+    """A reason: a pattern for the scheduler's words, and our explanation.
 
     Attributes:
-        patience_s: Of one that may heal, but mostly does not: how long it may stand.
+        patience_s: For a reason that may pass but mostly doesn't: how long it may last, in seconds.
     """
 
     pattern: str
@@ -33,13 +33,14 @@ class WaitReason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWord:
-    """What a scheduler writes into the output of a job that it ends, or answers when it is asked.
+    """What a scheduler writes into the output of a job that it ends, or answers when asked.
 
     Attributes:
-        pattern: Of a whole line.
-        sentence: What that means.
-        kind: `limit`: of the job's own doing; `node`: it has lost one; `preempted`; `cancelled`: somebody wanted it.
-        exit_code: Of a run that has broken a limit.
+        pattern: Matches a whole line.
+        sentence: The meaning.
+        kind: `limit`: the job exceeded one; `node`: it lost a node; `preempted`; `cancelled`: on
+            request.
+        exit_code: For a run that exceeded a limit.
     """
 
     pattern: str
@@ -54,12 +55,13 @@ class WaitReasons:
     """All reasons of one scheduler.
 
     Attributes:
-        table: The first that fits is meant.
-        capacity_argv: Commands that tell what a job asks for and what there is.
-        shortage: What their answers say there is, where it is less than the job asks for; None where nothing is proven.
-        parts_wait: A part of a job that runs may wait, as single pods do.
+        table: The first match counts.
+        capacity_argv: Commands that show what a job asks for and what there is.
+        shortage: Returns what there is if that is less than the job asks for; None if nothing is
+            proven.
+        parts_wait: Whether parts of a running job may wait, as single pods do.
         last_words: What it writes when it ends a job.
-        gone: What its starter of processes says of a node that is out of the job, as one pattern.
+        gone: A pattern for its launcher's words on a node that has left the job.
     """
 
     table: tuple[WaitReason, ...]
@@ -70,7 +72,7 @@ class WaitReasons:
     gone: str | None = None
 
     def explained(self, view: JobView) -> JobView:
-        """Return the view with the meaning of its reason, where the table knows it."""
+        """Add the meaning of the view's reason, if the table has it."""
         runs_in_part = self.parts_wait and view.state is JobState.RUNNING
         if view.reason is None or not (view.state in _MAY_WAIT or runs_in_part):
             return view
@@ -87,7 +89,7 @@ class WaitReasons:
         return replace(view, wait=wait)
 
     def meaning(self, words: str) -> WaitReason | None:
-        """Return what the scheduler's words mean; None where the table does not know them."""
+        """Return the meaning of the scheduler's words; None if the table lacks it."""
         return next((entry for entry in self.table if re.match(entry.pattern, words)), None)
 
 
@@ -97,9 +99,9 @@ class SchedulerWords:
 
     Attributes:
         waits: Why a job waits.
-        refuses: What it says when it refuses one.
-        ends: What it writes when it ends one.
-        gone: What it says of a node that is out of its job, as one pattern.
+        refuses: Messages of refusals.
+        ends: What it writes when it ends a job.
+        gone: A pattern for its words on a node that has left its job.
     """
 
     waits: tuple[WaitReason, ...] = ()
@@ -109,11 +111,11 @@ class SchedulerWords:
 
 
 def read_words(path: str, form: str = "{}") -> SchedulerWords:
-    """Return what a scheduler says, as a data file has it.
+    """Read a scheduler's words from a data file.
 
     Args:
         path: The file.
-        form: What the words of a reason to wait become, as a regular expression.
+        form: The regular expression for a reason to wait, with `{}` for its words.
     """
     of_kind: dict[str, list[Paragraph]] = {}
     for known in read_paragraphs(path):
@@ -158,6 +160,6 @@ def _last_word(known: Paragraph) -> LastWord:
 
 
 def reasons_of(dialect: object) -> WaitReasons | None:
-    """Return the table of a dialect; engines of other packages may have none."""
+    """Return a dialect's table; engines of other packages may have none."""
     found = getattr(dialect, "wait_reasons", None)
     return found if isinstance(found, WaitReasons) else None

@@ -1,1 +1,1 @@
-"""Runs that are jobs of a scheduler: submitted, followed, conducted inside."""
+"""Runs that are jobs of a scheduler: submit them, follow them, conduct them inside the job."""

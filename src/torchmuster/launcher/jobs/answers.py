@@ -1,7 +1,7 @@
-"""What schedulers said of jobs last, so that many who look ask little.
+"""Cache of what schedulers say about jobs, so that many viewers cause few questions.
 
-A scheduler is everybody's: an answer serves for 2 s, and for longer, up to 30 s, while it stays the same. One command
-asks for all jobs of an engine.
+All users share a scheduler: an answer is reused for 2 s, and for up to 30 s while it stays the
+same. One command asks about all jobs of an engine.
 """
 
 import contextlib
@@ -20,11 +20,12 @@ from torchmuster.launcher.model.job import JobView
 
 FIRST_POLL_S, LAST_POLL_S = 2.0, 30.0
 _GROWTH = 1.5
-_MOST_REASON = 400  # a refusal names the user, and then the right
+_MOST_REASON = 400  # characters: a refusal names the user, and then the right
 _COMMAND_TIMEOUT_S = 30.0
 _MOST_AT_ONCE = 8  # clusters
-_MOST_IDS = 500  # of one command line
-# What schedulers say of an id that they have forgotten; any other failure means that they can't tell.
+_MOST_IDS = 500  # on one command line
+# What schedulers say about an id that they have forgotten; any other failure means that they don't
+# know.
 _FORGOTTEN = re.compile(
     r"invalid job id|unknown job|illegal job id|no such job|job has finished|job \S+ not found",
     re.IGNORECASE,
@@ -40,7 +41,7 @@ class _Known:
 
 
 def words_of_loss(question: NodeQuestion, job_id: str, node: str, ask: Ask) -> str | None:
-    """Return in what words the scheduler says that a node of a job is lost; None when it does not, or does not answer."""
+    """Return the scheduler's words if it says that a node of a job is lost; else None."""
     for argv in question.argv_for(job_id, node):
         with contextlib.suppress(MusterError):
             answer = ask(argv)
@@ -51,38 +52,38 @@ def words_of_loss(question: NodeQuestion, job_id: str, node: str, ask: Ask) -> s
 
 
 def ask_scheduler(argv: Sequence[str]) -> proc.Answered:
-    """Run a scheduler's command for at most 30 s; who only looks waits less, and no second time.
+    """Run a scheduler's command for at most 30 s; see `only_look` for a shorter limit.
 
     Raises:
-        MusterError: It can't be executed.
+        MusterError: The command can't be executed.
     """
     return ask_patiently(argv, b"", _COMMAND_TIMEOUT_S)
 
 
-_LOOKS: list[float] = []  # in a process that only looks: how long it waits
-_SILENT: dict[tuple[str, ...], float] = {}  # clusters that did not answer it, until when
+_LOOKS: list[float] = []  # in a process that only shows state: the limit of a question, in seconds
+_SILENT: dict[tuple[str, ...], float] = {}  # silent clusters, and until when to skip them
 _SILENT_S = 20.0
 
 
 def only_look() -> None:
-    """Let this process wait 5 s for each cluster and for the scheduler, all its questions together: it only shows what there is."""
+    """Limit this process's questions to 5 s each, and skip silent servers: it only shows state."""
     _LOOKS[:] = [5.0]
 
 
 def only_looks() -> bool:
-    """Say whether this process only shows what there is."""
+    """Return whether this process only shows state."""
     return bool(_LOOKS)
 
 
 def ask_patiently(argv: Sequence[str], data: bytes, limit_s: float) -> proc.Answered:
-    """Run a command for at most so long; where this process only looks, a server that was silent is not asked again.
+    """Run a command with a time limit; a process that only shows state skips a silent server.
 
     Raises:
-        MusterError: It can't be executed.
+        MusterError: The command can't be executed.
     """
     if not _LOOKS:
         return proc.ask(argv, data, limit_s)
-    # Commands without one are those of this machine's scheduler.
+    # Commands without a context ask this machine's scheduler.
     server = tuple(word for word in argv if word.startswith("--context="))
     if _SILENT.get(server, 0.0) > time.monotonic():
         return proc.Answered(status=None, stdout=b"", stderr=b"")
@@ -93,18 +94,18 @@ def ask_patiently(argv: Sequence[str], data: bytes, limit_s: float) -> proc.Answ
 
 
 class JobStatusCache:
-    """Answers where jobs stand, from its memory while that is fresh."""
+    """Caches the scheduler's views of jobs and answers from the cache while they are fresh."""
 
     def __init__(self, ask: Ask = ask_scheduler, clock: Callable[[], float] = time.monotonic):
         self._ask = ask
         self._clock = clock
         self._known: dict[tuple[str, str], _Known] = {}
-        self._asking = threading.Lock()  # who comes meanwhile takes what is being asked for all
+        self._asking = threading.Lock()  # later callers share the answer to the open question
         self._forgets = False
         self._news: dict[tuple[str, str], float] = {}
 
     def views(self, dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
-        """Return what is known of these jobs; those that the scheduler has forgotten are left out."""
+        """Return the views of these jobs, without those that the scheduler has forgotten."""
         with self._asking:
             return self._views(dialect, job_ids)
 
@@ -123,19 +124,20 @@ class JobStatusCache:
         return {job_id: view for job_id, view in known.items() if view is not None}
 
     def forget(self) -> None:
-        """Ask again at the next look: something was done to a job. Never waits for a question that is open."""
+        """Ask again next time, because a job was changed. Never waits for an open question."""
         self._forgets = True
 
     def doubt(self, dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
-        """Ask again at the next look for jobs of which there was news at this time, unless that has been done for all.
+        """Ask again next time about jobs with news from `since`, unless asked after it.
 
-        They are looked at closely from then on: what pods do comes before what becomes of their Job. Never waits, as `forget`.
+        From then on they are polled often: pods change before their Job does. Never waits, like
+        `forget`.
         """
         for job_id in job_ids:
             self._news[dialect.name, job_id] = since
 
     def _take_news(self) -> None:
-        """Let what was noted meanwhile count."""
+        """Apply what `forget` and `doubt` have recorded."""
         if self._forgets:
             self._forgets = False
             self._known.clear()
@@ -145,7 +147,7 @@ class JobStatusCache:
                 known.asked_at, known.poll_s = float("-inf"), FIRST_POLL_S
 
     def _open_others(self, dialect: Dialect, ids: Container[str]) -> list[str]:
-        """Return the other jobs that go on: one question is for all, or each would be asked of by itself."""
+        """Return the other jobs that have not ended, to ask about all of them at once."""
         return [
             job_id
             for (name, job_id), known in self._known.items()
@@ -167,7 +169,7 @@ class JobStatusCache:
 def ask_views(
     dialect: Dialect, job_ids: Sequence[str], ask: Ask = ask_scheduler
 ) -> dict[str, JobView]:
-    """Return what a scheduler says of jobs; those that it can't tell of together are asked for apart."""
+    """Ask a scheduler about jobs; those that need separate questions are asked for separately."""
     objects = object_dialect(dialect)
     if objects is None:
         return _ask_views(dialect, job_ids, ask)
@@ -186,10 +188,10 @@ def ask_views(
 
 
 def _ask_views(dialect: Dialect, job_ids: Sequence[str], ask: Ask) -> dict[str, JobView]:
-    """Return what a scheduler says: one command for all, more only for jobs of which it knows too little.
+    """Ask a scheduler about jobs: one command for all, further ones only for jobs still unknown.
 
-    A job of which no command could tell anything is UNKNOWN with the scheduler's words; one that the scheduler
-    has forgotten is left out.
+    If no command answers, the jobs are UNKNOWN, with the scheduler's message; jobs that it has
+    forgotten are left out.
     """
     found: dict[str, JobView] = {}
     problems: list[str] = []
@@ -220,14 +222,14 @@ def _ask_views(dialect: Dialect, job_ids: Sequence[str], ask: Ask) -> dict[str, 
 def _answer(
     dialect: Dialect, argv: Sequence[str], ask: Ask
 ) -> tuple[dict[str, JobView], str | None]:
-    """Return what one command told, and why it could not; a forgotten job is an answer too."""
+    """Return the views from one command, and its failure, if any; a forgotten job is none."""
     try:
         said = ask(argv)
     except MusterError as error:  # a site without sacct
         return {}, f"`{argv[0]}` can't be started: {error.why or error.what}"
     stderr = said.stderr.decode(errors="replace").strip()
     try:
-        # Some give the jobs that they know and an error for the others.
+        # Some print the jobs that they know and an error about the others.
         views = dialect.views(_whole_answer(dialect, argv, said, ask))
         reasons = reasons_of(dialect)
         if reasons is not None:
@@ -243,13 +245,13 @@ def _answer(
         )
     last = (stderr or f"exit code {said.status}").splitlines()[-1][:_MOST_REASON]
     objects = object_dialect(dialect)
-    is_told = objects is None or "Forbidden" in stderr  # which right is missing, the words say
+    is_told = objects is None or "Forbidden" in stderr  # the message names the missing right
     hint = None if is_told or objects is None else objects.explain_refusal(stderr).hint
     return views, None if views else f"`{argv[0]}`: {last}" + (f"; {hint}" if hint else "")
 
 
 def _whole_answer(dialect: Dialect, argv: Sequence[str], said: proc.Answered, ask: Ask) -> str:
-    """Return an answer with those to the questions that it raises, where the dialect has some."""
+    """Return an answer, followed by the answers to the dialect's further questions about it."""
     text = said.stdout.decode(errors="replace")
     objects = object_dialect(dialect)
     if objects is None or said.status != 0:
@@ -257,7 +259,7 @@ def _whole_answer(dialect: Dialect, argv: Sequence[str], said: proc.Answered, as
     for more in objects.more_argv(argv, text):
         with contextlib.suppress(
             MusterError
-        ):  # e.g. events may be forbidden: the state is known all the same
+        ):  # e.g. events may be forbidden: the state is known without them
             answer = ask(more)
             text += answer.stdout.decode(errors="replace") if answer.status == 0 else ""
     return text

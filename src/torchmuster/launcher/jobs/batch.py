@@ -1,4 +1,4 @@
-"""Follow a run that is a job: what it does from its run directory, where it stands from its scheduler."""
+"""Follow a run that is a job: its actions from the run directory, its state from the scheduler."""
 
 import asyncio
 import contextlib
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 _LOOK_S = 0.3
-_SETTLE_S = 10.0  # from the job's end to its result: a shared file system may show it late
+_SETTLE_S = 10.0  # from the job's end to its result, which a shared file system may show late
 _SECOND_CTRL_C_S = 3.0
 _OWN_WORDS = ("muster: ", "error: ", "  at: ", "  because: ", "hint: ")
-_SAY_EVERY_S = 10.0  # of the same wait, whose parts change
+_SAY_EVERY_S = 10.0  # for the same wait with other details
 _SILENT_S = 5.0
 _LAST_ANSWER_S = 2.0
 
@@ -42,8 +42,8 @@ class TwiceCancels:
     """Ctrl-C while jobs are followed: once leaves them alone, again within 3 s cancels them.
 
     Attributes:
-        goes_on: What is said at the first.
-        cancelling: What is said at the second.
+        goes_on: Returns the message after the first Ctrl-C.
+        cancelling: Returns the message after the second.
         cancel: Cancels the jobs.
     """
 
@@ -55,11 +55,11 @@ class TwiceCancels:
     _leaves: bool = False
 
     def listen(self) -> None:
-        """Take the signal from now on."""
+        """Handle SIGINT from now on."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._take)
 
     def leaves(self) -> bool:
-        """Say whether the jobs continue without us: nobody asked again, or they can't be cancelled."""
+        """Return whether to leave the jobs: no second Ctrl-C came, or they can't be cancelled."""
         since = self._since
         return self._leaves or (since is not None and time.monotonic() - since > _SECOND_CTRL_C_S)
 
@@ -78,7 +78,7 @@ class TwiceCancels:
 
 
 def _beside(work: Callable[[], float]) -> asyncio.Future[float]:
-    """Work in a thread which nothing waits for at the end: a scheduler may be silent for a minute."""
+    """Run work in a daemon thread: a silent scheduler must not delay the exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[float] = loop.create_future()
 
@@ -91,7 +91,7 @@ def _beside(work: Callable[[], float]) -> asyncio.Future[float]:
         settled: Future[float] = Future()
         try:
             settled.set_result(work())
-        except Exception as found:  # noqa: BLE001 - it is raised where the answer is wanted
+        except Exception as found:  # noqa: BLE001 - raised where the answer is awaited
             settled.set_exception(found)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, settled)
@@ -102,9 +102,9 @@ def _beside(work: Callable[[], float]) -> asyncio.Future[float]:
 
 @dataclass(slots=True)
 class JobNews:
-    """Which changes of a job are told: another state or meaning at once, other words for the same one every 10 s.
+    """Decides when to report a job: a new state or meaning at once, new details every 10 s.
 
-    Pods that come one by one change the words only, and each of many would be a line.
+    Pods that start one by one change only the details, and each of many would be a line.
     """
 
     _text: str = ""
@@ -112,7 +112,7 @@ class JobNews:
     _again_at: float = 0.0
 
     def is_told(self, text: str, view: JobView, now: float) -> bool:
-        """Say whether this text on a job is told now."""
+        """Return whether to report this text on a job now."""
         before = self._view
         is_same = (
             before is not None
@@ -129,13 +129,13 @@ Ended = TypeVar("Ended")
 
 
 class JobsFollower(ABC, Generic[Ended]):
-    """Follows what jobs of a scheduler do until there is a result: a run, a workflow, a sweep.
+    """Base: follows the jobs of a run, a workflow or a sweep until there is a result.
 
     Attributes:
-        voice: Shows it.
-        scheduler: Its name.
-        jobs: What Ctrl-C speaks of.
-        is_one: These are one job.
+        voice: Shows progress on the terminal.
+        scheduler: The scheduler's name.
+        jobs: How messages about Ctrl-C name the jobs.
+        is_one: Whether there is only one job.
     """
 
     jobs = "the jobs"
@@ -146,7 +146,7 @@ class JobsFollower(ABC, Generic[Ended]):
         self.scheduler = scheduler
 
     async def follow(self) -> Ended | None:
-        """Return how it ended; None when the jobs continue without us, or ended without a result."""
+        """Return the result; None if the jobs continue without us, or ended without a result."""
         go_on, them = ("continues", "it") if self.is_one else ("continue", "them")
         interrupts = TwiceCancels(
             self.voice,
@@ -169,7 +169,7 @@ class JobsFollower(ABC, Generic[Ended]):
             if interrupts.leaves() or (ended_at is not None and now > ended_at + _SETTLE_S):
                 if (
                     asking is not None
-                ):  # it may note an end, and cancel a job for it: not the one alone
+                ):  # it may be recording an end and cancelling a job: let it do both
                     await asyncio.wait({asking}, timeout=_LAST_ANSWER_S)
                 return None
             if asking is None and now >= poll_at:
@@ -188,11 +188,11 @@ class JobsFollower(ABC, Generic[Ended]):
 
     @abstractmethod
     def ended(self) -> Ended | None:
-        """Return how it ended; None while it has not."""
+        """Return the result; None while there is none."""
 
     @abstractmethod
     def ask(self) -> float:
-        """Ask the scheduler, in a thread; return how many seconds later to ask again."""
+        """Ask the scheduler, in a thread; return the seconds until the next question."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -202,11 +202,11 @@ class JobsFollower(ABC, Generic[Ended]):
         """Show what is new."""
 
     def has_news(self) -> bool:
-        """Return whether the scheduler should be asked at once."""
+        """Return whether to ask the scheduler at once."""
         return False
 
     async def take_answer(self) -> bool:
-        """Take what the scheduler has said; return whether the jobs have ended, so that the result comes soon or never."""
+        """Handle the scheduler's answer; return whether the jobs have ended, so a result is due."""
         return False
 
 
@@ -221,33 +221,33 @@ class JobFollower(JobsFollower[Result]):
         super().__init__(voice, dialect.name)
         self.plan = plan
         self.run_dir = run_dir
-        self.view: JobView | None = None  # what the scheduler said last
+        self.view: JobView | None = None  # the scheduler's last answer
         self.jobs = f"job {job_id}"
         self._news = JobNews()
         self._follow = Follow(run_dir.events)
         self._attempts: set[int] = set()
         self._never = NeverWatch()
         self._lost: tuple[str, ...] = ()
-        self._copy: RecordCopy | None = None  # of a run whose nodes don't see our files
+        self._copy: RecordCopy | None = None  # for a run whose nodes don't see our files
         if object_dialect(dialect) is not None:
             from torchmuster.launcher.views.elsewhere import elsewhere
 
             self._copy = elsewhere().follow(run_dir, voice.say, self._show_line)
 
     def _show_line(self, line: str) -> None:
-        """Show a line of the first pod's log: what its ranks print, and muster's own words."""
+        """Show a line of the first pod's log: output of its ranks, or muster's own."""
         if line.startswith(_OWN_WORDS):
             self.voice.print(line)
         else:
             self.voice.show(0, 1, line, 0)
 
     def close(self) -> None:
-        """End what copies the record; of a run that is over nothing stays on its cluster."""
+        """Stop copying the record; the copier leaves nothing of a finished run on its cluster."""
         if self._copy is not None:
             self._copy.close()
 
     def ended(self) -> Result | None:
-        """Return the result, with what only the cluster knew."""
+        """Return the result, joined with what only the cluster knew."""
         result = settled_result(self.run_dir)
         return result if result is None or self._copy is None else self._copy.join(result)
 
@@ -256,21 +256,21 @@ class JobFollower(JobsFollower[Result]):
         cancel_jobs(self.run_dir)
 
     def has_news(self) -> bool:
-        """Return whether the copy of the record saw something end."""
+        """Return whether the copied record shows that something ended."""
         return self._copy is not None and self._copy.has_news()
 
     def ask(self) -> float:
-        """Ask where the job stands, and end it if it can never start."""
+        """Report the state of the job, and end it if it can never start."""
         self._tell_where_it_stands()
         lost = lost_head(self.run_dir)
         if lost and lost != self._lost:
             self.voice.say(lost[0])
         self._lost = lost
         self._never.end_if_never(self.run_dir)
-        return _POLL_S  # the desk asks ever less often
+        return _POLL_S  # `JobStatusCache` asks less and less often
 
     async def take_answer(self) -> bool:
-        """Return whether the job has ended; its record is copied meanwhile."""
+        """Copy the job's record; return whether the job has ended and its record is complete."""
         is_over = self.view is not None and self.view.state.is_final
         if self._copy is not None and is_over:
             return await asyncio.to_thread(self._copy.take_last_words)
@@ -289,7 +289,7 @@ class JobFollower(JobsFollower[Result]):
             self.voice.say(text)
 
     def show(self) -> None:
-        """Show what the run has noted and printed."""
+        """Show the run's new events and output."""
         for one in self._follow.events():
             if isinstance(one.event, AttemptStartedEvent):
                 self._attempts.add(one.event.attempt)

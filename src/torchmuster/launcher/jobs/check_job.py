@@ -1,6 +1,6 @@
-"""The one-node test job of `muster engines check`: follow it, and read what it found.
+"""The one-node test job of `muster engines check`: follow it, and read its findings.
 
-It is a run like any other, submitted by `muster run`; here is only what comes after.
+`muster run` submits it like any other run; this module handles only what comes after.
 """
 
 import os
@@ -19,19 +19,19 @@ from torchmuster.launcher.model.job import JobView, describe_job
 
 FINDINGS = "check.json"
 _LOOK_S = 0.2
-_SETTLE_S = 10.0  # from the job's end to its result: a shared file system may show it late
+_SETTLE_S = 10.0  # from the job's end to its result, which a shared file system may show late
 _LOG_LINES = 8
 _pause = threading.Event().wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCheck:
-    """What became of a test job.
+    """The outcome of a test job.
 
     Attributes:
-        waited_s: From the submission to the first sign of the job, seen from here.
-        found: What the probe wrote; None when it never did.
-        view: What the scheduler said last.
+        waited_s: Seconds from the submission to the first sign of the job, as seen from here.
+        found: What the probe wrote; None if it wrote nothing.
+        view: The scheduler's last answer.
         log: The last lines of the job's log.
         in_time: Whether it ended within the limit.
     """
@@ -45,24 +45,24 @@ class JobCheck:
 
 
 def probe_path() -> str:
-    """Return the script that the test job runs."""
+    """Return the path of the script that the test job runs."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "check_probe.py")
 
 
 def findings_path(run_dir: RunDir) -> str:
-    """Return where the test job leaves what it found."""
+    """Return the path of the test job's findings."""
     return os.path.join(run_dir.path, FINDINGS)
 
 
 @dataclass(slots=True)
 class JobWatch:
-    """Looks at a test job until it has a result, is gone, or its time is up.
+    """Watches a test job until it has a result, is gone, or its time is up.
 
     Attributes:
-        look: What the scheduler says of a run's job.
-        say: Told whenever the job stands elsewhere.
-        submitted_at: On the monotonic clock.
-        timeout_s: From there to the end of the patience.
+        look: Returns the scheduler's view of a run's job.
+        say: Called with every new state of the job.
+        submitted_at: Time of the submission, on the monotonic clock.
+        timeout_s: The longest wait from then on, in seconds.
     """
 
     run_dir: RunDir
@@ -76,7 +76,7 @@ class JobWatch:
     _never: NeverWatch = field(default_factory=NeverWatch)
 
     def follow(self) -> JobCheck:
-        """Return what became of the job."""
+        """Wait for the job; return its outcome."""
         in_time = True
         while (result := read_result(self.run_dir)) is None:
             now = time.monotonic()
@@ -114,7 +114,7 @@ class JobWatch:
 
 
 def _has_begun(run_dir: RunDir) -> bool:
-    """Say whether the job's head has written its first event."""
+    """Return whether the job's head has written its first event."""
     try:
         return os.path.getsize(run_dir.events) > 0
     except OSError:

@@ -1,8 +1,8 @@
-"""What `muster engines check` runs in its test job: it writes what the job's Python finds where it is.
+"""The program of the test job of `muster engines check`: writes what the job's Python finds.
 
     python check_probe.py WORKING_DIRECTORY OUTPUT
 
-Standard library only, and no torchmuster: the job's Python may be any, with or without torch.
+Standard library only, without torchmuster: the job's Python may be any, with or without torch.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import sys
 
 
 def look(working_directory: str) -> "dict[str, object]":
-    """Return what there is, as plain values."""
+    """Return the findings as plain values."""
     found: dict[str, object] = {
         "node": platform.node(),
         "processor": platform.machine(),
@@ -23,7 +23,7 @@ def look(working_directory: str) -> "dict[str, object]":
         "sees_cwd": os.path.isdir(working_directory),
     }
     try:
-        torch = importlib.import_module("torch")  # by name: the job decides what it is
+        torch = importlib.import_module("torch")  # by name: the job decides which torch it is
 
         found["torch"] = torch.__version__
         found["gpus"] = torch.cuda.device_count()
@@ -33,7 +33,7 @@ def look(working_directory: str) -> "dict[str, object]":
 
 
 def main(arguments: "list[str]") -> None:
-    """Write the findings, whole or not at all."""
+    """Write the findings, completely or not at all."""
     working_directory, output = arguments
     with open(output + ".tmp", "w") as file:
         json.dump(look(working_directory), file)

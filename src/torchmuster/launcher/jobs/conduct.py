@@ -1,8 +1,9 @@
-"""The head of a run inside a job: what the job script starts on the first node.
+"""The head of a run inside a job: the job script starts it on the first node.
 
-Started by its path, so that no PYTHONPATH of ours reaches the workers.
+It is started by its path, so that workers don't inherit a PYTHONPATH of ours.
 
-It is to the run what `muster run` is on one machine: it owns the agents, restarts them, and leaves the result.
+It does for the run what `muster run` does on one machine: it owns the agents, restarts them, and
+writes the result.
 """
 
 import contextlib
@@ -43,8 +44,8 @@ from torchmuster.launcher.jobs.links import is_cancelled
 from torchmuster.launcher.jobs.succession import ConductWords
 from torchmuster.launcher.owner.resubmit import Chain, ask_quickly, parse_method
 
-# Login node and compute node of different processors: said, and the interpreter replaced that can't run here.
-
+# The login node and the compute node may have different processors: report it, and replace an
+# interpreter that can't run.
 
 # Bytes 18 and 19 of an ELF file. Source: elf(5), e_machine.
 _ELF_MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64"}
@@ -52,7 +53,7 @@ _HEADER_BYTES = 20
 
 
 def describe_difference(submitted_from: str | None, node: str, machine: str) -> str | None:
-    """Return the line that says that this node has another processor than the login node; None when it has not."""
+    """Return a line for a node whose processor differs from the login node's; else None."""
     if not submitted_from or submitted_from == machine:
         return None
     return (
@@ -62,7 +63,7 @@ def describe_difference(submitted_from: str | None, node: str, machine: str) -> 
 
 
 def elf_machine(path: str) -> str | None:
-    """Return for which processor a program is, as `uname -m` calls it; None for scripts and what can't be read."""
+    """Return a program's processor, as in `uname -m`; None for scripts and unreadable files."""
     try:
         with open(path, "rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -78,7 +79,7 @@ def elf_machine(path: str) -> str | None:
 def fit_interpreter(
     plan: RunPlan, machine: str, which: Callable[[str], str | None] = shutil.which
 ) -> RunPlan:
-    """Return the plan with the python3 of this node's PATH where the plan's is for another processor."""
+    """Replace a Python made for another processor by the python3 of this node's PATH."""
     words = plan.program.python
     path = which(words[0]) if words else None
     made_for = elf_machine(os.path.realpath(path)) if path is not None else None
@@ -88,7 +89,8 @@ def fit_interpreter(
     return replace(plan, program=replace(plan.program, python=(own, *words[1:])))
 
 
-# What a scheduler has written into a job's output when it ended the job: the cause, of which a signal alone tells nothing.
+# A scheduler that ends a job writes the cause into the job's output; the signal alone doesn't show
+# it.
 
 
 _MOST_BYTES = 1 << 20
@@ -103,15 +105,15 @@ def with_last_word(
     since: int,
     asked: Callable[[], str] = str,
 ) -> Result:
-    """Return the result of a run that was stopped with the scheduler's own reason, where the job's output has one, or its answer.
+    """Add the scheduler's reason, from the job's output or its answer, to a stopped run's result.
 
     Args:
-        result: Of the run.
-        run_dir: Of the run.
-        dialect: Of the scheduler.
+        result: Result of the run.
+        run_dir: Directory of the run.
+        dialect: The scheduler's dialect.
         output: The log that the scheduler writes.
-        since: Where the output of this job begins in it: a run may have had other jobs.
-        asked: Asks the scheduler what it says of the job.
+        since: Offset in it where this job's output begins: the run may have had other jobs.
+        asked: Asks the scheduler about the job.
     """
     reasons = reasons_of(dialect)
     if result.state not in _STOPPED or reasons is None or is_cancelled(run_dir):
@@ -135,7 +137,7 @@ def _read(output: str, since: int) -> str:
 
 
 def answer_on(dialect: Dialect, job_id: str) -> str:
-    """Return what the scheduler says of a job now, in its own words; empty where it says nothing."""
+    """Return what the scheduler says about a job now, verbatim; empty if nothing."""
     view = ask_views(dialect, (job_id,), lambda argv: ask_quickly([*argv])).get(job_id)
     return view.reason or "" if view is not None else ""
 
@@ -143,7 +145,7 @@ def answer_on(dialect: Dialect, job_id: str) -> str:
 def _joined(result: Result, word: LastWord, line: str) -> Result:
     known = result.report.hint if result.report is not None else None
     if word.kind == "node" and result.node_was_lost and result.report is not None:
-        because = (*result.report.because, line)  # the head has the node, too
+        because = (*result.report.because, line)  # the head has reported the node, too
         return replace(result, report=replace(result.report, because=because))
     hint = word.hint or known or f"muster restart {result.run_id}"
     report = Report(error=word.sentence, because=(line,), hint=hint)
@@ -161,23 +163,23 @@ def _joined(result: Result, word: LastWord, line: str) -> Result:
     )
 
 
-_TRY_S = 600.0  # for a way to continue, where the end of the job is not known
+_TRY_S = 600.0  # for continuing in another job, if the end of this job is not known
 
 
 def main(arguments: list[str]) -> int:
-    """Conduct the run of a directory to its end."""
+    """Conduct a run, given the command line, to its end."""
     return conduct(codec.from_words(ConductWords, arguments))
 
 
 def conduct(words: ConductWords) -> int:
-    """Conduct the run of a directory to its end."""
+    """Conduct the run in a directory to its end; return the exit code."""
     run_dir = RunDir(words.run_dir)
     plan = read_plan(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
     job = own_job(words.engine, run_dir.path)
-    job = job.from_here() or job  # the agent with the head is a process of this node
-    if plan.job_id is not None:  # a session that was started in the job may hold some of its nodes
+    job = job.from_here() or job  # the agent next to the head is a process of this node
+    if plan.job_id is not None:  # a session in the job may hold some of its nodes
         job = job.with_nodes(job.nodes[: plan.num_places])
     job_id = job.allocation.job_id
     chain = Chain(run_dir, job.dialect, job_id, words.resubmit)
@@ -185,12 +187,12 @@ def conduct(words: ConductWords) -> int:
     nothing_to_do = chain.begin(next_attempt(run_dir))
     if nothing_to_do is not None:
         sys.stderr.write(f"muster: job {job_id}: {nothing_to_do}\n")
-        if read_result(run_dir) is None:  # it was cancelled before it began
+        if read_result(run_dir) is None:  # the run was cancelled before it began
             atomic.write_json(run_dir.result, codec.to_plain(cancelled_before_start(run_dir)))
         return 0
     write_owner(run_dir)
     has_ended = _set_aside_result(run_dir)
-    # Only now the nodes have names; the agents read them from the plan.
+    # The nodes have names only now; the agents read them from the plan.
     plan = replace(plan, node_names=job.node_names)
     plan = fit_interpreter(plan, os.uname().machine)
     atomic.write_json(run_dir.plan, codec.to_plain(plan))
@@ -223,7 +225,7 @@ def conduct(words: ConductWords) -> int:
 
 
 def _outlive(run_dir: RunDir, voice: TerminalVoice) -> int:
-    """Stay until the node that has taken over has ended the run: the job ends with this process."""
+    """Wait until the node that has taken over ends the run: the job ends with this process."""
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
     result = succession.outlive(run_dir, voice, told)
@@ -232,14 +234,15 @@ def _outlive(run_dir: RunDir, voice: TerminalVoice) -> int:
 
 
 def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoice) -> int:
-    """Continue the run in another job, or say how it ended."""
-    # A requeue ends this job in the middle of it. Not ignored: commands would inherit that.
+    """Continue the run in another job, or report how it ended; return the exit code."""
+    # A requeue ends this job right here. SIGTERM is not ignored, because commands would inherit
+    # that.
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
     until = deadline.limit.ends_at or time.time() + _TRY_S
 
     def pause(seconds: float) -> bool:
-        """Wait, also for the signal that ends the job: at the end of its time one more try is worth it."""
+        """Wait, but stop at SIGTERM; return whether another try makes sense, as at a time limit."""
         if told.is_set() or (left_s := until - time.time()) <= 0:
             return False
         told.wait(min(seconds, left_s))
@@ -260,7 +263,7 @@ def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoic
 
 
 def _set_aside_result(run_dir: RunDir) -> bool:
-    """Set aside the result of an earlier life of this job, which must not look like the end; say whether there was one."""
+    """Move away the result of this job's previous start, if any; return whether there was one."""
     if read_result(run_dir) is None:
         return False
     with contextlib.suppress(OSError):

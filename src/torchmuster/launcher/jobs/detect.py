@@ -1,4 +1,4 @@
-"""What of schedulers is on this machine: their commands, versions, partitions and queues.
+"""Find the schedulers on this machine: their commands, versions, partitions and queues.
 
 Each command has a time limit; one that hangs or fails is a finding, not an error.
 """
@@ -24,10 +24,11 @@ _SSH = "ssh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One command of a scheduler.
+    """A command of a scheduler.
 
     Attributes:
-        version: As the command prints it; None when it didn't.
+        path: Where it is; None if it is not on PATH.
+        version: The version that it prints; None if unknown.
         problem: Why there is no version.
     """
 
@@ -39,34 +40,34 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueList:
-    """What could be found out; `problem` says why it is not all."""
+    """The queues that were found; `problem` says why some may be missing."""
 
     queues: tuple[Queue, ...] = ()
     problem: str | None = None
 
 
 def ask(argv: Sequence[str]) -> proc.Answered:
-    """Run a command of a scheduler, for at most `TIMEOUT_S`.
+    """Run a scheduler's command for at most `TIMEOUT_S`.
 
     Raises:
-        MusterError: It can't be executed.
+        MusterError: The command can't be executed.
     """
     return proc.ask(argv, b"", TIMEOUT_S)
 
 
 def client_of(kind: str) -> str | None:
-    """Return the command whose presence means this kind of engine; None where nobody looks for one."""
+    """Return the command whose presence indicates this kind of engine; None if there is none."""
     return _SSH if kind == _SSH else schedulers()[kind].client if kind in schedulers() else None
 
 
 def tools_of(kind: str) -> tuple[str, ...]:
-    """Return all commands that a run on this kind of engine needs here."""
-    entry = schedulers().get(kind)  # this machine needs none
+    """Return all commands that a run on this kind of engine needs on this machine."""
+    entry = schedulers().get(kind)  # none for `local`, which needs no command
     return (_SSH,) if kind == _SSH else tuple(entry.tools) if entry is not None else ()
 
 
 def find_tool(name: str, which: Which, asking: Ask = ask) -> Tool:
-    """Return where a command is, and its version if it is one that we know how to ask."""
+    """Look up a command; ask its version if it has a known option for it."""
     path = which(name)
     if path is None or name not in (*CLIENTS, _SSH):
         return Tool(name=name, path=path)
@@ -78,13 +79,13 @@ def find_tool(name: str, which: Which, asking: Ask = ask) -> Tool:
 
 
 def parse_version(text: str) -> str | None:
-    """Return the version from what `sbatch --version`, `qsub --version` or `ssh -V` print."""
+    """Parse the version from the output of `sbatch --version`, `qsub --version` or `ssh -V`."""
     match = re.search(r"OpenSSH_[\w.]+|\d+(?:\.\w+)+", text)
     return match[0] if match else None
 
 
 def list_queues(kind: str, asking: Ask = ask) -> QueueList:
-    """Return the partitions or queues of a scheduler; none for other kinds."""
+    """Return the partitions or queues of a scheduler; none for engines of other kinds."""
     question: QueueQuestion | None = _asked_by(kind, "queues")
     if question is None:
         return QueueList()
@@ -98,12 +99,12 @@ def list_queues(kind: str, asking: Ask = ask) -> QueueList:
 
 
 def lists_accounts(kind: str) -> bool:
-    """Say whether this scheduler can tell the accounts of a user."""
+    """Return whether this scheduler can list the accounts of a user."""
     return _asked_by(kind, "accounts") is not None
 
 
 def list_accounts(kind: str, which: Which, asking: Ask = ask) -> tuple[tuple[str, ...], str | None]:
-    """Return the accounts that this user may name, and why there are none to tell."""
+    """Return the accounts that this user may name, and why there are none, if known."""
     question: AccountQuestion = _asked_by(kind, "accounts")
     argv = question.argv_for(pwd.getpwuid(os.getuid()).pw_name)
     if which(argv[0]) is None:
@@ -113,12 +114,12 @@ def list_accounts(kind: str, which: Which, asking: Ask = ask) -> tuple[tuple[str
 
 
 def _asked_by(kind: str, what: str) -> Any:
-    """Return how a scheduler is asked for something; None where it is not, or this kind is no scheduler."""
+    """Return the dialect's question for `what`; None if it has none, or is no scheduler's."""
     return None if kind in ("local", _SSH) else getattr(load_dialect(kind), what, None)
 
 
 def _answer(argv: Sequence[str], asking: Ask, *, both: bool = False) -> tuple[str, str | None]:
-    """Return what a command printed, and why that is not all."""
+    """Return what a command printed, and its problem, if any."""
     try:
         said = asking(argv)
     except MusterError as error:

@@ -1,4 +1,4 @@
-"""A run inside a job of a scheduler: its agents, its attempts so far, the end of its time."""
+"""A run inside a scheduler's job: its agents, its earlier attempts, the end of its time."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ from torchmuster.launcher.owner.resubmit import (
     restarts_spent,
 )
 
-_ENDS_S = 30.0  # for a scheduler that is late
+_ENDS_S = 30.0  # more, for a scheduler that is late
 _LONGEST_GRACE_S = 3600.0
 _TRIES = 3
 
@@ -55,12 +55,12 @@ def _outlast_preemption(
     deadline: Deadline,
     say: Callable[[str], None],
 ) -> Result:
-    """Stay where the scheduler takes the nodes of this job and has only asked yet: who ends by itself is not started again.
+    """Keep the job alive while the scheduler preempts it: a job that ends by itself isn't requeued.
 
-    Its warning looks like a cancel; so the scheduler is asked what it was. A job that it never starts again leaves the
-    rest to `--resubmit`: its time is up.
+    The scheduler's warning looks like a cancel, so the scheduler is asked what it was. For a job
+    that is not requeued, `--resubmit` continues the run as at the end of its time.
     """
-    # Its signal reaches all processes: a worker that dies of it may have ended the run first.
+    # The signal reaches all processes: a worker that died from it may have ended the run first.
     if result.state is RunState.SUCCEEDED or is_cancelled(engine.run_dir):
         return result
     grace_s = _grace_s(engine.job, ask_quickly)
@@ -93,7 +93,7 @@ def _question(job: OwnJob) -> PreemptionQuestion | None:
 
 
 def _grace_s(job: OwnJob, ask: Ask) -> float | None:
-    """Return how long the scheduler leaves this job that it preempts; None: it does not, or does not answer."""
+    """Return the grace before the preemption of this job; None if not preempted or unknown."""
     question = _question(job)
     if question is None:
         return None
@@ -101,7 +101,7 @@ def _grace_s(job: OwnJob, ask: Ask) -> float | None:
 
 
 def is_preempted_for_good(job: OwnJob) -> bool:
-    """Say whether the scheduler does not start this job again, which it preempts."""
+    """Return whether the scheduler preempts this job and does not requeue it."""
     question = _question(job)
     if question is None:
         return False
@@ -110,7 +110,7 @@ def is_preempted_for_good(job: OwnJob) -> bool:
 
 
 def _answer(argv: Sequence[str], ask: Ask) -> str:
-    """Return what the scheduler says; empty when it does not."""
+    """Return the output of a scheduler's command; empty if it fails."""
     for _ in range(_TRIES):
         with contextlib.suppress(MusterError):
             answer = ask(list(argv))
@@ -120,11 +120,11 @@ def _answer(argv: Sequence[str], ask: Ask) -> str:
 
 
 def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadline:
-    """Return what watches the time of the job: its environment says when it ends, or the scheduler."""
+    """Return the watch of the job's end, which the environment or the scheduler provides."""
     ask = partial(find_end, job.dialect, job.allocation.job_id, time.time)
 
     def again() -> float | None:
-        end = ask(ask=ask_beside)  # the end of a grace is no time limit
+        end = ask(ask=ask_beside)  # the end of a preemption's grace is not a time limit
         return None if end is not None and _grace_s(job, ask_beside) is not None else end
 
     ends_at = job.allocation.ends_at
@@ -132,7 +132,7 @@ def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadl
 
 
 def note_the_end(job: OwnJob, ask: Ask = ask_quickly) -> None:
-    """Find out when the job has to end and leave it to the agents: PBS and old versions of Slurm set no variable."""
+    """Tell the agents by a variable when the job ends: PBS and old versions of Slurm set none."""
     from torchmuster.launcher.facts.collect import ALLOCATION_ENDS_AT
 
     if job.allocation.ends_at is not None:

@@ -1,4 +1,4 @@
-"""Submit jobs, ask for them, end them: the one module that runs a scheduler's commands."""
+"""Submit jobs to a scheduler, ask about them, cancel them."""
 
 import contextlib
 import json
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from torchmuster.launcher.spec.site import Site
 
 COMMAND_TIMEOUT_S = 30.0
-_SLOW_BYTES_PER_S = 50_000  # of the line by which a manifest goes, and comes back
+_SLOW_BYTES_PER_S = 50_000  # of the connection that carries a manifest both ways
 _NOT_OWNED = "{name} does not own its Secret: muster removes both, but `kubectl delete` of the one would leave the other"
 _STAYS = "what was made of {name} before it was refused may stay on the cluster"
 Say = Callable[[str], None]
 
 
 def _say_nothing(_: str) -> None:
-    """Say what nobody is there to hear."""
+    """Drop a message."""
 
 
 _CONDUCT = "conduct"  # the program in a job's script
-_DESK = JobStatusCache()  # waits look at files ten times a second; a scheduler is everybody's
+_DESK = JobStatusCache()  # waits poll files ten times a second, but all users share a scheduler
 
 
 class JobRefusedError(MusterError):
-    """The scheduler did not take the job."""
+    """The scheduler refused the job."""
 
     exit_code = 14
 
@@ -64,7 +64,7 @@ class JobRefusedError(MusterError):
 def make_job(
     plan: RunPlan, run_dir: RunDir, site: "Site", request: "RunRequest", limits: "JobLimits"
 ) -> JobRequest:
-    """Return the job that conducts a run: what its site asks for, with what the request says otherwise."""
+    """Return the job that conducts a run: the site's values, overridden by the request's."""
     job = job_of_site(site)
     node = job.chunks[0]
     warn_s = (job.warn_s or 0.0) if limits.warn_s is None else limits.warn_s
@@ -101,27 +101,27 @@ def make_job(
         queue=request.queue or job.queue,
         account=request.account or job.account,
         package_copy=run_dir.package_copy,
-        warn_s=None,  # the head knows the end of its time by itself
+        warn_s=None,  # the head watches the end of its time itself
     )
 
 
 def num_resubmits(site: "Site", request: "RunRequest") -> int:
-    """Return in how many more jobs the run may go on."""
+    """Return how many more jobs may continue the run."""
     return (site.resubmit or 0) if request.resubmit is None else request.resubmit
 
 
 def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = _say_nothing) -> str:
-    """Write the script of a run, submit it, record and return the job's id; `say` gets what is to be known of it.
+    """Submit the job of a run; record and return its id. Notes for the user go to `say`.
 
     Raises:
         JobRefusedError: The scheduler refused it.
-        EngineError: Its answer can't be understood.
+        EngineError: The scheduler's answer can't be understood.
     """
     noted = {"engine": dialect.name, "request": codec.to_plain(job)}  # for `muster restart`
     try:
         job_id = submit_script(job, run_dir.job_script, dialect, say)
     except MusterError:
-        atomic.write_json(run_dir.job, noted)  # it was no run of this machine: restart asks again
+        atomic.write_json(run_dir.job, noted)  # `muster restart` then submits it again
         raise
     atomic.write_json(run_dir.job, {**noted, "job_id": job_id})
     return job_id
@@ -129,10 +129,10 @@ def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = _s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAgain:
-    """What an earlier run asked of its scheduler.
+    """The job that an earlier run requested from its scheduler.
 
     Attributes:
-        num_more: Further jobs of its chain.
+        num_more: Number of further jobs in its chain.
     """
 
     dialect: Dialect
@@ -140,9 +140,9 @@ class JobAgain:
     num_more: int
 
     def renamed(self, run_dir: RunDir) -> JobRequest:
-        """Return the same request for a new run, without the files that the old one brought along."""
+        """Return the request for a new run, without the files that the old one brought along."""
         head = self.request.head
-        if _CONDUCT in head:  # pods are told by other means
+        if _CONDUCT in head:  # pods have no such command line
             at = head.index(_CONDUCT) + 1
             words = replace(codec.from_words(ConductWords, head[at:]), run_dir=run_dir.path)
             head = (*head[:at], *codec.to_words(words))
@@ -157,10 +157,10 @@ class JobAgain:
 
 
 def read_request(old: RunDir) -> JobAgain:
-    """Return what the run in `old` asked of its scheduler.
+    """Return the job that the run in `old` requested from its scheduler.
 
     Raises:
-        MusterError: It is not in the record: an older muster submitted it.
+        MusterError: The record has no request, because an older muster submitted the run.
     """
     plain = atomic.read_json(old.job)
     noted = plain if isinstance(plain, dict) else {}
@@ -180,7 +180,7 @@ def read_request(old: RunDir) -> JobAgain:
 
 
 def cancelled_before_start(run_dir: RunDir) -> Result:
-    """Return the result of a run that a user has ended, and of which nothing else is known."""
+    """Return the result of a run that the user cancelled before it started."""
     report = Report(error="the run was stopped", because=("you cancelled it",))
     result = failed_before_start(run_dir, 128 + signal.SIGINT, report)
     return replace(result, state=RunState.CANCELLED)
@@ -188,7 +188,7 @@ def cancelled_before_start(run_dir: RunDir) -> Result:
 
 @contextlib.contextmanager
 def note_refusal(run_dir: RunDir) -> Iterator[None]:
-    """Leave the error of a submission as the run's result: it has ended, and nobody has lost it."""
+    """Record the error of a refused submission as the run's result, so that it isn't lost."""
     try:
         yield
     except MusterError as error:
@@ -200,9 +200,9 @@ def note_refusal(run_dir: RunDir) -> Iterator[None]:
 def submit_chain(
     job: JobRequest, run_dir: RunDir, dialect: Dialect, num_more: int
 ) -> tuple[list[str], MusterError | None]:
-    """Submit further jobs of a run, each to wait for the one before; record and return those that were taken.
+    """Submit further jobs of a run, each waiting for the one before; record the accepted ones.
 
-    Also returns why one was refused.
+    Returns the accepted jobs, and the error if one was refused.
     """
     plain = atomic.read_json(run_dir.job)
     ids = [plain["job_id"]]
@@ -219,11 +219,11 @@ def submit_chain(
 
 
 def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_nothing) -> str:
-    """Write a job's script to `path` and submit it; return the job's id. `say` gets what is to be known of it.
+    """Write a job's script to `path`, submit it, and return the job's id. `say` gets notes on it.
 
     Raises:
         JobRefusedError: The scheduler refused it.
-        EngineError: Its answer can't be understood.
+        EngineError: The scheduler's answer can't be understood.
     """
     if job.package_copy is not None:
         travel.place_package(f"{job.package_copy}.zip")
@@ -242,10 +242,10 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_
 
 
 def read_files(job: JobRequest) -> dict[str, bytes]:
-    """Return what the pods of a job bring along.
+    """Return the files that the pods of a job bring along.
 
     Raises:
-        OSError: A file of it can't be read.
+        OSError: A file can't be read.
     """
     files: dict[str, bytes] = {}
     for name, path in job.brings:
@@ -257,11 +257,12 @@ def read_files(job: JobRequest) -> dict[str, bytes]:
 def _settle(
     dialect: ObjectDialect, job: JobRequest, path: str, answer: proc.Answered, say: Say
 ) -> None:
-    """Do what follows a submission; the key that travels in the script is not left in a second file."""
+    """Run the commands that follow a submission; rewrite the script without the key it carried."""
     stdout = answer.stdout.decode(errors="replace") if answer.status == 0 else None
     without_key = dialect.script(job)
     num_objects = len(json.loads(without_key)["items"])
-    # What exists is somebody else's: nothing of it may be removed. Of what was forbidden nothing is there.
+    # An object that exists belongs to another job and must stay. A forbidden object was never
+    # created.
     is_clean = (
         b"AlreadyExists" in answer.stderr or answer.stderr.count(b"(Forbidden)") == num_objects
     )
@@ -296,7 +297,7 @@ def _ask(
 
 
 def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
-    """Return the dialect and the job of each group of a workflow; None when it has no jobs."""
+    """Return the dialect, and the job of each group of a workflow; None if it has no jobs."""
     plain = atomic.read_json(run_dir.jobs)
     if not isinstance(plain, dict) or not isinstance(plain.get("jobs"), dict):
         return None
@@ -305,9 +306,9 @@ def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
 
 
 def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
-    """Return the dialect and the id of the job that conducts a run now; None when it is no job.
+    """Return the dialect and id of the job that conducts a run now; None if the run is not a job.
 
-    The client wrote the first, the head of each later link the next.
+    The client records the first job, the head of each link the next one.
     """
     plain = atomic.read_json(run_dir.job)
     if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
@@ -321,17 +322,17 @@ def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
 
 
 def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
-    """Return what the scheduler says of jobs, asked at most every 2 s, then ever less, up to every 30 s."""
+    """Return the scheduler's views of jobs, at first at most 2 s old, then up to 30 s."""
     return _DESK.views(dialect, job_ids)
 
 
 def forget_views() -> None:
-    """Ask schedulers again at the next look: something has changed."""
+    """Ask schedulers again next time, because something has changed."""
     _DESK.forget()
 
 
 def doubt_views(dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
-    """Ask a scheduler again at the next look for jobs of which there was news at this time, by the monotonic clock."""
+    """Ask a scheduler again about jobs with news from `since` (monotonic clock)."""
     _DESK.doubt(dialect, job_ids, since)
 
 
@@ -339,7 +340,7 @@ def cancel_job(dialect: Dialect, job_id: str) -> None:
     """Ask the scheduler to end a job.
 
     Raises:
-        EngineError: It refused.
+        EngineError: The scheduler refused.
     """
     argv = dialect.cancel_argv(job_id)
     _DESK.forget()

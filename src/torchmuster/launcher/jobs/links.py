@@ -1,6 +1,6 @@
-"""Which jobs a run has had, has and may get: what the client and the heads of its links have noted.
+"""A run's past, current and further jobs, as recorded by the client and the heads of its links.
 
-`job.json` is the client's, `links.json` that of the head whose link it is, `cancelled.json` again the client's.
+The client writes `job.json` and `cancelled.json`, the head of the newest link `links.json`.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from torchmuster.launcher.jobs.jobs import cancel_job, read_job, view_jobs
 from torchmuster.launcher.model.job import JobView
 
 ON_ITS_WAY = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
-_VISIBLE_S = 10.0  # from its creation on an object is in every answer of its cluster
-_FATE_KNOWN_S = 900.0  # after a signal's end; later nobody asks the scheduler
-# A link that ended so may be followed by another; only its head knows.
+_VISIBLE_S = 10.0  # from its creation until every answer of its cluster shows an object
+_FATE_KNOWN_S = 900.0  # after the end by a signal; later the scheduler isn't asked
+# A link with such an end may be followed by another; only its head knows.
 MAY_GO_ON = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
 
 
 def read_links(run_dir: RunDir) -> Links | None:
-    """Return what the heads have noted; None before the first has started."""
+    """Return the links that the heads have recorded; None before the first has started."""
     try:
         return codec.from_plain(Links, atomic.read_json(run_dir.links))
     except codec.CodecError:
@@ -38,7 +38,7 @@ def read_links(run_dir: RunDir) -> Links | None:
 
 
 def write_links(run_dir: RunDir, links: Links) -> None:
-    """Note the links of a run; for the head of the newest one only."""
+    """Record the links of a run; only the head of the newest link may."""
     atomic.write_json(run_dir.links, codec.to_plain(links))
 
 
@@ -52,7 +52,7 @@ def read_chain(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def all_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
-    """Return every job of a run, each once, the oldest first; None when it is no job."""
+    """Return the dialect and every job of a run once, oldest first; None if it has no job."""
     chain = read_chain(run_dir)
     if not chain:
         return None
@@ -63,9 +63,10 @@ def all_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
 
 
 def view_newest(run_dir: RunDir) -> JobView | None:
-    """Return what the scheduler says of the job that is the run's now; None when it says nothing.
+    """Return the scheduler's view of the run's current job; None if it has none.
 
-    A link may have been killed before it could note the next one: then that is the job after it in the chain.
+    If a link was killed before it could record the next, the current job is the one after it in the
+    chain.
     """
     found = open_jobs(run_dir)
     if found is None:
@@ -75,7 +76,7 @@ def view_newest(run_dir: RunDir) -> JobView | None:
     living = (views[i] for i in job_ids if i in views and not views[i].state.is_final)
     view = next(living, views.get(job_ids[0]))
     if view is None and object_dialect(dialect) is not None:
-        # A cluster that does not answer has a view of its own: this one has answered without the Job.
+        # A cluster that doesn't answer gets an UNKNOWN view: this one answered, without the Job.
         if _must_be_visible(run_dir):
             return JobView(job_id=job_ids[0], state=JobState.CANCELLED, reason="it was deleted")
         return JobView(job_id=job_ids[0], state=JobState.PENDING)
@@ -83,9 +84,9 @@ def view_newest(run_dir: RunDir) -> JobView | None:
 
 
 def words_on_head(run_dir: RunDir, job: JobView) -> str | None:
-    """Return in what words the scheduler says that the machine of a running job's head is lost; None when it does not.
+    """Return the scheduler's words if it says that a running head's node is lost; else None.
 
-    Where a job lives on without that machine, the next head says so.
+    Where the job outlives that node, the next head reports it.
     """
     found = open_jobs(run_dir)
     if found is None or job.state is not JobState.RUNNING or not job.nodes:
@@ -100,7 +101,7 @@ def words_on_head(run_dir: RunDir, job: JobView) -> str | None:
 
 
 def _must_be_visible(run_dir: RunDir) -> bool:
-    """Say whether the job of a run was made long enough ago."""
+    """Return whether the run's job is old enough to show in every answer."""
     try:
         return time.time() - os.stat(run_dir.job).st_mtime > _VISIBLE_S
     except OSError:
@@ -108,7 +109,7 @@ def _must_be_visible(run_dir: RunDir) -> bool:
 
 
 def open_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
-    """Return the newest job of a run and those of its chain that follow; None when it is no job."""
+    """Return a run's newest job and those after it in its chain; None if it has no job."""
     job = read_job(run_dir)
     if job is None:
         return None
@@ -119,16 +120,16 @@ def open_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
 
 
 def describe_link(run_dir: RunDir) -> str | None:
-    """Return `link 2 of 4` for a run that may have several, else None."""
+    """Return e.g. `link 2 of 4` for a run that may have several links, else None."""
     links = read_links(run_dir)
     return links.label if links is not None and links.most > 1 else None
 
 
 def settled_result(run_dir: RunDir) -> Result | None:
-    """Return the result of a run that is over; None while it goes on, also in a job that still waits.
+    """Return the result of a run that has ended; None while it continues, also in a waiting job.
 
-    A link that was preempted has a result, too. It is the run's when its head says that none follows, or when no job
-    of the run is left.
+    A preempted link has a result, too. It is the run's result once its head says that no link
+    follows, or no job of the run is left.
     """
     result = read_result(run_dir)
     if result is None or result.state not in MAY_GO_ON or not os.path.isfile(run_dir.job):
@@ -139,7 +140,7 @@ def settled_result(run_dir: RunDir) -> Result | None:
     view = view_newest(run_dir)
     if view is not None and not view.state.is_final:
         return None
-    result = read_result(run_dir)  # the head may have been at it just now
+    result = read_result(run_dir)  # the head may have written it just now
     if result is not None and result.state is RunState.PREEMPTED and is_cancelled(run_dir):
         links = read_links(run_dir)
         return result if links is not None and links.ended is not None else None
@@ -147,37 +148,38 @@ def settled_result(run_dir: RunDir) -> Result | None:
 
 
 def _comes_back(run_dir: RunDir, links: Links) -> bool:
-    """Say whether the scheduler itself starts a job again that it has ended: a preemption, a lost node."""
-    # No scheduler starts a job again whose time was up; PBS shows it as running for its `kill_delay` more.
+    """Return whether the scheduler requeues the job itself: after a preemption, or a lost node."""
+    # No scheduler requeues a job whose time was up; PBS shows it as running for `kill_delay`
+    # more.
     states = {state.value for state in MAY_GO_ON - {RunState.TIMED_OUT}}
     if links.ended not in states or is_cancelled(run_dir):
         return False
     try:
         age_s = time.time() - os.stat(run_dir.result).st_mtime
     except OSError:
-        return True  # set aside just now: it has come back
+        return True  # set aside just now: the job has started again
     if age_s > _FATE_KNOWN_S:
         return False
     view = view_newest(run_dir)
-    # RUNNING: the scheduler has not said yet that it ends, or the head of its next start has not begun.
+    # RUNNING: the scheduler hasn't shown the end yet, or the head of the next start hasn't begun.
     return view is not None and view.state in ON_ITS_WAY | {JobState.RUNNING}
 
 
 def mark_cancelled(run_dir: RunDir) -> None:
-    """Note that the user wants no further link."""
+    """Record that the user wants no further link."""
     atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
 
 
 def is_cancelled(run_dir: RunDir) -> bool:
-    """Say whether the user wants no further link."""
+    """Return whether the user wants no further link."""
     return os.path.exists(run_dir.cancelled)
 
 
 def cancel_jobs(run_dir: RunDir) -> bool:
-    """Cancel every job of a run, the last of its chain first; say whether it has any.
+    """Cancel every job of a run, the last of its chain first; return whether it has any.
 
     Raises:
-        EngineError: The scheduler refused to end the job that runs.
+        EngineError: The scheduler refused to end the running job.
     """
     found = all_jobs(run_dir)
     if found is None:
@@ -187,7 +189,7 @@ def cancel_jobs(run_dir: RunDir) -> bool:
     try:
         return _cancel_all(run_dir, *found)
     except MusterError:
-        if not was_cancelled:  # it goes on
+        if not was_cancelled:  # the run continues
             os.unlink(run_dir.cancelled)
         raise
 

@@ -1,6 +1,7 @@
-"""A job that can never start: seen, told with what there is, cancelled, and its run ended.
+"""Jobs that can never start: detect them, explain why, cancel them, and end their run.
 
-A scheduler takes such a job and shows its reason for ever. Whoever waits for it ends the wait; `status` and `ps` only say it.
+A scheduler accepts such a job and shows its reason for ever. Commands that wait for the job end it;
+`status` and `ps` only report it.
 """
 
 import contextlib
@@ -23,14 +24,15 @@ from torchmuster.launcher.jobs.jobs import read_job
 from torchmuster.launcher.jobs.links import cancel_jobs, view_newest
 from torchmuster.launcher.model.job import JobView
 
-# A scheduler may say so while nodes are being added or a partition is changed: two answers have to agree.
+# A scheduler may say so while nodes are added or a partition changes: it must still say so after
+# this time.
 STANDS_S = 5.0
 WAITS = frozenset({JobState.PENDING, JobState.HELD})
 
 
 @dataclass(slots=True)
 class NeverWatch:
-    """Notices that a job can never start; `ask` runs a scheduler's command, once for each job and reason."""
+    """Detects jobs that can never start; asks the scheduler once per job and reason."""
 
     ask: Ask = ask_scheduler
     clock: Callable[[], float] = time.monotonic
@@ -46,7 +48,7 @@ class NeverWatch:
         patience_s = STANDS_S if wait.patience_s is None else wait.patience_s
         if not (wait.never or wait.may_be_never or wait.patience_s):
             return None
-        # Not the reason's words: they change when a second pod has the same trouble.
+        # Not keyed by the reason's text: it changes when a second pod has the same problem.
         key = (view.job_id, wait.sentence)
         if self.clock() - self._since.setdefault(key, self.clock()) < patience_s:
             return None
@@ -55,7 +57,7 @@ class NeverWatch:
         self._looked_at.add(key)
         has = self._shortage(reasons, view.job_id)
         if not (wait.never or wait.patience_s) and has is None:
-            return None  # it may only be that nodes are down
+            return None  # perhaps nodes are only down
         if not wait.never and has is None:
             words = f"{dialect.name} says for {patience_s:.0f} s: {view.reason}"
             error = f"job {view.job_id} does not start: {wait.sentence}"
@@ -79,14 +81,14 @@ class NeverWatch:
         return reasons.shortage(answers)
 
     def end_if_never(self, run_dir: RunDir) -> None:
-        """Cancel the job of a run that can never start, and leave the reason as the run's result."""
+        """Cancel a run's job if it can never start, and record the reason as the run's result."""
         job = read_job(run_dir)
         report = self.judge(view_newest(run_dir), job[0]) if job is not None else None
         if report is None or read_result(run_dir) is not None:
             return
         with contextlib.suppress(
             MusterError
-        ):  # the scheduler is silent: the verdict stands all the same
+        ):  # the verdict is valid even if the scheduler is silent
             cancel_jobs(run_dir)
         atomic.write_json(
             run_dir.result,
@@ -95,7 +97,7 @@ class NeverWatch:
 
 
 def note_group(run_dir: RunDir, group: str, report: Report) -> None:
-    """Leave a report as the outcome of a group of a workflow whose job can never start."""
+    """Record a report as the outcome of a workflow's group whose job can never start."""
     from torchmuster.core.model.states import State
     from torchmuster.core.model.verdict import GroupOutcome
 

@@ -1,6 +1,6 @@
-"""Says whether the scheduler says that the machine of a job's node is lost.
+"""Ask the scheduler whether the node of a job is lost.
 
-An agent that has lost its head asks so: exit code 0 and a sentence when it is.
+An agent that has lost its head runs this: if so, it exits with code 0 and prints a sentence.
 """
 
 import sys
@@ -16,7 +16,7 @@ _LIMIT_S = 3.0
 
 
 def main(arguments: list[str]) -> int:
-    """Ask, and print the answer."""
+    """Ask, and print the answer; return 0 if the node is lost, else 1."""
     asked = from_words(NodeLostWords, arguments)
     estate, node = read_estate(RunDir(asked.run_dir)), asked.node
     question = question_of(estate.job)

@@ -1,4 +1,4 @@
-"""Call the hosts of an ssh site, all at once: which answer, with what processor and Python."""
+"""Call all hosts of an ssh site at once: which ones answer, with what processor and Python."""
 
 import os
 import platform
@@ -18,13 +18,13 @@ from torchmuster.launcher.engines.ssh_command import (
 Ask = Callable[[Sequence[str]], proc.Answered]
 _AT_ONCE = 32
 _MARK = "torchmuster-reached"
-# The shell of the host may say anything before.
+# The host's shell may print anything before the mark.
 _COMMAND = f"echo {_MARK}; uname -m; python3 -V"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """What became of one call: `is_here` False means that the host can't be used, `words` say why or what is there."""
+    """Outcome of a call; `words` describe the host, or, if not `is_here`, the problem."""
 
     host: str
     is_here: bool
@@ -35,7 +35,7 @@ def ask_host(argv: Sequence[str]) -> proc.Answered:
     """Run ssh for at most 10 s.
 
     Raises:
-        MusterError: It can't be executed.
+        MusterError: ssh can't be executed.
     """
     return proc.ask(argv, b"", CONNECT_LIMIT_S)
 

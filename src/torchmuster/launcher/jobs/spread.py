@@ -1,7 +1,8 @@
-"""`muster torchrun`, started on one host of a job only: the head starts the other hosts' agents itself.
+"""The head of a `muster torchrun` that one host of a job runs: starts the other hosts' agents.
 
-Whether it has to is seen, not guessed: an agent of another host that calls was started by the job's script, and then
-nothing is. Standard library only, and imported inside a job of several hosts only.
+The head observes whether it has to: if an agent of another host calls, the job's script started
+that one, and the head starts none. Standard library only; imported only inside a job of several
+hosts.
 """
 
 import asyncio
@@ -26,8 +27,9 @@ from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.model.job import NodeLauncher
 from torchmuster.launcher.programs.enter import EnterOrder, enter_argv
 
-# From the moment that the head listens. Agents started together with it called within 0.15 s (measured, 2 busy
-# cores); a loop of ssh and a cold file system need more. An agent that comes later yet is sent away without harm.
+# From when the head listens. Agents started together with it called within 0.15 s (measured, 2 busy
+# cores); a loop of ssh and a cold file system take longer. An agent that comes still later is sent
+# away without harm.
 SPREAD_AFTER_S = 1.5
 ORDER = "MUSTER_TORCHRUN_ORDER"
 _POLL_S = 0.2
@@ -38,22 +40,22 @@ _TERM_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadOrder:
-    """What the head tells an agent that it starts: its place and host, and where the head listens."""
+    """What the head passes to an agent that it starts: place, host, and the head's addresses."""
 
     place: int
     host: str
     heads: tuple[tuple[str, int], ...]
 
     def to_text(self) -> str:
-        """Return the order as the value of a variable."""
+        """Encode the order as the value of a variable."""
         return json.dumps({"place": self.place, "host": self.host, "heads": self.heads})
 
 
 def take_order() -> SpreadOrder | None:
-    """Return the order of a head and remove it from the environment; None when nobody gave one.
+    """Return a head's order and remove it from the environment; None if there is none.
 
     Raises:
-        MusterError: The variable holds something else.
+        MusterError: The variable doesn't hold an order.
     """
     text = os.environ.pop(ORDER, None)
     if text is None:
@@ -71,12 +73,12 @@ def take_order() -> SpreadOrder | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadHosts:
-    """The hosts that a torchrun line is to run on.
+    """The hosts that a torchrun command should run on.
 
     Attributes:
-        job: Whose nodes they are, this one first.
-        spreads: The head may start the others; False when the user or a launcher does.
-        is_first: This is the job's first host, where its script runs.
+        job: The job with these nodes, this one first.
+        spreads: Whether the head may start the others; False when the user or a launcher does.
+        is_first: Whether this is the job's first host, where its script runs.
         hint: What to say while some are missing.
         notes: Sentences on what was chosen.
     """
@@ -89,7 +91,7 @@ class SpreadHosts:
 
 
 def head_addresses(endpoint: str, port: int) -> tuple[tuple[str, int], ...]:
-    """Return where others may reach this head: the endpoint's address first, if it is one of ours."""
+    """Return the addresses of this head; the endpoint's comes first if it is one of ours."""
     own = own_addresses()
     with contextlib.suppress(OSError, UnicodeError):
         found = socket.getaddrinfo(endpoint, 0, socket.AF_INET, socket.SOCK_STREAM)
@@ -106,7 +108,7 @@ class _Start:
 
     @property
     def child(self) -> proc.Child | None:
-        """What starts the agent, while it runs."""
+        """The process that starts the agent, while it runs."""
         return self.starter.child if self.starter is not None else None
 
 
@@ -115,8 +117,8 @@ class Spreader:
     """Starts the agents of other hosts for a head in this process, and ends them with it.
 
     Attributes:
-        command: The same command as this process, for the other hosts.
-        environment: Where to leave this process's variables for them, 0600.
+        command: This process's command, to run on the other hosts.
+        environment: Path of the file (0600) that passes this process's variables to them.
     """
 
     party: SpreadHosts
@@ -132,16 +134,16 @@ class Spreader:
     _task: "asyncio.Task[None] | None" = None
 
     def begin(self, event: Callable[[RecordEvent], object]) -> None:
-        """Wait for agents that others have started, and then start what is missing; `event` notes what is done."""
+        """Wait for agents that others start, then start the missing ones; `event` records it."""
         self._event = event
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def need(self, places: Sequence[int]) -> None:
-        """Note places that the head lacks."""
+        """Record places that the head lacks."""
         self._wanted.update(places)
 
     def hear(self, event: RecordEvent) -> None:
-        """Note who has called, and who is lost."""
+        """Record agents that have joined, and nodes that are lost."""
         names = self.party.job.node_names
         match event:
             case events.AgentJoinedEvent(node=node) if node != names[0]:
@@ -155,7 +157,7 @@ class Spreader:
                 self._here.discard(node)
 
     def is_ours(self, host: str) -> bool:
-        """Say whether an agent for this host was started from here."""
+        """Return whether an agent for this host was started from here."""
         short = host.partition(".")[0]
         return any(self.party.job.node_names[p].partition(".")[0] == short for p in self._starts)
 
@@ -165,7 +167,7 @@ class Spreader:
         while not self._here and loop.time() < deadline:
             await asyncio.sleep(_POLL_S / 4)
         if self._here:
-            return  # somebody starts them
+            return  # the job's script starts them
         self._wanted = set(range(1, len(self.party.job.nodes)))
         self._say(self._sentence())
         self.party.job.leave_environment(self.environment)
@@ -184,14 +186,14 @@ class Spreader:
         return f"torchrun was started on {names[0]} only: {done}"
 
     def _start(self, place: int) -> None:
-        """Start an agent, unless what started the last one still runs or it has failed too often."""
+        """Start an agent, unless its last start still runs or too many have failed."""
         if not 0 < place < len(self.party.job.nodes):
             self._wanted.discard(place)
             return
         start = self._starts.setdefault(place, _Start())
         if start.starter is not None and start.starter.is_late(time.monotonic()):
             start.starter.child.send_signal(signal.SIGKILL)  # it hangs, or its agent is lost
-            return  # the next look finds its end, and tries again
+            return  # the next poll reaps it and tries again
         if start.starter is not None or start.tries >= _MAX_TRIES:
             return
         start.tries += 1
@@ -231,7 +233,7 @@ class Spreader:
             self._event(events.NoticeEvent(node=self.party.job.node_names[0], text=text))
 
     async def close(self) -> None:
-        """See that nothing which was started here is left: agents that were told end by themselves."""
+        """End what was started here; agents that were asked to end do so by themselves."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -250,7 +252,7 @@ class Spreader:
 
 
 async def _wait_for(children: list[proc.Child], limit_s: float) -> list[proc.Child]:
-    """Return who is left after this time."""
+    """Return the children that still run after this time."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_s
     while (left := [c for c in children if c.poll() is None]) and loop.time() < deadline:

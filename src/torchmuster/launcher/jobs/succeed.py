@@ -1,8 +1,8 @@
-"""The owner of a run in a job whose first node was lost: an agent that has become the head starts it.
+"""The owner of a run in a job whose first node was lost; the agent that became the head starts it.
 
     succeed RUN_DIR --place PLACE --head PID PORT
 
-It does what the job's script did (`conduct.py`), and ends the job, since that script can't.
+It does what `conduct.py` in the job's script did, and ends the job, since that script can't.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from torchmuster.launcher.owner.resubmit import COMMAND_TIMEOUT_S, Chain, parse_
 
 
 def main(arguments: list[str]) -> int:
-    """Own the run to its end, then end the job."""
+    """Own the run to its end, then end the job; return the exit code."""
     words = from_words(SucceedWords, arguments)
     run_dir = RunDir(words.run_dir)
     plan = read_plan(run_dir)
@@ -53,23 +53,23 @@ def main(arguments: list[str]) -> int:
     deadline.find_out()
     result = read_result(run_dir)
     try:
-        if result is None:  # else the owner before this one was killed at the end of the run
+        if result is None:  # else the previous owner was killed at the end of the run
             result = own_run(engine, voice, deadline=deadline, is_deposed=engine.is_deposed)
     except HeadLostError as error:
-        voice.say(error.what)  # yet another node goes on
+        voice.say(error.what)  # yet another node has taken over
         voice.flush(1.0)
         return error.exit_code
     before = len(chain.links.links)
     code = finish(result, chain, deadline, voice)
     requeued = [link.way for link in chain.links.links[before:]] == [ResubmitMethod.REQUEUE]
     if not requeued and not (result.state in MAY_GO_ON and _was_taken(job)):
-        with contextlib.suppress(MusterError):  # then its time ends it
+        with contextlib.suppress(MusterError):  # the job then ends at its time limit
             proc.ask(job.dialect.cancel_argv(job.allocation.job_id), b"", COMMAND_TIMEOUT_S)
     return code
 
 
 def _was_taken(job: OwnJob) -> bool:
-    """Say whether the scheduler itself has ended the job, as when its first node boots again: it may start it anew."""
+    """Return whether the scheduler ended the job, e.g. at a reboot, and may requeue it."""
     job_id = job.allocation.job_id
     forget_views()
     view = view_jobs(job.dialect, (job_id,)).get(job_id)

@@ -1,4 +1,4 @@
-"""What the first owner of a run in a job leaves for the node that may have to take its place (`docs/succession.md`)."""
+"""What a run's first owner in a job leaves for its successor (`docs/succession.md`)."""
 
 import contextlib
 import os
@@ -28,9 +28,9 @@ from torchmuster.launcher.model.job import Allocation
 _POLL_S = 1.0
 _CALL_EVERY_S = 5.0
 _CALL_LIMIT_S = 3.0
-_GONE_S = 180.0  # a lease, the votes, another lease, and then some
-_ENDS_US_S = 60.0  # the other owner ends the job
-_ENDS_ITS_S = 8.0  # two looks of a head at the claims, and its workers' end
+_GONE_S = 180.0  # a lease, the votes, another lease, and a margin
+_ENDS_US_S = 60.0  # for the other owner to end the job
+_ENDS_ITS_S = 8.0  # for a head to check the claims twice, and end its workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,11 @@ class ConductWords:
     Attributes:
         engine: The scheduler.
         way: The launchers that may be used; None for all.
-        warn: How long before the end of the job workers are told, in seconds.
-        submitted_from: The kind of processor there.
+        warn: How long before the end of the job to warn the workers, in seconds.
+        submitted_from: The processor of the submitting machine.
         resubmit: How often the run may be continued in another job.
-        resubmit_with: In which way; None for the best.
-        output: Of the job; None for the run's log.
+        resubmit_with: The method for that; None for the best.
+        output: The job's output; None for the run's log.
     """
 
     run_dir: str
@@ -59,19 +59,19 @@ class ConductWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estate:
-    """What the owner of a run in a job knows, for the one after it: its own command line, and the job."""
+    """What a run's owner in a job leaves for its successor: its own command line, and the job."""
 
     words: ConductWords
     allocation: Allocation
 
     @property
     def job(self) -> OwnJob:
-        """Return the job."""
+        """The job."""
         return OwnJob(dialect=load_dialect(self.words.engine), allocation=self.allocation)
 
 
 def question_of(job: OwnJob) -> NodeQuestion | None:
-    """Return how this scheduler is asked for a lost node; None where a job ends with its first node."""
+    """Return the question for a lost node; None where a job ends with its first node."""
     question: NodeQuestion | None = getattr(job.dialect, "lost_node", None)
     return question if question is not None and question.outlives else None
 
@@ -85,21 +85,21 @@ def begin(
     has_ended: bool,
     say: Callable[[str], None],
 ) -> str:
-    """Claim the run for this job, and let another node take the head's place where one can; return who holds it: empty for a session.
+    """Claim the run for this job and prepare its succession; return the holder, "" for a session.
 
-    A scheduler that takes a machine for dead starts the job elsewhere, and the head that lives on there, behind a
-    cut link, finds this claim.
+    If a scheduler considers a machine dead and starts the job elsewhere, the old head may live on
+    behind a cut link; it then finds this claim.
 
     Args:
-        run_dir: Of the run.
-        plan: Of the run.
-        job: This one.
-        words: The conductor's.
-        has_ended: The head before this one has left its result; else its workers get the time to end.
-        say: Tells the user.
+        run_dir: Directory of the run.
+        plan: Plan of the run.
+        job: This job.
+        words: The conductor's command line.
+        has_ended: Whether the previous head left its result; if not, its workers get time to end.
+        say: Prints a message to the user.
 
     Raises:
-        RunDirectoryError: Somebody else begins with the same run at this moment.
+        RunDirectoryError: Another job claims the same run at this moment.
     """
     if plan.is_session:
         return ""
@@ -147,18 +147,18 @@ def read_estate(run_dir: RunDir) -> Estate:
 
 
 def outlive(run_dir: RunDir, display: RunDisplay, told: threading.Event) -> Result | None:
-    """Wait for the end of a run that another node has taken over: the job ends when its script does.
+    """Wait for the end of a run that another node has taken over: the job ends with its script.
 
     Args:
-        run_dir: Of the run.
+        run_dir: Directory of the run.
         display: Shows why.
         told: Set by a signal that asks this process to end.
 
     Returns:
-        The result; None when the process was told to stop before there was one.
+        The result; None if the process was asked to stop before there was one.
 
     Raises:
-        HeadLostError: Nobody answers there any more.
+        HeadLostError: The new head doesn't answer any more.
     """
     where = Claims(run_dir.succession).head_node()
     display.say(f"{where} has become the head of this run: this process only waits for its end")

@@ -1,1 +1,1 @@
-"""What a user wrote, parsed and checked: torchrun's options, sites, host files."""
+"""Parse and check what a user wrote: torchrun's options, sites, host files, YAML."""

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into our messages; its own never reach a user."""
+"""Translate pydantic's errors into ours; its own never reach a user."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,10 +16,10 @@ _Keys = TypeVar("_Keys", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFormat:
-    """How the hints of one kind of file are written.
+    """How to write hints for one kind of file.
 
     Attributes:
-        missing: An entry for a key that is missing: `{}: ...`.
+        missing: Format of an entry for a missing key: `{}: ...`.
         unknown: Returns the hint for an unknown key at a path.
         map: Returns the hint for a value that should be a map.
     """
@@ -36,7 +36,7 @@ class FileFormat:
         findings: FileProblems,
         context: Any = None,
     ) -> _Keys | None:
-        """Return the checked values; None if there are errors, which are added to `findings` at `top` and below."""
+        """Return the checked values; None if there are errors, which go to `findings`."""
         try:
             return model.model_validate(raw, context=context)
         except ValidationError as error:
@@ -45,7 +45,7 @@ class FileFormat:
             return None
 
     def unknown_key(self, path: KeyPath, findings: FileProblems) -> None:
-        """Note an unknown key, with the probable one."""
+        """Report an unknown key, with the probable one."""
         what = f"unknown key {shown(str(path[-1]))} in {show_path(path[:-1]) or 'this file'}"
         findings.add(path, what, self.unknown(path), at_key=True)
 
@@ -83,7 +83,7 @@ class FileFormat:
 def hint_for_key(
     key: str, known: Any, other_words: Mapping[str, str], otherwise: str | None
 ) -> str | None:
-    """Return a hint with the known key that was probably meant: a synonym or a near miss."""
+    """Return a hint with the key that was probably meant: a synonym or a near miss."""
     other = other_words.get(key.lower())
     return f"did you mean `{other}`?" if other in known else did_you_mean(key, known, otherwise)
 
@@ -98,7 +98,7 @@ def _real_path(location: tuple[Any, ...], raw: Any) -> tuple[Any, ...]:
         ):
             here = here[part]
         elif isinstance(here, Mapping) and (key := _key_of(here, part)) is not None:
-            part = key  # noqa: PLW2901 - pydantic speaks of a key by its text
+            part = key  # noqa: PLW2901 - pydantic names a key by its text
             here = here[key]
         elif part in ("[key]", "(text)", "(map)") or not isinstance(here, Mapping):
             continue

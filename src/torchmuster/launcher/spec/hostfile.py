@@ -1,4 +1,4 @@
-"""Parses lists of hosts: DeepSpeed's and OpenMPI's `node1 slots=4`, MPICH's `node1:4`, plain names."""
+"""Parse host lists: DeepSpeed's and OpenMPI's `node1 slots=4`, MPICH's `node1:4`, plain names."""
 
 import os
 import re
@@ -12,19 +12,20 @@ from torchmuster.errors import ManyErrors, UsageError
 _MAX_SIZE_BYTES = 4 << 20
 _MAX_HOSTS = 65_536
 _MAX_SLOTS = 4096
-# A name, an IPv4 address or an IPv6 one in brackets; never something that ssh takes for an option.
+# A name, an IPv4 address, or an IPv6 address in brackets; never anything that ssh parses as an
+# option.
 _HOST = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)@)?"
     r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])"
     r"(?::(?P<slots>\d{1,9}))?"
 )
-_SLOTS = ("slots", "cpu", "count")  # all three are OpenMPI's words for it
+_SLOTS = ("slots", "cpu", "count")  # OpenMPI accepts all three
 _WITHOUT_EFFECT = ("max_slots", "max-slots")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host of a list.
+    """A host of a list.
 
     Attributes:
         slots: Its number of workers; None if not given.
@@ -37,7 +38,7 @@ class Host:
 
 
 def parse_host(line: str) -> Host:
-    """Return the host of one line.
+    """Parse the host of one line.
 
     Raises:
         UsageError: The line is invalid.
@@ -63,7 +64,7 @@ def parse_host(line: str) -> Host:
 
 
 def join_hosts(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return each host once, in order; OpenMPI repeats a name for each further slot."""
+    """Merge repeated hosts, keeping the order; OpenMPI repeats a name for each further slot."""
     found: dict[str, Host] = {}
     for host in hosts:
         known = found.get(host.name)
@@ -76,10 +77,10 @@ def join_hosts(hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
-    """Return the hosts of a hostfile; `#` begins a comment.
+    """Parse the hosts of a hostfile; `#` begins a comment.
 
     Raises:
-        ManyErrors: There are invalid lines, or no hosts.
+        ManyErrors: Lines are invalid, or there is no host.
     """
     hosts: list[Host] = []
     errors: list[UsageError] = []
@@ -102,10 +103,10 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """Return the hosts of the file.
+    """Read the hosts of a file.
 
     Raises:
-        ManyErrors: It can't be read or has invalid lines.
+        ManyErrors: The file can't be read or has invalid lines.
     """
     try:
         with open_plain(path, or_descriptor=True) as file:

@@ -1,13 +1,16 @@
-"""The world of a pod that another tool has made: how many nodes, which of them this is, where the head is.
+"""The world of a pod that another tool has made: number of nodes, own rank, the head's address.
 
-What the command line and torchrun's PET_* variables leave open is taken from what the maker of the pod has set. Kubeflow's
-Trainer sets PET_* alone. Nothing here asks the API server: pods need no rights.
+What the command line and torchrun's PET_* variables leave open is read from the variables that the
+pod's maker has set. Kubeflow's Trainer sets only PET_*. Nothing here asks the API server, so pods
+need no rights.
 
-Sources: kubeflow/training-operator pkg/controller.v1/pytorch/{envvar,elastic}.go (PyTorchJob: with a Master MASTER_ADDR,
-MASTER_PORT, WORLD_SIZE and RANK of pods; PET_NNODES and PET_NODE_RANK in later versions); volcano-sh/volcano
-pkg/controllers/job/plugins/{env,svc,distributed-framework/pytorch}; kubernetes.io, "Job" (JOB_COMPLETION_INDEX, host name
-JOB-INDEX); kubernetes-sigs/jobset sets labels only: JOBSET_NAME, REPLICATED_JOB_NAME, REPLICATED_JOB_REPLICAS and JOB_INDEX
-are the names that its users give them in the pod.
+Sources: kubeflow/training-operator pkg/controller.v1/pytorch/{envvar,elastic}.go (PyTorchJob: with
+a Master MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK of pods; PET_NNODES and PET_NODE_RANK in
+later versions); volcano-sh/volcano
+pkg/controllers/job/plugins/{env,svc,distributed-framework/pytorch}; kubernetes.io, "Job"
+(JOB_COMPLETION_INDEX, host name JOB-INDEX); kubernetes-sigs/jobset sets labels only: JOBSET_NAME,
+REPLICATED_JOB_NAME, REPLICATED_JOB_REPLICAS and JOB_INDEX are the names that its users give them in
+the pod.
 """
 
 import argparse
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from torchmuster.core.spec.problems import Problems
 from torchmuster.launcher.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
 
-# Options that say something of the world.
+# Options about the world.
 PARTS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend")
 _OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK")
 _ALONE = {
@@ -33,11 +36,11 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodWorld:
-    """What a pod says of its world; each part is text with the name of its source, or None where it is not said.
+    """What a pod's environment says about its world; each part with its source, or None.
 
     Attributes:
-        kind: Whose pod it is.
-        node_rank: Among the pods of its own Job.
+        kind: What made the pod.
+        node_rank: The rank among the pods of its own Job.
         job: The index of that Job, and how many Jobs share the nodes evenly.
         why_no_head: Why the head's name is not known.
         why_no_rank: Why the node rank is not known.
@@ -59,9 +62,9 @@ def settle_world(
     world: PodWorld | None,
     problems: Problems,
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Return the line with what the pod adds to it, and what to say of that; what is missing is one problem.
+    """Add the pod's world to the line; return it and notes. Missing parts make one problem.
 
-    `told` names, for each of `PARTS` that the user or PET_* has given, the option or the variable.
+    `told` maps each of `PARTS` that the user or PET_* has given to its option or variable.
     """
     if given.standalone or (_is_one(given.nnodes) and told.get("nnodes") == "--nnodes"):
         return _without_variables(given, told), []
@@ -78,7 +81,7 @@ def settle_world(
 
 
 def _without_variables(given: argparse.Namespace, told: Mapping[str, str]) -> argparse.Namespace:
-    """Return the line of one node that was asked for: what PET_* say of the pod's world is not about it."""
+    """Return the line for a single node, without the PET_* variables about the pod's world."""
     alone = {
         name: value for name, value in _ALONE.items() if not told.get(name, "").startswith("--")
     }
@@ -86,14 +89,14 @@ def _without_variables(given: argparse.Namespace, told: Mapping[str, str]) -> ar
 
 
 def find_pod_world(environment: Mapping[str, str], hosts: str) -> PodWorld | None:
-    """Return what this pod says of its world; None elsewhere, in a worker, and where the pod says nothing.
+    """Return the world that this pod's variables describe; None if none do, and in a worker.
 
-    `hosts` is the text of /etc/hosts: the kubelet writes the pod's own full name there.
+    `hosts` is the text of /etc/hosts, where the kubelet writes the pod's full name.
     """
     if "KUBERNETES_SERVICE_HOST" not in environment:
         return None
     if any(name in environment for name in _OF_WORKERS):
-        return None  # a worker's MASTER_ADDR and RANK are those of its own world
+        return None  # a worker's MASTER_ADDR and RANK describe the run's own world
     for find in (_ranked, _volcano, _indexed):
         found = find(environment, hosts)
         if found is not None:
@@ -102,7 +105,7 @@ def find_pod_world(environment: Mapping[str, str], hosts: str) -> PodWorld | Non
 
 
 def _ranked(environment: Mapping[str, str], _: str) -> PodWorld | None:
-    """Return the world of a PyTorchJob, or of Volcano's plug-in `pytorch`: all is said, of pods as of processes."""
+    """Return the world of a PyTorchJob or Volcano's `pytorch`, which count pods as processes."""
     size, rank = environment.get("WORLD_SIZE", ""), environment.get("RANK", "")
     head = _master(environment)
     if head is None or not (size.isdecimal() and rank.isdecimal()):
@@ -112,7 +115,7 @@ def _ranked(environment: Mapping[str, str], _: str) -> PodWorld | None:
         head = (
             own,
             "HOSTNAME",
-        )  # older operators tell the first pod so; the others have to reach it
+        )  # older operators set a loopback address in the first pod; the others need its name
     return PodWorld(
         kind="a job with MASTER_ADDR, WORLD_SIZE and RANK, as of PyTorchJob",
         num_nodes=(size, "WORLD_SIZE"),
@@ -123,7 +126,7 @@ def _ranked(environment: Mapping[str, str], _: str) -> PodWorld | None:
 
 
 def _volcano(environment: Mapping[str, str], _: str) -> PodWorld | None:
-    """Return the world of a Volcano Job: the hosts of its only task, or of `master` and then `worker`."""
+    """Return a Volcano Job's world: the hosts of its only task, or of `master`, then `worker`."""
     index = environment.get("VC_TASK_INDEX") or environment.get("VK_TASK_INDEX")
     kind, head, port = "a Job of Volcano", _master(environment), environment.get("MASTER_PORT")
     tasks = {
@@ -148,7 +151,7 @@ def _volcano(environment: Mapping[str, str], _: str) -> PodWorld | None:
     places = [n for n, name in enumerate(names) if name.partition(".")[0] == own]
     rank = (str(places[0]), source) if places else None
     if rank is None and index is not None and len(tasks) == 1:
-        rank = (index, "VC_TASK_INDEX")  # with the node's network HOSTNAME is the node's name
+        rank = (index, "VC_TASK_INDEX")  # with host networking HOSTNAME is the node's name
     return PodWorld(
         kind=kind,
         num_nodes=(str(len(names)), source),
@@ -160,7 +163,7 @@ def _volcano(environment: Mapping[str, str], _: str) -> PodWorld | None:
 
 
 def _indexed(environment: Mapping[str, str], hosts: str) -> PodWorld | None:
-    """Return the world of an Indexed Job, alone or in a JobSet: pod 0 is the head, the number of pods is not said."""
+    """Return the world of an Indexed Job, alone or in a JobSet: head is pod 0, size unknown."""
     index = environment.get("JOB_COMPLETION_INDEX", "")
     if not index.isdecimal():
         return None
@@ -183,7 +186,7 @@ def _indexed(environment: Mapping[str, str], hosts: str) -> PodWorld | None:
 def _first_pod(
     environment: Mapping[str, str], in_set: bool, hosts: str
 ) -> tuple[tuple[str, str] | None, str]:
-    """Return the full name of pod 0 with its source, or why it is not known."""
+    """Return the full name of pod 0 and its source, or why it is not known."""
     own = environment.get("HOSTNAME", "")
     stem, _, last = own.rpartition("-")
     if last != environment["JOB_COMPLETION_INDEX"]:
@@ -204,7 +207,7 @@ def _master(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _subdomain(own: str, hosts: str) -> str | None:
-    """Return what follows the pod's own name in its full name; None where it has none."""
+    """Return the part after the pod's own name in its full name; None if there is none."""
     for line in hosts.splitlines():
         words = line.partition("#")[0].split()[1:]
         if own in words:
@@ -218,7 +221,7 @@ def _is_one(nnodes: str) -> bool:
 
 
 def _add_head(settled: argparse.Namespace, sources: dict[str, str], world: PodWorld) -> list[str]:
-    """Put the head's address into the line; return what is missing."""
+    """Set the head's address; return what is missing."""
     if "rdzv_endpoint" in sources or "master_addr" in sources:
         return []
     if world.head is None:
@@ -235,7 +238,7 @@ def _add_head(settled: argparse.Namespace, sources: dict[str, str], world: PodWo
 
 
 def _add_rank(settled: argparse.Namespace, sources: dict[str, str], world: PodWorld) -> list[str]:
-    """Put the node rank into the line of a static rendezvous; return what is missing."""
+    """Set the node rank for a static rendezvous; return what is missing."""
     if settled.rdzv_backend != "static" or "node_rank" in sources:
         return []
     if world.node_rank is None:
@@ -270,7 +273,7 @@ def _refuse(
 
 
 def _note_on_one(told: Mapping[str, str], world: PodWorld | None) -> list[str]:
-    """Say that an index of a Job makes no world, unless the number of nodes was given."""
+    """Note that a Job's index alone makes no world, unless the number of nodes was given."""
     if world is None or world.num_nodes is not None or "nnodes" in told or world.node_rank is None:
         return []
     what = f"one node, as in torchrun: this is a pod of {world.kind}"
@@ -278,7 +281,7 @@ def _note_on_one(told: Mapping[str, str], world: PodWorld | None) -> list[str]:
 
 
 def _note(settled: argparse.Namespace, sources: Mapping[str, str]) -> list[str]:
-    """Return one line on the world where a part of it does not stand on the command line."""
+    """Return a line about the world, unless the command line or the defaults give all of it."""
     static = settled.rdzv_backend == "static"
     head = next(
         (sources[name] for name in ("rdzv_endpoint", "master_addr", "head") if name in sources),

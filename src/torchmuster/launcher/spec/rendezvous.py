@@ -15,7 +15,7 @@ from torchmuster.core.spec.units import parse_seconds
 
 DEFAULT_STATIC_PORT = 29500
 DEFAULT_C10D_PORT = 29400
-NO_ID = "none"  # what torchrun calls a job without `--rdzv-id`
+NO_ID = "none"  # torchrun's name for a job without `--rdzv-id`
 _CONF_KEYS = frozenset(
     {"join_timeout", "last_call_timeout", "timeout", "rank", "is_host", "secret_file"}
 )
@@ -35,12 +35,12 @@ _CONF_WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """The rendezvous of the nodes of a command line.
+    """The rendezvous that a command line asks for.
 
     Attributes:
-        port: 0 lets the kernel choose.
-        alone: A single node that no other has to find: a free port, a key of its own.
-        static: Places are given by --node-rank.
+        port: The port; 0 lets the kernel choose.
+        alone: Whether no other node has to find this one: then it has a free port and its own key.
+        static: Whether --node-rank gives the places.
     """
 
     host: str
@@ -55,14 +55,14 @@ def find_meeting(
 ) -> Meeting | None:
     """Return the rendezvous; None if it is invalid, with the reasons in `problems`.
 
-    Who `knows_head` without it needs no host in an endpoint.
+    With `knows_head`, the caller knows the head anyway, so an endpoint may lack its host.
     """
     fresh_id = str(uuid.uuid4())
     if given.standalone or _is_plain(given, max_nodes):
         return Meeting(host="localhost", port=0, alone=True, static=False, rdzv_id=fresh_id)
     static = given.rdzv_backend == "static"
     if not static and not given.rdzv_endpoint.strip() and max_nodes == 1:
-        # torchrun takes localhost:29400 here, where two jobs of one machine would meet.
+        # torchrun uses localhost:29400 here, where two jobs on one machine would collide.
         return Meeting(host="localhost", port=0, alone=True, static=False, rdzv_id=given.rdzv_id)
     found = _parse_endpoint(given, static, problems, knows_head=knows_head)
     if found is None:
@@ -71,7 +71,7 @@ def find_meeting(
 
 
 def _is_plain(given: argparse.Namespace, max_nodes: int) -> bool:
-    """Return whether the command line has no rendezvous and needs none."""
+    """Return whether the command line neither has nor needs a rendezvous."""
     unnamed = not given.rdzv_endpoint.strip() and given.master_port is None
     return given.rdzv_backend == "static" and unnamed and max_nodes == 1
 
@@ -104,14 +104,14 @@ def _is_host(text: str) -> bool:
         if ":" in text:
             socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
         else:
-            text.encode("idna")  # what the resolver does first
+            text.encode("idna")  # as the resolver does first
     except (OSError, UnicodeError):
         return False
     return True
 
 
 def parse_conf(text: str, problems: Problems) -> dict[str, str]:
-    """Return the keys and values of `--rdzv-conf`, without a pair of quotes around all of it."""
+    """Parse the keys and values of `--rdzv-conf`, without quotes around the whole text."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -129,9 +129,9 @@ def parse_conf(text: str, problems: Problems) -> dict[str, str]:
 def parse_waits(
     conf: Mapping[str, str], static: bool, problems: Problems
 ) -> tuple[float, float] | None:
-    """Return for how many seconds a node waits for the minimum number of nodes, and then for more.
+    """Return how long a node waits for the minimum number of nodes, and then for more, in seconds.
 
-    `timeout` is a key of the static rendezvous only, as in torchrun.
+    As in torchrun, the key `timeout` is valid only in the static rendezvous.
     """
     join = conf.get("join_timeout") or (static and conf.get("timeout")) or (900 if static else 600)
     words = {

@@ -1,4 +1,4 @@
-"""The single values of a workflow file: names, sizes, times, paths, URLs, each with its rule and its message."""
+"""Scalar types of a workflow file: names, sizes, times, paths, URLs, each with its check."""
 
 import datetime as dt
 import json
@@ -22,7 +22,7 @@ _MAX_NUMBER = 1_000_000_000
 _MAX_SIZE_BYTES = 1 << 62
 _MAX_SECONDS = 10 * 366 * 86400.0
 _MAX_RANGES = 256
-_MAX_WORD = 64  # characters of a number, a size or a time
+_MAX_WORD = 64  # characters in a number, a size or a time
 _EXIT_CODES = re.compile(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -36,7 +36,8 @@ _SIZES = "e.g. 64Gi, 500Mi"
 
 def wrong(what: str, fix: str | None = None) -> PydanticCustomError:
     """Return an error with our message; `fix` becomes the hint."""
-    # pydantic formats the template with its context: braces of a token must survive it.
+    # pydantic formats the template with its context, so braces of a token must not be in the
+    # template.
     return PydanticCustomError("muster", "{what}", {"what": what, "fix": fix})
 
 
@@ -66,7 +67,7 @@ def kind_of(value: Any) -> str:
 
 
 def in_quotes(value: Any) -> str | None:
-    """Return how to write a value as text that YAML reads as something else."""
+    """Return how to write a value as text if YAML reads it as another type."""
     if value is None:
         return 'an empty text is written ""'
     if isinstance(value, bool):
@@ -77,12 +78,12 @@ def in_quotes(value: Any) -> str | None:
 
 
 def _number(value: float) -> str:
-    huge = isinstance(value, int) and abs(value) > 10**30  # Python refuses to print some of them
+    huge = isinstance(value, int) and abs(value) > 10**30  # Python may refuse to print these
     return "of more than 30 digits" if huge else str(value)
 
 
 def _text(value: Any) -> Any:
-    """Accept text, and numbers as text, as in the reference; no booleans or other types."""
+    """Accept text, and numbers as text, as in the reference, but no booleans or other types."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if isinstance(value, int) and abs(value) > 10**30:
             raise wrong(f"expected a text, found {kind_of(value)}", "put it in quotes")
@@ -122,7 +123,7 @@ def _variable(value: Any) -> Any:
 
 
 def _environment_value(value: Any) -> Any:
-    """Accept scalars as text in Python's notation, as in the reference: `true` is "True"."""
+    """Accept scalars as text in Python's notation, as in the reference: `true` becomes "True"."""
     return str(value) if isinstance(value, bool) else _text(value)
 
 
@@ -205,7 +206,7 @@ def _list_of_words(value: Any) -> Any:
 
 
 def _as_list(line: str) -> str:
-    """Return the words of a command line as a YAML list."""
+    """Format the words of a command line as a YAML list."""
     try:
         words = shlex.split(line)
     except ValueError:
@@ -215,7 +216,7 @@ def _as_list(line: str) -> str:
 
 
 def truth_of(value: Any) -> bool | None:
-    """Return the boolean that a value means; None if it means none."""
+    """Return the boolean that a value means, or None."""
     if isinstance(value, bool):
         return value
     words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
@@ -249,7 +250,7 @@ def _file_path(value: Any) -> Any:
 
 
 def _folder_path(value: Any) -> Any:
-    """Check the path of a checkpoint: in the task's folder, or absolute."""
+    """Check the path of a checkpoint, within the task's folder or absolute: no `..`."""
     word = _text(value)
     if not word.strip():
         raise wrong("the path is empty")
@@ -275,7 +276,7 @@ def _url(value: Any) -> Any:
         return word
     match = _SCHEME.fullmatch(word)
     if match is None:
-        if re.match(r"[A-Za-z][A-Za-z0-9]+:", word):  # `s3:/bucket` is meant as a URL
+        if re.match(r"[A-Za-z][A-Za-z0-9]+:", word):  # `s3:/bucket` was meant as a URL
             scheme, _, rest = word.partition(":")
             raise wrong(f"{shown(word)} is not a URL", f"{scheme}://{rest.strip('/')}")
         return _folder_path(word)
@@ -315,7 +316,7 @@ def _exit_ranges(value: Any) -> Any:
 
 
 def split_ranges(word: str) -> list[tuple[str, int, int]]:
-    """Return (text, first, last) of each range; none when the text is not a valid list of exit codes."""
+    """Return (text, first, last) of each range; none if the text is no valid list of codes."""
     if word.count(",") >= _MAX_RANGES or not _EXIT_CODES.fullmatch(word):
         return []
     parts = [(part, *part.partition("-")[::2]) for part in word.split(",")]
@@ -323,7 +324,7 @@ def split_ranges(word: str) -> list[tuple[str, int, int]]:
 
 
 def _as_option(value: Any, parse: Callable[[str, Problems], Any], option: str) -> Any:
-    """Check a value in the same way as the corresponding option of `muster run`."""
+    """Check a value like the corresponding option of `muster run`."""
     word, problems = _text(value).strip(), Problems()
     parse(word, problems)
     for problem in problems.found:
@@ -337,7 +338,7 @@ def _nodes(value: Any) -> Any:
 
 
 def _workers(value: Any) -> Any:
-    anything = ("gpu",)  # the machine that checks the file need not have one
+    anything = ("gpu",)  # the machine that checks the file may have no GPU
     option = "--nproc-per-node"
     return _as_option(value, lambda word, found: parse_workers(word, anything, found), option)
 
@@ -368,7 +369,7 @@ DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
 ExitRanges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_exit_ranges)]
 Nodes = Annotated[str, BeforeValidator(_nodes)]
 Workers = Annotated[str, BeforeValidator(_workers)]
-# The tags come into the path of an error; `spec.explain` takes them out.
+# The tags get into the path of an error; `spec.explain` removes them.
 Credential = Annotated[
     Annotated[str, BeforeValidator(_folder_of_credential), Tag("(text)")]
     | Annotated[dict[Variable, Text], Tag("(map)")],

@@ -1,6 +1,7 @@
-"""The user's clusters: `muster.toml` of the project over `~/.config/muster/config.toml` of the user.
+"""The user's clusters: the project's `muster.toml` over the user's `~/.config/muster/config.toml`.
 
-All problems of both files are reported at once, each with file, line, column and key. Values are not executed.
+All problems of both files are reported at once, each with file, line, column and key. Values are
+never executed.
 """
 
 import bisect
@@ -31,9 +32,10 @@ from torchmuster.launcher.spec.hostfile import Host, join_hosts, parse_host, rea
 from torchmuster.launcher.spec.scalars import Seconds, in_quotes, kind_of, shown, wrong
 from torchmuster.launcher.spec.site_files import project_file, user_file, why_not_used
 
-# The position of each key of a TOML file: `tomllib` gives the values, this gives line and column.
+# Positions: `tomllib` parses the values; this scanner finds line and column of every key.
 #
-# Only for a text that `tomllib` has parsed: nothing is checked here. tomlkit keeps the text of a file, but no positions.
+# It reads only text that `tomllib` has parsed, so it checks nothing. tomlkit preserves a file's
+# text, but gives no positions.
 
 
 Place = tuple[int, int]
@@ -46,7 +48,7 @@ _MARK = re.compile(r"[][{}.=,]")
 
 
 def find_places(text: str) -> dict[KeyPath, Place]:
-    """Return line and column, from 1, of every key, table header and element of a list."""
+    """Return line and column, from 1, of every key, table header and list element."""
     scan = _Scan(text)
     scan.read()
     lines = [0, *(found.end() for found in re.finditer("\n", text))]
@@ -56,7 +58,7 @@ def find_places(text: str) -> dict[KeyPath, Place]:
 
 @dataclass(slots=True)
 class _Scan:
-    """One walk through the text, from left to right."""
+    """A scan through the text, from left to right."""
 
     text: str
     at: int = 0
@@ -74,7 +76,7 @@ class _Scan:
                 self._pair(self.table)
 
     def _take(self, pattern: re.Pattern[str]) -> str:
-        """Return the match at the current position and move past it and the blanks that follow."""
+        """Return the match at the current position, and move past it and the blanks after it."""
         found = pattern.match(self.text, self.at)
         if found is None:
             raise ValueError(f"tomllib has read it: {self.text[self.at : self.at + 20]!r}")
@@ -137,9 +139,9 @@ class _Scan:
         self._take(_MARK)
 
 
-# `muster.toml` as pydantic models: each key with its rule and its message.
+# `muster.toml` as pydantic models: each key with its check and its message.
 #
-# Nothing is executed or expanded here: values go into job scripts, or to ssh, unchanged.
+# Nothing is executed or expanded: values go unchanged into job scripts, or to ssh.
 
 
 _COMMON = frozenset(
@@ -162,7 +164,7 @@ def kinds_of(schedulers: Mapping[str, SchedulerFacts]) -> tuple[str, ...]:
 
 
 def keys_of_kind(kind: str, schedulers: Mapping[str, SchedulerFacts]) -> frozenset[str]:
-    """Return the keys that have an effect for a kind of engine."""
+    """Return the keys that have an effect for engines of this kind."""
     if kind == "local":
         return _COMMON
     if kind == "ssh":
@@ -171,13 +173,13 @@ def keys_of_kind(kind: str, schedulers: Mapping[str, SchedulerFacts]) -> frozens
 
 
 def model_of_kind(own_keys: Mapping[str, KeyKind]) -> "type[SiteKeys]":
-    """Return the keys of a section, with those of one scheduler."""
+    """Return the model of a section, extended by one scheduler's own keys."""
     fields: dict[str, Any] = {name: (_OWN[kind] | None, None) for name, kind in own_keys.items()}
     return create_model("SiteKeysOfKind", __base__=SiteKeys, **fields) if fields else SiteKeys
 
 
 def text_of_own(value: Any) -> str:
-    """Return the text of a scheduler's own key: lists and tables are a line for each entry."""
+    """Format the value of a scheduler's own key as text; lists and tables have a line per entry."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
@@ -195,7 +197,7 @@ _MAX_ENTRIES = 1000
 
 
 def _line(value: Any) -> str:
-    """Check a text without a newline: one line of a job script."""
+    """Check a text that becomes one line of a job script."""
     if not isinstance(value, str):
         raise wrong(f"expected a text, found {kind_of(value)}", in_quotes(value))
     if _CONTROL.search(value):
@@ -207,7 +209,7 @@ def _line(value: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    """Check a value of a directive: no quotes and spaces, which schedulers read in different ways."""
+    """Check a directive's value: no quotes or spaces, which schedulers treat differently."""
     text = _line(value)
     if _BROKEN_VALUE.search(text):
         raise wrong(
@@ -248,7 +250,7 @@ def _chunk(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _labels(value: Any) -> tuple[tuple[str, str], ...]:
-    """Check names and texts as labels and resources have them: `gpu.vendor/product` and a word."""
+    """Check names and texts of labels and resources: `gpu.vendor/product` and a word."""
     found: list[tuple[str, str]] = []
     for name, entry in _pairs(value).items():
         text = str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else entry
@@ -287,7 +289,7 @@ def _host(value: Any) -> Host:
 
 
 def _nodes(value: Any) -> tuple[int, int]:
-    """Return the minimum and maximum number of nodes, from 4 or "2:4"."""
+    """Parse the minimum and maximum number of nodes, from 4 or "2:4"."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise wrong(f"expected a number of nodes, found {kind_of(value)}", '4 or "2:4"')
     problems = Problems()
@@ -308,7 +310,7 @@ def _number(low: int, high: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-_Lenient = Field(strict=False)  # the validator before has looked already
+_Lenient = Field(strict=False)  # the validator before it has checked already
 Line = Annotated[str, BeforeValidator(_line)]
 Word = Annotated[str, BeforeValidator(_word)]
 Lines = Annotated[tuple[Line, ...], BeforeValidator(_list), _Lenient]
@@ -328,19 +330,19 @@ class _Model(BaseModel):
 
 
 class SiteKeys(_Model):
-    """One section `[engines.NAME]`; the keys are those of the file.
+    """A section `[engines.NAME]`; the fields are the keys of the file.
 
     Attributes:
         time: Default time limit of jobs, in seconds.
-        warn: How long before that limit the workers are warned, in seconds.
+        warn: How long before that limit to warn the workers, in seconds.
         chunk: Extra keys of a PBS chunk, or options of sbatch.
         python: The command that starts the worker side.
         nodes: The minimum and maximum number of nodes.
-        scratch: A folder of each node; the node's shell expands variables in it.
-        resubmit: In how many more jobs a run may continue after its time limit.
-        resubmit_with: How; None for the scheduler's default.
+        scratch: A folder on each node; the node's shell expands variables in it.
+        resubmit: How many more jobs may continue a run after its time limit.
+        resubmit_with: The method for that; None for the scheduler's default.
         start_with: Commands that start agents on other nodes; the first one that exists is used.
-        hostfile: As written, or made absolute: relative to the file that names it.
+        hostfile: As written; in a `Site` relative to the file that names it.
     """
 
     kind: Line
@@ -387,7 +389,7 @@ class SiteKeys(_Model):
             if is_other and any(first == other.directive for other in schedulers.values()):
                 raise wrong(f"{shown(line)} is a line for another scheduler", f"{prefix} ...")
             bare = line.strip().removeprefix(first if first.startswith("#") else "").strip()
-            if prefix == "":  # no options in its scripts: its dialect checks them
+            if prefix == "":  # its scripts have no options: its dialect checks the lines
                 continue
             if not bare.startswith("-"):
                 raise wrong(
@@ -416,11 +418,11 @@ class DefaultKeys(_Model):
 TABLES: dict[str, type[BaseModel]] = {"datasets": DatasetKeys, "defaults": DefaultKeys}
 
 
-# The hints for errors in a table of `muster.toml`.
+# Hints for errors in a table of `muster.toml`.
 
 
 _Keys = TypeVar("_Keys", bound=BaseModel)
-# What people write, and what it is called here.
+# Common names of keys, and their names here.
 _OTHER_WORDS = {
     "walltime": "time",
     "time_limit": "time",
@@ -447,7 +449,7 @@ _OTHER_WORDS = {
 def read_table(
     model: type[_Keys], raw: Any, path: KeyPath, findings: FileProblems, context: Any = None
 ) -> _Keys | None:
-    """Return the table; None if there are errors, which are added to `findings` at `path` and below."""
+    """Return the table; None if there are errors, which go to `findings` below `path`."""
     if not isinstance(raw, dict):
         fix = f"[{show_path(path)}] on a line of its own, keys below it"
         findings.add(path, f"expected a table, found {kind_of(raw)}", fix)
@@ -456,7 +458,7 @@ def read_table(
 
 
 def toml_format(known: Collection[str]) -> FileFormat:
-    """Return how hints are written where these keys are known."""
+    """Return the format of hints in a table with these known keys."""
     allowed = f"allowed here: {', '.join(known)}"
     return FileFormat(
         missing='{} = "..."',
@@ -472,7 +474,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Site(SiteKeys):
-    """A destination of runs: the meaning of `--on NAME`; `own_keys` are keys of its scheduler alone."""
+    """A destination of runs, for `--on NAME`; `own_keys` are those of its scheduler alone."""
 
     name: str
     origin: str = BUILT_IN
@@ -480,12 +482,12 @@ class Site(SiteKeys):
 
     @property
     def queue_name(self) -> str | None:
-        """Return the partition or queue: two words for the same thing."""
+        """The partition or queue: two names for the same thing."""
         return self.queue or self.partition
 
     @property
     def is_batch(self) -> bool:
-        """Return whether it is a scheduler, which takes job scripts."""
+        """Whether it is a scheduler, which accepts job scripts."""
         return self.kind not in ("local", "ssh")
 
 
@@ -509,7 +511,7 @@ class Sites:
         """Return the site of this name.
 
         Raises:
-            UsageError: There is none; the error suggests a near miss.
+            UsageError: There is none; the error suggests a similar name.
         """
         if name in self.sites:
             return self.sites[name]
@@ -523,19 +525,19 @@ class Sites:
 
     @property
     def configured(self) -> tuple[Site, ...]:
-        """Return the sites that have a section."""
+        """The sites that have a section."""
         return tuple(site for site in self.sites.values() if site.origin != BUILT_IN)
 
 
 def load_sites(
     cwd: str, environment: Mapping[str, str], schedulers: Mapping[str, SchedulerFacts]
 ) -> Sites:
-    """Return the sites that both files describe.
+    """Load the sites from both files.
 
     Args:
-        cwd: Where the search for `muster.toml` begins; it goes up to the root.
+        cwd: Folder where the search for `muster.toml` begins; it goes up to the root.
         environment: For `XDG_CONFIG_HOME` and `HOME`.
-        schedulers: The known ones, by name: kinds of sections in addition to `local` and `ssh`.
+        schedulers: The known schedulers by name, which are kinds besides `local` and `ssh`.
 
     Raises:
         ManyErrors: All problems of both files.
@@ -568,7 +570,7 @@ def load_sites(
 
 
 def site_hosts(site: Site) -> tuple[Host, ...]:
-    """Return the hosts of an ssh site; reads its hostfile.
+    """Return the hosts of an ssh site, from its hostfile if it has one.
 
     Raises:
         ManyErrors: The hostfile can't be read or has invalid lines.
@@ -583,31 +585,31 @@ class _Source:
     places: dict[KeyPath, Place]
 
     def where(self, path: KeyPath) -> str | None:
-        """Return `file:line:column key`, or None when the file doesn't have it."""
+        """Return `file:line:column key`; None if the file lacks it."""
         line, column = self.places.get(path, (0, 0))
         return f"{self.path}:{line}:{column} {show_path(path)}" if line else None
 
 
 @dataclass(slots=True)
 class _Merged:
-    """Both files as one: the project's keys over the user's, key by key."""
+    """Both files as one: the project's keys replace the user's, key by key."""
 
     sources: list[_Source]
     raw: dict[str, Any] = field(default_factory=dict)
     findings: FileProblems = field(default_factory=FileProblems)
 
     def names(self) -> list[str]:
-        """Return the names of all sections of engines."""
+        """Return the names of all engine sections."""
         engines = self.raw.get("engines")
         return list(engines) if isinstance(engines, dict) else []
 
     def where(self, path: KeyPath) -> str | None:
-        """Return the place of a key, or of the nearest table above; the project's file wins."""
+        """Return the place of a key, or of the nearest table above it; the project's file wins."""
         source, found = self._find(path)
         return None if source is None else source.where(found)
 
     def rank(self, path: KeyPath) -> tuple[int, Place]:
-        """Return the sort key for findings in the order of the files."""
+        """Return a sort key that orders findings as in the files."""
         source, found = self._find(path)
         return (
             (-1, (0, 0)) if source is None else (self.sources.index(source), source.places[found])
@@ -625,7 +627,7 @@ class _Merged:
 def _read(
     path: str, environment: Mapping[str, str], notes: list[str], errors: list[UsageError]
 ) -> _Source | None:
-    """Return the content of a file; None when it is not used or can't be read."""
+    """Read a file; return None if it is not used or can't be read."""
     try:
         with open_plain(path) as file:
             status = os.fstat(file.fileno())
@@ -648,7 +650,7 @@ def _read(
 
 
 def _syntax_error(path: str, error: Exception) -> UsageError:
-    """Return tomllib's error with its place in the usual form."""
+    """Return tomllib's error, with its place in the usual form."""
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
     where = f"{path}:{match[2]}:{match[3]}" if match else path
     why = match[1] if match else str(error)
@@ -681,7 +683,7 @@ def _merge_engines(known: dict[str, Any], table: dict[str, Any]) -> dict[str, An
             found[name] = section
             continue
         if "kind" in section and section["kind"] != below.get("kind", name):
-            below = {}  # another scheduler: the user's keys are not for it
+            below = {}  # another scheduler: the user's keys don't apply to it
         replaced = {key for pair in _ONE_THING if set(pair) & set(section) for key in pair}
         kept = {key: value for key, value in below.items() if key not in replaced}
         found[name] = {**kept, **section}
@@ -689,7 +691,7 @@ def _merge_engines(known: dict[str, Any], table: dict[str, Any]) -> dict[str, An
 
 
 def _make_sites(merged: _Merged, schedulers: Mapping[str, SchedulerFacts]) -> dict[str, Site]:
-    # Hosts of ssh have to be listed: they have no site of their own.
+    # No site for `ssh`: its hosts have to be listed.
     found = {name: Site(name=name, kind=name) for name in ("local", *schedulers)}
     engines = merged.raw.get("engines", {})
     if not isinstance(engines, dict):
@@ -743,7 +745,7 @@ def _check_kind(
     merged: _Merged,
     schedulers: Mapping[str, SchedulerFacts],
 ) -> bool:
-    """Return whether the kind exists; note keys without effect for it, and missing keys."""
+    """Return whether the kind exists; report keys without effect for it, and missing keys."""
     path: KeyPath = ("engines", name)
     kinds = kinds_of(schedulers)
     if kind not in kinds or (name in kinds and name != kind):
@@ -775,7 +777,7 @@ def _check_kind(
 
 
 def _beside(merged: _Merged, path: KeyPath, hostfile: str) -> str:
-    """Return the path of a hostfile: relative to the file that names it."""
+    """Resolve the path of a hostfile, relative to the file that names it."""
     source = next(s for s in reversed(merged.sources) if s.where(path) is not None)
     return os.path.join(os.path.dirname(source.path), os.path.expanduser(hostfile))
 

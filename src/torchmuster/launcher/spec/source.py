@@ -1,7 +1,8 @@
-"""Parses YAML into plain values, with the position in the file of every key and value.
+"""Parse YAML into plain values, with the position in the file of every key and value.
 
-PyYAML's nodes have positions. Its constructor is not used for maps and lists: no tag constructs anything, the depth
-and the number of nodes are limited, and a key that occurs twice with two values is an error.
+PyYAML's nodes have positions. Its constructor is not used for maps and lists: no tag constructs
+anything, the depth and the number of nodes are limited, and a key that occurs twice with two values
+is an error.
 """
 
 import re
@@ -17,14 +18,15 @@ from torchmuster.errors import UsageError
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 100
-MAX_NODES = 100_000  # aliases count as often as they are used
+MAX_NODES = 100_000  # an alias counts at every use
 
-# (line, column), both from 1; the column is None where rendering has moved it.
+# (line, column), both from 1; the column is None if rendering has moved it.
 Position = tuple[int, int | None]
 Locate = Callable[[int, int], Position]
 
 _Mark = tuple[int, int]
-# The C parser below the composer of Python, which can be bounded; that of C crashes on deep nesting.
+# The C parser below Python's composer, which can be limited; the C composer crashes on deep
+# nesting.
 _BASES: Any = (Composer, yaml.CSafeLoader) if hasattr(yaml, "CSafeLoader") else (yaml.SafeLoader,)
 _PREFIX = "tag:yaml.org,2002:"
 _AS_WRITTEN = frozenset(_PREFIX + name for name in ("str", "merge", "value"))
@@ -46,14 +48,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Values with their places.
+    """Values of a YAML document, with their positions.
 
     Attributes:
         value: Maps, lists and scalars; None for an empty text.
         keys: (line, column) of each key, from 1, in the parsed text.
-        values: The same for each value; list items have an entry here only.
+        values: The same for each value; list items have an entry only here.
         name: The file's name in messages.
-        locate: Turns a position in the text into one of the user's file.
+        locate: Converts a position in the text to one in the user's file.
         twice: A warning for each key that occurs twice with the same value.
     """
 
@@ -65,7 +67,7 @@ class Document:
     twice: tuple[UsageError, ...] = ()
 
     def position(self, path: KeyPath, *, at_key: bool = False) -> Position:
-        """Return the place in the user's file of a path, or of the nearest one above that exists."""
+        """Return the position in the user's file of a path, or of its nearest existing parent."""
         while path:
             places = (self.keys, self.values) if at_key else (self.values, self.keys)
             for place in (places[0].get(path), places[1].get(path)):
@@ -80,22 +82,22 @@ class Document:
 
 
 def show_place(name: str, position: Position) -> str:
-    """Return `file:line:column`, or `file:line` when the column is not known."""
+    """Return `file:line:column`, or `file:line` if the column is not known."""
     line, column = position
     return f"{name}:{line}" if column is None else f"{name}:{line}:{column}"
 
 
 def parse_yaml(text: str, name: str, locate: Locate | None = None) -> Document:
-    """Return the values of one YAML document and their positions.
+    """Parse one YAML document into values and their positions.
 
     Args:
         text: YAML, at most 4 MiB.
         name: The file's name for messages.
-        locate: Turns (line, column) of `text` into the place in the user's file.
+        locate: Converts (line, column) of `text` to the place in the user's file.
 
     Raises:
-        UsageError: It is too large, too deep or no YAML, or has a key with two values, a custom tag or more
-            than one document.
+        UsageError: The text is too large, too deep or not YAML, or has a key with two values, a
+            custom tag or more than one document.
     """
     locate = locate or (lambda line, column: (line, column))
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
@@ -119,7 +121,7 @@ def parse_yaml(text: str, name: str, locate: Locate | None = None) -> Document:
 
 
 class _BoundError(yaml.MarkedYAMLError):
-    """A limit is exceeded, or an alias has no anchor: our message, with its position."""
+    """A limit was exceeded, or an alias has no anchor; carries our message and its position."""
 
     def __init__(self, place: Any, what: str, why: str | None = None, fix: str | None = None):
         super().__init__(problem=what, problem_mark=place)
@@ -127,7 +129,7 @@ class _BoundError(yaml.MarkedYAMLError):
 
 
 class _Loader(*_BASES):  # type: ignore[misc]
-    """Composes nodes, with limits to their number and depth."""
+    """Composes nodes, and limits their number and depth."""
 
     def __init__(self, text: str) -> None:
         _BASES[-1].__init__(self, text)
@@ -135,12 +137,12 @@ class _Loader(*_BASES):  # type: ignore[misc]
         self._depth = self._count = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Return the next node; for an alias the node that it refers to."""
+        """Return the next node; for an alias, the node that it refers to."""
         event = self.peek_event()
         self._count += 1
         _check_size(event.start_mark, self._depth, self._count)
         if not isinstance(event, yaml.AliasEvent):
-            self.anchors.pop(event.anchor, None)  # PyYAML refuses an anchor that is given again
+            self.anchors.pop(event.anchor, None)  # PyYAML refuses to redefine an anchor
         elif event.anchor not in self.anchors:
             what = f"`*{event.anchor}` names an anchor that does not exist"
             why = f"a value that begins with `*` is an alias of `&{event.anchor}`"
@@ -151,7 +153,7 @@ class _Loader(*_BASES):  # type: ignore[misc]
         return node
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """Return the tag of a node without one; YAML 1.1 reads `2:4` as 124, sixty to the unit."""
+        """Return the tag of an untagged node; keep `2:4` as text, which in YAML 1.1 is 124."""
         tag = super().resolve(kind, value, implicit)
         is_number = tag in (_PREFIX + "int", _PREFIX + "float")
         return _PREFIX + "str" if is_number and ":" in value else tag
@@ -166,7 +168,7 @@ def _check_size(place: Any, depth: int, count: int) -> None:
 
 
 class _Builder:
-    """Turns nodes into plain values and notes their positions; aliases are expanded."""
+    """Converts nodes to plain values and records their positions; expands aliases."""
 
     def __init__(self, name: str, locate: Locate, loader: Any) -> None:
         self._name, self._locate, self._loader = name, locate, loader
@@ -176,7 +178,7 @@ class _Builder:
         self.twice: list[UsageError] = []
 
     def read(self) -> Any:
-        """Return the value of the one document; None for an empty text."""
+        """Return the value of the single document; None for an empty text."""
         root = self._loader.get_single_node()
         return None if root is None else self._build(root, (), 0)
 
@@ -227,23 +229,23 @@ class _Builder:
         return found
 
     def _take_again(self, key: Any, value: Any, here: KeyPath, first: Any, depth: int) -> None:
-        """Note a key that occurs twice and says the same; files of OSMO have such.
+        """Record a key that occurs twice with the same value, as in some OSMO files.
 
         Raises:
-            UsageError: It says something else the second time.
+            UsageError: The second value differs.
         """
         why = f"the other one is in line {self._locate(self.keys[here][0], 1)[0]}"
         what = f"the key `{here[-1]}` occurs twice"
         kept, self.keys, self.values = (self.keys, self.values), {}, {}
         again = self._build(value, here, depth + 1)
         self.keys, self.values = kept
-        if repr(again) != repr(first):  # as written: True and 1 are equal, and not the same
+        if repr(again) != repr(first):  # compared as written: True == 1, but they differ here
             raise self._fail(key, what, why)
         why += " with the same value: remove one of them"
         self.twice.append(self._fail(key, what, why))
 
     def _merge(self, node: Any, found: dict[Any, Any], path: KeyPath, depth: int) -> None:
-        """Add the missing keys of `<<: *other`; of several maps the first wins."""
+        """Add the missing keys of `<<: *other`; if several maps have a key, the first wins."""
         self._count += 1
         _check_size(node.start_mark, depth, self._count)
         if isinstance(node, yaml.SequenceNode):
@@ -274,12 +276,12 @@ class _Builder:
 
 
 def _explain(error: yaml.YAMLError, text: str, name: str, locate: Locate) -> UsageError:
-    """Return PyYAML's error as our message, with the position in the user's file."""
+    """Convert PyYAML's error to our message, with the position in the user's file."""
     place, problem = (1, 1), str(error)
     context: str | None = None
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
-        if "end of stream" in (error.problem or ""):  # where the quotation began says more
+        if "end of stream" in (error.problem or ""):  # the start of the quotation is more useful
             mark = error.context_mark or mark
         place = _place(mark) if mark is not None else place
         problem, context = error.problem or problem, error.context
@@ -317,7 +319,7 @@ def _find_character(text: str, character: Any) -> tuple[int, int] | None:
 
 
 def _plain_words(problem: str, line: str, above: str, column: int) -> tuple[str, str | None]:
-    """Return the problem in plain words, and the most common fix."""
+    """Return the problem in plain English, and the most common fix."""
     rest = line[column - 1 :].lstrip()
     if "\t" in line[: len(line) - len(line.lstrip())] or rest.startswith("\t") or "\\t" in problem:
         return "a tab is used where YAML requires spaces", "indent with spaces"

@@ -1,4 +1,4 @@
-"""torchrun's own command line, option by option: supported with its meaning, or refused with a message.
+"""torchrun's command line, option by option: supported with its meaning, or refused with a message.
 
 `docs/torchrun.md` has the table; a test compares both with `torchrun --help` of torch 2.13.
 
@@ -46,16 +46,14 @@ _ALL_STREAMS = frozenset({1, 2})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchrunLine:
-    """The request in a torchrun command line.
+    """What a torchrun command line asks for.
 
     Attributes:
-        is_host: `is_host` of --rdzv-conf; None when the address decides.
-        node_rank: The place, for the static rendezvous; None when places are numbered.
-        console: For a local rank, the streams that the terminal shows.
-        saved: For a local rank, the streams that --log-dir gets.
+        is_host: `is_host` of --rdzv-conf; None if the address decides.
+        node_rank: The place, for the static rendezvous; None if the head numbers the places.
         notes: Sentences about options without an effect here.
-        no_spread: Only ours: the head leaves the agents of other hosts to the user.
-        restart_policy: Only ours: which failures are followed by another attempt.
+        no_spread: Not torchrun's: the head doesn't start the agents of other hosts.
+        restart_policy: Not torchrun's: which failures are followed by another attempt.
     """
 
     program: Program
@@ -94,7 +92,7 @@ class TorchrunLine:
         return _streams_of(self.redirects, local_rank) | _streams_of(self.tee, local_rank)
 
 
-# What we refuse, and why.
+# Refused options, with the reason.
 REFUSED = {
     "event_log_handler": "muster writes its events into events.jsonl of the run directory",
     "logs_specs": "muster's logs are one file for each rank and attempt",
@@ -108,7 +106,7 @@ REFUSED = {
 OURS = frozenset({"no_spread", "restart_policy", "hang_timeout", "start", "use_env"})
 
 
-# What an option's value has to look like, what it is not otherwise, and a value that is right.
+# For each option: the form of a value, the message if it doesn't match, and a valid value.
 _FORMS = {
     "max_restarts": (r"\d+", "is not a valid number of restarts", "3"),
     "local_ranks_filter": (r"| *\d+ *(, *\d+ *)*", "is not a valid list of local ranks", "0,1"),
@@ -117,7 +115,7 @@ _FORMS = {
     "redirects": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "does not name streams", "3, or 0:1,1:2"),
     "tee": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "does not name streams", "3, or 0:1,1:2"),
 }
-# What is passed on as it is written.
+# Passed on unchanged.
 _AS_WRITTEN = (
     "local_addr",
     "role",
@@ -126,7 +124,7 @@ _AS_WRITTEN = (
     "log_dir",
     "no_spread",
 )
-# Name, default, help and short spelling of each option; those with the default False are flags.
+# Name, default, help and short spelling of each option; options with the default False are flags.
 _OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("nnodes", "1:1", "N or MIN:MAX nodes"),
     ("nproc-per-node", "1", "workers on this node: a number, gpu, cpu or auto"),
@@ -183,7 +181,7 @@ _OPTIONS: tuple[tuple[Any, ...], ...] = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argparse parser that raises our errors, and takes torchrun's abbreviations as torchrun does."""
+    """An argparse parser that raises our errors, and resolves abbreviations as torchrun does."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         found: list[Any] = super()._get_option_tuples(option_string)
@@ -204,7 +202,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return a parser for torchrun's options; PET_* variables give the defaults."""
+    """Return a parser for torchrun's options, with PET_* variables as the defaults."""
     parser = _Parser(
         prog="muster torchrun",
         description="Takes torchrun's own command line, one command per node.",
@@ -225,7 +223,7 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _refuse_glued(arguments: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Report a missing blank between two options: otherwise the word is an odd value, or the script is missing."""
+    """Refuse two options without a blank between them, which would give a confusing error."""
     for word in arguments:
         glued = re.match(r"--?[\w-]+[= ].*?(--[a-z][a-z_-]*)(?:=|$)", word)
         if glued is not None and glued.group(1) in parser._option_string_actions:
@@ -246,13 +244,13 @@ def parse_torchrun(
     *,
     knows_head: bool = False,
 ) -> TorchrunLine | None:
-    """Return the request of the line; None if it is invalid, with the reasons in `problems`.
+    """Parse the command line; return None if it is invalid, with the reasons in `problems`.
 
-    `hosts` is the text of /etc/hosts, where this is a pod: it has the pod's full name. This command `knows_head`
-    where it is the only one of a job, or was started by the head.
+    In a pod, `hosts` is the text of /etc/hosts, which has the pod's full name. With `knows_head`,
+    this command is the only one of a job, or the head started it.
 
     Raises:
-        UsageError: It is not a command line of torchrun.
+        UsageError: torchrun's parser would refuse the command line.
     """
     parser = make_parser(environment)
     _refuse_glued(arguments, parser)
@@ -303,7 +301,7 @@ def _told(
     environment: Mapping[str, str],
     conf: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the option or the variable that has given each part of the world that is given."""
+    """Map each part of the world that is given to the option or variable that gives it."""
     variables = {name: f"PET_{name.upper()}" for name in WORLD_PARTS}
     told = {name: variable for name, variable in variables.items() if variable in environment}
     parser.set_defaults(**dict.fromkeys(WORLD_PARTS))
@@ -386,7 +384,7 @@ def _parse_signals(text: str, problems: Problems) -> tuple[signal.Signals, ...]:
         if number in (signal.SIGKILL, signal.SIGSTOP):
             fix = f"leave {word} out"
             problems.add(f"{word} can't be handled", f"--signals-to-handle {text}", fix=fix)
-        elif number not in (signal.SIGUSR1, signal.SIGUSR2):  # these go on to who catches them
+        elif number not in (signal.SIGUSR1, signal.SIGUSR2):  # workers that handle these get them
             found.append(number)
     return tuple(found)
 
@@ -434,7 +432,7 @@ def _parse_program(
 
 
 def _streams_of(text: str, local_rank: int) -> frozenset[int]:
-    """Return {1}, {2}, both or none from torchrun's 1, 2, 3 or 0, for one local rank."""
+    """Decode torchrun's 0, 1, 2 or 3 for one local rank into a subset of {1, 2}."""
     mask = 0
     if ":" not in text:
         mask = int(text)

@@ -1,7 +1,7 @@
-"""Values for a workflow file: `--set`, `--set-string`, `--set-env` and the section `default-values:`.
+"""Values for a workflow file: `--set`, `--set-string`, `--set-env` and `default-values:`.
 
-Numbers are read as the format reads them (`07` is 7, `1e3` is 1000.0); `true`, `false`, lists and
-maps are recognised. Nothing is evaluated.
+Numbers are parsed as in the format (`07` is 7, `1e3` is 1000.0); `true`, `false`, lists and maps
+are recognised. Nothing is evaluated.
 """
 
 import json
@@ -41,7 +41,7 @@ _BOOLS = {"true": True, "false": False, "True": True, "False": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Default:
-    """One name of `default-values:`.
+    """A name in `default-values:`.
 
     Attributes:
         help: The comment after the value, or on the lines above it; empty without one.
@@ -55,7 +55,7 @@ class Default:
 
 
 def parse_sets(words: Sequence[str], problems: Problems) -> dict[str, Any]:
-    """Return the values of `--set NAME=VALUE ...`; if a name is given twice, the last one counts."""
+    """Parse the values of `--set NAME=VALUE ...`; the last one counts if a name is given twice."""
     found: dict[str, Any] = {}
     for name, text in _pairs(words, "--set", problems):
         try:
@@ -68,18 +68,18 @@ def parse_sets(words: Sequence[str], problems: Problems) -> dict[str, Any]:
 
 
 def parse_set_strings(words: Sequence[str], problems: Problems) -> dict[str, Any]:
-    """Return the values of `--set-string NAME=VALUE ...`, always text."""
+    """Parse the values of `--set-string NAME=VALUE ...`, which are always text."""
     return dict(_pairs(words, "--set-string", problems))
 
 
 def default_values(text: str, name: str, first_line: int, problems: Problems) -> list[Default]:
-    """Return the names of a section `default-values:`.
+    """Parse a section `default-values:`.
 
     Args:
-        text: The section, its key line included.
+        text: The section, including the line of its key.
         name: The file's name for messages.
         first_line: The line of the file where the section begins, from 1.
-        problems: Problems are added here.
+        problems: Receives the problems.
     """
     try:
         document = parse_yaml(text, name, lambda line, column: (line + first_line - 1, column))
@@ -113,7 +113,7 @@ def default_values(text: str, name: str, first_line: int, problems: Problems) ->
 
 
 def check_name(name: str) -> str | None:
-    """Return why a name can't be used in a template, None when it can."""
+    """Return why a name can't be used in a template; None if it can."""
     if name in RESERVED:
         return "the word is reserved in Jinja"
     if not (name.isidentifier() and name.isascii()):
@@ -157,7 +157,7 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
         if number in (float("inf"), float("-inf")) and "inf" not in text.lower():
-            return text  # thousands of digits
+            return text  # such as thousands of digits
         return number
     if text[:1] in ("[", "{") and not text.startswith(("{{", "{%")):
         return json.loads(text)
@@ -169,7 +169,7 @@ def _short(error: BaseException) -> str:
 
 
 def _comment(lines: Sequence[str], index: int) -> str:
-    """Return the comment after the value that begins in a line, or on the lines above it."""
+    """Return the comment after the value that begins in a line, else the one above it."""
     behind = _behind(lines[index])
     if behind:
         return behind

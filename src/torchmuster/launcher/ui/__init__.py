@@ -1,1 +1,1 @@
-"""What is printed: tables, the status line, words for ranks."""
+"""Terminal output: tables, the status line, formatted numbers and ranks."""

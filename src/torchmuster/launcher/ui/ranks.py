@@ -1,4 +1,4 @@
-"""The ranks of a sample as rows of a table: chosen, sorted, and the slow ones with what they cost."""
+"""Table rows for the ranks of a sample: filtered, sorted, with the cost of the slow ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from torchmuster.launcher.head.hangs.stragglers import median_without
 from torchmuster.launcher.model.progress import RankSample
 from torchmuster.launcher.ui.words import DASH, show_mib, show_number, show_share, show_time
 
-SLOW_SHARE = 0.1  # of the others' own work
-_LEAST_COST_S = 0.002  # of a step: less is noise
+SLOW_SHARE = 0.1  # of the other ranks' own work
+_LEAST_COST_S = 0.002  # per step: less is noise
 _SIGN_LATE_S = 10.0
 SORTS = ("rank", "step", "steps/s", "age", "cpu", "memory", "gpu", "wait")
 _DOES = {"R": "runs", "S": "sleeps", "D": "disk wait", "T": "stopped", "Z": "ended", "": "ended"}
@@ -17,13 +17,14 @@ _DOES = {"R": "runs", "S": "sleeps", "D": "disk wait", "T": "stopped", "Z": "end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """One rank in the numbers of a view; None where nobody knows.
+    """The numbers of one rank in a view; None where unknown.
 
     Attributes:
-        does: A word: what the library says, else what the kernel says.
-        age_s: Since its last sign: the library's, else its agent's.
+        does: What the rank does, in a word: from the library, else from the kernel.
+        age_s: Seconds since its last sign of life: the library's, else its agent's.
         wait: The share of a step in which it waits for other ranks.
-        cost_s: What a step of all ranks would be shorter if it were as fast as the others; 0 for most.
+        cost_s: How much shorter every step would be if this rank were as fast as the others; 0 for
+            most.
         part: Where it is slower: `data` or `compute`.
     """
 
@@ -43,14 +44,14 @@ class RankRow:
 
     @property
     def needs_a_look(self) -> bool:
-        """Say whether a person should see it: slow, stopped, gone or without a sign."""
+        """Whether it needs attention: slow, stopped, unknown, or without a sign of life."""
         late = self.age_s is not None and self.age_s > _SIGN_LATE_S and self.does == "runs"
         return self.cost_s > 0 or late or self.does in ("stopped", "disk wait", "unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What a rank itself does in a step, in seconds."""
+    """A rank's own work in a step, in seconds."""
 
     data_s: float
     compute_s: float
@@ -61,7 +62,7 @@ class _Work:
 
 
 def rank_rows(sample: RankSample) -> list[RankRow]:
-    """Return the rows in the order of the ranks."""
+    """Return one row per rank, in the order of ranks."""
     work = _work(sample)
     others = _Others(
         sorted(one.whole_s for one in work.values()), sorted(one.data_s for one in work.values())
@@ -92,10 +93,10 @@ def rank_rows(sample: RankSample) -> list[RankRow]:
 
 
 def choose(rows: Sequence[RankRow], word: str, sort: str) -> list[RankRow]:
-    """Return the rows that a filter leaves, sorted; what matters most is at the top.
+    """Return the rows that match a filter, sorted with the most interesting first.
 
     Args:
-        rows: Of the ranks.
+        rows: One per rank.
         word: Part of a node's name or of what a rank does, `3`, `0-7`, or `slow`; empty for all.
         sort: One of `SORTS`.
     """
@@ -114,7 +115,7 @@ _KEYS: dict[str, Callable[[RankRow], Any]] = {
     "cpu": lambda row: row.cpus,
     "memory": lambda row: row.rss_mib,
     "gpu": lambda row: row.gpu_percent,
-    "wait": lambda row: row.wait,  # who waits least is who the others wait for
+    "wait": lambda row: row.wait,  # the others wait for the rank that waits least
 }
 _DESCENDING = ("age", "cpu", "memory")
 
@@ -153,7 +154,7 @@ def cells(row: RankRow) -> tuple[str, ...]:
 
 
 def slowest(rows: Sequence[RankRow]) -> RankRow | None:
-    """Return the rank that costs the others most; None where none stands out."""
+    """Return the rank that costs the others most; None if no rank stands out."""
     slow = [row for row in rows if row.cost_s > 0]
     return max(slow, key=lambda row: row.cost_s, default=None)
 
@@ -171,7 +172,7 @@ def _at(column: Sequence[Any], rank: int) -> Any:
 
 
 def _step_s(sample: RankSample, rank: int) -> tuple[float, float, float, float] | None:
-    """Return the seconds of the window in data, forward, rest and waiting; None without steps."""
+    """Return the seconds in the window for data, forward, rest and waiting; None without steps."""
     rest_s, wait_s = _at(sample.rest_s, rank), _at(sample.wait_s, rank)
     if rest_s is None or wait_s is None:
         return None
@@ -188,7 +189,7 @@ def _wait_share(sample: RankSample, rank: int) -> float | None:
 
 
 def _work(sample: RankSample) -> dict[int, _Work]:
-    """Return what each rank's own work takes in a step: windows differ, so it is scaled to the median step."""
+    """Return each rank's own work per step, scaled to the median step because windows differ."""
     work = {}
     for rank in range(len(sample.nodes)):
         found, step_s = _step_s(sample, rank), _at(sample.median_s, rank)
@@ -201,13 +202,13 @@ def _work(sample: RankSample) -> dict[int, _Work]:
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """What a step takes the other ranks, for each rank in turn; sorted once, since there may be thousands."""
+    """The step times of all ranks, sorted once, to compare one rank with the rest."""
 
     whole: list[float]
     data: list[float]
 
     def cost(self, mine: _Work) -> tuple[float, str]:
-        """Return what a rank takes longer than the others, and where; 0 when it does not stand out."""
+        """Return a rank's extra time over the others, and where; 0 if it doesn't stand out."""
         if len(self.whole) < 2:
             return 0.0, ""
         others_s = median_without(self.whole, mine.whole_s)

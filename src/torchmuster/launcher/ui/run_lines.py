@@ -1,4 +1,4 @@
-"""One run as lines: what a person asks first stands first. Pure: the same value gives the same lines."""
+"""One run as lines, the most asked first. Pure: the same value gives the same lines."""
 
 import textwrap
 import time
@@ -32,7 +32,7 @@ _RIGHT = frozenset({"RANK", "STEP", "STEPS/S", "AGE", "CPU", "MEM", "GPU", "GPUM
 
 
 def head_lines(run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: bool) -> list[Line]:
-    """Return all but the table of ranks: where it stands, how long still, what is slow, why attempts ended."""
+    """Return all but the table of ranks: state, time left, the slow ranks, why attempts ended."""
 
     def told(label: str, text: str, style: str = "") -> None:
         lines.extend(_wrapped(label, text, columns, style))
@@ -59,12 +59,12 @@ def head_lines(run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: 
 
 
 def table_lines(rows: Sequence[RankRow], columns: int, chosen: int | None = None) -> list[Line]:
-    """Return the header and a line for each row; columns that nobody fills are left out.
+    """Return the header and a line for each row, without empty columns.
 
     Args:
         rows: The ranks to show.
-        columns: Of the terminal.
-        chosen: The rank that is marked.
+        columns: The width of the terminal.
+        chosen: The rank to mark.
     """
     table = [HEADER, *(cells(row) for row in rows)]
     used = [
@@ -89,7 +89,7 @@ def table_lines(rows: Sequence[RankRow], columns: int, chosen: int | None = None
 
 
 def task_lines(run: LiveRun, chosen: int | None = None) -> list[Line]:
-    """Return the header and a line for each task of a workflow or member of a sweep; `chosen` is marked."""
+    """Return the header and a line per task of a workflow or member of a sweep; mark `chosen`."""
     table = [("GROUP", "TASK", "STATE", "ATTEMPT", "WHY")]
     table += [(t.group, t.name, t.state, str(t.attempt), t.why) for t in run.tasks]
     shown = [[in_one_line(cell) for cell in row] for row in table]
@@ -113,14 +113,14 @@ def _style_of_task(state: str, *, is_chosen: bool) -> str:
 
 
 def time_left_s(run: LiveRun) -> float | None:
-    """Return the seconds until the last step, at the speed of now; None where nobody knows."""
+    """Return the seconds until the last step at the current speed; None where unknown."""
     return left_s(
         run.training, run.sample, sample_at=run.sample_at, now=run.now, is_final=run.is_final
     )
 
 
 def step_of(run: LiveRun, rows: Sequence[RankRow]) -> int | None:
-    """Return the last step that is known: the ranks report more often than the record has a line."""
+    """Return the last known step: ranks report it more often than the record does."""
     if run.training is None:
         return max((row.step for row in rows if row.step is not None), default=None)
     told = [row.step for row in rows if row.step is not None] if not run.is_final else []
@@ -153,7 +153,7 @@ def _labelled(label: str, text: str, style: str = "") -> Line:
 
 
 def _wrapped(label: str, text: str, columns: int, style: str) -> list[Line]:
-    """Return a text on as many lines as it needs, but two at most; none for an empty one."""
+    """Wrap a text into at most two lines; return none for an empty text."""
     width = max(columns - _LABEL, 20)
     pieces = textwrap.wrap(in_one_line(text), width, max_lines=2, placeholder=" ...")
     labels = [label.ljust(_LABEL), " " * _LABEL]
@@ -226,7 +226,7 @@ def _saves(run: LiveRun) -> list[Line]:
 
 
 def _writing(for_s: float, training: LiveTraining) -> str:
-    """Return how far the snapshot is that is being written; the last one tells how large it will be."""
+    """Return the progress of the snapshot being written; the last one's size predicts its size."""
     step = training.saving_step if training.saving_step is not None else "the next"
     done, whole = training.saving_bytes, training.saved_bytes
     if not done or for_s <= 0:
@@ -241,7 +241,7 @@ def _writing(for_s: float, training: LiveTraining) -> str:
 def _slow(run: LiveRun, rows: Sequence[RankRow]) -> list[Line]:
     steps = [row for row in rows if row.step is not None and row.does != "ended"]
     if run.is_final or len(steps) < 2 or any(row.wait is None for row in steps):
-        return []  # of too few to compare them
+        return []  # too few ranks to compare
     worst = slowest(rows)
     if worst is None:
         return [_labelled("slowest", "no rank is slower than the others by a tenth")]
@@ -272,7 +272,7 @@ def _attempts(run: LiveRun) -> list[Line]:
 
 
 def attempt_line(one: LiveAttempt, now: float) -> Line:
-    """Return an attempt in a line: what it followed, how long it took, why it ended."""
+    """Return an attempt as a line: its duration and end, or while it lives its size and reason."""
     workers = f"{one.num_workers} worker{'s' if one.num_workers != 1 else ''}"
     nodes = f"{one.num_nodes} node{'s' if one.num_nodes != 1 else ''}"
     end = one.ended_at if one.ended_at is not None else now
@@ -286,13 +286,13 @@ def attempt_line(one: LiveAttempt, now: float) -> Line:
 
 
 def stale_note(run: LiveRun) -> str:
-    """Return what to say of numbers that are not of now; empty where they are."""
+    """Return a note on the age of old numbers; empty where they are current."""
     if run.sample_at is None or run.is_final or run.now - run.sample_at < STALE_S:
         return ""
     return f"as of {show_time(run.now - run.sample_at)} ago, from the record"
 
 
 def _cell(name: str, text: str, width: int) -> str:
-    if len(text) > width:  # the end of a node's name tells it from the others
+    if len(text) > width:  # keep the end: it distinguishes node names
         text = "~" + text[len(text) - width + 1 :]
     return text.rjust(width) if name in _RIGHT else text.ljust(width)

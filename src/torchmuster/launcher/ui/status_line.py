@@ -1,4 +1,4 @@
-"""The status of a run in one or two rows below its output. Pure: a run gives rows."""
+"""The status of a run in one or two rows below its output. Pure: a run in, rows out."""
 
 from statistics import median
 
@@ -15,11 +15,11 @@ _BETWEEN = " | "
 
 
 def status_rows(run: LiveRun, columns: int, num_rows: int) -> list[str]:
-    """Return at most so many rows, each shorter than the terminal; none of a run that is over.
+    """Return at most `num_rows` rows that fit into the terminal; none for a run that has ended.
 
     Args:
         run: The run.
-        columns: Of the terminal.
+        columns: The width of the terminal.
         num_rows: 1 or 2.
     """
     if run.is_final:
@@ -33,7 +33,7 @@ def status_rows(run: LiveRun, columns: int, num_rows: int) -> list[str]:
 
 
 def _fitting(parts: list[str], room: int) -> str:
-    """Return as many of the parts as fit whole, but of the first two what fits of them."""
+    """Join as many whole parts as fit; cut off one of the first two rather than omit it."""
     text = ""
     for number, part in enumerate(parts):
         longer = f"{text}{_BETWEEN if text else ''}{in_one_line(part)}"

@@ -1,4 +1,4 @@
-"""Numbers, times and curves in the few columns of a live view; what is not known is a dash."""
+"""Numbers, times and curves for the narrow columns of a live view; unknown values are a dash."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ DASH = "-"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of a line; `style` is one of `bold`, `dim`, `warn`, `bad`, `good`, `title`, `chosen`, or empty."""
+    """A piece of a line.
+
+    Its `style` is `bold`, `dim`, `warn`, `bad`, `good`, `title`, `chosen` or empty.
+    """
 
     text: str
     style: str = ""
@@ -26,17 +29,17 @@ class Line:
 
     @property
     def text(self) -> str:
-        """Return it without styles."""
+        """The text without styles."""
         return "".join(span.text for span in self.spans)
 
 
 def line(*parts: "str | Span") -> Line:
-    """Return a line of these pieces."""
+    """Join pieces into a line."""
     return Line(tuple(Span(part) if isinstance(part, str) else part for part in parts))
 
 
 def show_time(seconds: float | None) -> str:
-    """Return `45 s`, `12:41`, `1:12:41` or `3 d 04:00`."""
+    """Format a time: `45 s`, `12:41`, `1:12:41` or `3 d 04:00`."""
     if seconds is None or not math.isfinite(seconds):
         return DASH
     whole = int(max(seconds, 0.0))
@@ -52,7 +55,7 @@ def show_time(seconds: float | None) -> str:
 
 
 def show_number(value: float | None, digits: int = 3) -> str:
-    """Return a number in a few characters; nan and infinities by their names."""
+    """Format a number in a few characters; nan and infinities by name."""
     if value is None:
         return DASH
     if not math.isfinite(value):
@@ -63,14 +66,14 @@ def show_number(value: float | None, digits: int = 3) -> str:
 
 
 def show_mib(mib: float | None) -> str:
-    """Return `265M` or `12.3G`."""
+    """Format MiB: `265M` or `12.3G`."""
     if mib is None:
         return DASH
     return f"{mib:.0f}M" if mib < 1000 else f"{mib / 1024:.1f}G"
 
 
 def show_bytes(size: float | None) -> str:
-    """Return `12 KiB`, `1.2 GiB`."""
+    """Format bytes: `12 KiB`, `1.2 GiB`."""
     if size is None or not math.isfinite(size):
         return DASH
     units = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -81,12 +84,12 @@ def show_bytes(size: float | None) -> str:
 
 
 def show_share(share: float | None) -> str:
-    """Return `31%`."""
+    """Format a share: `31%`."""
     return DASH if share is None or not math.isfinite(share) else f"{share * 100:.0f}%"
 
 
 def curve(values: Sequence[float], width: int, *, unicode: bool) -> str:
-    """Return a curve of one row: each column the mean of its values, an `x` where one is nan or infinite."""
+    """Draw a one-row curve of column means; `x` marks a column with a nan or an infinity."""
     means = _columns(values, width)
     finite = [mean for mean in means if mean is not None]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
@@ -101,7 +104,7 @@ def curve(values: Sequence[float], width: int, *, unicode: bool) -> str:
 
 
 def curve_range(values: Sequence[float], width: int) -> str:
-    """Return the highest and the lowest column of such a curve, the earlier one first: `0.59 > 0.004`, `0.5 < 0.99`."""
+    """Return the highest and lowest column, the earlier first: `0.59 > 0.004`, `0.5 < 0.99`."""
     finite = [mean for mean in _columns(values, width) if mean is not None]
     if not finite or min(finite) == max(finite):
         return ""
@@ -110,7 +113,7 @@ def curve_range(values: Sequence[float], width: int) -> str:
 
 
 def _columns(values: Sequence[float], width: int) -> list[float | None]:
-    """Return the means of at most so many parts of the values; None of a part in which one is nan or infinite."""
+    """Return the means of up to `width` parts of the values; None for a part that is not finite."""
     num_columns = min(len(values), max(width, 0))
     parts = [
         values[at * len(values) // num_columns : (at + 1) * len(values) // num_columns]

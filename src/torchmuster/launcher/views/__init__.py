@@ -1,1 +1,1 @@
-"""Commands that look at a run from outside."""
+"""Views of a run from outside, and commands to it."""

@@ -1,4 +1,4 @@
-"""What can be told of a run in few words, also long after its end: where it ran, how long, how it ended, what is left."""
+"""A run in brief, even long after its end: where it ran, how long, how it ended, what is left."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from torchmuster.core.owner.record import (
 from torchmuster.errors import MissingRecordError
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 
-if TYPE_CHECKING:  # nothing of it is needed at the end of a run that has succeeded
+if TYPE_CHECKING:  # a run that succeeds needs none of it at its end
     from torchmuster.launcher.views.run_view import RunView
 
 _STEP = re.compile(r"step-(\d{9,})")
@@ -31,15 +31,16 @@ _STEP = re.compile(r"step-(\d{9,})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A run in few words.
+    """A run in brief.
 
     Attributes:
-        engine: Where it was sent: `local`, `slurm`, the name of a site of ssh.
+        engine: Where it was sent: `local`, `slurm`, the name of an ssh site.
         jobs: Its jobs, the newest last; those of a workflow in the order of its groups.
-        submitted: Seconds since 1970.
-        elapsed_s: From its first sign of life to its end, or to now; None while it waits in a queue.
+        submitted: Time of submission, seconds since 1970.
+        elapsed_s: From its first sign of life to its end, or to now; None while it waits in a
+            queue.
         exit_code: None while it has none.
-        ended_by: What ended it, in one sentence; None for a success and while it lasts.
+        ended_by: What ended it, in one sentence; None for a success and while it runs.
     """
 
     engine: str
@@ -51,13 +52,13 @@ class Account:
 
     @property
     def place(self) -> str:
-        """Return `slurm 17`, or only the engine where there is no job."""
+        """`slurm 17`, or only the engine where there is no job."""
         more = f" +{len(self.jobs) - 1}" if len(self.jobs) > 1 else ""
         return f"{self.engine} {self.jobs[-1]}{more}" if self.jobs else self.engine
 
 
 def account_of(view: "RunView", now: float) -> Account:
-    """Return the account of a run; `now` is in seconds since 1970."""
+    """Summarize a run; `now` is in seconds since 1970."""
     engine, jobs = _place(view)
     return Account(
         engine=engine,
@@ -82,7 +83,7 @@ def _place(view: "RunView") -> tuple[str, tuple[str, ...]]:
 def _elapsed_s(view: "RunView", now: float) -> float | None:
     times = [time for path in view.records() for time in ends_of(path)]
     if view.result is None and not times and (began := changed_at(view.run_dir.arrays)) is not None:
-        return max(0.0, now - began)  # an array has no owner that would write a record
+        return max(0.0, now - began)  # an array has no owner that could write a record
     if not times:
         return view.result.elapsed_s if view.result is not None else None
     if not view.state.is_final:
@@ -91,7 +92,7 @@ def _elapsed_s(view: "RunView", now: float) -> float | None:
 
 
 def whole(result: Result, run_dir: RunDir) -> Result:
-    """Return a result with the time of the whole run: it tells of its own link only, and of the last head's."""
+    """Extend a result's time to the whole run; else it covers its link or last head only."""
     return replace(result, elapsed_s=max(result.elapsed_s, told_seconds(run_dir.events)))
 
 
@@ -117,13 +118,13 @@ def _ended_by(view: "RunView") -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What the training library has left of a run.
+    """The snapshots that the training library has left of a run.
 
     Attributes:
-        step: Of the newest snapshot; None when there is none.
-        folder: Where the snapshots are: a path or a URL.
+        step: Step of the newest snapshot; None when there is none.
+        folder: Folder of the snapshots: a path or a URL.
         is_seen: Whether a restart from here finds them.
-        went: They were on the disks of pods, which have gone.
+        went: Whether they were on the disks of pods, which are gone.
     """
 
     step: int | None
@@ -133,9 +134,10 @@ class Saved:
 
 
 def find_saved(run_dir: RunDir) -> Saved | None:
-    """Return what a run has saved; None when nothing shows that its script uses the library's snapshots.
+    """Return what a run has saved; None if its script shows no use of the library's snapshots.
 
-    The record says where, since a script may name a folder of its own; the folder itself says which is the newest.
+    The record names the folder, which the script may choose; the folder shows which snapshot is the
+    newest.
     """
     if not os.path.exists(run_dir.training) and not os.path.exists(run_dir.snapshots):
         return None
@@ -144,7 +146,7 @@ def find_saved(run_dir: RunDir) -> Saved | None:
     training = TrainingReader(run_dir).read()
     folder = training.folder or run_dir.snapshots
     recorded = training.saved[0] if training.saved is not None else None
-    if "://" in folder:  # whoever starts the run again asks there
+    if "://" in folder:  # a restart checks there
         return Saved(step=recorded, folder=folder, is_seen=True)
     step = None if _is_of_a_host(run_dir, folder) else last_step(folder)
     if step is not None:
@@ -153,8 +155,8 @@ def find_saved(run_dir: RunDir) -> Saved | None:
     by_pods = kept is not None and folder.startswith(f"{kept.home}/")
     on_volume = kept is not None and kept.outlives
     if recorded is not None and by_pods and on_volume:
-        return Saved(step=recorded, folder=folder, is_seen=True)  # by the pods that go on
-    # What is not there was removed, or is on a disk of another host.
+        return Saved(step=recorded, folder=folder, is_seen=True)  # by the pods of a restart
+    # Snapshots that are missing here were removed, or are on a disk of another host.
     went = by_pods and not on_volume
     seen = recorded is None
     return (
@@ -165,16 +167,16 @@ def find_saved(run_dir: RunDir) -> Saved | None:
 
 
 def _is_of_a_host(run_dir: RunDir, folder: str) -> bool:
-    """Say whether snapshots are in the run's directory on a host that has one of its own, whoever sees that."""
+    """Return whether the snapshots are in another host's own run directory, visible or not."""
     own = run_dir.snapshots
     of_run = folder.split(os.sep)[-2:] == own.split(os.sep)[-2:]
     return of_run and os.path.realpath(folder) != os.path.realpath(own)
 
 
 def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
-    """Return what a run that has ended without success has saved, and how to go on from it; None when it says nothing.
+    """Return what an unsuccessful run has saved and how to continue it; None if neither is known.
 
-    The one sentence of all ends: a stop that was asked for, a failure, and a run whose owner was killed.
+    The one sentence for all ends: a requested stop, a failure, and a run whose owner was killed.
     """
     plan = read_plan(run_dir)
     if plan is not None and plan.is_replay:
@@ -186,8 +188,8 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
         return None  # it may have succeeded, or has snapshots: what to do is in its report
     saved = find_saved(run_dir)
     stopped_at = result.trained_step if result is not None else None
-    told = result.saved_step if result is not None else None  # by the library, as it stopped
-    if told is not None and (saved is None or saved.step is None):  # the record has not come back
+    told = result.saved_step if result is not None else None  # from the library, as it stopped
+    if told is not None and (saved is None or saved.step is None):  # the record is not here
         there = elsewhere().kept(run_dir) if is_elsewhere(run_dir) else None
         went = there is not None and not there.outlives
         saved = Saved(step=told, folder=run_dir.snapshots, is_seen=False, went=went)
@@ -198,7 +200,7 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
 
 
 def _found_none_good(result: Result) -> bool:
-    """Say whether a run ended because its snapshots are damaged: a restart would end so, too."""
+    """Return whether damaged snapshots ended the run: they would end a restart, too."""
     error = result.cause.error if result.cause is not None else None
     return error is not None and error.type_name.rpartition(".")[2] == "NoGoodSnapshotError"
 
@@ -218,7 +220,7 @@ def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) ->
 
 
 def _restart_command(run_dir: RunDir) -> str | None:
-    """Return the command that starts a run again; None for `muster torchrun` on several machines, which only its own lines start."""
+    """Return the command that restarts a run; None for `muster torchrun` on several machines."""
     plan = read_plan(run_dir)
     if plan is None or plan.is_of_many_commands:
         return None
@@ -226,7 +228,7 @@ def _restart_command(run_dir: RunDir) -> str | None:
 
 
 def what_is_left(run_dir: RunDir) -> str:
-    """Return where the results of a run are: its snapshots, if any, and its logs."""
+    """Describe where the results of a run are: its snapshots, if any, and its logs."""
     parts = []
     plan = read_plan(run_dir)
     saved = find_saved(run_dir) if plan is None or not plan.is_replay else None
@@ -240,7 +242,7 @@ def what_is_left(run_dir: RunDir) -> str:
 
 
 def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
-    """Return where the results of a workflow are: the versions of datasets that it made, outputs and logs."""
+    """Describe where a workflow's results are: the dataset versions it made, outputs and logs."""
     versions = [
         one.event.version
         for group in groups
@@ -262,7 +264,7 @@ def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
 
 
 def last_step(folder: str) -> int | None:
-    """Return the step of the newest snapshot in a folder; None when there is none, or no such folder here."""
+    """Return the step of the newest snapshot in a folder; None if it has none or isn't here."""
     try:
         found = [_STEP.fullmatch(name) for name in os.listdir(folder)]
     except OSError:

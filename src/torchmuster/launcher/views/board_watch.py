@@ -1,7 +1,7 @@
-"""Asks a head again and again how its ranks stand, in a thread of its own, so that no view waits for a network.
+"""Polls a head for the state of its ranks in a thread, so that no view waits for a network.
 
-Agents report every two seconds, so once a second is enough, and less often where an answer of many ranks costs the head
-more; a head that can't be reached is called again after five.
+Agents report every two seconds, so it asks once a second, or less often where an answer about many
+ranks costs the head more. A head that can't be reached is called again after five seconds.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
 
 ASK_EVERY_S = 1.0
-_RANKS_PER_S = 200  # one rank costs the head about 20 us
-_SHARE = 0.2  # of this process's time that the answers of many ranks may take
+_RANKS_PER_S = 200  # a rank costs the head about 20 us
+_SHARE = 0.2  # of this process's time for the answers about many ranks
 _CALL_AGAIN_S = 5.0
 _ANSWER_LIMIT_S = 10.0
 
 
 class BoardWatch:
-    """Keeps the newest sample of one run.
+    """Keeps the newest sample of a run.
 
     Args:
         view: The run, which has or will have a head.
-        ask_every_s: How often it is asked, at most.
+        ask_every_s: The shortest time between two questions.
     """
 
     def __init__(self, view: RunView, ask_every_s: float = ASK_EVERY_S) -> None:
@@ -39,15 +39,15 @@ class BoardWatch:
         self._thread = threading.Thread(target=self._work, name="board", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start to ask."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ask no more; the thread ends by itself."""
+        """Stop asking; the thread ends by itself."""
         self._ends.set()
 
     def newest(self) -> tuple[RankSample | None, str]:
-        """Return how the ranks stood last, or None and why nobody says so; never waits."""
+        """Return the last sample, or None and the reason why there is none; never waits."""
         return self._newest
 
     def wait(self, timeout_s: float) -> None:

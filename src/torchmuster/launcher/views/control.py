@@ -1,4 +1,4 @@
-"""Speak to a running run: wait for its end, stop it, follow its logs."""
+"""Control a live run: wait for its end, stop it, follow its logs."""
 
 import asyncio
 import contextlib
@@ -34,12 +34,12 @@ from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
 
 _POLL_S = 0.1
-_SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show it late
-_BEGINS_S = 5.0  # from an owner's start to its head
+_SETTLE_S = 2.0  # from a job's end to its result, which a shared file system may show late
+_BEGINS_S = 5.0  # from an owner's start to its head's
 
 
 async def wait_for_result(run_dir: RunDir, copy: RecordCopy | None = None) -> Result | None:
-    """Wait until the run has a result; None when its owner has gone without one. Of one in pods, `copy` brings it."""
+    """Wait for the run's result; None if its owner left none. `copy` fetches it from pods."""
     never = NeverWatch()
     while True:
         result = any_result(run_dir)
@@ -52,12 +52,12 @@ async def wait_for_result(run_dir: RunDir, copy: RecordCopy | None = None) -> Re
 
 
 async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
-    """Ask the head to stop the run.
+    """Stop the run: through its head, its jobs or its owner, whichever it has.
 
     Raises:
-        ChannelError: It can't be reached.
+        ChannelError: The head or the owner can't be reached.
     """
-    # By files alone: of a damaged record nobody knows the kind, and its jobs can be cancelled.
+    # From files alone: the kind of a damaged record is unknown, but its jobs can be cancelled.
     if any(stop(view.run_dir) for stop in plugs.every("stops")):
         return
     if view.is_conducted_by_owner:
@@ -89,7 +89,7 @@ async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> None:
 
 
 async def _wait_for_head(run_dir: RunDir) -> None:
-    """Wait a little for the head of a run that has only just been started here: its starter may stop it at once."""
+    """Wait briefly for the head of a run that was just started here: a stop may be that early."""
     deadline = time.monotonic() + _BEGINS_S
     while time.monotonic() < deadline and _has_no_head_yet(run_dir):
         await asyncio.sleep(_POLL_S)
@@ -102,12 +102,12 @@ def _has_no_head_yet(run_dir: RunDir) -> bool:
 
 
 def _owner_ends_heads(run_dir: RunDir) -> bool:
-    """Say whether an owner follows the head from this machine: it ends one that is silent."""
+    """Return whether an owner on this machine follows the head: it ends one that is silent."""
     return os.path.isfile(run_dir.head) and owner_is_here(run_dir) and owner_lives(run_dir)
 
 
 def _signal_owner(view: RunView, signum: int, *, at_once: bool) -> None:
-    """Stop by the owner on this machine, who takes signals."""
+    """Stop the run by a signal to its owner on this machine."""
     owner = atomic.read_json(view.run_dir.owner)
     if not isinstance(owner, dict) or not owner_is_here(view.run_dir):
         host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
@@ -120,7 +120,7 @@ def _signal_owner(view: RunView, signum: int, *, at_once: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogChoice:
-    """Which logs are asked for; None for all tasks, the last attempt, all ranks."""
+    """Selection of logs; None means all tasks, the last attempt, all ranks."""
 
     task: str | None = None
     attempt: int | None = None
@@ -128,10 +128,10 @@ class LogChoice:
 
 
 def log_files(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
-    """Return (rank, path) of the logs that were asked for; of a workflow (number of the task, path).
+    """Return (rank, path) of the selected logs; for a workflow (number of the task, path).
 
     Raises:
-        NotFoundError: There is no such task, attempt or rank, or nobody has written yet.
+        NotFoundError: There is no such task, attempt or rank, or no output yet.
     """
     logs = view.task_logs()
     return _rank_logs(view, choice) if logs is None else _task_logs(view, logs, choice)
@@ -195,7 +195,7 @@ def _numbers(folder: str, before: str, after: str) -> list[int]:
 async def follow_logs(
     view: RunView, choice: LogChoice, write: Callable[[int, str], None], tail: int | None = None
 ) -> None:
-    """Write what ranks or tasks write, as they write it, until the run has ended; at first the last `tail` lines."""
+    """Write the output of ranks or tasks until the run ends, from the last `tail` lines on."""
     follow = Follow()
     if tail is not None:
         with contextlib.suppress(NotFoundError):
@@ -212,7 +212,7 @@ async def follow_logs(
 
 
 def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result | None:
-    """Stop a run and wait for its end; None when it takes longer."""
+    """Stop a run and wait for its end; return None if it takes longer."""
 
     async def stop() -> Result | None:
         await send_stop(view, int(signal.SIGTERM), at_once=at_once)
@@ -238,7 +238,7 @@ def _job_is_over(run_dir: RunDir) -> bool:
 
 
 def _cancelled(view: RunView) -> Result:
-    """Leave the result of a run whose job was cancelled before its head could: it waited, or was killed."""
+    """Write the result of a cancelled run for a head that was killed or never started."""
     report = Report(error="the run was stopped", because=("its job was cancelled",))
     result = Result(
         run_id=view.run_id,

@@ -1,8 +1,8 @@
-"""The client's part in `--debugpy` and `--pdb`: brings the user's debugger to the rank that waits for one.
+"""The client's side of `--debugpy` and `--pdb`: connects the user's debugger to the waiting rank.
 
-The run's record says which rank waits, and where. The way is that of `muster exec`, through the run's own authenticated
-channel, so it is the same on every engine. An editor connects to a port of this machine's loopback, which takes this user's
-connections only; pdb gets the terminal.
+The run's record says which rank waits, and where. The connection is that of `muster exec`, over the
+run's authenticated channel, so it works on every engine. An editor connects to a loopback port of
+this machine, which accepts only this user's connections; pdb gets the terminal.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from torchmuster.launcher.views.execute import ExecOrder, ExecResult, Write
 from torchmuster.launcher.views.find import view_run
 from torchmuster.launcher.views.ranks import execute_beside
 
-USUAL_PORT = 5678  # which editors propose
+USUAL_PORT = 5678  # editors propose this one
 _LOOK_EVERY_S = 0.1
 
 
 class DebuggerDoor:
-    """Waits beside a run that is followed, in a thread, and opens the way for each rank that asks.
+    """Waits, in a thread, for ranks of the followed run that ask for a debugger, and connects them.
 
     Args:
-        run_dir: Of the run.
-        folder: Where the program runs, as this machine has it.
-        say: Prints a sentence for the user.
+        run_dir: Directory of the run.
+        folder: The program's working directory on this machine.
+        say: Prints a message to the user.
         print_text: Prints text unchanged.
     """
 
@@ -48,14 +48,14 @@ class DebuggerDoor:
         self._say, self._print = say, print_text
         self._ends = threading.Event()
         self._listener: socket.socket | None = None
-        self._terminal = asyncio.Lock()  # a session with pdb begins when the one before has left it
+        self._terminal = asyncio.Lock()  # one pdb session at a time has the terminal
 
     def start(self) -> None:
-        """Begin."""
+        """Start to wait."""
         threading.Thread(target=self._work, name="debugger", daemon=True).start()
 
     def close(self) -> None:
-        """Open no way any more."""
+        """Accept no further connections, and end the open ones."""
         self._ends.set()
 
     def _work(self) -> None:
@@ -154,7 +154,7 @@ class DebuggerDoor:
 
 
 def launch_text(event: DebuggerWaitsEvent, port: int, folder: str) -> str:
-    """Return what the user has to know to attach an editor: a sentence, and a launch.json."""
+    """Return what a user needs to attach an editor: a sentence and a launch.json."""
     rank, remote = event.rank, event.folder or folder
     configuration = {
         "name": f"muster: rank {rank}",

@@ -1,4 +1,4 @@
-"""Records that are kept on a cluster and come here as a copy: what views and commands ask of the room that keeps them."""
+"""Interface to records that a cluster keeps and that are copied here; a plug-in implements it."""
 
 import contextlib
 import os
@@ -22,47 +22,47 @@ class HasPath(Protocol):
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Its path."""
 
 
 class NewLines(Protocol):
-    """Tells the lines that have not been shown yet."""
+    """Filters lines, so that each is shown once."""
 
     def new_of(self, way: str, text: str) -> str:
-        """Return of a text that has come by a way the lines that have not come by another one."""
+        """Return the lines of a text from one source that no other source has delivered yet."""
 
 
 class RecordCopy(Protocol):
-    """The copy of one run's record, while somebody follows the run."""
+    """The copy of a run's record while a client follows the run."""
 
     @property
     def lines(self) -> NewLines:
-        """What the terminal has shown of rank 0's lines."""
+        """The lines of rank 0 that the terminal has shown."""
 
     def take_last_words(self) -> bool:
-        """Return whether all has come that ever will; called when the run's owner has gone."""
+        """Fetch the rest after the run's owner has gone; return whether the record is complete."""
 
     def has_news(self) -> bool:
-        """Return whether something ended since the last question."""
+        """Return whether something ended since the last call."""
 
     def look_after(self, view: "JobView | None") -> None:
-        """Do what the run needs of its client, and copy what is new."""
+        """Do what the run needs from its client, and copy what is new."""
 
     def join(self, result: Result) -> Result:
-        """Return the result with what only the cluster knew."""
+        """Add what only the cluster knew to the result."""
 
     def close(self) -> None:
-        """End the copying; of a run that is over nothing stays on the cluster."""
+        """Stop copying; leave nothing of a finished run on the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptElsewhere:
-    """Where the nodes of a run keep what they write.
+    """Where the nodes of a run keep their files.
 
     Attributes:
         home: The folder of all runs there.
-        path: That of the run.
-        outlives: It is there when the nodes have gone.
+        path: The folder of the run.
+        outlives: Whether it remains when the nodes are gone.
     """
 
     home: str
@@ -71,22 +71,22 @@ class KeptElsewhere:
 
 
 class RecordsElsewhere:
-    """Where records lie that are not here; this one stands for none. The room of Kubernetes plugs in another."""
+    """Access to records on clusters; this base has none, the room of Kubernetes another."""
 
     def copied(self, run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
-        """Copy the record of a run while somebody looks at it; nothing is done for one that is here."""
+        """Copy the record of a run inside a `with` block; do nothing for a local one."""
         del run_dir
         return contextlib.nullcontext()
 
     def follow(
         self, run_dir: RunDir, say: Callable[[str], None], show: Callable[[str], None]
     ) -> RecordCopy | None:
-        """Return the copy of a run, begun, for the client that follows it; None where there is nothing to copy.
+        """Start to copy a run for the client that follows it; None if there is nothing to copy.
 
         Args:
-            run_dir: The run's.
-            say: Gets sentences of muster's own.
-            show: Gets what the first node writes, where its log is all that can be had.
+            run_dir: Directory of the run.
+            say: Gets muster's own messages.
+            show: Gets the first node's output, where its log is all there is.
         """
         del run_dir, say, show
         return None
@@ -95,70 +95,70 @@ class RecordsElsewhere:
         """Copy what is new of a record, once."""
 
     def find(self, word: str) -> RunDir | None:
-        """Return the folder of a run that another machine has submitted, made here; None where nobody knows it."""
+        """Return the folder, made here, of another machine's run; None if no cluster has it."""
         del word
         return None
 
     def fetch(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
-        """Take all that is left of a run.
+        """Fetch all that is left of a run.
 
         Raises:
-            UsageError: There is nothing to take.
+            UsageError: There is nothing to fetch.
         """
         del say
         raise UsageError("only a run in pods leaves something there", where=run_dir.path)
 
     def words_on_reach(self, run_dir: RunDir) -> str | None:
-        """Return why a record is not as new as it could be; None where it is."""
+        """Return why a record here is not up to date; None if it is."""
         del run_dir
         return None
 
     def kept(self, run_dir: HasPath) -> KeptElsewhere | None:
-        """Return where a run's nodes keep what they write; None where that is here."""
+        """Return where a run's nodes keep their files; None if that is here."""
         del run_dir
         return None
 
     async def call_head(self, view: "RunView", group: str | None) -> "Channel | None":
-        """Return a connection to the head of a run, or of a group; None where it is called as any other.
+        """Return a connection to the head of a run or a group; None if it is called like any other.
 
         Raises:
-            ChannelError: It can't be reached.
+            ChannelError: The head can't be reached.
         """
         del view, group
         return None
 
     def cancel_run(self, run_dir: RunDir) -> bool:
-        """Cancel a run; say whether there was one."""
+        """Cancel a run; return whether there was one."""
         del run_dir
         return False
 
     def cancel_groups(self, run_dir: RunDir) -> bool:
-        """Cancel all groups of a workflow that another machine owns; say whether it is one."""
+        """Cancel all groups of a workflow that another machine owns; return whether it is one."""
         del run_dir
         return False
 
     def remove_left(self, run_dir: RunDir) -> list[str]:
-        """Remove what a run that is over has left, and return its names."""
+        """Remove what a finished run has left on the cluster; return the names."""
         del run_dir
         return []
 
     def first_section(self, which: Callable[[str], str | None]) -> tuple[str, str] | None:
-        """Return the name of a cluster that is found from here, and a section for it in a first muster.toml."""
+        """Return the name and first muster.toml section of a cluster, if one is found from here."""
         del which
         return None
 
 
 def elsewhere() -> RecordsElsewhere:
-    """Return what is plugged in."""
+    """Return the implementation that is plugged in."""
     found: Callable[[], RecordsElsewhere] | None = plugs.find("elsewhere", "pods")
     return found() if found is not None else RecordsElsewhere()
 
 
 def is_elsewhere(run_dir: HasPath) -> bool:
-    """Say whether the record of a run may be kept elsewhere: the usual case costs no import."""
+    """Return whether a run's record may be kept on a cluster; costs no import in the usual case."""
     return os.path.isdir(os.path.join(run_dir.path, "pods"))
 
 
 def copied(run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
-    """Copy the record of a run while somebody looks at it; nothing is done for one that is here."""
+    """Copy the record of a run inside a `with` block; do nothing for a local one."""
     return elsewhere().copied(run_dir)

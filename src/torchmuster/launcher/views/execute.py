@@ -1,7 +1,8 @@
-"""The client's side of `muster exec`: finds the task, connects to the head of its group, carries the streams.
+"""The client's side of `muster exec`: finds the task, calls its group's head, carries the streams.
 
-Two threads do what may block, reading standard input and writing the output; the loop between them never does. Both
-directions keep to the window of `net.messages`: what is not read here is not sent there.
+Two threads do what may block, reading standard input and writing the output; the event loop between
+them never blocks. Both directions respect the window of `net.messages`: what is not read here is
+not sent there.
 """
 
 import asyncio
@@ -30,8 +31,7 @@ from torchmuster.launcher.views.find import any_result, owner_is_here, owner_liv
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
 
-# The two threads of a client of `muster exec`: they read and write what may block, so that its loop never does.
-
+# The threads: they read standard input and write the output.
 
 _LOOK_EVERY_MS = 200
 
@@ -40,12 +40,12 @@ Write = Callable[[str, int, bytes], None]
 
 
 class OutputThread:
-    """Writes what comes, in order. What waits is bounded by the windows of the commands.
+    """Writes pieces in order. The windows of the commands limit the queue.
 
     Args:
-        write: Writes; may block.
-        taken: Hears of each piece that was written.
-        broken: Hears once that nobody reads any more (None), or why writing failed.
+        write: Writes a piece; may block.
+        taken: Called for each piece that was written.
+        broken: Called once when writing fails: with the reason, or None if nobody reads.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class OutputThread:
         self._thread.start()
 
     def put(self, exec_id: str, task: str, stream: int, data: bytes) -> None:
-        """Queue a piece."""
+        """Queue a piece of output."""
         self._queue.put((exec_id, task, stream, data))
 
     async def finish(self, is_left: Callable[[], bool]) -> None:
@@ -94,9 +94,9 @@ class OutputThread:
 
 
 class InputThread:
-    """Reads standard input, as much as the command's end has room for.
+    """Reads standard input, as much as the command has room for.
 
-    The thread is a daemon: one that waits for a key has to be left behind.
+    The thread is a daemon, because it may be waiting for a key at the end.
     """
 
     def __init__(self, fd: int | None, typed: Callable[..., None]) -> None:
@@ -111,13 +111,13 @@ class InputThread:
         threading.Thread(target=self._work, name="exec-input", daemon=True).start()
 
     def taken(self, num_bytes: int) -> None:
-        """Note that the command has taken so much."""
+        """Record that the command has consumed this many bytes."""
         with self._changed:
             self._room_bytes += num_bytes
             self._changed.notify()
 
     def stop(self) -> None:
-        """Read no more: what is typed from now on is for somebody else."""
+        """Stop reading: later input is meant for other programs."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -143,26 +143,27 @@ class InputThread:
             poll.register(fd, select.POLLIN)
             while True:
                 poll.poll(_LOOK_EVERY_MS)
-                with self._changed:  # so that nothing is read behind `stop`
+                with self._changed:  # so that nothing is read after `stop`
                     if self._is_over:
                         return b""
                     if poll.poll(0):
                         return os.read(fd, num_bytes)
-        except OSError:  # closed by the shell (`<&-`), or a terminal that is gone
+        except OSError:  # closed by the shell (`<&-`), or the terminal is gone
             return b""
 
 
-# The user's terminal while a remote one is shown on it: every key passes, and it is put back in every ending.
+# The user's terminal during a remote session: every key is passed on, and every exit restores the
+# terminal.
 
 
 DEFAULT_SIZE = (24, 80)
 
 
 class RawTerminal:
-    """Puts a terminal into raw mode inside of `with`; does nothing where there is none.
+    """Context manager that puts a terminal into raw mode; does nothing without a terminal.
 
     Args:
-        fd: The terminal; None, or what is no terminal, is left as it is.
+        fd: The terminal; None, or a file that is not a terminal, is left alone.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -171,7 +172,7 @@ class RawTerminal:
 
     @property
     def is_raw(self) -> bool:
-        """Say whether there is a terminal in raw mode."""
+        """Whether there is a terminal in raw mode."""
         return self._before is not None
 
     def __enter__(self) -> Self:
@@ -191,15 +192,15 @@ class RawTerminal:
             try:
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, before)
             except termios.error:
-                return  # the terminal has gone
+                return  # the terminal is gone
 
     def again(self) -> None:
-        """Set raw mode; after a stop, the shell has taken it away."""
+        """Set raw mode again: the shell resets it when the process is stopped."""
         if self._fd is not None:
             tty.setraw(self._fd, termios.TCSADRAIN)
 
     def size(self) -> tuple[int, int]:
-        """Return (rows, columns); those of an old terminal where there is none."""
+        """Return (rows, columns); 24 x 80 without a terminal."""
         if self._fd is None:
             return DEFAULT_SIZE
         try:
@@ -216,14 +217,14 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecOrder:
-    """What shall run.
+    """What to run.
 
     Attributes:
-        argv: The command; none: the task's shell.
-        tty: It gets a terminal.
-        input_fd: Where it reads from; None: it reads nothing.
-        timeout_s: After this time it is ended; None: never.
-        debugger: Not a command: the stream to a rank that waits for its debugger.
+        argv: The command; empty for the task's shell.
+        tty: Whether it gets a terminal.
+        input_fd: Its standard input; None for none.
+        timeout_s: The time limit, in seconds; None for no limit.
+        debugger: Connect to a rank that waits for its debugger, instead of running a command.
     """
 
     argv: tuple[str, ...]
@@ -238,8 +239,8 @@ class ExecResult:
     """How the commands ended.
 
     Attributes:
-        codes: Task -> exit code as a shell shows it.
-        notes: What the user must hear: who was ended, and why.
+        codes: Exit code per task, as a shell shows it.
+        notes: Messages to the user: which commands were ended, and why.
     """
 
     codes: dict[str, int] = field(default_factory=dict)
@@ -247,7 +248,7 @@ class ExecResult:
 
     @property
     def exit_code(self) -> int:
-        """Return the highest code."""
+        """The highest exit code."""
         return max(self.codes.values(), default=0)
 
 
@@ -255,8 +256,8 @@ def choose_task(view: RunView, name: str) -> Any:
     """Return the running task of this name.
 
     Raises:
-        NotFoundError: There is none.
-        UsageError: It does not run.
+        NotFoundError: There is no such task.
+        UsageError: The task does not run.
     """
     tasks = {task.name: task for group in view.groups_to_enter().values() for task in group}
     if name not in tasks:
@@ -317,8 +318,8 @@ async def execute(
 
     Raises:
         ChannelError: The head of the group can't be reached.
-        HeadLostError: It went away meanwhile.
-        UsageError: The command was not started in the task.
+        HeadLostError: The connection to the head was lost.
+        UsageError: The command was not started in a single task; a group's refusals are notes.
     """
     channel = await call_head(view, tasks[0].group)
     session = ExecSession(channel, [task.name for task in tasks], order, write)
@@ -329,7 +330,7 @@ async def execute(
 
 
 class _LeaveError(Exception):
-    """We stop listening; `code` is what to exit with."""
+    """The client stops listening and exits with `code`."""
 
     def __init__(self, code: int, why: str | None = None) -> None:
         super().__init__(why)
@@ -338,7 +339,7 @@ class _LeaveError(Exception):
 
 
 class ExecSession:
-    """One command in some tasks, from its start to its end."""
+    """A command in some tasks, from its start to its end."""
 
     def __init__(
         self, channel: Channel, tasks: Sequence[str], order: ExecOrder, write: Write
@@ -357,7 +358,7 @@ class ExecSession:
         self._num_signals = 0
 
     async def run(self) -> ExecResult:
-        """Run to the end of all of them."""
+        """Run the command to its end in all tasks."""
         tty_fd = self._order.input_fd if self._order.tty else None
         self._output.start()
         with RawTerminal(tty_fd) as terminal, self._signals(terminal):
@@ -398,10 +399,10 @@ class ExecSession:
             self._input.start()
 
     async def _carry(self) -> None:
-        """Take messages until every command has ended.
+        """Handle messages until every command has ended.
 
         Raises:
-            HeadLostError: The connection ended before.
+            HeadLostError: The connection ended earlier.
         """
         listening = asyncio.create_task(self._listen())
         try:
@@ -447,14 +448,14 @@ class ExecSession:
             self._notes.append(f"task {task}: {why}")
 
     def _give_up(self, code: int, why: str | None) -> None:
-        """Leave: the commands that still run get SIGHUP when the connection ends."""
+        """Record the end of commands that still run; the closed connection sends them SIGHUP."""
         for exec_id in list(self._open):
             self._end(exec_id, code, why)
 
     # The threads.
 
     def _typed(self, data: bytes, *, end: bool) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._send_input, data, end)
 
     def _send_input(self, data: bytes, end: bool) -> None:
@@ -479,7 +480,7 @@ class ExecSession:
 
     @contextlib.contextmanager
     def _signals(self, terminal: RawTerminal) -> Iterator[None]:
-        if self._order.debugger:  # beside a run that is followed: signals are meant for the run
+        if self._order.debugger:  # signals are meant for the run that is followed
             yield
             return
         own = {signum: (self._signalled, signum) for signum in _FORWARDED}
@@ -496,7 +497,7 @@ class ExecSession:
                 self._loop.remove_signal_handler(number)
 
     def _signalled(self, signum: int) -> None:
-        """Pass the first signal on; the second, or any beside a terminal, means us."""
+        """Forward the first signal; leave at the second, or at any if the command has a tty."""
         self._num_signals += 1
         if self._order.tty or self._num_signals > 1:
             self._leave(128 + signum)

@@ -1,4 +1,4 @@
-"""Find runs, and whether they still live."""
+"""Find runs, and check whether they are alive."""
 
 import glob
 import heapq
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 ViewOfKind = Callable[[RunDir, RunRecord], RunView]
 ReadResult = Callable[[RunDir], Result | None]
 
-_MOST_CANDIDATES = 5  # of an ambiguous word
+_MOST_CANDIDATES = 5  # shown for an ambiguous word
 _SLOT = re.compile(r"-session-sweep-[0-9a-f]{6}-\d+-[0-9a-f]{4}$")  # held by a sweep on hosts
 
 
 def all_runs() -> list[RunView]:
-    """Return all runs, the one submitted last at the end.
+    """Return all runs, oldest submission first.
 
     Raises:
         NotFoundError: The folder of all runs can't be read.
@@ -55,7 +55,7 @@ def all_runs() -> list[RunView]:
 
 
 def all_dirs() -> list[RunDir]:
-    """Return the folders of all runs; none where nobody has made a run yet.
+    """Return the folders of all runs; none before the first run.
 
     Raises:
         NotFoundError: The folder of all runs can't be read.
@@ -64,9 +64,9 @@ def all_dirs() -> list[RunDir]:
 
 
 def newest_and_open(most: int) -> list[RunView]:
-    """Return the last so many runs that the user has started, and before them all older ones that have not ended.
+    """Return the user's last `most` runs, preceded by all older ones that have not ended.
 
-    Of thousands that have ended only the last are looked into.
+    Of the runs that have ended, only the last are read, since there may be thousands.
 
     Raises:
         NotFoundError: The folder of all runs can't be read.
@@ -82,7 +82,7 @@ def newest_and_open(most: int) -> list[RunView]:
 
 
 def _last(folders: Iterable[RunDir], most: int) -> list[RunDir]:
-    """Return the last so many by when somebody asked for them, which is not after their folder's last change."""
+    """Return the last `most` by submission, which is never after the folder's last change."""
     newest: list[tuple[float, str]] = []
     changed = ((changed_at(folder.path) or 0.0, folder.path) for folder in folders)
     for last_change, path in sorted(changed, reverse=True):
@@ -95,7 +95,7 @@ def _last(folders: Iterable[RunDir], most: int) -> list[RunDir]:
 
 
 def _has_ended(run_dir: RunDir) -> bool:
-    """Say whether a run has a result that nothing changes: a link of a chain may follow that of a job."""
+    """Return whether a run has its final result: a further link may replace that of a job."""
     of_jobs = (run_dir.job, run_dir.jobs, run_dir.arrays)
     return os.path.isfile(run_dir.result) and not any(map(os.path.exists, of_jobs))
 
@@ -116,7 +116,7 @@ def _names() -> list[str]:
 
 
 def _last_run() -> RunDir | None:
-    """Return the run submitted last, with no question to a scheduler."""
+    """Return the run submitted last, without asking a scheduler."""
     return next(iter(_last(filter(_is_of_user, all_dirs()), 1)), None)
 
 
@@ -126,7 +126,7 @@ def _submitted(run_dir: RunDir) -> float:
 
 
 def _is_of_user(run_dir: RunDir) -> bool:
-    """Say whether it is something that the user has started: no slot of a sweep, and no start that was refused."""
+    """Return whether the user started it: not a sweep's slot, nor a start that was refused."""
     if _SLOT.search(run_dir.path):
         return False
     began = (run_dir.events, run_dir.job, run_dir.jobs, run_dir.arrays, run_dir.workflow)
@@ -137,7 +137,7 @@ def _is_of_user(run_dir: RunDir) -> bool:
 
 
 def ask_for_all(folders: Sequence[RunDir]) -> None:
-    """Ask each scheduler once for all runs that have not ended; the views find the answers at the desk."""
+    """Ask each scheduler once about all runs that have not ended; views use the cache."""
     batch = [f for f in folders if os.path.isfile(f.job) or os.path.isfile(f.jobs)]
     if not batch:
         return  # the usual case costs no import
@@ -160,10 +160,10 @@ def ask_for_all(folders: Sequence[RunDir]) -> None:
 
 
 def look_at(word: str) -> RunView:
-    """Return the run that a word names, as `find_run`, with what is known here where its cluster does not answer at once.
+    """Return the run that a word names, as `find_run` does, but wait for its cluster only briefly.
 
     Raises:
-        NotFoundError: There is none, or more than one.
+        NotFoundError: No run matches, or several do.
     """
     from torchmuster.launcher.jobs.answers import only_look
 
@@ -172,17 +172,17 @@ def look_at(word: str) -> RunView:
 
 
 class AmbiguousWordError(NotFoundError):
-    """A word names several runs."""
+    """A word matches several runs."""
 
 
 def find_run(word: str) -> RunView:
     """Return the run that a word names: a run id, a path, an unambiguous part of an id, or `last`.
 
-    `last` is the run that was submitted last, also when it still waits in a queue. `NAME.7` is a member of a sweep,
-    `NAME/TASK` the last training of a workflow's task.
+    `last` is the run that was submitted last, even if it still waits in a queue. `NAME.7` is a
+    member of a sweep, `NAME/TASK` the last training of a workflow's task.
 
     Raises:
-        NotFoundError: There is none, or more than one.
+        NotFoundError: No run matches, or several do.
     """
     if os.sep in word and is_run(RunDir(word)):
         return _view_found(RunDir(os.path.abspath(word)))
@@ -193,7 +193,7 @@ def find_run(word: str) -> RunView:
     if word == "last" and (newest := _last_run()) is not None:
         return _view_found(newest)
     matching = [name for name in names if short_id(name) == word]
-    # What was given with --name wins over a part of another name.
+    # A name given with --name wins over a part of another name.
     matching = matching or _last_of_restarts(
         [name for name in names if short_id(name).rpartition("-")[0] == word != ""]
     )
@@ -213,10 +213,10 @@ def find_run(word: str) -> RunView:
 
 
 def _whole_named(word: str) -> RunView | None:
-    """Return the run of which a part is named; None where there is none.
+    """Return the run whose part is named; None if there is none.
 
     Raises:
-        AmbiguousWordError: There are several.
+        AmbiguousWordError: Several runs match.
     """
     try:
         return find_run(word)
@@ -227,10 +227,10 @@ def _whole_named(word: str) -> RunView | None:
 
 
 def _member_dir(word: str) -> RunDir | None:
-    """Return the folder of a sweep's member: `NAME.7`, by any word for the sweep; None where it is no such word.
+    """Return the folder of a sweep's member: `NAME.7`, with any word for the sweep; else None.
 
     Raises:
-        NotFoundError: The sweep has no such member, or it has not begun.
+        NotFoundError: The sweep has no such member, or the member has not begun.
     """
     named = member_of_id(word)
     view = _whole_named(named[0]) if named is not None else None
@@ -238,7 +238,7 @@ def _member_dir(word: str) -> RunDir | None:
 
 
 def _training_dir(word: str) -> RunDir | None:
-    """Return the folder of a task's training: `NAME/TASK`, or its own id; None where it is no such word.
+    """Return the folder of a task's training, by `NAME/TASK` or its own id; None if none is named.
 
     Raises:
         NotFoundError: The workflow has no such training.
@@ -254,7 +254,7 @@ def _training_dir(word: str) -> RunDir | None:
 
 
 def _last_of_restarts(names: list[str]) -> list[str]:
-    """Return the last alone where it goes on with the others: `muster restart` links the snapshots of all to one place."""
+    """Return only the last run if all share their snapshots, as restarts do; else all."""
     homes = {os.path.realpath(RunDir(os.path.join(runs_dir(), name)).snapshots) for name in names}
     return names[-1:] if len(homes) == 1 else names
 
@@ -264,34 +264,34 @@ def _on_clusters(word: str) -> RunDir | None:
     from torchmuster.launcher.spec.site_files import project_file, user_file
 
     if not (user_file(os.environ) or project_file(os.getcwd())):
-        return None  # without a section there is no cluster to ask
+        return None  # without a site file there is no cluster to ask
     return elsewhere().find(word)
 
 
 def _view_found(run_dir: RunDir) -> RunView:
-    """Return what is known of one run; of one in pods after its copy here has caught up, which a list of runs would not pay."""
+    """Return the view of one run; update the copy of one in pods, which is too slow for lists."""
     if is_elsewhere(run_dir):
         elsewhere().catch_up(run_dir)
     return view_run(run_dir)
 
 
 def _as_typed(names: list[str]) -> list[str]:
-    """Return the short id of each of these runs, where no other of them has the same."""
+    """Return the short id of each run, or its whole id where two share the short one."""
     num_of = Counter(map(short_id, names))
     return [name if num_of[short_id(name)] > 1 else short_id(name) for name in names]
 
 
 def is_run(run_dir: RunDir) -> bool:
-    """Say whether a folder is the record of something that muster has started."""
+    """Return whether a folder is a record that muster has written."""
     return run_dir.kind is not None
 
 
 def view_run(run_dir: RunDir, record: RunRecord | None = None) -> RunView:
-    """Return what a run directory says now; `record` is what its record says, where that has been read already."""
+    """Return the state of a run directory; pass `record` if it has been read already."""
     record = record_of(run_dir) if record is None else record
     try:
         return replace(_view(run_dir, record), record=record, losses=read_losses(run_dir))
-    except DAMAGED as error:  # one bad record must not take the list of all runs with it
+    except DAMAGED as error:  # one bad record must not break the list of all runs
         return RunView(
             run_id=os.path.basename(run_dir.path),
             run_dir=run_dir,
@@ -311,7 +311,7 @@ def _view(run_dir: RunDir, record: RunRecord) -> RunView:
 
 
 def view_of_run(run_dir: RunDir, record: RunRecord) -> RunView:
-    """Return where a run, or a session, stands."""
+    """Return the state of a run or a session."""
     result, plan = _settled_result(run_dir), read_plan(run_dir)
     cls = SessionRun if plan is not None and plan.is_session else RunView
     return cls(
@@ -349,7 +349,7 @@ def _state(run_dir: RunDir, record: RunRecord) -> RunState:
 
 
 def _state_of_element(run_dir: RunDir) -> RunState | None:
-    """Return how a member of a sweep stands whose job is an element of an array, or which is in pods; None of any other run."""
+    """Return the state of a sweep's member in an array or in pods; None for any other run."""
     sweep_dir = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
     named = member_of_id(os.path.basename(run_dir.path))
     if named is None:
@@ -361,7 +361,7 @@ def _state_of_element(run_dir: RunDir) -> RunState | None:
 
 
 def owner_is_here(run_dir: RunDir) -> bool:
-    """Say whether the owner of the run is a living process of this machine."""
+    """Return whether the owner of the run is a living process of this machine."""
     owner = atomic.read_json(run_dir.owner)
     if not isinstance(owner, dict) or owner.get("boot_id") != proc.boot_id():
         return False
@@ -369,10 +369,10 @@ def owner_is_here(run_dir: RunDir) -> bool:
 
 
 def owner_lives(run_dir: RunDir) -> bool:
-    """Say whether the process or job that owns the run still exists; on another machine, assume so."""
+    """Return whether the owning process or job still exists; on another machine, assume so."""
     if os.path.isfile(run_dir.job):
         return _job_lives(run_dir)
-    if os.path.isfile(run_dir.jobs):  # whatever else is damaged
+    if os.path.isfile(run_dir.jobs):  # even if other files are damaged
         view: ViewOfKind | None = plugs.find("kinds", "workflow view")
         return view is not None and not view(run_dir, RunRecord()).state.is_final
     if os.path.isfile(run_dir.arrays):
@@ -381,13 +381,13 @@ def owner_lives(run_dir: RunDir) -> bool:
 
 
 def _job_lives(run_dir: RunDir) -> bool:
-    """Ask the scheduler; a job that it does not know any more has ended."""
+    """Ask the scheduler whether the job lives; a job that it has forgotten has ended."""
     view = view_job(run_dir)
     return view is not None and not view.state.is_final
 
 
 def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
-    """Return the engine and the jobs that muster submitted for a run, a workflow or a sweep, also after their end.
+    """Return the engine and all submitted jobs of a run, a workflow or a sweep, even ended ones.
 
     A run whose submission was refused has an engine and no job.
     """
@@ -409,18 +409,18 @@ def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
 
 
 def view_job(run_dir: RunDir) -> JobView | None:
-    """Return what the scheduler says of the job that conducts a run; None when there is none, or it says nothing."""
+    """Return the scheduler's view of a run's job; None without a job or an answer."""
     from torchmuster.launcher.jobs.links import view_newest
 
     return view_newest(run_dir)
 
 
 def any_result(run_dir: RunDir) -> Result | None:
-    """Return the result of a run or of a workflow; None while it has none."""
+    """Return the result of a run, a workflow or a sweep; None while it has none."""
     if os.path.isfile(run_dir.job):
         return _settled_result(run_dir)  # a link of a chain may follow
     if os.path.isfile(run_dir.jobs) or os.path.isfile(run_dir.arrays):
-        return view_run(run_dir).result  # no process owns it, so nobody writes one
+        return view_run(run_dir).result  # no process owns it that could write one
     kind = run_dir.kind or Kind.RUN
     read: ReadResult = plugs.find("kinds", f"{kind.value} result") or read_result
     return read(run_dir)

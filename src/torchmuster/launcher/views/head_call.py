@@ -1,4 +1,4 @@
-"""Call the head of a run, or of a group of a workflow, as a client."""
+"""Call the head of a run, or of a workflow's group, as a client."""
 
 import asyncio
 
@@ -14,10 +14,10 @@ from torchmuster.launcher.views.run_view import RunView
 
 
 async def call_head(view: RunView, group: str | None = None) -> Channel:
-    """Return a connection to the head, by any of its addresses.
+    """Connect to the head by any of its addresses.
 
     Raises:
-        ChannelError: It can't be reached.
+        ChannelError: The head can't be reached.
     """
     folder = view.run_dir if group is None else view.run_dir.group(group)
     if is_elsewhere(folder) and (channel := await elsewhere().call_head(view, group)) is not None:

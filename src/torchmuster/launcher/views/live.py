@@ -1,7 +1,7 @@
-"""Read a run again and again while it lives: its record, the training's, and how its ranks stand, as one value.
+"""Read a live run repeatedly: its record, its training's record, and its ranks, as one value.
 
-Records are read from where the last look ended. What another version has written, or a crash has torn, is left out
-and said; a value never depends on a file being whole.
+Reading continues where it last ended. Lines that another version wrote, or a crash has torn, are
+skipped and reported; no value depends on a complete file.
 """
 
 import os
@@ -31,24 +31,24 @@ from torchmuster.launcher.views.find import view_job, view_run
 from torchmuster.launcher.views.run_view import RunView, problems_of
 from torchmuster.launcher.views.training import TrainingReader
 
-# The record of the training library while it grows: the metrics, the snapshots.
+# The growing record of the training library: metrics and snapshots.
 
 
-_MOST_FILES = 10_000  # of a snapshot
+_MOST_FILES = 10_000  # in a snapshot
 
 
 class TrainingTail:
-    """Reads where a training stands, again and again."""
+    """Reads the state of a training repeatedly."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._reader = TrainingReader(run_dir)
         self._sized: tuple[int, int | None] | None = None
 
     def read(self, *, is_over: bool) -> LiveTraining | None:
-        """Return where the training stands; None when it has recorded nothing.
+        """Return the state of the training; None if it has recorded nothing.
 
         Args:
-            is_over: The run has ended: nothing is being saved any more.
+            is_over: Whether the run has ended, so that nothing is being saved any more.
         """
         state = self._reader.read()
         if not state.num_events:
@@ -73,7 +73,7 @@ class TrainingTail:
         )
 
     def _size(self, state: TrainingState) -> int | None:
-        """Return the size of the newest snapshot, looked up once."""
+        """Return the size of the newest snapshot; look it up only once."""
         if state.saved is None or "://" in state.folder or not state.folder:
             return None
         step = state.saved[0]
@@ -83,7 +83,7 @@ class TrainingTail:
 
 
 def _written(folder: str, step: int) -> int | None:
-    """Return what is there of a snapshot that is being written: in a folder named by the step and its writer."""
+    """Return the bytes of an unfinished snapshot; its folder is named after step and writer."""
     if "://" in folder or not folder:
         return None
     of_step = re.compile(rf"\.step-{step:09}\.\d+\.tmp")
@@ -101,12 +101,12 @@ def _folder_bytes(folder: str) -> int | None:
             if number >= _MOST_FILES:
                 return None
             total += os.stat(os.path.join(folder, name)).st_size
-    except (OSError, ValueError):  # the latter: a name that no file can have
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return None
     return total
 
 
-MOST_ATTEMPTS = 200  # that are kept; 10,000 are counted
+MOST_ATTEMPTS = 200  # kept, while even 10,000 are counted
 _MOST_SAID = 4
 _LOG_BYTES = 8192
 _FRESH_S = 15.0
@@ -128,11 +128,11 @@ AskBoard = Callable[[], tuple[RankSample | None, str]]
 
 
 class LiveReader:
-    """Reads one run.
+    """Reads one run repeatedly.
 
     Args:
-        run_dir: Of the run.
-        ask_board: Returns how the ranks stand by the head, or why it does not say; never waits.
+        run_dir: Directory of the run.
+        ask_board: Returns the head's sample of the ranks, or why there is none; never waits.
     """
 
     def __init__(self, run_dir: RunDir, ask_board: AskBoard | None = None) -> None:
@@ -142,10 +142,10 @@ class LiveReader:
         self._training = TrainingTail(run_dir)
 
     def read(self) -> LiveRun:
-        """Return the run as it is now.
+        """Return the current state of the run.
 
         Raises:
-            RunDirectoryError: What is in its record can't be understood.
+            RunDirectoryError: The record can't be understood.
         """
         try:
             return self._read()
@@ -190,7 +190,7 @@ class LiveReader:
             problems=problems_of(view),
         )
 
-    # How the ranks stand.
+    # The ranks.
 
     def _sample(self, view: RunView) -> tuple[RankSample | None, float | None, str]:
         why = ""
@@ -207,7 +207,7 @@ class LiveReader:
 
 
 def last_sample(run_dir: RunDir) -> RankSample | None:
-    """Return the last whole line of the record of samples; None when there is none that can be read."""
+    """Return the last complete line of the recorded samples; None if none can be read."""
     path = run_dir.samples
     num_bytes = 1 << 16
     while True:
@@ -230,7 +230,7 @@ def _loads(line: bytes) -> Any:
 
 
 def _shown(attempt: AttemptRecord) -> LiveAttempt:
-    """Return an attempt as it is shown: one that has ended without a failure was ended by the run's end, or lost its head."""
+    """Return an attempt for display; without a failure, its head's end or loss ended it."""
     ended_by = attempt.failure.what if attempt.failure is not None else attempt.state
     cause = attempt.cause
     return LiveAttempt(
@@ -246,7 +246,7 @@ def _shown(attempt: AttemptRecord) -> LiveAttempt:
 
 
 def _waits(record: RunRecord, now: float, *, is_running: bool) -> str:
-    """Return what a run waits for, or what a node that gets ready has just said, e.g. of its staging."""
+    """Return what a run waits for, or a node's fresh notice, e.g. about its staging."""
     said = record.notice
     if (waits := record.wait_words(now)) or is_running or said is None:
         return waits
@@ -273,7 +273,7 @@ def _ended(attempt: LiveAttempt, at: float | None, by: str) -> LiveAttempt:
 def _closed(
     attempts: list[LiveAttempt], view: RunView, elapsed_s: float | None
 ) -> list[LiveAttempt]:
-    """Return the attempts of a run; the last one has ended with the run, also where the record lacks its end."""
+    """Return the attempts; if the run has ended, end the last one, even if unrecorded."""
     if not attempts or not view.state.is_final or attempts[-1].ended_at is not None:
         return attempts
     began_at, last = view.record.began, attempts[-1]
@@ -283,7 +283,7 @@ def _closed(
 
 
 def command_of(view: RunView) -> str:
-    """Return its command with the name of its script only; of a run whose plan can't be read, that."""
+    """Return the command, its script without folder; if it can't be read, the problems."""
     if view.plan is None:
         return view.command if view.is_readable else "; ".join(problems_of(view))
     program = view.plan.program
@@ -291,7 +291,7 @@ def command_of(view: RunView) -> str:
 
 
 def job_words(view: RunView) -> str:
-    """Return where its job stands; empty where none waits."""
+    """Return the state of the run's job; empty without a job and while it runs."""
     if view.state.is_final or not os.path.isfile(view.run_dir.job):
         return ""
     job = view_job(view.run_dir)
@@ -301,7 +301,7 @@ def job_words(view: RunView) -> str:
 
 
 def num_workers_of(view: RunView) -> int | None:
-    """Return how many ranks the last attempt has, or the first will have."""
+    """Return the number of ranks of the last attempt, or of the first one to come."""
     with suppress(*DAMAGED):
         if view.record.attempts:
             return view.record.num_workers

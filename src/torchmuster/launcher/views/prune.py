@@ -1,7 +1,8 @@
-"""Remove what ended runs have left: whole runs, or all of them but their record and newest good snapshot.
+"""Remove what ended runs have left: whole runs, or all but their record and newest good snapshot.
 
-Nothing outside of the folder of runs is touched: links are removed, never followed, and a folder on another file
-system stops the removal of its run. A run goes by a rename first, so one that is half removed never looks whole.
+Nothing outside the folder of runs is touched: links are removed, never followed, and a folder on
+another file system prevents the removal of its run. A run is renamed first, so that a half-removed
+one never looks complete.
 """
 
 import json
@@ -27,19 +28,19 @@ _LEFT_OVER = re.compile(r"\.step-\d+\.(?:\d+\.tmp|deleted)|bad-step-.*|\.pruned-
 _MANIFEST = "manifest.json"
 _HEADER = re.compile(rb"torchmuster-snapshot \d{1,4} crc32=[0-9a-f]{8} bytes=(\d{1,15})\n")
 _MAX_MANIFEST_BYTES = 1 << 28
-_MAX_ENTRIES = 5_000_000  # of one run: a walk that never ends is no measurement
-# What a task needs only while it runs.
+_MAX_ENTRIES = 5_000_000  # in one run, to bound the walk
+# Folders that a task needs only while it runs.
 _OF_A_PLACE = ("work", "input", "view")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What can be removed of one run, or of the cache.
+    """Files of one run or of a cache that can be removed.
 
     Attributes:
-        paths: Files and folders, absolute; the whole run is its own folder.
-        size_bytes: What they take on the disk.
-        age_s: Since the run's last sign of life, seconds.
+        paths: Files and folders, absolute; a whole run is its own folder.
+        size_bytes: Their size on the disk.
+        age_s: Seconds since the run's last sign of life.
     """
 
     name: str
@@ -51,14 +52,14 @@ class Removal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunePlan:
-    """What would be removed, and a sentence for each run that is old enough and stays."""
+    """What would be removed, and a sentence for each run that is old enough but stays."""
 
     removals: tuple[Removal, ...]
     kept: tuple[str, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Return what it would free."""
+        """The bytes that it would free."""
         return sum(removal.size_bytes for removal in self.removals)
 
 
@@ -73,11 +74,11 @@ def plan_prune(
     """Return what can be removed.
 
     Args:
-        older_s: Runs with a sign of life in so many seconds stay.
+        older_s: Keep runs with a sign of life within this time, in seconds.
         now: Seconds since 1970.
         keep_last_snapshot: Keep the record and the newest good snapshot of each run.
-        with_linked: Also runs whose snapshots or outputs another run uses that has ended.
-        most_bytes: Of environments, here and their archives, also the oldest beyond so many bytes.
+        with_linked: Include runs whose snapshots or outputs another ended run uses.
+        most_bytes: Size limit for environments and for archives; the oldest beyond it can go, too.
     """
     kept: list[str] = []
     old: list[tuple[RunView, float]] = []
@@ -91,7 +92,8 @@ def plan_prune(
             old.append((view, age_s))
         else:
             kept.append(f"{view.run_id}: {why}")
-    # A restarted run writes into the folder of the first one: while it lives, that stays in any case.
+    # A restarted run writes into the folder of the first one, which stays while the restarted one
+    # lives.
     users = [view for view in views if not with_linked or why_not(view) is not None]
     old = _without_linked(old, users, kept, users_go=not keep_last_snapshot)
     removals = [_removal(view, age_s, kept, keep_last_snapshot) for view, age_s in old]
@@ -102,7 +104,7 @@ def plan_prune(
 
 
 def why_not(view: RunView) -> str | None:
-    """Return why a run must stay; None when it has ended for sure."""
+    """Return why a run must stay; None if it has certainly ended."""
     if not view.is_readable and not os.path.isfile(view.run_dir.result):
         return "it is not a readable run"
     if view.state is RunState.UNKNOWN:
@@ -115,7 +117,7 @@ def why_not(view: RunView) -> str | None:
 
 
 def remove(removal: Removal) -> None:
-    """Remove what was planned, after one more look at the run; links are removed, not followed.
+    """Remove what was planned, after another check of the run; links are removed, not followed.
 
     Raises:
         RunDirectoryError: The run lives again, or something can't be removed.
@@ -132,7 +134,7 @@ def remove(removal: Removal) -> None:
             raise RunDirectoryError(f"the run {removal.name} stays: {why}", where=folder)
     for path in removal.paths:
         parent = os.path.dirname(path)
-        if os.path.realpath(parent) != parent:  # no link was on the way when this was planned
+        if os.path.realpath(parent) != parent:  # when planned, the path had no link
             raise RunDirectoryError(
                 f"`{removal.name}` stays: it is reached through a link", where=path
             )
@@ -145,7 +147,7 @@ def remove(removal: Removal) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Remove a file, a link or a folder: relative to an open folder, so no path is swapped under us."""
+    """Remove a file, a link or a folder relative to an open folder: no path can be swapped."""
     parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         name = os.path.basename(path)
@@ -163,7 +165,7 @@ def _remove_tree(path: str) -> None:
 def _without_linked(
     old: list[tuple[RunView, float]], users: Sequence[RunView], kept: list[str], *, users_go: bool
 ) -> list[tuple[RunView, float]]:
-    """Leave out runs that another one uses; with `users_go`, those that go as well don't count as users."""
+    """Leave out runs that another run uses; with `users_go`, runs in `old` don't count as users."""
     used = {view.run_dir.path: used_folders(view) for view in users}
     while True:
         going = {view.run_dir.path for view, _ in old} if users_go else set()
@@ -181,7 +183,7 @@ def _without_linked(
 
 
 def used_folders(view: RunView) -> set[str]:
-    """Return the folders of other runs that a run has links into."""
+    """Return the folders of other runs to which a run has links."""
     links = [view.run_dir.snapshots, *view.links()]
     root = os.path.realpath(runs_dir()) + os.sep
     found = set()
@@ -216,7 +218,7 @@ def _removal(
 
 
 def _surplus(run_dir: RunDir) -> Iterator[str]:
-    """Yield what a run has beside its record and its newest good snapshot."""
+    """Yield what a run has apart from its record and its newest good snapshot."""
     yield from _old_snapshots(run_dir.snapshots)
     tasks = os.path.join(run_dir.path, "tasks")
     for task in _folders(tasks):
@@ -229,7 +231,7 @@ def _surplus(run_dir: RunDir) -> Iterator[str]:
 
 
 def _old_snapshots(folder: str) -> Iterator[str]:
-    """Yield all snapshots but the newest good one; none of a folder that is a link, for it is another run's."""
+    """Yield all snapshots but the newest good one; none in a link, which is another run's."""
     if os.path.islink(folder):
         return
     steps = sorted(
@@ -239,13 +241,13 @@ def _old_snapshots(folder: str) -> Iterator[str]:
     )
     good = next((path for path in steps if is_good_snapshot(path)), None)
     if good is None:
-        return  # none that we can vouch for: all stay
+        return  # none is known to be good: all stay
     yield from (path for path in steps if path != good)
     yield from (p for p in _folders(folder) if _LEFT_OVER.fullmatch(os.path.basename(p)))
 
 
 def is_good_snapshot(path: str) -> bool:
-    """Say whether a snapshot has a whole manifest and all of its files in their full size."""
+    """Return whether a snapshot has a complete manifest and all files in full size."""
     try:
         with open(os.path.join(path, _MANIFEST), "rb") as file:
             header = _HEADER.fullmatch(file.readline(80))
@@ -264,7 +266,7 @@ def is_good_snapshot(path: str) -> bool:
 
 
 def measure(path: str) -> int | None:
-    """Return the bytes that a file or folder takes; None when it crosses into another file system or never ends."""
+    """Return the bytes on disk of a file or folder; None if too large or on two file systems."""
     top = os.lstat(path)
     size, waiting, num_entries = top.st_blocks * 512, [path], 0
     if not stat.S_ISDIR(top.st_mode):
@@ -283,14 +285,14 @@ def measure(path: str) -> int | None:
 
 
 def _last_sign(run_dir: RunDir) -> float:
-    """Return when a run last wrote something, seconds since 1970."""
+    """Return when a run last wrote something, in seconds since 1970."""
     paths = (run_dir.result, run_dir.events, run_dir.training, run_dir.jobs, run_dir.path)
     times = [os.lstat(path).st_mtime for path in paths if os.path.lexists(path)]
     return max(times)
 
 
 def _leftovers() -> Iterator[Removal]:
-    """Yield what an earlier prune that was cut short has left."""
+    """Yield what an interrupted prune has left."""
     root = os.path.realpath(runs_dir())
     for path in _folders(root):
         name = os.path.basename(path)
@@ -299,7 +301,7 @@ def _leftovers() -> Iterator[Removal]:
 
 
 def _cache(older_s: float, now: float) -> Iterator[Removal]:
-    """Yield zipapps of other versions that nobody has used for that long; they are made again when needed."""
+    """Yield zipapps that were unused for that long; they are made again when needed."""
     folder = os.path.join(os.path.realpath(muster_home()), "cache")
     found = []
     try:
@@ -321,7 +323,7 @@ def _cache(older_s: float, now: float) -> Iterator[Removal]:
 
 
 def _archives(older_s: float, now: float, most_bytes: int | None) -> Iterator[Removal]:
-    """Yield archives of environments; a run that sends one has it open, a job has a second name of it."""
+    """Yield old archives of environments; runs keep theirs open, jobs have a hard link."""
     cache = os.path.join(os.path.realpath(muster_home()), "cache")
     found, total = [], 0
     for path in kept_archives(cache):
@@ -339,7 +341,7 @@ def _archives(older_s: float, now: float, most_bytes: int | None) -> Iterator[Re
 
 
 def _environments(older_s: float, most_bytes: int | None) -> Iterator[Removal]:
-    """Yield environments that were sent to this machine and that nobody uses."""
+    """Yield unused environments that were sent to this machine."""
     found = shelf.old_ones(shelf.find_folder(), older_s, most_bytes)
     if found:
         yield Removal(
@@ -352,7 +354,7 @@ def _environments(older_s: float, most_bytes: int | None) -> Iterator[Removal]:
 
 
 def _folders(path: str) -> list[str]:
-    """Return the real folders in a folder, links left out; none where it is no real folder."""
+    """Return the folders in a folder, sorted, without links; none in a link."""
     if os.path.islink(path):
         return []
     try:

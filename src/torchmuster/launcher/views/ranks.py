@@ -1,6 +1,7 @@
-"""The client's side of `muster stacks` and of `muster exec` in a training run: it speaks to the run's head.
+"""The client's side of `muster stacks`, and of `muster exec` in a training run: talks to the head.
 
-The agents carry it out; no ssh to the nodes is needed. The head's addresses and key are in the run directory.
+The agents do the work, so no ssh to the nodes is needed. The head's addresses and key are in the
+run directory.
 """
 
 import asyncio
@@ -27,18 +28,18 @@ ANSWER_LIMIT_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksFound:
-    """Where the ranks stand: one sentence, and all stacks."""
+    """Where the ranks are: one sentence, and all stacks."""
 
     sentence: str
     lines: tuple[str, ...]
 
 
 async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFound:
-    """Return the stacks of all ranks of a running run.
+    """Return the stacks of all ranks of a live run.
 
     Raises:
-        UsageError: It does not run.
-        ChannelError: Its head can't be reached, or does not answer within `limit_s`.
+        UsageError: The run has ended, or is a workflow.
+        ChannelError: The head can't be reached, or does not answer within `limit_s`.
     """
     check_running(view)
     if (member := _own_process(view)) is not None:
@@ -71,7 +72,7 @@ async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFo
 
 
 def _own_process(view: RunView) -> WorkerProcessEvent | None:
-    """Return what the record says of the process of a sweep's member that has no head, on this machine; None for all others."""
+    """Return the local process of a sweep's member without a head; None for all others."""
     if os.path.exists(view.run_dir.head):
         return None
     told = view.record.process
@@ -85,18 +86,18 @@ def _stacks_of(member: WorkerProcessEvent) -> StacksFound:
 
 
 async def execute_beside(view: RunView, word: str, order: ExecOrder, write: Write) -> ExecResult:
-    """Run a command beside a rank, or on a node.
+    """Run a command next to a rank, or on a node.
 
     Args:
         view: A training run.
         word: `rank 3` or `node n2`.
-        order: What shall run.
-        write: Gets what it writes.
+        order: What to run.
+        write: Gets the output.
 
     Raises:
-        UsageError: The run does not run, or has no such rank or node.
-        ChannelError: Its head can't be reached.
-        HeadLostError: It went away meanwhile.
+        UsageError: The run has ended, or has no such rank or node.
+        ChannelError: The head can't be reached.
+        HeadLostError: The connection to the head was lost.
     """
     channel = await connect_to_run(view)
     try:
@@ -106,10 +107,10 @@ async def execute_beside(view: RunView, word: str, order: ExecOrder, write: Writ
 
 
 async def connect_to_run(view: RunView) -> Channel:
-    """Return a connection to the head of a running run.
+    """Connect to the head of a live run.
 
     Raises:
-        UsageError: It does not run.
+        UsageError: The run has ended, or is a workflow.
         ChannelError: The head can't be reached.
     """
     check_running(view)
@@ -117,10 +118,10 @@ async def connect_to_run(view: RunView) -> Channel:
 
 
 def check_running(view: RunView) -> None:
-    """Refuse a run that is no training run, or has ended.
+    """Refuse a workflow, and a run that has ended.
 
     Raises:
-        UsageError: It is one.
+        UsageError: It is one of these.
     """
     if view.kind is Kind.WORKFLOW:
         raise UsageError(

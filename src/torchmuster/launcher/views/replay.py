@@ -1,4 +1,4 @@
-"""What the record of a run says of one of its steps: who made it, from which snapshot it can be made again, with which code."""
+"""What a run's record says about a step: its workers, the snapshot to replay it from, the code."""
 
 import hashlib
 import os
@@ -21,24 +21,25 @@ from torchmuster.launcher.model.run import AttemptRecord, record_of
 from torchmuster.launcher.views.run_view import RunView
 
 _STEP = re.compile(r"step-(\d{9,})")
-_MOST_BYTES = 8 << 20  # of a file, as `core/node/spawner/last_words.py` reads it
+_MOST_BYTES = 8 << 20  # read of a file, as in `core/node/spawner/last_words.py`
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOfRun:
-    """A step of a run that can be made again.
+    """A step of a run that can be replayed.
 
     Attributes:
         number: Counted from 1.
-        world_size: Of the attempt that made it.
-        workers: On each of its nodes.
-        rank: Where it failed; 0 where nothing says that it did.
-        folder: Of the snapshots.
-        snapshot: The newest step before it that was saved there; None where only the workers can see it.
-        gradients: Checksum of each rank's gradients, if they were noted not to be finite.
-        failed: Why it is known that the step failed, in a few words; empty where it isn't.
-        words: The message of the exception that ended it; None of other ends.
+        world_size: World size of the attempt that made it.
+        workers: Number of workers on each of its nodes.
+        rank: The rank on which it failed; 0 if no failure is known.
+        folder: Folder of the snapshots.
+        snapshot: The newest snapshot's step before it; None where only the workers can see the
+            folder.
+        gradients: Checksum of each rank's gradients, if recorded as not finite.
+        failed: How the step is known to have failed, briefly; empty if it isn't.
+        words: The message of the exception that ended it; None for other ends.
     """
 
     number: int
@@ -54,7 +55,7 @@ class StepOfRun:
 
 @dataclass(slots=True)
 class _Try:
-    """An attempt, as far as the two records tell of its steps."""
+    """What the two records say about the steps of an attempt."""
 
     began: int
     world_size: int
@@ -62,24 +63,24 @@ class _Try:
     time: str
     number: int | None = None
     reached: int = 0
-    is_exact: bool = False  # nothing behind `reached` was begun
+    is_exact: bool = False  # no step after `reached` was begun
     cause: WorkerEnd | None = None
-    bad: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # steps, by number
-    stopped_by: int | None = None  # one of those
+    bad: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # bad steps, by number
+    stopped_by: int | None = None  # the bad step that ended it
     nodes: tuple[AttemptNode, ...] = ()
 
     @property
     def has_failed(self) -> bool:
-        """Whether `reached` is the step in which it has failed."""
+        """Whether the attempt failed in step `reached`."""
         return self.stopped_by is not None or self.cause is not None
 
 
 def find_step(view: RunView, number: int | None) -> StepOfRun:
-    """Return what is known of a step; without a number of the one that failed last.
+    """Return what is known of a step; without a number, of the last one that failed.
 
     Raises:
-        UsageError: Nothing tells of steps, or the step was never made.
-        NotFoundError: There is no snapshot from which it can be made.
+        UsageError: No steps are recorded, or the step was never made.
+        NotFoundError: There is no snapshot to replay it from.
     """
     name = short_id(view.run_id)
     tries = _read_tries(view.run_dir)
@@ -96,7 +97,7 @@ def find_step(view: RunView, number: int | None) -> StepOfRun:
     made = next(reversed(failed or made_by), None)
     if made is None:
         last = max(one.reached for one in tries)
-        # Nothing says how far the last attempt has come: the replay itself will see whether there is such a step.
+        # It is unknown how far the last attempt got: the replay will show whether this step exists.
         made = next((one for one in reversed(tries) if one.began < number), None)
         if made is None or (number > last and made.is_exact):
             what = f"{name} has never made a step {number}"
@@ -138,7 +139,7 @@ def _read_tries(run_dir: RunDir) -> list[_Try]:
 
 
 def _add_attempts(tries: list[_Try], attempts: Iterable[AttemptRecord]) -> None:
-    """Add what the head knows: the nodes of each attempt, and in which step it failed."""
+    """Add what the head recorded: the nodes of each attempt, and the step in which it failed."""
     for attempt in attempts:
         made = next((one for one in tries if one.time >= attempt.time), None)
         if made is None or made.world_size != attempt.num_workers:
@@ -175,7 +176,7 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 
 def _layout(nodes: Iterable[AttemptNode], world_size: int) -> tuple[int, ...]:
-    """Return how many workers each node had: `0-3`, `4,5`; all on one where the record does not tell of all."""
+    """Return each node's number of workers; one node if the record is incomplete."""
     try:
         counts = [_count(node.ranks) for node in nodes]
     except ValueError:
@@ -193,7 +194,7 @@ def _count(span: str) -> int:
 
 def _snapshot_before(folder: str, number: int, name: str) -> int | None:
     if "://" in folder:
-        return None  # the workers ask there
+        return None  # only the workers look there
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -221,14 +222,14 @@ def _snapshot_before(folder: str, number: int, name: str) -> int | None:
 
 
 def changed_code(view: RunView, folder: str) -> tuple[str, ...] | None:
-    """Return the files of the project that are not those which ran; None where the record has no checksums of them.
+    """Return the project's files that differ from those that ran; None without recorded checksums.
 
     Args:
-        view: Of the run.
-        folder: Where its program runs.
+        view: The run.
+        folder: The folder where its program runs.
     """
     code = view.record.code
-    if code is None:  # rank 0 has not ended; the library says it, too
+    if code is None:  # rank 0 has not ended, but the library may have recorded it
         for line in read_lines(view.run_dir.training):
             if line.get("event") == "code":
                 with suppress(codec.CodecError):
@@ -241,7 +242,7 @@ def changed_code(view: RunView, folder: str) -> tuple[str, ...] | None:
 
 
 def commit_that_ran(view: RunView) -> str:
-    """Return the commit of the run's code; empty where it is not known."""
+    """Return the commit of the run's code; empty if unknown."""
     origin = atomic.read_json(view.run_dir.origin)
     code = origin.get("code") if isinstance(origin, dict) else None
     return str(code.get("commit", "")) if isinstance(code, dict) else ""

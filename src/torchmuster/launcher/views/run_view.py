@@ -1,4 +1,4 @@
-"""A run as its directory shows it."""
+"""View of a run, from its directory."""
 
 import os
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from torchmuster.launcher.model.run import AttemptRecord, RunRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A training run as its directory shows it, and what all kinds of records answer.
+    """A training run as its directory shows it, and the interface of all kinds of records.
 
     Attributes:
-        problem: Why its record can't be read; empty where it can.
-        has_ranks: Its head knows how ranks stand, and each has a log.
+        problem: Why the record can't be read; empty if it can.
+        has_ranks: Whether it has ranks: its head knows their state, and each has a log.
     """
 
     kind: ClassVar[Kind] = Kind.RUN
@@ -40,7 +40,7 @@ class RunView:
 
     @property
     def is_headless_member(self) -> bool:
-        """Say whether it is a single process of a sweep, which the sweep's owner starts and ends."""
+        """Whether it is a single process of a sweep, which the sweep's owner starts and ends."""
         whole = self.whole
         heads = (self.run_dir.head, os.path.join(self.run_dir.path, "pods"))
         return (
@@ -49,13 +49,13 @@ class RunView:
 
     @property
     def name(self) -> str:
-        """What it is, in a few words."""
+        """A short description: the name of the script."""
         target = self.plan.program.target if self.plan is not None else "-"
         return in_one_line(os.path.basename(target))
 
     @property
     def command(self) -> str:
-        """What is run, in words: of a replay the step that it makes again."""
+        """The command line; for a replay, the step that it repeats."""
         if self.plan is None:
             return "" if self.problem else "(plan.json can't be read)"
         if (order := replay_order(dict(self.plan.node_setup.environment))) is not None:
@@ -64,7 +64,7 @@ class RunView:
 
     @property
     def whole(self) -> RunDir | None:
-        """The run that it is a part of: the sweep of a member, the workflow of a task's training; None of any other."""
+        """The sweep of a member, or the workflow of a task's training; None for other runs."""
         folders = self.run_dir.path.split(os.sep)
         sweep, workflow = (RunDir(os.sep.join(folders[:-up])) for up in (2, 5))
         if folders[-2:-1] == ["members"] and sweep.kind is Kind.SWEEP:
@@ -74,78 +74,78 @@ class RunView:
 
     @property
     def size(self) -> str:
-        """How much of it there is."""
+        """Its number of workers, for display."""
         return str(self.record.num_workers or "-")
 
     @property
     def grace_s(self) -> float:
-        """How long its workers have from SIGTERM to SIGKILL."""
+        """Its workers' time from SIGTERM to SIGKILL."""
         return self.plan.limits.grace_s if self.plan is not None else GRACE_S
 
     @property
     def is_readable(self) -> bool:
-        """Whether its folder says what it is."""
+        """Whether its plan can be read."""
         return self.plan is not None
 
     @property
     def plan_problem(self) -> str:
-        """Why its plan is not known; empty where it is."""
+        """Why its plan is not known; empty if it is."""
         what = "plan.json is missing, half written, or of another version of muster"
         return "" if self.plan is not None else what
 
     @property
     def place(self) -> str:
-        """Where it was sent, where it has no job."""
+        """The engine it was sent to, for runs without a job."""
         return self.plan.engine if self.plan is not None else "local"
 
     @property
     def is_conducted_by_owner(self) -> bool:
-        """Whether there is no head that could be told to stop it, but an owner."""
+        """Whether its owner, instead of a head, is asked to stop it."""
         return not self.has_ranks and not os.path.isfile(self.run_dir.job)
 
     @property
     def task_names(self) -> list[str]:
-        """Its tasks; none but of a workflow."""
+        """Its tasks; only a workflow has any."""
         return []
 
     def records(self) -> list[str]:
-        """Return the records by which one knows how long it took."""
-        is_lost = self.state is RunState.LOST  # nobody wrote its end: what was written last is
+        """Return the files whose times show how long it took."""
+        is_lost = self.state is RunState.LOST  # no end was recorded: the last write counts
         return [self.run_dir.events, *([self.run_dir.training] if is_lost else [])]
 
     def links(self) -> list[str]:
-        """Return the folders of it that may be links into other runs, besides its snapshots."""
+        """Return its folders, other than snapshots, that may be links into other runs."""
         return []
 
     def parts(self) -> tuple[LiveTask, ...]:
-        """Return what it consists of, as that is shown: tasks, members."""
+        """Return its parts for display: tasks or members."""
         return ()
 
     def member(self, number: int) -> RunDir | None:
-        """Return the folder of a member; None of what is no sweep."""
+        """Return the folder of a member; None if it is not a sweep."""
         del number
         return None
 
     def training(self, task: str) -> RunDir | None:
-        """Return the folder of the last training of a task; None of what is no workflow."""
+        """Return the folder of a task's last training; None if it is not a workflow."""
         del task
         return None
 
     def member_state(self, number: int) -> RunState | None:
-        """Return how a member stands; None of what is no sweep."""
+        """Return the state of a member; None if it is not a sweep."""
         del number
         return None
 
     def task_logs(self) -> "list[tuple[str, list[tuple[int, str]]]] | None":
-        """Return the logs of each task, (attempt, path); None where ranks have them."""
+        """Return (attempt, path) of each task's logs; None where ranks have the logs."""
         return None
 
     def groups_to_enter(self) -> "dict[str, tuple[Any, ...]]":
-        """Return its tasks by group, for commands beside them; each has a name, a group and a state.
+        """Return its tasks by group, for `muster exec`; each has a name, a group and a state.
 
         Raises:
-            NotFoundError: It has none.
-            UsageError: They can't be entered.
+            NotFoundError: It has no tasks.
+            UsageError: The tasks can't be entered.
         """
         raise NotFoundError(
             f"the run {self.run_id} has no tasks",
@@ -155,18 +155,18 @@ class RunView:
 
     @property
     def attempts(self) -> list[AttemptRecord]:
-        """Its attempts, those that lost a pod with what the cluster said of it."""
+        """Its attempts, with the cluster's message about lost pods."""
         return self.record.with_losses(self.losses)
 
     @property
     def submitted(self) -> float:
-        """When somebody asked for it, seconds since 1970: a job may begin days later."""
+        """When it was submitted, in seconds since 1970: a job may begin days later."""
         return submitted_at(self.run_dir, self.record.began)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRun(RunView):
-    """What holds the nodes of a session: no run itself, but it lives, is cancelled and leaves a record as one."""
+    """The holder of a session's nodes: not a run, but lives, ends and is recorded like one."""
 
     kind: ClassVar[Kind] = Kind.SESSION
 
@@ -177,7 +177,7 @@ class SessionRun(RunView):
 
 
 def problems_of(view: RunView) -> tuple[str, ...]:
-    """Return why not all of a run is known, one sentence each."""
+    """Return why not everything about a run is known, one sentence each."""
     path = view.run_dir.path
     if not os.path.isdir(path):
         return (f"its folder has been removed: {path}",)
@@ -195,7 +195,7 @@ def problems_of(view: RunView) -> tuple[str, ...]:
 
 
 def lost_head(run_dir: RunDir) -> tuple[str, ...]:
-    """Return a sentence where nodes have lost the head, and none has taken its place yet."""
+    """Return a sentence if nodes have lost the head and none has replaced it yet."""
     claims = Claims(run_dir.succession)
     try:
         newest = claims.newest(fresh=False)
@@ -210,13 +210,14 @@ def lost_head(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def submitted_at(run_dir: RunDir, began: float | None) -> float:
-    """Return when a run was asked for: the earliest sign of it.
+    """Return when a run was submitted: the earliest sign of it.
 
-    The client writes these files before anything starts; a later link or a copy may write some of them again.
+    The client writes these files before anything starts; a later link or a copy may write some of
+    them again.
     """
     of_kind = (run_dir.plan, run_dir.workflow, run_dir.sweep)
     files = (run_dir.secret, *of_kind, run_dir.owner, run_dir.job)
     times = [time for path in files if (time := changed_at(path)) is not None]
-    if began is not None:  # a job in a queue has no event
+    if began is not None:  # a queued job has no event
         times.append(began)
     return min(times, default=changed_at(run_dir.path) or 0.0)

@@ -1,4 +1,4 @@
-"""What the training library has recorded of a run: where it stands, and the ledger of each epoch."""
+"""What the training library has recorded about a run: its state, and the ledger of each epoch."""
 
 import hashlib
 from contextlib import suppress
@@ -15,17 +15,17 @@ from torchmuster.launcher.model.training import EpochView, TrainingState
 
 _END_BYTES = 1 << 16
 _KNOWN_BY_BYTES = 1 << 12
-_WORTH_KEEPING_BYTES = 4 << 20  # it is read in a fifth of a second
+_WORTH_KEEPING_BYTES = 4 << 20  # reading this much takes a fifth of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingView:
-    """Where the training stands.
+    """State of the training.
 
     Attributes:
         values: The newest value of each metric, the loss first.
-        not_finite: Those of them that are not finite, and the step since which they are not.
-        epochs: The last ones, of very many.
+        not_finite: The metrics that are not finite, each with the step since which.
+        epochs: The last epochs, if there are very many.
     """
 
     step: int
@@ -37,12 +37,12 @@ class TrainingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """A fold that is kept beside its record.
+    """A fold of the record, kept next to it.
 
     Attributes:
-        version: Of muster.
-        before: The checksum of what stands before `position`, by which the record is known again.
-        position: How far it was read.
+        version: Version of muster.
+        before: Checksum of the bytes before `position`, which identifies the record.
+        position: How far the record was read.
     """
 
     version: str
@@ -52,10 +52,10 @@ class _Kept:
 
 
 class TrainingReader:
-    """Folds `training.jsonl`, each line once, also those that an earlier command has folded.
+    """Folds `training.jsonl`, each line once, continuing a fold that an earlier command has kept.
 
     Attributes:
-        state: What the lines say that were read.
+        state: The fold of the lines read so far.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -67,7 +67,7 @@ class TrainingReader:
         self._tail = RecordTail(self._path, position=self._kept_at)
 
     def read(self) -> TrainingState:
-        """Take the lines that are new."""
+        """Fold the new lines; return the state."""
         events, anew = self._tail.read()
         if anew:
             self.state, self._kept_at = TrainingState(), 0
@@ -81,12 +81,12 @@ class TrainingReader:
 
     @property
     def why_not(self) -> str:
-        """Why the record can't be read; empty where it can, or is not there."""
+        """Why the record can't be read; empty if it can, or doesn't exist."""
         return self._tail.why_not
 
     @property
     def num_torn(self) -> int:
-        """Lines that are no objects, and one that has no end."""
+        """Number of lines that are not objects, including one without an end."""
         return self.state.num_bad + self._tail.has_rest
 
     def _read_kept(self) -> _Kept | None:
@@ -104,7 +104,7 @@ class TrainingReader:
             return hashlib.sha256(file.read(min(position, _KNOWN_BY_BYTES))).hexdigest()
 
     def _keep(self) -> None:
-        with suppress(OSError):  # what is kept saves time, and nothing else
+        with suppress(OSError):  # the kept fold only saves time
             self._kept_at = self._tail.position
             kept = _Kept(
                 version=torchmuster.__version__,
@@ -116,7 +116,7 @@ class TrainingReader:
 
 
 def seen_in(state: TrainingState) -> TrainingView | None:
-    """Return where a training stands by its record; None when there is nothing in it."""
+    """Return the training's state from its record; None if nothing is recorded."""
     if not state.num_events:
         return None
     return TrainingView(
@@ -129,12 +129,12 @@ def seen_in(state: TrainingState) -> TrainingView | None:
 
 
 def training_of(run_dir: RunDir) -> TrainingView | None:
-    """Return where the training of a run stands; None when it has recorded nothing."""
+    """Return the state of a run's training; None if it has recorded nothing."""
     return seen_in(TrainingReader(run_dir).read())
 
 
 def bad_loss_of(run_dir: RunDir) -> str:
-    """Return `loss nan (since step 100)`, if the newest loss is that; a record is read whole only if its end may say so."""
+    """Return e.g. `loss nan (since step 100)` if so; check the record's end before all of it."""
     end = last_bytes(run_dir.training, _END_BYTES)
     if b"NaN" not in end and b"Infinity" not in end:
         return ""

@@ -1,1 +1,1 @@
-"""What commands do with each kind of record."""
+"""How commands handle each kind of record."""

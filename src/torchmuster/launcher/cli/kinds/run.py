@@ -1,4 +1,4 @@
-"""What `muster status`, `logs`, `restart` and `replay` show and do of a run, and of a session."""
+"""What `muster status`, `logs`, `restart` and `replay` do with a run, or a session."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from torchmuster.launcher.views.run_view import RunView
     from torchmuster.launcher.views.training import TrainingView
 
-_LOG_LINES = 10  # of a pod, in a status
-_FIRST_ROWS, _LAST_ROWS = 5, 20  # of attempts
+_LOG_LINES = 10  # of a pod's log, in a status
+_FIRST_ROWS, _LAST_ROWS = 5, 20  # of the attempts
 
 
 def plain_of(view: "RunView", account: "Account") -> dict[str, Any]:
-    """Return what `--json` says of any run."""
+    """Return the JSON fields that runs of all kinds have."""
     return {
         "run_id": view.run_id,
         "state": view.state.value,
@@ -53,7 +53,7 @@ def _quiet_words(view: "RunView") -> str:
 
 
 def print_status(view: "RunView", *, as_json: bool) -> int:
-    """Print where a run stands now."""
+    """Print the state of a run; return 0."""
     from torchmuster.core.cli.ending import last_line
     from torchmuster.core.cli.messages import last_report, paint_report
     from torchmuster.core.model import codec
@@ -109,7 +109,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
         echo(waits)
     if training is not None:
         saved_step = training.saved_step
-        if view.state.is_final:  # what a restart finds: what was in memory has gone
+        if view.state.is_final:  # what a restart finds: snapshots in memory are gone
             saved = find_saved(view.run_dir)
             saved_step = saved.step if saved is not None else None
         _print_training(training, saved_step)
@@ -128,7 +128,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
 
 
 def tell_reach(view: "RunView") -> bool:
-    """Say why only its first pod's log is known of a run in pods; return whether that is so."""
+    """Print why only the first pod's log of a run in pods is known, if so; return whether."""
     if not is_elsewhere(view.run_dir):
         return False
     words = elsewhere().words_on_reach(view.run_dir)
@@ -138,7 +138,7 @@ def tell_reach(view: "RunView") -> bool:
 
 
 def _print_pod_log(view: "RunView") -> None:
-    """Show the end of the first pod's log."""
+    """Print the end of the first pod's log."""
     try:
         with open(view.run_dir.job_log, errors="replace") as log:
             lines = log.read().splitlines()[-_LOG_LINES:]
@@ -195,10 +195,10 @@ def _words(values: dict[str, float], not_finite: dict[str, int] | None = None) -
 
 
 def check_logs(view: "RunView", task: str | None) -> None:
-    """Refuse a task: a run has ranks.
+    """Refuse a task, because a run has ranks.
 
     Raises:
-        NotFoundError: One was named.
+        NotFoundError: A task was named.
     """
     if task is not None:
         name = short_id(view.run_id)
@@ -206,5 +206,5 @@ def check_logs(view: "RunView", task: str | None) -> None:
 
 
 def check_replay(view: "RunView") -> None:
-    """Take it: a run has steps."""
+    """Accept the run: it has steps."""
     del view

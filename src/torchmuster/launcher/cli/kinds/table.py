@@ -1,4 +1,4 @@
-"""What commands do with each kind of record: no command asks what a folder is the record of."""
+"""Dispatch by kind of record, so that commands don't distinguish kinds themselves."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,32 +9,32 @@ if TYPE_CHECKING:
 
 
 class KindCommands(Protocol):
-    """What the module has that a kind plugs in as its `commands`."""
+    """Interface of the module that a kind plugs in as its `commands`."""
 
     def print_status(self, view: "RunView", *, as_json: bool) -> int:
-        """Print where it stands, and return the exit code."""
+        """Print the state; return the exit code."""
 
     def check_logs(self, view: "RunView", task: str | None) -> None:
-        """Refuse, with a `MusterError`, logs that it does not have."""
+        """Refuse, with a `MusterError`, logs that it doesn't have."""
 
     def check_replay(self, view: "RunView") -> None:
-        """Refuse, with a `MusterError`, to make a step again of what has none."""
+        """Refuse, with a `MusterError`, a record without steps."""
 
 
 class Restart(Protocol):
-    """Starts what a folder is the record of again, and returns the exit code."""
+    """Restarts a record of this kind; returns the exit code."""
 
     def __call__(self, view: "RunView", *, detach: bool) -> int:
-        """Start it again."""
+        """Restart it."""
 
 
 def restart_of(view: "RunView") -> Restart:
-    """Return what starts a record of this kind again."""
+    """Return the function that restarts a record of this kind."""
     found: Restart = plugs.find("kinds", f"{view.kind.value} restart")
     return found
 
 
 def commands_of(view: "RunView") -> KindCommands:
-    """Return what commands do with a record of this kind."""
+    """Return the commands for a record of this kind."""
     found: KindCommands = plugs.find("kinds", f"{view.kind.value} commands")
     return found

@@ -1,4 +1,4 @@
-"""Which of the launcher's places a command means: the only module that asks for kinds of sites and the job around this shell."""
+"""Choose the launcher's place for runs that a command means, from sites and the job around it."""
 
 import os
 import shutil
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 
 def find_place(where: Where, problems: "Problems") -> Place | None:
-    """Return the hosts, the scheduler, the cluster or the job around this shell that is meant; None for this machine.
+    """Return the hosts, scheduler, cluster or surrounding job that is meant; None for this machine.
 
     Raises:
-        UsageError: Hosts are named for another kind of engine, or nobody names any; this is a login node.
+        UsageError: Hosts are named for another kind of engine, or are missing; or this is a login
+            node.
     """
     if not where.here and not where.is_one_of_many:
         check_alone(os.environ)
@@ -77,7 +78,7 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 
 def _place_of_jobs(site: "Site") -> Place:
-    """Return the place of a site that takes jobs: of objects of a cluster's API that of the room that makes them."""
+    """Return the place for runs of a site with jobs, from another room if they are objects."""
     from torchmuster.launcher.cli.places.jobs import AsJob
     from torchmuster.launcher.engines.base import object_dialect
     from torchmuster.launcher.engines.registry import load_dialect
@@ -91,10 +92,10 @@ def _place_of_jobs(site: "Site") -> Place:
 
 
 def place_again(plan: "RunPlan", view: "RunView") -> tuple[Place, str | None]:
-    """Return where an earlier run is started again, and the folder of its snapshots where it has one to link.
+    """Return where to restart an earlier run, and its folder of snapshots if that can be linked.
 
     Raises:
-        UsageError: It can't be: what it needs is not there.
+        UsageError: It can't be restarted, because something it needs is missing.
     """
     snapshots = view.run_dir.snapshots
     if os.path.isfile(view.run_dir.job):
@@ -114,7 +115,7 @@ def place_again(plan: "RunPlan", view: "RunView") -> tuple[Place, str | None]:
 
 
 def _job_around(plan: "RunPlan", view: "RunView") -> Place:
-    """Return the job around us; the one that the run was in has ended, or is this one."""
+    """Return the job around us: the one that the run was in has ended, or is this one."""
     from torchmuster.core.files.layout import short_id
     from torchmuster.launcher.cli.places.in_job import InJob
 
@@ -126,7 +127,7 @@ def _job_around(plan: "RunPlan", view: "RunView") -> Place:
 
 
 def _check_snapshots(view: "RunView") -> None:
-    """Refuse where what the training has saved is gone: it would begin again at step 0 without a word."""
+    """Refuse a restart whose snapshots are gone: it would silently start over at step 0."""
     from torchmuster.core.files.layout import short_id
     from torchmuster.core.owner.create import holds_snapshots
     from torchmuster.launcher.views.account import find_saved
@@ -141,10 +142,10 @@ def _check_snapshots(view: "RunView") -> None:
 
 
 def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") -> int:
-    """Print for each engine the commands and scripts that it would get; one that can't take it says why.
+    """Print each engine's commands and scripts, or why it can't take the run; return the exit code.
 
     Raises:
-        UsageError: It is no dry run: a run goes to one place.
+        UsageError: It is not a dry run: a run uses one engine.
     """
     from torchmuster.core.owner.create import new_run_id
     from torchmuster.errors import ManyErrors, MusterError, UsageError
@@ -155,11 +156,11 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
         what = "`--on all` works with --dry-run only: a run uses one engine"
         raise UsageError(what, where="--on all", fix="--dry-run, or one of `muster engines`")
     run_id = request.run_id or new_run_id(request.script, request.name)
-    request = replace(request, run_id=run_id, name=None)  # the name is part of the id now
+    request = replace(request, run_id=run_id, name=None)  # the id contains the name
     refused = 0
     for site in my_sites().sites.values():
         if site.origin == BUILT_IN and not sees_files(site.kind):
-            continue  # without a section nobody knows the image
+            continue  # without a section the image is unknown
         title = site.name if site.name == site.kind else f"{site.name} ({site.kind})"
         click.echo(f"# ======== {title}")
         try:
@@ -173,10 +174,10 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
 
 
 def choose_engine(named: str | None, *, here: bool) -> str:
-    """Return where a run goes: `--on`, else $MUSTER_ON, else the configuration, else this machine.
+    """Return the engine: `--on`, else $MUSTER_ON, else the configuration, else this machine.
 
     Raises:
-        UsageError: This is a login node, and nobody said that it is meant.
+        UsageError: This is a login node, and nothing says that it is meant.
     """
     if named is not None:
         return named
@@ -184,7 +185,7 @@ def choose_engine(named: str | None, *, here: bool) -> str:
         return "local"
     if os.environ.get("MUSTER_ON"):
         return os.environ["MUSTER_ON"]
-    # Looking for the files is cheap; reading them would slow every start down.
+    # Checking for the files is cheap; reading them would slow down every start.
     is_configured = user_file(os.environ) or project_file(os.getcwd())
     sites = my_sites() if is_configured else None
     if sites is not None and sites.default_on is not None:
@@ -200,7 +201,7 @@ def choose_engine(named: str | None, *, here: bool) -> str:
 
 
 def find_site(name: str) -> "Site":
-    """Return the site that `--on` names, one that takes jobs.
+    """Return the site that `--on` names, if it takes jobs.
 
     Raises:
         UsageError: There is none, or it takes no jobs.
@@ -217,7 +218,7 @@ def find_site(name: str) -> "Site":
 
 
 def check_engine(name: str, problems: "Problems") -> "Site | None":
-    """Return the site of an engine that takes jobs; note one that does not exist or takes none."""
+    """Return the site of an engine that takes jobs; else None, and add the problem."""
     try:
         return find_site(name)
     except UsageError as error:
@@ -237,7 +238,7 @@ def find_allocation() -> "OwnJob | None":
 
 
 def engine_names() -> list[str]:
-    """Return the kinds of engines and the names of the user's own, for completion."""
+    """Return engine kinds and the names of the user's engines, for completion."""
     from torchmuster.launcher.engines.registry import engine_entries
 
     names = ["local", "ssh", *engine_entries()]

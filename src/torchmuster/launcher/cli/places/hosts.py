@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torchmuster.launcher.spec.site import Site
     from torchmuster.launcher.views.run_view import RunView
 
-_DOOR_ENDED = (0, "exit code 0")  # of the first node, by itself
-# Without the variable the line fails: the workers must not run in what else is there.
+_DOOR_ENDED = (0, "exit code 0")  # on the first node, by itself
+# Without the variable the line fails: the workers must not use any other environment.
 _SENT_LINES = (
     'export VIRTUAL_ENV="${MUSTER_ENVIRONMENT:?no environment has come}/env"',
     'export PATH="$VIRTUAL_ENV/bin:$PATH"; unset PYTHONHOME',
@@ -67,7 +67,7 @@ class Hosts(Place):
         from torchmuster.launcher.engines.sites import with_node_setup
 
         del limits
-        # The interpreter is the hosts' own: it need not exist here.
+        # The interpreter is the hosts': it need not exist here.
         workers = request.nproc_per_node or str(self.site.gpus_per_node or 1)
         asked = replace(request, python=None, nproc_per_node=workers)
         plan = plan_run(asked, run_id, (), problems)
@@ -90,10 +90,10 @@ class Hosts(Place):
         return plan
 
     def _with_environment(self, plan: "RunPlan", named: str) -> "RunPlan":
-        """Return the plan for hosts that get a virtual environment of this machine.
+        """Add a virtual environment of this machine, which the hosts get, to the plan.
 
         Raises:
-            UsageError: There is none, or it can't travel.
+            UsageError: There is none, or it can't be sent.
         """
         from torchmuster.launcher.cli.ship import begin_to_pack
 
@@ -132,7 +132,7 @@ class Hosts(Place):
     def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
         from torchmuster.launcher.cli.engine_rows import reach_rows
 
-        del limit_s  # ssh has its own
+        del limit_s  # ssh has its own limit
         note = "each host was contacted, nothing was started there"
         return reach_rows(self.wishes.hosts), note
 
@@ -144,7 +144,7 @@ def own_on_hosts(
     bundle: "Bundle",
     voice: "TerminalVoice",
 ) -> "Result":
-    """Start a run on hosts of ssh and follow it to its end."""
+    """Start a run on ssh hosts and follow it to its end."""
     from torchmuster.core.owner.create import note_failed_start
     from torchmuster.core.owner.session import EarlyStop, note_on_session
     from torchmuster.core.owner.supervise import own_run
@@ -163,13 +163,13 @@ def own_on_hosts(
             voice.say(note)
         result = own_run(engine, voice, forward_stdin=plan.stdin_rank is not None, early=early)
         engine.finish()
-        return engine.localized(result)  # behind `finish`, which brings the host's own
+        return engine.localized(result)  # after `finish`, which fetches the hosts' results
     finally:
         engine.abandon()
 
 
 def hold_session(path: str, given: dict[str, Any]) -> int:
-    """Own a session on hosts of ssh to its end: the process in the background.
+    """Own a session on ssh hosts to its end, as the process in the background.
 
     Raises:
         UsageError: It has no plan, or no hosts.
@@ -187,7 +187,8 @@ def hold_session(path: str, given: dict[str, Any]) -> int:
     class Voice(TerminalVoice):
         def tell(self, event: RecordEvent) -> None:
             if isinstance(event, WorkerEndedEvent) and (event.rank, event.what) == _DOOR_ENDED:
-                # The first door decides when the session ends; the others share no file with it.
+                # The first session server decides when the session ends; the others share no file
+                # with it.
                 os.kill(os.getpid(), signal.SIGTERM)
             super().tell(event)
 
@@ -203,10 +204,10 @@ def hold_session(path: str, given: dict[str, Any]) -> int:
 
 
 def hosts_again(plan: "RunPlan", view: "RunView") -> Hosts:
-    """Return the hosts of an earlier run, to start it on them again.
+    """Return the hosts of an earlier run, to restart it there.
 
     Raises:
-        UsageError: Its snapshots are on its hosts only, or its environment was sent to them.
+        UsageError: Its snapshots are only on its hosts, or its environment was sent to them.
     """
     from torchmuster.launcher.views.account import find_saved
 
@@ -219,7 +220,7 @@ def hosts_again(plan: "RunPlan", view: "RunView") -> Hosts:
             fix="type its command again, with --ship-env",
         )
     saved = find_saved(old)
-    # Of a run without a record and without a result nobody knows what its hosts hold.
+    # Without a record or a result, it is unknown what the hosts hold.
     if view.result is None if saved is None else not saved.is_seen:
         raise UsageError(
             f"the snapshots of {name} can't be seen from here",

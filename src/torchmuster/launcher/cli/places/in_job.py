@@ -1,4 +1,4 @@
-"""Runs on the nodes of the job that this shell is in."""
+"""Runs on the nodes of the job around this shell."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class InJob(Place):
-    """The nodes of the job that this shell is in."""
+    """The nodes of the job around this shell."""
 
     kind = "in-job"
     takes_no_job_options = "the job exists already"
@@ -57,17 +57,17 @@ class InJob(Place):
         self._warn_s = WARN_S if limits.warn_s is None else limits.warn_s
         self._ship_env = request.ship_env
         self._one_for_each_gpu = request.nproc_per_node in (None, "gpu")
-        # The GPUs are those of one node; the others have their own.
+        # These are this node's GPUs; the others have their own.
         return plan_elsewhere(request, run_id, len(visible_gpus()), problems)
 
     def show(self, plan: "RunPlan") -> None:
         show_agents(*self._on_nodes(plan, self.from_here or self.job))
 
     def _on_nodes(self, plan: "RunPlan", job: "OwnJob") -> "tuple[RunPlan, OwnJob]":
-        """Return the plan with the nodes of the job, and the job with those of the plan.
+        """Return the plan with the job's nodes, and the job with only the plan's nodes.
 
         Raises:
-            UsageError: The job has fewer nodes than asked for.
+            UsageError: The job has fewer nodes than requested.
         """
         if (short := too_few(plan, len(job.nodes))) is not None:
             asked, fix = short
@@ -79,12 +79,12 @@ class InJob(Place):
         job = job.with_nodes(job.nodes[: plan.num_places]).with_launcher()
         plan = replace(plan, node_names=job.node_names, engine=self.name, job_id=self.job_id)
         gpus = [node.gpus or 0 for node in job.nodes]
-        if self._one_for_each_gpu and len(set(gpus)) > 1:  # only those of this node were seen
+        if self._one_for_each_gpu and len(set(gpus)) > 1:  # the plan counted only this node's
             plan = replace(plan, workers_per_node=tuple(max(number, 1) for number in gpus))
         return plan, job
 
     def instead(self) -> int | None:
-        """Type the same command on the first node of the job; its output comes here."""
+        """Outside the job's nodes, run the same command on its first node, with its output here."""
         from torchmuster.core import proc
 
         if self.from_here is not None:

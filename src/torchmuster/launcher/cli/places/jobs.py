@@ -1,4 +1,4 @@
-"""Runs as jobs of a scheduler, which sees our files."""
+"""Runs as jobs of a scheduler that sees our files."""
 
 import os
 import shlex
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class AsJob(Place):
-    """A job of a scheduler, which owns its run; Ctrl-C leaves it alone, twice cancels it."""
+    """A job of a scheduler, which owns its run; Ctrl-C leaves it alone, a second one cancels it."""
 
     kind = "job"
     is_followed_here = False
-    has_own_disks = False  # nobody else sees what its nodes write
+    has_own_disks = False  # True where only the nodes see what they write
     _request: "RunRequest"
     _limits: "JobLimits"
 
@@ -60,7 +60,7 @@ class AsJob(Place):
         return None if plan is None or problems.found else self._fit(plan)
 
     def _fit(self, plan: "RunPlan") -> "RunPlan":
-        """Return the plan for the nodes that the site describes."""
+        """Adapt the plan to the nodes that the site describes."""
         from torchmuster.launcher.engines.sites import with_node_setup
 
         return with_node_setup(plan, self.site, python_given=self._request.python is not None)
@@ -73,7 +73,7 @@ class AsJob(Place):
 
     @property
     def _num_more(self) -> int:
-        """Return how many further jobs the chain of the run has from its start."""
+        """How many further jobs the run's chain has from its start."""
         from torchmuster.launcher.jobs.jobs import num_resubmits
 
         return num_resubmits(self.site, self._request) if self.site.resubmit_with == "chain" else 0
@@ -114,7 +114,7 @@ class AsJob(Place):
 
 
 class SameJob(Place):
-    """The scheduler of an earlier run, which is asked for the same again."""
+    """The scheduler of an earlier run, for the same request again."""
 
     is_followed_here = False
 
@@ -128,10 +128,10 @@ class SameJob(Place):
 
 
 def job_again(old: RunDir) -> tuple[Place, str | None]:
-    """Return where a run that was a job is submitted again, and the folder of its snapshots where it is ours to link.
+    """Return where to resubmit a run that was a job, and its folder of snapshots if linkable.
 
     Raises:
-        MusterError: What it asked for is not in its record, or is on another machine.
+        MusterError: Its request is not in its record, or is on another machine.
     """
     from torchmuster.launcher.jobs.jobs import read_request
 
@@ -152,12 +152,12 @@ def submit(
     num_more: int,
     detach: bool,
 ) -> "Follow | None":
-    """Submit the job of a run, and the others of its chain; return what follows it unless `detach`."""
+    """Submit the job of a run and its chain; return the follower unless `detach`."""
     from torchmuster.core.owner.create import quota_warnings, room_warnings
     from torchmuster.launcher.jobs.jobs import submit_chain, submit_job
 
     job_id = submit_job(job, run_dir, dialect, lambda text: warn([text]))
-    # The job waits in its queue already, so a slow `quota` costs it nothing.
+    # The job is queued already, so a slow `quota` does not delay it.
     warn((*room_warnings(run_dir.path), *quota_warnings(run_dir.path)))
     if num_more:
         taken, refusal = submit_chain(job, run_dir, dialect, num_more)
