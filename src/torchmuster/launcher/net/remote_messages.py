@@ -343,7 +343,7 @@ class CopyOf(RemoteMessage):
 
 
 class CopyEnd(RemoteMessage):
-    """From the source: all is sent; if the record is over, also the run's files beside the code.
+    """From the source: all is sent; if the record is over, also the run's outputs.
 
     Attributes:
         stay: Some of the `num_stay` files for which there was no room.

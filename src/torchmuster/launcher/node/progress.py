@@ -24,7 +24,7 @@ _MIB = 1 << 20
 _IDLE_SHARE = 0.02  # of a processor
 _LOOK_EVERY_S = 10.0
 _Everybody = Callable[[], list[proc.ProcessFacts]]
-_UTIME, _STIME = 11, 12  # fields of /proc/PID/stat behind the name, from 0
+_UTIME, _STIME = 11, 12  # fields of /proc/PID/stat after the name, from 0
 
 
 @dataclass(slots=True)

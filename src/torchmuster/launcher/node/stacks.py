@@ -1,4 +1,4 @@
-"""Take the Python stacks of this node's ranks within a second, with the kernel's view of them.
+"""Collect the Python stacks of this node's ranks within a second, and the kernel's view of them.
 
 A worker's faulthandler writes its stacks into a file on `STACK_SIGNAL` (`spawner/last_words.py`),
 even while C code holds the interpreter's lock. We send the signal only to a process that has that
