@@ -76,7 +76,7 @@ def _open_files(folder: str, proc: str) -> Iterator[str]:
             continue  # the process has ended, or may not be inspected
 
 
-# From here on a limit means none: RLIM_INFINITY, or cgroup v1's largest multiple of a page.
+# A limit this large means no limit: RLIM_INFINITY, or cgroup v1's largest multiple of a page.
 _NO_LIMIT = 1 << 62
 _LIMITS = {
     "nofile": resource.RLIMIT_NOFILE,

@@ -28,7 +28,7 @@ class NodeLauncher(enum.Enum):
     SSH = "ssh"
 
 
-WayOfSite = Literal["pbsdsh", "mpiexec", "pbs_tmrsh", "ssh"]  # what a site may choose from
+WayOfSite = Literal["pbsdsh", "mpiexec", "pbs_tmrsh", "ssh"]  # the launchers that a site may choose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class LibraryStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochView:
-    """An epoch that has ended, with the proof of what it saw.
+    """An epoch that has ended, with the evidence of which samples it saw.
 
     Attributes:
         samples: How many were seen, each exactly once; None if the script did not use our loader.

@@ -260,7 +260,7 @@ class PruneEnvironments(RemoteMessage):
 
 
 class EnvironmentsPruned(RemoteMessage):
-    """From the host: what was removed, or would be."""
+    """From the host: the environments that were removed, or would be."""
 
     paths: tuple[str, ...] = ()
     size_bytes: int = 0

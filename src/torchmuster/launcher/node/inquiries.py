@@ -250,7 +250,7 @@ class Inquiries(AgentPart):
         self.facts.take_torch(found)
 
     def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
-        """Return the ranks that wait for others, by their stacks; one without an answer works."""
+        """Return the ranks whose stacks show a wait for others; without an answer, a rank works."""
         from torchmuster.launcher.facts.stacks import Doing, judge
         from torchmuster.launcher.node.stacks import take_stacks
 

@@ -44,7 +44,7 @@ class NetworkProbe:
         self._secrets = secrets
         self._send = send
         self._node: int | None = None
-        self._known = asyncio.Event()  # set once the head has told us our number
+        self._known = asyncio.Event()  # set once the head has sent our number
         self._tasks: set[asyncio.Task[None]] = set()
         self._seats = asyncio.Semaphore(_AT_ONCE)
         self._measuring = asyncio.Lock()
